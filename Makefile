@@ -1,0 +1,24 @@
+# Varve. `make help` lists the targets. Everything that is built goes to build/ (ignored) or to a cache by content
+# under the user's cache directory.
+SHELL := /bin/bash -o pipefail
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+GO ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOFLAGS_VARVE := -trimpath -ldflags '-s -w -X github.com/varvebackup/varve/internal/version.Version=$(VERSION)'
+export VARVE_BOX_DIR ?= /var/lib/varve-box
+export KUBECONFIG ?= $(VARVE_BOX_DIR)/kubeconfig
+export KUBEBUILDER_ASSETS ?= $(CURDIR)/build/kube/bin
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: ## Build varve (static) and varve-launcher (cgo) into build/bin
+	CGO_ENABLED=0 $(GO) build $(GOFLAGS_VARVE) -o build/bin/varve ./cmd/varve
+	CGO_ENABLED=1 $(GO) build $(GOFLAGS_VARVE) -tags libvirt_dlopen -o build/bin/varve-launcher ./cmd/varve-launcher
+	ln -sf varve build/bin/kubectl-varve
+
+include $(wildcard hack/*/*.mk) deploy/deploy.mk test/test.mk

@@ -1,0 +1,266 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// BackupFinalizer keeps a VirtualMachineBackup until what it left on the node is cleaned up.
+const BackupFinalizer = "backup.kubevirt.io/vmbackup-protection"
+
+// VirtualMachineBackup backs up one virtual machine once.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vmbackup;vmbackups,categories=all
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="VM",type=string,JSONPath=`.status.sourceName`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.status.backupType`
+// +kubebuilder:printcolumn:name="Progress",type=string,JSONPath=`.status.progress.percent`
+// +kubebuilder:printcolumn:name="Moved",type=integer,JSONPath=`.status.movedBytes`,description="Bytes written to the target"
+// +kubebuilder:printcolumn:name="Checkpoint",type=string,JSONPath=`.status.checkpointName`,priority=1
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type VirtualMachineBackup struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec VirtualMachineBackupSpec `json:"spec"`
+	// +optional
+	Status VirtualMachineBackupStatus `json:"status,omitempty"`
+}
+
+// VirtualMachineBackupList is a list of VirtualMachineBackups.
+//
+// +kubebuilder:object:root=true
+type VirtualMachineBackupList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualMachineBackup `json:"items"`
+}
+
+// BackupMode says who moves the data.
+//
+// +kubebuilder:validation:Enum=push
+type BackupMode string
+
+// PushMode: the hypervisor writes the data to a volume.
+const PushMode BackupMode = "push"
+
+// VirtualMachineBackupSpec says what is backed up, from which base and to where.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another backup"
+// +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="name exactly one of source (a full backup that leaves no checkpoint) and backupTracker"
+// +kubebuilder:validation:XValidation:rule="!has(self.forceFullBackup) || !self.forceFullBackup || has(self.backupTracker)",message="forceFullBackup needs a backupTracker: without one every backup is full",fieldPath=".forceFullBackup"
+type VirtualMachineBackupSpec struct {
+	// source is the virtual machine, in the backup's namespace. The backup is full and leaves no checkpoint.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
+	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
+	// +kubebuilder:validation:XValidation:rule="self.name != ''",message="name is required",fieldPath=".name"
+	Source *corev1.TypedLocalObjectReference `json:"source,omitempty"`
+
+	// backupTracker is the VirtualMachineBackupTracker whose latest checkpoint is the base, and which
+	// remembers this backup's checkpoint when it succeeds.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	BackupTracker string `json:"backupTracker,omitempty"`
+
+	// mode is push: the hypervisor writes one qcow2 file a disk to the volume that pvcName names.
+	// +kubebuilder:default=push
+	// +optional
+	Mode BackupMode `json:"mode,omitempty"`
+
+	// pvcName is a claim in the backup's namespace with volumeMode Filesystem. The backup waits for it to exist.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PVCName string `json:"pvcName"`
+
+	// skipQuiesce leaves the guest's file systems unfrozen: the backup is crash consistent.
+	// +optional
+	SkipQuiesce bool `json:"skipQuiesce,omitempty"`
+
+	// forceFullBackup makes a full backup although the tracker has a checkpoint.
+	// +optional
+	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
+}
+
+// BackupType says whether a backup stands alone.
+type BackupType string
+
+const (
+	// Full holds all the data.
+	Full BackupType = "Full"
+	// Incremental holds what changed since the parent's checkpoint.
+	Incremental BackupType = "Incremental"
+)
+
+// FullReason says why a disk's backup is full although a tracker is used.
+type FullReason string
+
+const (
+	// FullNoTracker: the backup names a source, not a tracker.
+	FullNoTracker FullReason = "NoTracker"
+	// FullNoCheckpoint: the tracker has no checkpoint yet.
+	FullNoCheckpoint FullReason = "NoCheckpoint"
+	// FullForced: the backup asks for it.
+	FullForced FullReason = "ForceFullBackup"
+	// FullNewDisk: the disk was not part of the tracker's checkpoint.
+	FullNewDisk FullReason = "NewDisk"
+	// FullBitmapLost: the bitmap is missing or inconsistent, as after a crash of the guest.
+	FullBitmapLost FullReason = "BitmapLost"
+	// FullDiskReplaced: the disk behind the overlay is not the one that was tracked, or was written
+	// without its overlay.
+	FullDiskReplaced FullReason = "DiskReplaced"
+)
+
+// BackupPhase is the durable state of a backup. Each phase has one writer: the controller leaves
+// Pending, Attaching, Copied, CopyFailed and Pruned; the handler of the guest's node leaves Starting,
+// Copying and Pruning.
+type BackupPhase string
+
+const (
+	// BackupPending: a prerequisite is missing; message says which.
+	BackupPending BackupPhase = "Pending"
+	// BackupAttaching: the target volume is on its way into the launcher pod.
+	BackupAttaching BackupPhase = "Attaching"
+	// BackupStarting: the lock is taken and the plan is in status; the node begins.
+	BackupStarting BackupPhase = "Starting"
+	// BackupCopying: the point in time is fixed; data moves.
+	BackupCopying BackupPhase = "Copying"
+	// BackupCopied: all data and the manifest are durable on the target.
+	BackupCopied BackupPhase = "Copied"
+	// BackupCopyFailed: nothing will come of it; reason and message say why.
+	BackupCopyFailed BackupPhase = "CopyFailed"
+	// BackupPruning: the tracker is up to date; the node deletes checkpoints that no tracker names, and
+	// the partial files of a failed backup.
+	BackupPruning BackupPhase = "Pruning"
+	// BackupPruned: the node is clean; the volume is detached and the lock released next.
+	BackupPruned BackupPhase = "Pruned"
+	// BackupDone: succeeded. Final.
+	BackupDone BackupPhase = "Done"
+	// BackupFailed: failed; the tracker did not move. Final.
+	BackupFailed BackupPhase = "Failed"
+)
+
+// Final says that the phase does not change any more.
+func (p BackupPhase) Final() bool { return p == BackupDone || p == BackupFailed }
+
+// Condition types of a VirtualMachineBackup.
+const (
+	// ConditionInitializing is True until the point in time is fixed; its reason says what is waited for.
+	ConditionInitializing = "Initializing"
+	// ConditionProgressing is True while data moves and while what is left is cleaned up.
+	ConditionProgressing = "Progressing"
+	// ConditionDone is True when the backup succeeded.
+	ConditionDone = "Done"
+	// ConditionFailed is True when the backup failed; reason is one of the Reason values.
+	ConditionFailed = "Failed"
+	// ConditionDeleting is True while a deleted backup is aborted and cleaned up.
+	ConditionDeleting = "Deleting"
+	// ConditionQuiesced is True when the guest's file systems were frozen at the point in time, False
+	// with a reason when they were not: the backup is then crash consistent.
+	ConditionQuiesced = "Quiesced"
+)
+
+// VirtualMachineBackupStatus is the observed state of a backup.
+type VirtualMachineBackupStatus struct {
+	// phase is the durable state; see its values.
+	// +optional
+	Phase BackupPhase `json:"phase,omitempty"`
+	// reason is one CamelCase word for the present state.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// message says what is waited for, what happened and what to do.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// backupType is Incremental when any disk is; includedVolumes has each disk's own.
+	// +optional
+	BackupType BackupType `json:"backupType,omitempty"`
+	// checkpointName is the checkpoint that this backup makes. Absent without a tracker.
+	// +optional
+	CheckpointName string `json:"checkpointName,omitempty"`
+	// baseCheckpoint is the tracker's checkpoint that the incremental disks start from.
+	// +optional
+	BaseCheckpoint *Checkpoint `json:"baseCheckpoint,omitempty"`
+	// includedVolumes has an entry a disk.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	IncludedVolumes []IncludedVolume `json:"includedVolumes,omitempty"`
+
+	// sourceName is the virtual machine.
+	// +optional
+	SourceName string `json:"sourceName,omitempty"`
+	// instanceUID is the VirtualMachineInstance that the backup was started on.
+	// +optional
+	InstanceUID types.UID `json:"instanceUID,omitempty"`
+	// nodeName is the node on which it runs.
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+	// directory is where the files are, relative to the root of the target volume.
+	// +optional
+	Directory string `json:"directory,omitempty"`
+
+	// progress is how far the copy is.
+	// +optional
+	Progress *Progress `json:"progress,omitempty"`
+	// movedBytes is the sum of the bytes written to the target.
+	// +optional
+	MovedBytes int64 `json:"movedBytes,omitempty"`
+	// frozenMillis is how long the guest's file systems were frozen, in milliseconds.
+	// +optional
+	FrozenMillis *int64 `json:"frozenMillis,omitempty"`
+
+	// startTimestamp is the point in time that the backup shows.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// completionTimestamp is when the backup became Done or Failed.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// phaseDeadline is when the present phase is given up.
+	// +optional
+	PhaseDeadline *metav1.Time `json:"phaseDeadline,omitempty"`
+}
+
+// Progress is how far a copy is.
+type Progress struct {
+	// totalBytes is what the hypervisor expects to process.
+	TotalBytes int64 `json:"totalBytes"`
+	// processedBytes is what it has processed.
+	ProcessedBytes int64 `json:"processedBytes"`
+	// percent is their quotient, such as "42%".
+	Percent string `json:"percent"`
+}
+
+// IncludedVolume is one disk of a backup.
+type IncludedVolume struct {
+	// name is the volume's name in the virtual machine.
+	Name string `json:"name"`
+	// type says whether this disk's file stands alone.
+	// +optional
+	Type BackupType `json:"type,omitempty"`
+	// fullReason says why the disk is full when the backup uses a tracker.
+	// +optional
+	FullReason FullReason `json:"fullReason,omitempty"`
+	// virtualBytes is the disk's size in bytes.
+	// +optional
+	VirtualBytes int64 `json:"virtualBytes,omitempty"`
+	// movedBytes is what was written to the target, in bytes.
+	// +optional
+	MovedBytes int64 `json:"movedBytes,omitempty"`
+	// file is the disk's qcow2 file, relative to the root of the target volume.
+	// +optional
+	File string `json:"file,omitempty"`
+	// sha256 is the hash of that file, in hexadecimal.
+	// +optional
+	SHA256 string `json:"sha256,omitempty"`
+}

@@ -1,0 +1,92 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// VirtualMachineBackupTracker remembers the last checkpoint that one backup solution has of one
+// virtual machine. Each solution has its own, so that they do not disturb each other.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vmbackuptracker;vmbackuptrackers,categories=all
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="VM",type=string,JSONPath=`.spec.source.name`
+// +kubebuilder:printcolumn:name="Checkpoint",type=string,JSONPath=`.status.latestCheckpoint.name`
+// +kubebuilder:printcolumn:name="Taken",type=date,JSONPath=`.status.latestCheckpoint.creationTime`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 200",message="metadata.name must be at most 200 characters: checkpoints are named after it"
+type VirtualMachineBackupTracker struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec VirtualMachineBackupTrackerSpec `json:"spec"`
+	// +optional
+	Status VirtualMachineBackupTrackerStatus `json:"status,omitempty"`
+}
+
+// VirtualMachineBackupTrackerList is a list of VirtualMachineBackupTrackers.
+//
+// +kubebuilder:object:root=true
+type VirtualMachineBackupTrackerList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualMachineBackupTracker `json:"items"`
+}
+
+// VirtualMachineBackupTrackerSpec says which virtual machine is tracked.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another tracker"
+type VirtualMachineBackupTrackerSpec struct {
+	// source is the virtual machine, in the tracker's namespace.
+	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
+	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
+	// +kubebuilder:validation:XValidation:rule="self.name != ''",message="name is required",fieldPath=".name"
+	Source corev1.TypedLocalObjectReference `json:"source"`
+}
+
+// VirtualMachineBackupTrackerStatus is what the tracker remembers.
+type VirtualMachineBackupTrackerStatus struct {
+	// latestCheckpoint is the checkpoint of the last backup that succeeded: the base of the next
+	// incremental one. Absent: the next backup is full.
+	// +optional
+	LatestCheckpoint *Checkpoint `json:"latestCheckpoint,omitempty"`
+
+	// discarded says why disks lost their base since the last backup; their next backup is full.
+	// Cleared by the next backup that succeeds.
+	// +optional
+	// +listType=map
+	// +listMapKey=volume
+	Discarded []DiscardedDisk `json:"discarded,omitempty"`
+}
+
+// Checkpoint is a point in time that an incremental backup can start from.
+type Checkpoint struct {
+	// name is `<tracker>-<RFC 3339 time>`; it is never used again.
+	Name string `json:"name"`
+	// creationTime is the point in time.
+	CreationTime metav1.Time `json:"creationTime"`
+	// disks are the names of the volumes that have a valid bitmap of the checkpoint.
+	// +optional
+	// +listType=set
+	Disks []string `json:"disks,omitempty"`
+	// backupName is the VirtualMachineBackup that made the checkpoint.
+	// +optional
+	BackupName string `json:"backupName,omitempty"`
+	// backupUID is the UID of that backup: it names the parent in the next backup's manifest.
+	// +optional
+	BackupUID types.UID `json:"backupUID,omitempty"`
+}
+
+// DiscardedDisk is a disk whose bitmap could not be trusted.
+type DiscardedDisk struct {
+	// volume is the disk's volume.
+	Volume string `json:"volume"`
+	// reason is one of the FullReason values.
+	Reason FullReason `json:"reason"`
+	// message says what was seen.
+	// +optional
+	Message string `json:"message,omitempty"`
+}

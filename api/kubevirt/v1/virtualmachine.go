@@ -1,0 +1,231 @@
+package v1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// VirtualMachine keeps a VirtualMachineInstance as spec.runStrategy says.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vm;vms,categories=all
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.printableStatus`
+// +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.status.ready`
+// +kubebuilder:printcolumn:name="CBT",type=string,JSONPath=`.status.changedBlockTracking.state`,description="State of changed block tracking"
+type VirtualMachine struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec VirtualMachineSpec `json:"spec"`
+	// +optional
+	Status VirtualMachineStatus `json:"status,omitempty"`
+}
+
+// VirtualMachineList is a list of VirtualMachines.
+//
+// +kubebuilder:object:root=true
+type VirtualMachineList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualMachine `json:"items"`
+}
+
+// RunStrategy says when a VirtualMachine's instance runs.
+//
+// +kubebuilder:validation:Enum=Always;Halted;Manual;RerunOnFailure
+type RunStrategy string
+
+const (
+	// RunStrategyAlways keeps an instance running, whatever ended the last one.
+	RunStrategyAlways RunStrategy = "Always"
+	// RunStrategyHalted keeps no instance.
+	RunStrategyHalted RunStrategy = "Halted"
+	// RunStrategyManual starts and stops only on request.
+	RunStrategyManual RunStrategy = "Manual"
+	// RunStrategyRerunOnFailure starts an instance and replaces it only when it failed.
+	RunStrategyRerunOnFailure RunStrategy = "RerunOnFailure"
+)
+
+// VirtualMachineSpec is the desired state of a VirtualMachine.
+type VirtualMachineSpec struct {
+	// runStrategy says when the instance runs: Always, Halted, Manual or RerunOnFailure.
+	// +kubebuilder:default=Halted
+	// +optional
+	RunStrategy *RunStrategy `json:"runStrategy,omitempty"`
+
+	// template describes the instance that is created. A change takes effect at the next start.
+	// +kubebuilder:validation:XValidation:rule="!has(self.spec.utilityVolumes) || size(self.spec.utilityVolumes) == 0",message="utilityVolumes are attached to a running VirtualMachineInstance by Varve's controllers; remove the field from the template",fieldPath=".spec.utilityVolumes"
+	Template *VirtualMachineInstanceTemplateSpec `json:"template"`
+}
+
+// VirtualMachineInstanceTemplateSpec describes the instance that a VirtualMachine creates.
+type VirtualMachineInstanceTemplateSpec struct {
+	// metadata holds the labels and annotations that the instance gets.
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +nullable
+	// +optional
+	ObjectMeta metav1.ObjectMeta `json:"metadata,omitempty"`
+	// spec is the instance's spec.
+	Spec VirtualMachineInstanceSpec `json:"spec,omitempty"`
+}
+
+// PrintableStatus is a VirtualMachine's state in one word.
+type PrintableStatus string
+
+// Values of PrintableStatus.
+const (
+	VirtualMachineStopped                 PrintableStatus = "Stopped"
+	VirtualMachineStarting                PrintableStatus = "Starting"
+	VirtualMachineRunning                 PrintableStatus = "Running"
+	VirtualMachinePaused                  PrintableStatus = "Paused"
+	VirtualMachineStopping                PrintableStatus = "Stopping"
+	VirtualMachineTerminating             PrintableStatus = "Terminating"
+	VirtualMachineCrashLoopBackOff        PrintableStatus = "CrashLoopBackOff"
+	VirtualMachineUnschedulable           PrintableStatus = "ErrorUnschedulable"
+	VirtualMachineErrImagePull            PrintableStatus = "ErrImagePull"
+	VirtualMachinePvcNotFound             PrintableStatus = "ErrorPvcNotFound"
+	VirtualMachineWaitingForVolumeBinding PrintableStatus = "WaitingForVolumeBinding"
+)
+
+// StateChangeRequestAction is what a state change request asks for.
+//
+// +kubebuilder:validation:Enum=Start;Stop
+type StateChangeRequestAction string
+
+const (
+	// StartRequest asks for a new instance.
+	StartRequest StateChangeRequestAction = "Start"
+	// StopRequest asks to stop the instance that the request's uid names.
+	StopRequest StateChangeRequestAction = "Stop"
+)
+
+// StateChangeRequest asks once for a start or a stop. The controller removes it when it has acted.
+type StateChangeRequest struct {
+	// action is Start or Stop.
+	Action StateChangeRequestAction `json:"action"`
+	// uid names the instance that a Stop applies to; a Stop for another instance is dropped.
+	// +optional
+	UID *types.UID `json:"uid,omitempty"`
+}
+
+// VirtualMachineStatus is the observed state of a VirtualMachine.
+type VirtualMachineStatus struct {
+	// created says that an instance object exists.
+	// +optional
+	Created bool `json:"created,omitempty"`
+	// ready says that the guest runs.
+	// +optional
+	Ready bool `json:"ready,omitempty"`
+	// printableStatus is the state in one word.
+	// +kubebuilder:default=Stopped
+	// +optional
+	PrintableStatus PrintableStatus `json:"printableStatus,omitempty"`
+	// conditions mirrors the instance's conditions and adds the machine's own.
+	// +optional
+	// +listType=atomic
+	Conditions []Condition `json:"conditions,omitempty"`
+	// stateChangeRequests are starts and stops that were asked for and not yet acted on: at most a
+	// Stop followed by a Start.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	StateChangeRequests []StateChangeRequest `json:"stateChangeRequests,omitempty"`
+	// startFailure counts failed instances in a row and holds the next one back.
+	// +optional
+	// +nullable
+	StartFailure *StartFailure `json:"startFailure,omitempty"`
+	// changedBlockTracking is the state of changed block tracking.
+	// +optional
+	// +nullable
+	ChangedBlockTracking *ChangedBlockTrackingStatus `json:"changedBlockTracking,omitempty"`
+}
+
+// StartFailure counts failed instances in a row.
+type StartFailure struct {
+	// consecutiveFailCount is the number of instances that failed in a row.
+	// +optional
+	ConsecutiveFailCount int `json:"consecutiveFailCount,omitempty"`
+	// lastFailedVMIUID is the last instance that was counted.
+	// +optional
+	LastFailedVMIUID types.UID `json:"lastFailedVMIUID,omitempty"`
+	// retryAfterTimestamp is when the next instance may be created.
+	// +optional
+	RetryAfterTimestamp *metav1.Time `json:"retryAfterTimestamp,omitempty"`
+}
+
+// Condition is one aspect of a VirtualMachine's or a VirtualMachineInstance's state. It is KubeVirt's
+// shape, not metav1.Condition: lastProbeTime exists and observedGeneration does not.
+type Condition struct {
+	Type   ConditionType          `json:"type"`
+	Status corev1.ConditionStatus `json:"status"`
+	// +nullable
+	// +optional
+	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty"`
+	// +nullable
+	// +optional
+	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty"`
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// ConditionType names a condition of a VirtualMachine or a VirtualMachineInstance.
+type ConditionType string
+
+const (
+	// ConditionReady is True while the guest runs and its pod is ready.
+	ConditionReady ConditionType = "Ready"
+	// ConditionPaused is True while the guest is paused.
+	ConditionPaused ConditionType = "Paused"
+	// ConditionAgentConnected is True while the guest agent answers.
+	ConditionAgentConnected ConditionType = "AgentConnected"
+	// ConditionLiveMigratable is False with a reason while the guest cannot be moved.
+	ConditionLiveMigratable ConditionType = "LiveMigratable"
+	// ConditionSynchronized is False with a reason when the node could not bring the guest to its spec.
+	ConditionSynchronized ConditionType = "Synchronized"
+	// ConditionStopDelayed is True while a stop that was asked for waits for a running backup.
+	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"
+)
+
+// ChangedBlockTrackingState is the state of changed block tracking (VEP 25, Enable/Disable QEMU backup).
+type ChangedBlockTrackingState string
+
+const (
+	// ChangedBlockTrackingPendingRestart: the wanted state differs from the running guest's; restart it.
+	ChangedBlockTrackingPendingRestart ChangedBlockTrackingState = "PendingRestart"
+	// ChangedBlockTrackingInitializing: the overlays are being made.
+	ChangedBlockTrackingInitializing ChangedBlockTrackingState = "Initializing"
+	// ChangedBlockTrackingEnabled: every eligible disk is tracked.
+	ChangedBlockTrackingEnabled ChangedBlockTrackingState = "Enabled"
+	// ChangedBlockTrackingDisabled: tracking was on and is off; its overlays are gone.
+	ChangedBlockTrackingDisabled ChangedBlockTrackingState = "Disabled"
+)
+
+// ChangedBlockTrackingStatus is the state of changed block tracking and the backup that holds the machine.
+type ChangedBlockTrackingStatus struct {
+	// state is PendingRestart, Initializing, Enabled or Disabled.
+	State ChangedBlockTrackingState `json:"state"`
+	// backupStatus names the backup that holds the instance: at most one at a time. It is set before
+	// the guest is touched and removed after everything that the backup left was cleaned up.
+	// +optional
+	// +nullable
+	BackupStatus *InstanceBackupStatus `json:"backupStatus,omitempty"`
+}
+
+// InstanceBackupStatus is the lock that a backup holds on an instance.
+type InstanceBackupStatus struct {
+	// backupName is the VirtualMachineBackup that holds the instance.
+	// +optional
+	BackupName string `json:"backupName,omitempty"`
+	// startTimestamp is when the lock was taken.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// checkpointName is the checkpoint that the backup makes.
+	// +optional
+	CheckpointName *string `json:"checkpointName,omitempty"`
+}

@@ -1,0 +1,106 @@
+// Package tracking decides which virtual machines and which of their disks are tracked for
+// incremental backup. It is pure: the callers gather what it looks at.
+package tracking
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// GateEnabled says whether the configuration names a feature gate.
+func GateEnabled(kv *kubevirtv1.KubeVirt, gate string) bool {
+	if kv == nil || kv.Spec.Configuration.DeveloperConfiguration == nil {
+		return false
+	}
+	return slices.Contains(kv.Spec.Configuration.DeveloperConfiguration.FeatureGates, gate)
+}
+
+// Selected says whether the configuration wants a machine with these labels, in a namespace with
+// these labels, to be tracked. An invalid selector is an error that names it.
+func Selected(kv *kubevirtv1.KubeVirt, namespace, machine map[string]string) (bool, error) {
+	if !GateEnabled(kv, kubevirtv1.IncrementalBackup) {
+		return false, nil
+	}
+	selectors := kv.Spec.Configuration.ChangedBlockTrackingLabelSelectors
+	if selectors == nil {
+		return false, nil
+	}
+	byNamespace, err := matches(selectors.NamespaceLabelSelector, namespace)
+	if err != nil {
+		return false, fmt.Errorf("namespaceLabelSelector: %w", err)
+	}
+	byMachine, err := matches(selectors.VirtualMachineLabelSelector, machine)
+	if err != nil {
+		return false, fmt.Errorf("virtualMachineLabelSelector: %w", err)
+	}
+	return byNamespace || byMachine, nil
+}
+
+func matches(s *metav1.LabelSelector, set map[string]string) (bool, error) {
+	// A nil selector matches nothing and an empty one everything: that is what this call does.
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return false, err
+	}
+	return selector.Matches(labels.Set(set)), nil
+}
+
+// EligibleVolumes returns the names of the volumes whose disks can be tracked, in the order of
+// spec.volumes: writable disks that one guest has for itself, on a claim of either volume mode.
+func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
+	var names []string
+	for _, v := range spec.Volumes {
+		if v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ReadOnly {
+			continue
+		}
+		i := slices.IndexFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == v.Name })
+		if i < 0 || !eligible(spec.Domain.Devices.Disks[i]) {
+			continue
+		}
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+func eligible(d kubevirtv1.Disk) bool {
+	shared := d.Shareable != nil && *d.Shareable
+	return d.Disk != nil && !d.Disk.ReadOnly && !shared
+}
+
+// StateClaimSize is the size in bytes of the claim that holds the overlays and bitmaps of disks with
+// these sizes in bytes. It is generous, because a claim that is too small stops the guest: per disk twice
+// the L2 tables at the overlay's cluster size, 16 bitmaps at 64 KiB granularity, and room for the file system.
+func StateClaimSize(diskBytes []int64) int64 {
+	const mib = 1 << 20
+	size := int64(32 * mib)
+	for _, n := range diskBytes {
+		tables := n / int64(ClusterSize(n)) * 8
+		bitmap := n / (64 << 10) / 8
+		size += 2*tables + 16*(bitmap+mib) + 16*mib
+	}
+	size += size / 10
+	return (size + mib - 1) / mib * mib
+}
+
+// ClusterSize is the cluster size in bytes of the overlay over a disk of diskBytes: the smallest power
+// of two from 64 KiB to 2 MiB with diskBytes <= 4.5 * cluster^2. Up to there QEMU recognizes a hole-punched
+// overlay as preallocated metadata and asks the raw file for its holes, so that a full backup of a sparse disk stays sparse.
+func ClusterSize(diskBytes int64) int {
+	const smallest, largest = 64 << 10, 2 << 20
+	cluster := int64(smallest)
+	for cluster < largest && diskBytes > cluster*cluster*9/2 {
+		cluster *= 2
+	}
+	return int(cluster)
+}
+
+// IsBlock says whether a claim has volume mode Block.
+func IsBlock(mode *corev1.PersistentVolumeMode) bool {
+	return mode != nil && *mode == corev1.PersistentVolumeBlock
+}
