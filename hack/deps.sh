@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that a part of the project needs, and nothing that is there already.
-# Usage: hack/deps.sh GROUP...   with GROUP one of: box image guest interop
+# Usage: hack/deps.sh GROUP...   with GROUP one of: box image guest interop generate
 # A missing package is installed without asking; what cannot be installed is an error that names it.
 set -eu
 
@@ -8,9 +8,10 @@ packages() {
 	case "$1" in
 	box) echo containerd runc containernetworking-plugins iproute2 iptables nftables conntrack e2fsprogs util-linux socat ebtables ;;
 	image) echo mmdebstrap debian-archive-keyring gcc libc6-dev ;;
-	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils cpio busybox-static ;;
+	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
+	generate) echo protobuf-compiler ;;
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
-	*) echo "deps.sh: unknown group '$1' (box, image, guest, interop)" >&2; exit 2 ;;
+	*) echo "deps.sh: unknown group '$1' (box, image, guest, interop, generate)" >&2; exit 2 ;;
 	esac
 }
 

@@ -1,0 +1,141 @@
+// Command image builds Varve's container images, the launcher's root and the guests of tests and demo, without Docker.
+//
+//	image [flags] build [name...]   images into <out>/images, all of them when none is named
+//	image [flags] guest             kernels, initramfs and disk into <out>/guest
+//	image [flags] root              the launcher's root, unpacked, as <out>/launcher-root
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/varvebackup/varve/hack/image/internal/archive"
+	"github.com/varvebackup/varve/hack/image/internal/cache"
+	"github.com/varvebackup/varve/hack/image/internal/command"
+	"github.com/varvebackup/varve/hack/image/internal/debian"
+	"github.com/varvebackup/varve/hack/image/internal/guest"
+	"github.com/varvebackup/varve/hack/image/internal/recipe"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run executes one command line. What it built is printed on errOut, a line each.
+func run(ctx context.Context, args []string, errOut io.Writer) error {
+	flags := flag.NewFlagSet("image", flag.ContinueOnError)
+	flags.SetOutput(errOut)
+	hack := flags.String("hack", "hack", "the project's `directory` hack")
+	out := flags.String("out", "build", "`directory` that results go to")
+	cacheDir := flags.String("cache", "", "`directory` of the cache (default: varve/image in the user's cache directory)")
+	varve := flags.String("varve", "build/bin/varve", "the static binary: `file`")
+	launcher := flags.String("launcher", "build/bin/varve-launcher", "the launcher's binary: `file`")
+	fresh := flags.String("fresh", "", "make roots anew, one time for each new `word` given here")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	store := cache.Open(*cacheDir)
+	if *cacheDir == "" {
+		var err error
+		if store, err = cache.Default(); err != nil {
+			return err
+		}
+	}
+	log := command.NewLog(errOut, time.Now)
+	roots := &debian.Builder{Cache: store, Log: log, Fresh: *fresh}
+	k := &recipe.Kitchen{
+		Debian:   roots,
+		Guest:    &guest.Builder{Roots: roots, Suite: recipe.Suite, Source: filepath.Join(*hack, "guest")},
+		Config:   filepath.Join(*hack, "image", "launcher"),
+		Varve:    *varve,
+		Launcher: *launcher,
+	}
+	switch flags.Arg(0) {
+	case "build":
+		return build(ctx, k, *out, flags.Args()[1:])
+	case "guest":
+		return guests(ctx, k, *out)
+	case "root":
+		return root(ctx, k, *out)
+	}
+	return errors.New("say what to do: build [name...], guest or root (-help lists the flags)")
+}
+
+// build builds images one after the other: each is mostly compression and disk, and roots are shared.
+func build(ctx context.Context, k *recipe.Kitchen, out string, names []string) error {
+	if len(names) == 0 {
+		names = recipe.Names()
+	}
+	dir := filepath.Join(out, "images")
+	for _, name := range names {
+		built, err := k.Build(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := archive.Publish(dir, archive.Index{name: built}); err != nil {
+			return err
+		}
+		k.Debian.Log.Printf("%s", built.Ref)
+	}
+	return nil
+}
+
+func guests(ctx context.Context, k *recipe.Kitchen, out string) error {
+	test, err := k.Guest.Test(ctx)
+	if err != nil {
+		return err
+	}
+	deb, err := k.Guest.Debian(ctx)
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{test.Kernel, test.Initrd, deb.Kernel, deb.Initrd, deb.Disk} {
+		if err := link(path, filepath.Join(out, "guest", filepath.Base(path))); err != nil {
+			return err
+		}
+	}
+	k.Debian.Log.Printf("guests are in %s", filepath.Join(out, "guest"))
+	return nil
+}
+
+func root(ctx context.Context, k *recipe.Kitchen, out string) error {
+	dir, err := k.LauncherDir(ctx)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(out, "launcher-root")
+	if err := link(dir, name); err != nil {
+		return err
+	}
+	k.Debian.Log.Printf("%s -> %s", name, dir)
+	return nil
+}
+
+// link makes name a symbolic link to target, in one step, over one that is there.
+func link(target, name string) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	tmp := name + ".tmp"
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := os.Symlink(target, tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, name)
+}

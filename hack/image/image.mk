@@ -1,0 +1,26 @@
+# Container images without Docker. Included by the root Makefile, whose target "build" makes the two binaries.
+
+IMAGE := build/bin/image
+
+# FRESH=<word> asks the Debian archive again for all roots, once for each new word: FRESH=$$(date +%F).
+FRESH ?=
+IMAGE_FLAGS = -varve build/bin/varve -launcher build/bin/varve-launcher $(if $(FRESH),-fresh $(FRESH))
+
+.PHONY: image-tool images launcher-root test-image
+
+# Go decides whether there is anything to compile.
+image-tool:
+	@CGO_ENABLED=0 go -C hack/image build -trimpath -o ../../$(IMAGE) ./cmd/image
+
+images: build image-tool ## Build all container images into build/images
+	hack/deps.sh image guest
+	$(IMAGE) $(IMAGE_FLAGS) build
+
+launcher-root: image-tool ## Unpack the launcher's root (libvirt and QEMU) as build/launcher-root, for use as a chroot
+	hack/deps.sh image
+	$(IMAGE) $(IMAGE_FLAGS) root
+
+test-image: ## Test image building, and boot the guests under software emulation
+	hack/deps.sh image guest interop
+	go -C hack/image vet ./...
+	go -C hack/image test -timeout 10m ./...

@@ -1,0 +1,146 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/varvebackup/varve/hack/image/internal/command"
+)
+
+// kernel is a Debian kernel in a directory of unpacked packages.
+type kernel struct {
+	image   string // The boot image.
+	modules string // usr/lib/modules/<version>.
+}
+
+// module is one kernel module, uncompressed: busybox's insmod knows no xz.
+type module struct {
+	name    string // With underscores, as the kernel says it.
+	content []byte
+}
+
+// findKernel returns the one kernel below dir.
+func findKernel(dir string) (kernel, error) {
+	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
+	if err != nil {
+		return kernel{}, err
+	}
+	if len(images) != 1 {
+		return kernel{}, fmt.Errorf("find kernel: %d boot images in %s, want one", len(images), filepath.Join(dir, "boot"))
+	}
+	version := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
+	return kernel{image: images[0], modules: filepath.Join(dir, "usr/lib/modules", version)}, nil
+}
+
+// load returns the wanted modules and all that they depend on, each after what it depends on.
+func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
+	paths, err := k.index()
+	if err != nil {
+		return nil, err
+	}
+	builtin, err := os.ReadFile(filepath.Join(k.modules, "modules.builtin"))
+	if err != nil {
+		return nil, err
+	}
+	var ordered []module
+	state := map[string]bool{} // Present: visited.
+	var visit func(name string) error
+	visit = func(name string) error {
+		name = strings.ReplaceAll(name, "-", "_")
+		if state[name] {
+			return nil
+		}
+		state[name] = true
+		path, ok := paths[name]
+		if !ok {
+			if isBuiltin(string(builtin), name) {
+				return nil
+			}
+			return fmt.Errorf("the kernel has no module %s", name)
+		}
+		content, err := readModule(ctx, path)
+		if err != nil {
+			return err
+		}
+		needs, err := depends(content)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", name, err)
+		}
+		for _, n := range needs {
+			if err := visit(n); err != nil {
+				return fmt.Errorf("module %s: %w", name, err)
+			}
+		}
+		ordered = append(ordered, module{name: name, content: content})
+		return nil
+	}
+	for _, name := range wanted {
+		if err := visit(name); err != nil {
+			return nil, err
+		}
+	}
+	return ordered, nil
+}
+
+// index maps the names of all modules to their files.
+func (k kernel) index() (map[string]string, error) {
+	paths := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if name, _, ok := strings.Cut(d.Name(), ".ko"); ok {
+			paths[strings.ReplaceAll(name, "-", "_")] = path
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list modules: %w", err)
+	}
+	return paths, nil
+}
+
+func isBuiltin(list, name string) bool {
+	for _, line := range strings.Fields(list) {
+		if strings.ReplaceAll(strings.TrimSuffix(filepath.Base(line), ".ko"), "-", "_") == name {
+			return true
+		}
+	}
+	return false
+}
+
+// readModule returns a module's content, uncompressed.
+func readModule(ctx context.Context, path string) ([]byte, error) {
+	if filepath.Ext(path) == ".xz" {
+		return command.Run(ctx, nil, "xz", "--decompress", "--stdout", path)
+	}
+	return os.ReadFile(path)
+}
+
+// depends reads the names of the modules that a module needs from its section .modinfo: "depends=a,b".
+func depends(content []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	section := f.Section(".modinfo")
+	if section == nil {
+		return nil, fmt.Errorf("no section .modinfo")
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	for _, field := range bytes.Split(info, []byte{0}) {
+		if list, ok := strings.CutPrefix(string(field), "depends="); ok && list != "" {
+			return strings.Split(list, ","), nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,79 @@
+package recipe
+
+import (
+	"context"
+	"io/fs"
+
+	"github.com/varvebackup/varve/hack/image/internal/layer"
+)
+
+// path is where programs are in every image.
+const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// varve is the static binary on nothing, with a place for temporary files.
+func varve(_ context.Context, k *Kitchen) (image, error) {
+	return image{
+		parts: []part{{entries: []layer.Entry{
+			{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
+			{Name: "usr/bin/varve", Mode: 0o755, Path: k.Varve},
+		}}},
+		entrypoint: []string{"/usr/bin/varve"},
+		env:        []string{path},
+	}, nil
+}
+
+// launcher is Debian with libvirt and QEMU, its configuration, and the two binaries: three layers, from the one that changes
+// once in months to the one that changes with every build.
+func launcher(ctx context.Context, k *Kitchen) (image, error) {
+	root := LauncherRoot()
+	base, err := k.Debian.Tar(ctx, launcherKind, root)
+	if err != nil {
+		return image{}, err
+	}
+	config, err := tree(k.Config)
+	if err != nil {
+		return image{}, err
+	}
+	return image{
+		parts: []part{
+			{tar: base, tarKey: k.Debian.Key(root)},
+			{entries: config},
+			{entries: []layer.Entry{
+				{Name: "usr/bin/varve", Mode: 0o755, Path: k.Varve},
+				{Name: "usr/bin/varve-launcher", Mode: 0o755, Path: k.Launcher},
+			}},
+		},
+		entrypoint: []string{"/usr/bin/varve-launcher"},
+		env:        []string{path, "LANG=C.UTF-8"},
+	}, nil
+}
+
+// launcherKind names the launcher's root in the cache.
+const launcherKind = "launcher-root"
+
+// testGuest is the kernel and initramfs that tests boot: nothing to install, up in seconds.
+func testGuest(ctx context.Context, k *Kitchen) (image, error) {
+	g, err := k.Guest.Test(ctx)
+	if err != nil {
+		return image{}, err
+	}
+	return image{parts: []part{{entries: []layer.Entry{
+		{Name: "boot/vmlinuz", Mode: 0o644, Path: g.Kernel},
+		{Name: "boot/initrd-test.img", Mode: 0o644, Path: g.Initrd},
+	}}}}, nil
+}
+
+// debianGuest is the guest of the demo: kernel, initramfs and a root disk where KubeVirt's container disks have theirs.
+func debianGuest(ctx context.Context, k *Kitchen) (image, error) {
+	g, err := k.Guest.Debian(ctx)
+	if err != nil {
+		return image{}, err
+	}
+	return image{parts: []part{
+		{entries: []layer.Entry{
+			{Name: "boot/debian-vmlinuz", Mode: 0o644, Path: g.Kernel},
+			{Name: "boot/debian-initrd.img", Mode: 0o644, Path: g.Initrd},
+		}},
+		{entries: []layer.Entry{{Name: "disk/debian-root.qcow2", Mode: 0o644, Path: g.Disk}}},
+	}}, nil
+}

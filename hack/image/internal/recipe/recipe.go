@@ -1,0 +1,192 @@
+// Package recipe says which images Varve has and what is in each.
+//
+// An image is cached by the content of all its inputs (binaries, configuration, root), so an unchanged input gives the image
+// of the last run without reading a layer, and a changed binary never rebuilds the Debian root below it.
+package recipe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/varvebackup/varve/hack/image/internal/archive"
+	"github.com/varvebackup/varve/hack/image/internal/cache"
+	"github.com/varvebackup/varve/hack/image/internal/debian"
+	"github.com/varvebackup/varve/hack/image/internal/guest"
+	"github.com/varvebackup/varve/hack/image/internal/layer"
+)
+
+// format is part of every image's key: raise it when a recipe changes in a way that its inputs do not show.
+const format = "2"
+
+// Kitchen builds images.
+type Kitchen struct {
+	Debian   *debian.Builder
+	Guest    *guest.Builder
+	Config   string // Directory whose tree is laid over the launcher's root.
+	Varve    string // The static binary.
+	Launcher string // The launcher's binary, linked against glibc.
+}
+
+// part is one layer: its files, or a tar that is a layer already.
+type part struct {
+	tar     string
+	tarKey  string // Identifies tar without reading it.
+	entries []layer.Entry
+}
+
+// image is an image before its layers are written.
+type image struct {
+	parts      []part
+	entrypoint []string
+	env        []string
+}
+
+// recipes are all images by name.
+var recipes = map[string]func(context.Context, *Kitchen) (image, error){
+	"varve":              varve,
+	"varve-launcher":     launcher,
+	"varve-guest-test":   testGuest,
+	"varve-guest-debian": debianGuest,
+}
+
+// Names returns the names of all images, sorted.
+func Names() []string {
+	var names []string
+	for name := range recipes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Build builds one image, or finds it in the cache.
+func (k *Kitchen) Build(ctx context.Context, name string) (archive.Built, error) {
+	recipe, ok := recipes[name]
+	if !ok {
+		return archive.Built{}, fmt.Errorf("no image is called %q: there are %s", name, strings.Join(Names(), ", "))
+	}
+	img, err := recipe(ctx, k)
+	if err != nil {
+		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+	}
+	key, err := img.key()
+	if err != nil {
+		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+	}
+	dir, err := k.Debian.Cache.Dir(ctx, "image-"+name, key, func(dir string) error {
+		return k.Debian.Log.Step("image "+name, func() error { return img.write(dir, name) })
+	})
+	if err != nil {
+		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, descriptionName))
+	if err != nil {
+		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+	}
+	var built archive.Built
+	if err := json.Unmarshal(text, &built); err != nil {
+		return archive.Built{}, fmt.Errorf("image %s: read cache: %w", name, err)
+	}
+	built.Tar = filepath.Join(dir, name+".tar")
+	return built, nil
+}
+
+// descriptionName is the file that holds the archive.Built of a cached image.
+const descriptionName = "image.json"
+
+// key identifies the image by the content of everything in it.
+func (img image) key() (string, error) {
+	inputs := []string{format, strings.Join(img.entrypoint, " "), strings.Join(img.env, " ")}
+	for _, p := range img.parts {
+		inputs = append(inputs, "layer", p.tarKey)
+		for _, e := range p.entries {
+			inputs = append(inputs, fmt.Sprintf("%s %v %s", e.Name, e.Mode, e.Link))
+			if e.Path == "" {
+				continue
+			}
+			sum, err := cache.HashFile(e.Path)
+			if err != nil {
+				return "", err
+			}
+			inputs = append(inputs, sum)
+		}
+	}
+	return cache.Key(inputs...), nil
+}
+
+// write writes the layers, the image and its description into dir; the layers go again, since the image holds them.
+func (img image) write(dir, name string) error {
+	out := archive.Image{Name: name, Entrypoint: img.entrypoint, Env: img.env}
+	var written []string
+	for i, p := range img.parts {
+		if p.tar != "" {
+			out.Layers = append(out.Layers, p.tar)
+			continue
+		}
+		path := filepath.Join(dir, fmt.Sprintf("layer%d.tar", i))
+		if err := writeLayer(path, p.entries); err != nil {
+			return err
+		}
+		out.Layers, written = append(out.Layers, path), append(written, path)
+	}
+	built, err := archive.Write(dir, out)
+	if err != nil {
+		return err
+	}
+	for _, path := range written {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	built.Tar = ""
+	text, err := json.Marshal(built)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, descriptionName), text, 0o644)
+}
+
+func writeLayer(path string, entries []layer.Entry) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return layer.Write(f, entries)
+}
+
+// tree returns the files below dir as entries, with their executable bits and nothing else of their modes.
+func tree(dir string) ([]layer.Entry, error) {
+	var entries []layer.Entry
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		// What git keeps is whether a file is executable; the rest of the mode is the umask of whoever cloned.
+		mode := fs.FileMode(0o644)
+		if info.Mode()&0o100 != 0 {
+			mode = 0o755
+		}
+		entries = append(entries, layer.Entry{Name: name, Mode: mode, Path: path})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read tree %s: %w", dir, err)
+	}
+	return entries, nil
+}
