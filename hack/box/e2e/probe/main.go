@@ -1,0 +1,133 @@
+// Command probe is the only program of the end-to-end tests' image: a server to reach, a client to reach it with, and a writer
+// and reader of volumes.
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "serve":
+		return serve()
+	case len(args) == 2 && args[0] == "get":
+		return get(args[1])
+	case len(args) == 3 && args[0] == "fill":
+		return fill(args[1], args[2])
+	case len(args) == 3 && args[0] == "sum":
+		return sum(args[1], args[2])
+	case len(args) == 2 && args[0] == "remove":
+		return remove(args[1])
+	case len(args) == 2 && args[0] == "size":
+		return size(args[1])
+	case len(args) == 2 && args[0] == "tmpfs":
+		return errors.Join(os.MkdirAll(args[1], 0o755), syscall.Mount("tmpfs", args[1], "tmpfs", 0, ""))
+	}
+	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | tmpfs PATH: %q", args)
+}
+
+// serve answers every request on port 8080 with the host's name, until SIGTERM.
+func serve() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	fmt.Println("serving as", name)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	go func() { <-stop; os.Exit(0) }()
+	return http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if _, err := io.WriteString(w, name); err != nil {
+			fmt.Println("answer:", err)
+		}
+	}))
+}
+
+func get(url string) error {
+	client := http.Client{Timeout: 5 * time.Second}
+	resp, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(os.Stdout, resp.Body)
+	return errors.Join(err, resp.Body.Close())
+}
+
+// fill writes bytes of noise, the same at each call, and prints their SHA-256.
+func fill(path, bytes string) error {
+	n, err := strconv.ParseInt(bytes, 10, 64)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	h := sha256.New()
+	noise := io.LimitReader(rand.NewChaCha8([32]byte{1}), n)
+	_, err = io.Copy(io.MultiWriter(f, h), noise)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	fmt.Printf("%x", h.Sum(nil))
+	return nil
+}
+
+// sum prints the SHA-256 of the first bytes of path.
+func sum(path, bytes string) error {
+	n, err := strconv.ParseInt(bytes, 10, 64)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	h := sha256.New()
+	_, err = io.CopyN(h, f, n)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	fmt.Printf("%x", h.Sum(nil))
+	return nil
+}
+
+// remove deletes a file and makes the file system tell its device.
+func remove(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	syscall.Sync()
+	return nil
+}
+
+// size prints the bytes of a device or a file, found by seeking to its end.
+func size(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	n, err := f.Seek(0, io.SeekEnd)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	fmt.Print(n)
+	return nil
+}

@@ -1,0 +1,29 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+)
+
+// tools maps what the box runs of the machine onto the Debian package that has it.
+var tools = map[string]string{
+	"/usr/bin/containerd": "containerd", "runc": "runc", "ctr": "containerd", "/usr/lib/cni/bridge": "containernetworking-plugins",
+	"/usr/lib/cni/portmap": "containernetworking-plugins", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack",
+	"nsenter": "util-linux", "losetup": "mount", "mkfs.ext4": "e2fsprogs",
+}
+
+// preflight names everything that the machine lacks, at once.
+func preflight() error {
+	var failed error
+	if os.Geteuid() != 0 {
+		failed = errors.New("the box needs root: namespaces, mounts, a bridge")
+	}
+	for tool, pkg := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s is missing: install the Debian package %s", tool, pkg))
+		}
+	}
+	return failed
+}

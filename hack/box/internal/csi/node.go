@@ -1,0 +1,188 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// nodeServer stages and publishes volumes (CSI specification, "Node Service RPC").
+type nodeServer struct {
+	csi.UnimplementedNodeServer
+	name  string
+	store store
+}
+
+func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.name}, nil
+}
+
+func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// NodeStageVolume attaches the volume's file and, for a Filesystem volume, mounts it at the staging path.
+func (n *nodeServer) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	dev, err := n.store.attach(r.GetVolumeId())
+	if err != nil {
+		return nil, failure("stage", r.GetVolumeId(), err)
+	}
+	if r.GetVolumeCapability().GetBlock() == nil {
+		if err := mountOnce(dev.Path, r.GetStagingTargetPath(), "ext4", 0, "discard"); err != nil {
+			return nil, failure("stage", r.GetVolumeId(), err)
+		}
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (n *nodeServer) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	err := unmount(r.GetStagingTargetPath())
+	if err == nil {
+		err = skipMissing(n.store.detach(r.GetVolumeId()))
+	}
+	if err != nil {
+		return nil, failure("unstage", r.GetVolumeId(), err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// NodePublishVolume binds the staged file system, or the device, to the path that kubelet gives the pod.
+func (n *nodeServer) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if err := n.publish(r); err != nil {
+		return nil, failure("publish", r.GetVolumeId(), err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (n *nodeServer) publish(r *csi.NodePublishVolumeRequest) error {
+	target := r.GetTargetPath()
+	if r.GetVolumeCapability().GetBlock() != nil {
+		dev, err := n.store.attach(r.GetVolumeId())
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+			return err
+		}
+		f, err := os.OpenFile(target, os.O_CREATE|os.O_RDONLY, 0o660) // a file for the device to be bound on
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+		return mountOnce(dev.Path, target, "", unix.MS_BIND, "")
+	}
+	if err := mountOnce(r.GetStagingTargetPath(), target, "", unix.MS_BIND, ""); err != nil || !r.GetReadonly() {
+		return err
+	}
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", target, err)
+	}
+	return nil
+}
+
+func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	err := unmount(r.GetTargetPath())
+	if err == nil {
+		err = skipMissing(os.Remove(r.GetTargetPath()))
+	}
+	if err != nil {
+		return nil, failure("unpublish", r.GetVolumeId(), err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats reports bytes and inodes of a file system, or the bytes of a device.
+func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	info, err := os.Stat(r.GetVolumePath())
+	if err != nil {
+		return nil, failure("measure", r.GetVolumeId(), err)
+	}
+	if !info.IsDir() {
+		file, err := n.store.file(r.GetVolumeId())
+		if err == nil {
+			info, err = os.Stat(file)
+		}
+		if err != nil {
+			return nil, failure("measure", r.GetVolumeId(), err)
+		}
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Total: info.Size(), Unit: csi.VolumeUsage_BYTES}}}, nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(r.GetVolumePath(), &st); err != nil {
+		return nil, failure("measure", r.GetVolumeId(), err)
+	}
+	block := st.Bsize
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{
+			Unit: csi.VolumeUsage_BYTES, Total: int64(st.Blocks) * block, Available: int64(st.Bavail) * block,
+			Used: int64(st.Blocks-st.Bfree) * block,
+		},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(st.Files), Available: int64(st.Ffree), Used: int64(st.Files - st.Ffree)},
+	}}, nil
+}
+
+// mountOnce mounts source at target unless something is mounted there already, which an earlier, interrupted call did.
+func mountOnce(source, target, kind string, flags uintptr, data string) error {
+	if flags&unix.MS_BIND == 0 || isDir(source) {
+		if err := os.MkdirAll(target, 0o750); err != nil {
+			return err
+		}
+	}
+	mounted, err := mountinfo.Mounted(target)
+	if err != nil || mounted {
+		return err
+	}
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// unmount takes every mount off target. Nothing mounted there, or no such path, is no error.
+func unmount(target string) error {
+	for {
+		mounted, err := mountinfo.Mounted(target)
+		if err != nil || !mounted {
+			return skipMissing(err)
+		}
+		if err := unix.Unmount(target, 0); err != nil {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// failure gives an error the code by which kubelet decides.
+func failure(operation, id string, err error) error {
+	code := codes.Internal
+	switch {
+	case errors.Is(err, errBadID):
+		code = codes.InvalidArgument
+	case errors.Is(err, fs.ErrNotExist):
+		code = codes.NotFound
+	}
+	return status.Errorf(code, "%s the volume %s: %v", operation, id, err)
+}

@@ -1,0 +1,42 @@
+// Package node is one node of the box: a process tree in its own mount, pid, network, host name, ipc and cgroup
+// namespaces, with a root directory of its own.
+//
+// Start clones the node's init. Init waits until the host side has given it a network device and a control group,
+// builds the root directory (Enter), and becomes the supervisor of the node's services (Run). Killing init makes the
+// kernel kill everything in the node and drop its mounts; loop devices and files are what remains.
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/varvebackup/varve/hack/box/internal/layout"
+	"github.com/varvebackup/varve/hack/box/internal/netplan"
+)
+
+// Spec is everything that a node's init needs to know.
+type Spec struct {
+	Dir   layout.Box   `json:"dir"`
+	Index int          `json:"index"` // from 1; the first node also runs the control plane
+	Plan  netplan.Plan `json:"plan"`
+}
+
+// Layout is where the node's files lie.
+func (s Spec) Layout() layout.Node { return s.Dir.Node(s.Index) }
+
+// ControlPlane says whether the node runs etcd, the API server, the controllers and the scheduler.
+func (s Spec) ControlPlane() bool { return s.Index == 1 }
+
+// LoadSpec reads what WriteSpec of an earlier stage left.
+func LoadSpec(file string) (Spec, error) {
+	var s Spec
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return s, fmt.Errorf("read the node's spec: %w", err)
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return s, fmt.Errorf("read the node's spec %s: %w", file, err)
+	}
+	return s, nil
+}
