@@ -31,8 +31,8 @@ func TestBackupNames(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 20, 18, 5, 6, 7, time.FixedZone("x", 3600))
 	for got, want := range map[string]string{
-		Checkpoint("t", at):             "t-2026-11-20T17:05:06Z",
-		BackupDirectory("vm", "b1", at): "vm/b1-20261120T170506Z",
+		Checkpoint("t", at):                                         "t-2026-11-20T17:05:06Z",
+		BackupDirectory("vm", "b1", at):                             "vm/b1-20261120T170506Z",
 		BackupFile("vm/b1-20261120T170506Z", "root"):                "vm/b1-20261120T170506Z/root.qcow2",
 		BackupUtilityVolume("0123abcd-ef00-0000-0000-000000000000"): "backup-0123abcd",
 	} {

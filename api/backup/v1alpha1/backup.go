@@ -14,6 +14,7 @@ const BackupFinalizer = "backup.kubevirt.io/vmbackup-protection"
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmbackup;vmbackups,categories=all
 // +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
 // +kubebuilder:printcolumn:name="VM",type=string,JSONPath=`.status.sourceName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.status.backupType`
@@ -59,7 +60,7 @@ type VirtualMachineBackupSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
 	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
-	// +kubebuilder:validation:XValidation:rule="self.name != ''",message="name is required",fieldPath=".name"
+	// +kubebuilder:validation:XValidation:rule="size(self.name) > 0",message="name is required",fieldPath=".name"
 	Source *corev1.TypedLocalObjectReference `json:"source,omitempty"`
 
 	// backupTracker is the VirtualMachineBackupTracker whose latest checkpoint is the base, and which
@@ -146,6 +147,18 @@ const (
 	BackupFailed BackupPhase = "Failed"
 )
 
+// BackupResult is how a backup's copy ended.
+//
+// +kubebuilder:validation:Enum=Succeeded;Failed
+type BackupResult string
+
+const (
+	// BackupSucceeded: every disk is on the target, and the tracker moved if there is one.
+	BackupSucceeded BackupResult = "Succeeded"
+	// BackupUnsuccessful: the tracker did not move; reason and message say why.
+	BackupUnsuccessful BackupResult = "Failed"
+)
+
 // Final says that the phase does not change any more.
 func (p BackupPhase) Final() bool { return p == BackupDone || p == BackupFailed }
 
@@ -177,6 +190,7 @@ type VirtualMachineBackupStatus struct {
 	// message says what is waited for, what happened and what to do.
 	// +optional
 	Message string `json:"message,omitempty"`
+	// conditions are Initializing, Progressing, Done, Failed, Deleting and Quiesced.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -196,6 +210,17 @@ type VirtualMachineBackupStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	IncludedVolumes []IncludedVolume `json:"includedVolumes,omitempty"`
+
+	// result is how the copy ended. It is decided before what is left is cleaned up, and the final phase follows it.
+	// +optional
+	Result BackupResult `json:"result,omitempty"`
+	// trackerUID is the tracker that the backup was planned with; one of the same name that is made later is not it.
+	// +optional
+	TrackerUID types.UID `json:"trackerUID,omitempty"`
+	// replacesCheckpoint is the name of the tracker's latest checkpoint when the backup was planned, also when
+	// forceFullBackup leaves it unused. The tracker moves only if it has no newer one.
+	// +optional
+	ReplacesCheckpoint string `json:"replacesCheckpoint,omitempty"`
 
 	// sourceName is the virtual machine.
 	// +optional

@@ -43,7 +43,7 @@ type VirtualMachineBackupTrackerSpec struct {
 	// source is the virtual machine, in the tracker's namespace.
 	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
 	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
-	// +kubebuilder:validation:XValidation:rule="self.name != ''",message="name is required",fieldPath=".name"
+	// +kubebuilder:validation:XValidation:rule="size(self.name) > 0",message="name is required",fieldPath=".name"
 	Source corev1.TypedLocalObjectReference `json:"source"`
 }
 
@@ -60,6 +60,11 @@ type VirtualMachineBackupTrackerStatus struct {
 	// +listType=map
 	// +listMapKey=volume
 	Discarded []DiscardedDisk `json:"discarded,omitempty"`
+
+	// newestCheckpointTime is the time in the newest checkpoint name that was given out, also to a backup that
+	// failed later: no name is used twice.
+	// +optional
+	NewestCheckpointTime *metav1.Time `json:"newestCheckpointTime,omitempty"`
 }
 
 // Checkpoint is a point in time that an incremental backup can start from.

@@ -35,7 +35,7 @@ type Firmware struct {
 
 // KernelBoot boots a kernel directly.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.kernelArgs) || self.kernelArgs == '' || has(self.container)",message="kernelArgs need a container with a kernel",fieldPath=".kernelArgs"
+// +kubebuilder:validation:XValidation:rule="!has(self.kernelArgs) || size(self.kernelArgs) == 0 || has(self.container)",message="kernelArgs need a container with a kernel",fieldPath=".kernelArgs"
 type KernelBoot struct {
 	// kernelArgs is the kernel's command line.
 	// +optional
@@ -154,6 +154,7 @@ type InterfaceMasquerade struct{}
 //
 // +kubebuilder:validation:XValidation:rule="has(self.pod)",message="only the pod network is supported",fieldPath=".pod"
 type Network struct {
+	// name is the name that an interface refers to.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`

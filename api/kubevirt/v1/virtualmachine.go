@@ -15,6 +15,7 @@ import (
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.printableStatus`
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name="CBT",type=string,JSONPath=`.status.changedBlockTracking.state`,description="State of changed block tracking"
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="metadata.name must be at most 63 characters: it is the value of a label"
 type VirtualMachine struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -134,6 +135,10 @@ type VirtualMachineStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	StateChangeRequests []StateChangeRequest `json:"stateChangeRequests,omitempty"`
+	// runStrategy is the strategy that the controller has acted on last: a change to RerunOnFailure starts
+	// the machine once.
+	// +optional
+	RunStrategy RunStrategy `json:"runStrategy,omitempty"`
 	// startFailure counts failed instances in a row and holds the next one back.
 	// +optional
 	// +nullable
@@ -160,16 +165,22 @@ type StartFailure struct {
 // Condition is one aspect of a VirtualMachine's or a VirtualMachineInstance's state. It is KubeVirt's
 // shape, not metav1.Condition: lastProbeTime exists and observedGeneration does not.
 type Condition struct {
-	Type   ConditionType          `json:"type"`
+	// type names the condition.
+	Type ConditionType `json:"type"`
+	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
+	// lastProbeTime is when the condition was last looked at.
 	// +nullable
 	// +optional
 	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty"`
+	// lastTransitionTime is when status last changed.
 	// +nullable
 	// +optional
 	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty"`
+	// reason is one CamelCase word.
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// message is for people.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
@@ -186,7 +197,12 @@ const (
 	ConditionAgentConnected ConditionType = "AgentConnected"
 	// ConditionLiveMigratable is False with a reason while the guest cannot be moved.
 	ConditionLiveMigratable ConditionType = "LiveMigratable"
-	// ConditionSynchronized is False with a reason when the node could not bring the guest to its spec.
+	// ConditionPodScheduled is False with a reason while the launcher pod has no node.
+	ConditionPodScheduled ConditionType = "PodScheduled"
+	// ConditionFailure is True on a machine while its instance cannot be created.
+	ConditionFailure ConditionType = "Failure"
+	// ConditionSynchronized is False with a reason when the guest cannot be brought to its spec: before
+	// Scheduled by the controller (a claim or an image is missing), then by the node.
 	ConditionSynchronized ConditionType = "Synchronized"
 	// ConditionStopDelayed is True while a stop that was asked for waits for a running backup.
 	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"

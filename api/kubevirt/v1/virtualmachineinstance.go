@@ -17,6 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="NodeName",type=string,JSONPath=`.status.nodeName`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=='Ready')].status`
 // +kubebuilder:printcolumn:name="CBT",type=string,JSONPath=`.status.changedBlockTracking.state`,description="State of changed block tracking"
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="metadata.name must be at most 63 characters: it is the value of a label"
 type VirtualMachineInstance struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -99,14 +100,17 @@ type DomainSpec struct {
 
 // CPU is the processor topology; the product of its numbers is the number of virtual CPUs.
 type CPU struct {
+	// cores is the number of cores in a socket.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=256
 	// +optional
 	Cores uint32 `json:"cores,omitempty"`
+	// sockets is the number of sockets.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16
 	// +optional
 	Sockets uint32 `json:"sockets,omitempty"`
+	// threads is the number of threads in a core.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=8
 	// +optional
@@ -124,7 +128,7 @@ const UtilityVolumeBackup UtilityVolumeType = "Backup"
 // UtilityVolume is a volume that is mounted into the launcher pod of a running guest as a directory.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a utility volume is immutable: remove it and add another"
-// +kubebuilder:validation:XValidation:rule="self.claimName != ''",message="claimName is required",fieldPath=".claimName"
+// +kubebuilder:validation:XValidation:rule="size(self.claimName) > 0",message="claimName is required",fieldPath=".claimName"
 type UtilityVolume struct {
 	// name is unique among volumes and utilityVolumes.
 	// +kubebuilder:validation:MinLength=1
@@ -168,6 +172,7 @@ type VirtualMachineInstanceStatus struct {
 	// reason says in one CamelCase word why the instance is in a final phase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// conditions are Ready, AgentConnected, Paused, LiveMigratable, Synchronized and varvebackup.io/StopDelayed.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -204,18 +209,24 @@ type VirtualMachineInstanceStatus struct {
 
 // PhaseTransitionTimestamp says when a phase was entered.
 type PhaseTransitionTimestamp struct {
-	Phase                    Phase       `json:"phase,omitempty"`
+	// phase is the phase that was entered.
+	Phase Phase `json:"phase,omitempty"`
+	// phaseTransitionTimestamp is when it was entered.
 	PhaseTransitionTimestamp metav1.Time `json:"phaseTransitionTimestamp,omitempty"`
 }
 
 // InterfaceStatus is a guest's network interface.
 type InterfaceStatus struct {
+	// ipAddress is the first address.
 	// +optional
 	IP string `json:"ipAddress,omitempty"`
+	// mac is the hardware address.
 	// +optional
 	MAC string `json:"mac,omitempty"`
+	// name is the name of the network.
 	// +optional
 	Name string `json:"name,omitempty"`
+	// ipAddresses are all addresses.
 	// +optional
 	// +listType=atomic
 	IPs []string `json:"ipAddresses,omitempty"`
@@ -229,14 +240,19 @@ type InterfaceStatus struct {
 
 // GuestOSInfo is what the guest agent says of the operating system.
 type GuestOSInfo struct {
+	// name is the name of the system, such as "Debian GNU/Linux".
 	// +optional
 	Name string `json:"name,omitempty"`
+	// kernelRelease is the release of the running kernel.
 	// +optional
 	KernelRelease string `json:"kernelRelease,omitempty"`
+	// version is the version of the system.
 	// +optional
 	Version string `json:"version,omitempty"`
+	// prettyName is name and version for people.
 	// +optional
 	PrettyName string `json:"prettyName,omitempty"`
+	// id is the name of the system for programs, such as "debian".
 	// +optional
 	ID string `json:"id,omitempty"`
 }
@@ -261,15 +277,20 @@ const (
 
 // VolumeStatus is the state of a volume or of a utility volume.
 type VolumeStatus struct {
+	// name is the name of the volume or of the utility volume.
 	Name string `json:"name"`
 	// target is the device in the guest, such as vda. Empty for a utility volume.
 	Target string `json:"target"`
+	// phase is where the volume is on its way into or out of the launcher pod.
 	// +optional
 	Phase VolumePhase `json:"phase,omitempty"`
+	// reason says in one CamelCase word why the volume is in its phase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// message says what is waited for and what to do.
 	// +optional
 	Message string `json:"message,omitempty"`
+	// persistentVolumeClaimInfo is what the node needs to know of the claim.
 	// +optional
 	PersistentVolumeClaimInfo *PersistentVolumeClaimInfo `json:"persistentVolumeClaimInfo,omitempty"`
 	// hotplugVolume is set for a utility volume.
@@ -282,23 +303,30 @@ type VolumeStatus struct {
 
 // PersistentVolumeClaimInfo is what the node needs to know of a claim.
 type PersistentVolumeClaimInfo struct {
+	// claimName is the name of the claim.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
+	// accessModes are those of the claim.
 	// +optional
 	// +listType=atomic
 	AccessModes []corev1.PersistentVolumeAccessMode `json:"accessModes,omitempty"`
+	// volumeMode is Filesystem or Block.
 	// +optional
 	VolumeMode *corev1.PersistentVolumeMode `json:"volumeMode,omitempty"`
+	// capacity is what the claim got.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
+	// requests is what the claim asked for.
 	// +optional
 	Requests corev1.ResourceList `json:"requests,omitempty"`
 }
 
 // HotplugVolumeStatus names the pod that brings a utility volume to the node.
 type HotplugVolumeStatus struct {
+	// attachPodName is the name of the attachment pod.
 	// +optional
 	AttachPodName string `json:"attachPodName,omitempty"`
+	// attachPodUID is its UID.
 	// +optional
 	AttachPodUID types.UID `json:"attachPodUID,omitempty"`
 }

@@ -1,0 +1,117 @@
+package domain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// bitmap is a dirty bitmap of a disk as QEMU reports it.
+type bitmap struct {
+	Name string `json:"name"`
+	// Count is how many bytes are dirty.
+	Count        uint64 `json:"count"`
+	Recording    bool   `json:"recording"`
+	Inconsistent bool   `json:"inconsistent"`
+}
+
+// defect says why the bitmap cannot be used, or "".
+func (b bitmap) defect() string {
+	switch {
+	case b.Inconsistent:
+		return "the bitmap is inconsistent: QEMU did not end cleanly"
+	case !b.Recording:
+		return "the bitmap was not recording"
+	}
+	return ""
+}
+
+// bitmapsByVolume is volume -> name -> bitmap, for the tracked disks.
+type bitmapsByVolume map[string]map[string]bitmap
+
+// queryBitmaps is the QMP command whose answer parseBitmaps reads.
+const queryBitmaps = `{"execute":"query-named-block-nodes","arguments":{"flat":true}}`
+
+// parseBitmaps reads the tracked disks' bitmaps out of QEMU's answer. Disk n's overlay is the node that
+// libvirt names libvirt-<n>-format, with the n of the disk's source in the live document.
+func parseBitmaps(answer string, disks diskMap) (bitmapsByVolume, error) {
+	var reply struct {
+		Return []struct {
+			Node    string   `json:"node-name"`
+			Bitmaps []bitmap `json:"dirty-bitmaps"`
+		} `json:"return"`
+	}
+	if err := json.Unmarshal([]byte(answer), &reply); err != nil {
+		return nil, fmt.Errorf("QEMU's block nodes: %w", err)
+	}
+	out := bitmapsByVolume{}
+	for _, d := range disks {
+		if !d.Tracked {
+			continue
+		}
+		node := fmt.Sprintf("libvirt-%d-format", d.Node)
+		for _, n := range reply.Return {
+			if n.Node != node {
+				continue
+			}
+			out[d.Volume] = map[string]bitmap{}
+			for _, b := range n.Bitmaps {
+				out[d.Volume][b.Name] = b
+			}
+		}
+		if out[d.Volume] == nil {
+			return nil, fmt.Errorf("QEMU has no block node %s of disk %s", node, describe(d.Volume, d.Target))
+		}
+	}
+	return out, nil
+}
+
+// assess says on which of a checkpoint's volumes its bitmap can be used, and what is wrong with the others.
+func assess(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []string, lost map[string]string) {
+	lost = map[string]string{}
+	for _, volume := range cp.Volumes {
+		d, ok := disks.find(volume)
+		if !ok {
+			lost[volume] = "the domain has no such disk"
+			continue
+		}
+		if !d.Tracked {
+			lost[volume] = "the disk is not tracked"
+			continue
+		}
+		b, there := bitmaps[volume][cp.Name]
+		if !there {
+			lost[volume] = "the bitmap is not in the overlay"
+			continue
+		}
+		if defect := b.defect(); defect != "" {
+			lost[volume] = defect
+			continue
+		}
+		valid = append(valid, volume)
+	}
+	return valid, lost
+}
+
+// dirtyBytes is volume -> bytes that a checkpoint's bitmaps mark.
+func dirtyBytes(bitmaps bitmapsByVolume, checkpoint string) (map[string]uint64, error) {
+	out := map[string]uint64{}
+	var errs []error
+	for _, volume := range slices.Sorted(maps.Keys(bitmaps)) {
+		b, there := bitmaps[volume][checkpoint]
+		if !there {
+			continue
+		}
+		if defect := b.defect(); defect != "" {
+			errs = append(errs, fmt.Errorf("%w: disk %s: %s", ErrCheckpointLost, volume, defect))
+			continue
+		}
+		out[volume] = b.Count
+	}
+	if len(out) == 0 && len(errs) == 0 {
+		return nil, fmt.Errorf("%w: no disk has a bitmap of this name", ErrCheckpointLost)
+	}
+	return out, errors.Join(errs...)
+}

@@ -1,0 +1,113 @@
+package domain
+
+import (
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// mappedDisk is a disk of the domain as libvirt's document shows it.
+type mappedDisk struct {
+	Volume, Target string
+	// Tracked says that the disk is a qcow2 overlay, so that it can have bitmaps.
+	Tracked bool
+	// Node is the number of the overlay's block node, which has the bitmaps. 0 while the domain does not run.
+	Node uint
+}
+
+// diskMap are all disks of a domain, in the order of its document.
+type diskMap []mappedDisk
+
+// mapDisks reads them from the document. A disk that is not ours has its target for a volume name.
+func mapDisks(doc *libvirtxml.Domain) diskMap {
+	if doc.Devices == nil {
+		return nil
+	}
+	var out diskMap
+	for _, d := range doc.Devices.Disks {
+		if d.Target == nil {
+			continue
+		}
+		m := mappedDisk{Volume: d.Target.Dev, Target: d.Target.Dev}
+		if d.Alias != nil {
+			if name, ours := unaliased(d.Alias.Name); ours {
+				m.Volume = name
+			}
+		}
+		if d.Source != nil {
+			m.Tracked, m.Node = d.Source.DataStore != nil, d.Source.Index
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func (m diskMap) volume(target string) string {
+	for _, d := range m {
+		if d.Target == target {
+			return d.Volume
+		}
+	}
+	return target
+}
+
+func (m diskMap) find(volume string) (mappedDisk, bool) {
+	for _, d := range m {
+		if d.Volume == volume {
+			return d, true
+		}
+	}
+	return mappedDisk{}, false
+}
+
+// channelConnected says whether the guest has opened the agent's channel.
+func channelConnected(doc *libvirtxml.Domain) bool {
+	if doc.Devices == nil {
+		return false
+	}
+	for _, c := range doc.Devices.Channels {
+		if c.Target != nil && c.Target.VirtIO != nil && c.Target.VirtIO.Name == AgentChannel {
+			return c.Target.VirtIO.State == "connected"
+		}
+	}
+	return false
+}
+
+// interfacesOf are the domain's own interfaces.
+func interfacesOf(doc *libvirtxml.Domain) []Interface {
+	if doc.Devices == nil {
+		return nil
+	}
+	var out []Interface
+	for _, i := range doc.Devices.Interfaces {
+		var found Interface
+		if i.MAC != nil {
+			found.MAC = strings.ToLower(i.MAC.Address)
+		}
+		if i.Alias != nil {
+			found.Name, _ = unaliased(i.Alias.Name)
+		}
+		out = append(out, found)
+	}
+	return out
+}
+
+// mergeInterfaces adds what the agent says to the domain's interfaces, by hardware address, and after
+// them those that only the guest has.
+func mergeInterfaces(domain, guest []Interface) []Interface {
+	out := append([]Interface(nil), domain...)
+	for _, g := range guest {
+		known := false
+		for i := range out {
+			if out[i].MAC != "" && out[i].MAC == g.MAC && !out[i].FromAgent {
+				out[i].GuestName, out[i].IPs, out[i].FromAgent = g.GuestName, g.IPs, true
+				known = true
+				break
+			}
+		}
+		if !known {
+			out = append(out, g)
+		}
+	}
+	return out
+}

@@ -1,0 +1,326 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"libvirt.org/go/libvirt"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/domain/domaintest"
+)
+
+const (
+	kib     = int64(1) << 10
+	mib     = int64(1) << 20
+	gib     = int64(1) << 30
+	cluster = 64 * kib
+)
+
+// machine is a guest without an operating system: its disks are written through the device's own block
+// backend, on the way that the guest's requests take, so that every byte is known.
+type machine struct {
+	testing.TB
+	*Session
+	vmi      *kubevirtv1.VirtualMachineInstance
+	options  Options
+	overlays *Overlays
+	dir      string
+	libvirt  *domaintest.Libvirt
+	events   []Event
+}
+
+// newMachine makes a machine with tracked virtio disks of these sizes, named d0, d1, …, and a libvirtd for it; it
+// does not start it.
+func newMachine(t testing.TB, sizes ...int64) *machine {
+	t.Helper()
+	dir := t.TempDir()
+	m := &machine{TB: t, dir: dir, libvirt: domaintest.StartLibvirt(t), overlays: &Overlays{Dir: filepath.Join(dir, "cbt")}}
+	t.Cleanup(m.disconnect)
+	if err := os.Mkdir(m.overlays.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.vmi = &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm"}}
+	m.vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	m.options = Options{UseEmulation: true, SerialLog: filepath.Join(dir, "serial.log")}
+	for i, size := range sizes {
+		volume := fmt.Sprintf("d%d", i)
+		m.addDisk(volume, size)
+		m.options.Disks[i].Overlay = m.overlays.Path(volume)
+	}
+	return m
+}
+
+// addDisk adds an untracked virtio disk.
+func (m *machine) addDisk(volume string, size int64) {
+	m.Helper()
+	raw := filepath.Join(m.dir, volume+".raw")
+	if err := os.WriteFile(raw, nil, 0o644); err != nil {
+		m.Fatal(err)
+	}
+	if err := os.Truncate(raw, size); err != nil {
+		m.Fatal(err)
+	}
+	m.vmi.Spec.Domain.Devices.Disks = append(m.vmi.Spec.Domain.Devices.Disks, kubevirtv1.Disk{Name: volume, Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}})
+	m.options.Disks = append(m.options.Disks, Disk{Volume: volume, RawPath: raw})
+}
+
+func (m *machine) raw(volume string) string { return filepath.Join(m.dir, volume+".raw") }
+
+// prepare makes the overlays ready and returns why each was made anew.
+func (m *machine) prepare() map[string]Renewed {
+	m.Helper()
+	out := map[string]Renewed{}
+	for _, d := range m.options.Disks {
+		if d.Overlay == "" {
+			continue
+		}
+		size, err := DiskSize(d.RawPath)
+		if err != nil {
+			m.Fatal(err)
+		}
+		why, err := m.overlays.Prepare(m.Context(), d.Volume, d.RawPath, Identity{ClaimUID: "uid-" + d.Volume, VirtualBytes: size})
+		if err != nil {
+			m.Fatal(err)
+		}
+		out[d.Volume] = why
+	}
+	return out
+}
+
+// start connects and starts the machine on the overlays as they are.
+func (m *machine) start() {
+	m.Helper()
+	if m.Session == nil {
+		s, err := Connect(domaintest.URI)
+		if err != nil {
+			m.Fatal(err)
+		}
+		m.Session = s
+	}
+	doc, err := DomainXML(m.vmi, m.options)
+	if err != nil {
+		m.Fatal(err)
+	}
+	if err := m.Start(m.Context(), doc); err != nil {
+		m.Fatalf("%v\n%s", err, doc)
+	}
+}
+
+// disconnect ends the session.
+func (m *machine) disconnect() {
+	m.Helper()
+	if m.Session == nil {
+		return
+	}
+	if err := m.Close(); err != nil {
+		m.Error(err)
+	}
+	m.Session = nil
+}
+
+// stop ends QEMU in order.
+func (m *machine) stop() {
+	m.Helper()
+	if err := m.Destroy(m.Context()); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// markClean is what a launcher does after a clean end.
+func (m *machine) markClean() {
+	m.Helper()
+	raws := map[string]string{}
+	for _, d := range m.options.Disks {
+		if d.Overlay != "" {
+			raws[d.Volume] = d.RawPath
+		}
+	}
+	if err := m.overlays.MarkClean(raws); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// io runs qemu-io commands on a disk's device.
+func (m *machine) io(volume string, commands ...string) {
+	m.Helper()
+	for _, command := range commands {
+		line := fmt.Sprintf("qemu-io -d /machine/peripheral/%s%s/virtio-backend %q", aliasPrefix, volume, command)
+		said, err := query(m.Context(), m.Session, "qemu-io", func(d *libvirt.Domain) (string, error) {
+			return d.QemuMonitorCommand(line, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_HMP)
+		})
+		if err != nil || strings.Contains(said, "failed") || strings.Contains(said, "rror") {
+			m.Fatalf("%s: %v: %s", line, err, said)
+		}
+	}
+}
+
+// write fills whole clusters of a disk with a pattern.
+func (m *machine) write(volume string, pattern byte, clusters ...int64) {
+	m.Helper()
+	for _, c := range clusters {
+		m.io(volume, fmt.Sprintf("write -P 0x%02x %d %d", pattern, c*cluster, cluster))
+	}
+}
+
+// reference keeps a disk's content of this moment.
+func (m *machine) reference(volume, name string) string {
+	m.Helper()
+	to := filepath.Join(m.dir, name+"-"+volume+".reference")
+	m.run("cp", "--sparse=always", m.raw(volume), to)
+	return to
+}
+
+// target makes a file for a backup of a disk.
+func (m *machine) target(volume, name string) string {
+	m.Helper()
+	size, err := DiskSize(m.raw(volume))
+	if err != nil {
+		m.Fatal(err)
+	}
+	path := filepath.Join(m.dir, name+"-"+volume+".qcow2")
+	if err := CreateTarget(m.Context(), path, size); err != nil {
+		m.Fatal(err)
+	}
+	return path
+}
+
+// begin starts a backup and fails the test if that fails.
+func (m *machine) begin(b Backup) {
+	m.Helper()
+	if err := m.BeginBackup(m.Context(), b); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// backup runs a backup to its good end.
+func (m *machine) backup(b Backup) {
+	m.Helper()
+	m.begin(b)
+	if e := m.await(EventBackupCompleted); e.Err != nil {
+		m.Fatal(e.Err)
+	}
+}
+
+// full backs the disks up, full, under a new checkpoint of the same name as the backup, and returns the files.
+func (m *machine) full(name string, volumes ...string) map[string]string {
+	m.Helper()
+	return m.capture(name, "", volumes...)
+}
+
+// capture is full, or incremental if there is a base.
+func (m *machine) capture(name, base string, volumes ...string) map[string]string {
+	m.Helper()
+	files := map[string]string{}
+	b := Backup{Checkpoint: name}
+	for _, v := range volumes {
+		files[v] = m.target(v, name)
+		b.Disks = append(b.Disks, BackupDisk{Volume: v, Target: files[v], Incremental: base})
+	}
+	m.backup(b)
+	return files
+}
+
+// await returns the next event of a kind; those before it are kept in m.events.
+func (m *machine) await(kind EventKind) Event {
+	m.Helper()
+	deadline := time.After(60 * time.Second)
+	for {
+		select {
+		case e, open := <-m.Events():
+			if !open {
+				m.Fatalf("the events ended while waiting for %s", kind)
+			}
+			m.events = append(m.events, e)
+			if e.Kind == kind {
+				return e
+			}
+		case <-deadline:
+			m.Fatalf("no %s event; seen: %+v", kind, m.events)
+		}
+	}
+}
+
+// awaitState returns the lifecycle event that enters a state.
+func (m *machine) awaitState(state State) Event {
+	m.Helper()
+	for {
+		if e := m.await(EventLifecycle); e.State == state {
+			return e
+		}
+	}
+}
+
+func (m *machine) run(name string, args ...string) string {
+	m.Helper()
+	return run(m, name, args...)
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %v: %v\n%s%s", name, args, err, stdout.Bytes(), stderr.Bytes())
+	}
+	return stdout.String()
+}
+
+// sameBytes compares a raw reference with a backup, read through its chain.
+func sameBytes(t testing.TB, reference, backup string) {
+	t.Helper()
+	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, backup)
+}
+
+// ownClusters are the clusters that a qcow2 file itself has, data or zero, whatever is below it.
+func ownClusters(t testing.TB, file string) []int64 {
+	t.Helper()
+	var extents []struct {
+		Start, Length int64
+		Depth         int
+		Present       bool
+		Data, Zero    bool
+	}
+	if err := json.Unmarshal([]byte(run(t, "qemu-img", "map", "--output=json", file)), &extents); err != nil {
+		t.Fatal(err)
+	}
+	var out []int64
+	for _, e := range extents {
+		if e.Depth != 0 || !e.Present {
+			continue
+		}
+		for c := e.Start / cluster; c*cluster < e.Start+e.Length; c++ {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// diskUsage is how many bytes a file has allocated.
+func diskUsage(t testing.TB, file string) int64 {
+	t.Helper()
+	var bytes int64
+	if _, err := fmt.Sscanf(run(t, "stat", "-c", "%b", file), "%d", &bytes); err != nil {
+		t.Fatal(err)
+	}
+	return bytes * 512
+}
+
+// bitmapsIn are the bitmaps of the tracked disks.
+func bitmapsIn(d *libvirt.Domain) (bitmapsByVolume, error) {
+	_, bitmaps, err := bitmapsOf(d)
+	return bitmaps, err
+}

@@ -1,0 +1,293 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// rawDisk is a file with data in every MiB.
+func rawDisk(t *testing.T, size int64) (path string, content []byte) {
+	t.Helper()
+	content = make([]byte, size)
+	for at := int64(0); at < size; at += mib {
+		copy(content[at:], bytes.Repeat([]byte{byte(at/mib) + 1}, 5000))
+	}
+	path = filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path, content
+}
+
+func prepareIn(t *testing.T, o *Overlays, raw string, id Identity) Renewed {
+	t.Helper()
+	why, err := o.Prepare(t.Context(), "root", raw, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return why
+}
+
+func TestOverlayNeverChangesTheDisk(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, content := rawDisk(t, 16*mib)
+	if got := prepareIn(t, o, raw, Identity{ClaimUID: "a", VirtualBytes: 16 * mib}); got != NewOverlay {
+		t.Errorf("got %q", got)
+	}
+	after, err := os.ReadFile(raw)
+	if err != nil || !bytes.Equal(content, after) {
+		t.Fatalf("the raw disk changed: %v", err)
+	}
+	// What the overlay shows is what the disk has.
+	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
+	run(t, "qemu-img", "check", o.Path("root"))
+	left, err := filepath.Glob(o.Dir + "/*.new")
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
+	t.Parallel()
+	const size = 4 * mib
+	id := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: size}
+	// A clean life of a guest, and what happens before the next start.
+	for name, c := range map[string]struct {
+		happens func(t *testing.T, o *Overlays, raw string) Identity
+		want    Renewed
+	}{
+		"nothing": {func(*testing.T, *Overlays, string) Identity { return id }, Kept},
+		"other claim": {func(*testing.T, *Overlays, string) Identity {
+			return Identity{ClaimUID: "b", ContentGeneration: "1", VirtualBytes: size}
+		}, DiskReplaced},
+		"content replaced": {func(*testing.T, *Overlays, string) Identity {
+			return Identity{ClaimUID: "a", ContentGeneration: "2", VirtualBytes: size}
+		}, DiskReplaced},
+		"grown": {func(t *testing.T, _ *Overlays, raw string) Identity {
+			if err := os.Truncate(raw, 2*size); err != nil {
+				t.Fatal(err)
+			}
+			return Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 2 * size}
+		}, DiskReplaced},
+		"one byte written to the disk": {func(t *testing.T, _ *Overlays, raw string) Identity {
+			writeByte(t, raw)
+			return id
+		}, WrittenWithoutOverlay},
+		"disk file replaced, time and size the same": {func(t *testing.T, _ *Overlays, raw string) Identity {
+			replaceFile(t, raw)
+			return id
+		}, WrittenWithoutOverlay},
+		"overlay written": {func(t *testing.T, o *Overlays, _ string) Identity {
+			writeByte(t, o.Path("root"))
+			return id
+		}, WrittenWithoutOverlay},
+		"guest started and never ended cleanly": {func(t *testing.T, o *Overlays, _ string) Identity {
+			if err := o.MarkStarted([]string{"root"}); err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}, NotClean},
+		"record lost": {func(t *testing.T, o *Overlays, _ string) Identity {
+			if err := os.Remove(o.record("root")); err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}, NewOverlay},
+		"record torn": {func(t *testing.T, o *Overlays, _ string) Identity {
+			if err := os.Truncate(o.record("root"), 20); err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}, NewOverlay},
+		"overlay lost": {func(t *testing.T, o *Overlays, _ string) Identity {
+			if err := os.Remove(o.Path("root")); err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}, NewOverlay},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := &Overlays{Dir: t.TempDir()}
+			raw, _ := rawDisk(t, size)
+			prepareIn(t, o, raw, id)
+			if err := o.MarkStarted([]string{"root"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := o.MarkClean(map[string]string{"root": raw}); err != nil {
+				t.Fatal(err)
+			}
+			next := c.happens(t, o, raw)
+			if got := prepareIn(t, o, raw, next); got != c.want {
+				t.Fatalf("got %q, want %q", got, c.want)
+			}
+			if got := prepareIn(t, o, raw, next); got != Kept {
+				t.Errorf("the overlay is not good for the same disk afterwards: %q", got)
+			}
+			run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
+		})
+	}
+}
+
+func writeByte(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{0xee}, 3*mib/2); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replaceFile puts a copy with the same size and time in a file's place.
+func replaceFile(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "cp", path, path+".copy")
+	if err := os.Chtimes(path+".copy", info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".copy", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFailedRenewalLeavesNoIdentity(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, _ := rawDisk(t, 4*mib)
+	first := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
+	prepareIn(t, o, raw, first)
+	// The new overlay cannot be made: its temporary name is taken by a directory.
+	if err := os.MkdirAll(o.Path("root")+".new/x", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "b", VirtualBytes: 4 * mib}); err == nil {
+		t.Fatal("no error")
+	}
+	if err := os.RemoveAll(o.Path("root") + ".new"); err != nil {
+		t.Fatal(err)
+	}
+	if got := prepareIn(t, o, raw, first); got != NewOverlay {
+		t.Errorf("after a renewal that failed midway: %q", got)
+	}
+}
+
+func TestPrepareRefusesAWrongSize(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, _ := rawDisk(t, 4*mib)
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 8 * mib}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	if err := os.Truncate(raw, 4*mib+100); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 4*mib + 100}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOverlayOverALargeDisk(t *testing.T) {
+	t.Parallel()
+	const size = 1 << 40
+	o := &Overlays{Dir: t.TempDir()}
+	raw := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(raw, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(raw, size); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	prepareIn(t, o, raw, Identity{ClaimUID: "a", VirtualBytes: size})
+	t.Logf("overlay of 1 TiB: %v, %d MiB", time.Since(began), diskUsage(t, o.Path("root"))/mib)
+	if used, room := diskUsage(t, o.Path("root")), tracking.StateClaimSize([]int64{size}); used*2 > room {
+		t.Errorf("the overlay has %d bytes, but its claim is sized at %d", used, room)
+	}
+	if diff := cmp.Diff(int64(0), diskUsage(t, raw)); diff != "" {
+		t.Errorf("the raw disk was allocated: %s", diff)
+	}
+}
+
+func TestDigHolesKeepsTheContent(t *testing.T) {
+	t.Parallel()
+	path, content := rawDisk(t, 4*mib)
+	content = append(content, 1, 2, 3, 0, 0, 0) // an end that is no whole block
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := diskUsage(t, path)
+	if err := digHoles(path); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(content, after) {
+		t.Errorf("the content changed: %v", err)
+	}
+	// 5000 bytes of data in each of 4 MiB are two blocks each, and one at the end; the file system adds some of its own.
+	if got := diskUsage(t, path); got > 12*holeBytes || got >= before {
+		t.Errorf("%d bytes allocated, %d before", got, before)
+	}
+}
+
+// loopDevice is a block device over a file. It goes with the test, or with the process.
+func loopDevice(t *testing.T, file string) string {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = control.Close() }() // only asked
+	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = backing.Close() }() // the device has its own reference
+	for {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := fmt.Sprintf("/dev/loop%d", number)
+		device, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
+		if errors.Is(err, unix.EBUSY) { // somebody else was faster
+			_ = device.Close()
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := device.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return path
+	}
+}

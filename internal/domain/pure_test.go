@@ -1,0 +1,277 @@
+package domain
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirtxml"
+	"pgregory.net/rapid"
+)
+
+var threeDisks = diskMap{
+	{Volume: "root", Target: "vda", Tracked: true, Node: 1},
+	{Volume: "data", Target: "vdb", Tracked: true, Node: 3},
+	{Volume: "plain", Target: "sda", Node: 5},
+}
+
+func TestBackupDocumentsListEveryDisk(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(r *rapid.T) {
+		b := Backup{Checkpoint: rapid.SampledFrom([]string{"", "c1"}).Draw(r, "checkpoint")}
+		wanted := map[string]BackupDisk{}
+		for _, volume := range []string{"root", "data"} {
+			if rapid.Bool().Draw(r, volume) {
+				d := BackupDisk{Volume: volume, Target: "/t/" + volume, Incremental: rapid.SampledFrom([]string{"", "c0"}).Draw(r, "base")}
+				b.Disks = append(b.Disks, d)
+				wanted[volume] = d
+			}
+		}
+		job, checkpoint, err := backupXML(b, threeDisks)
+		if err != nil {
+			r.Fatal(err)
+		}
+		var doc libvirtxml.DomainBackup
+		if err := doc.Unmarshal(job); err != nil {
+			r.Fatal(err)
+		}
+		if len(doc.Push.Disks.Disks) != len(threeDisks) {
+			r.Fatalf("the job lists %d disks", len(doc.Push.Disks.Disks))
+		}
+		for i, got := range doc.Push.Disks.Disks {
+			want, in := wanted[threeDisks[i].Volume]
+			if got.Name != threeDisks[i].Target || (got.Backup == "yes") != in || got.Incremental != want.Incremental {
+				r.Fatalf("disk %+v, want %+v", got, want)
+			}
+			if in && (got.Target.File.File != want.Target || (got.BackupMode == "incremental") != (want.Incremental != "")) {
+				r.Fatalf("disk %+v, want %+v", got, want)
+			}
+		}
+		if b.Checkpoint == "" {
+			if checkpoint != "" {
+				r.Fatal("a checkpoint that nobody asked for")
+			}
+			return
+		}
+		var cp libvirtxml.DomainCheckpoint
+		if err := cp.Unmarshal(checkpoint); err != nil {
+			r.Fatal(err)
+		}
+		if cp.Name != "c1" || cp.CreationTime != "" || len(cp.Disks.Disks) != len(threeDisks) {
+			r.Fatalf("checkpoint %+v", cp)
+		}
+		for i, got := range cp.Disks.Disks {
+			if _, in := wanted[threeDisks[i].Volume]; (got.Checkpoint == "bitmap") != in {
+				r.Fatalf("disk %+v in the checkpoint", got)
+			}
+		}
+	})
+}
+
+func TestBackupRefusesDisks(t *testing.T) {
+	t.Parallel()
+	for name, b := range map[string]Backup{
+		"unknown":                     {Disks: []BackupDisk{{Volume: "other"}}},
+		"untracked with a checkpoint": {Checkpoint: "c1", Disks: []BackupDisk{{Volume: "plain"}}},
+		"untracked incremental":       {Disks: []BackupDisk{{Volume: "plain", Incremental: "c0"}}},
+	} {
+		if _, _, err := backupXML(b, threeDisks); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+const blockNodes = `{"return":[
+ {"node-name":"libvirt-1-format","drv":"qcow2","dirty-bitmaps":[
+  {"name":"good","recording":true,"persistent":true,"busy":false,"granularity":65536,"count":131072},
+  {"name":"broken","recording":false,"inconsistent":true,"persistent":true,"busy":false,"granularity":65536,"count":0},
+  {"name":"stopped","recording":false,"persistent":true,"busy":false,"granularity":65536,"count":5}]},
+ {"node-name":"libvirt-1-storage","drv":"file"},
+ {"node-name":"libvirt-2-storage","drv":"file","dirty-bitmaps":[{"name":"foreign","recording":true,"count":1}]},
+ {"node-name":"libvirt-3-format","drv":"qcow2"}]}`
+
+func TestBitmapsAreAssessedPerDisk(t *testing.T) {
+	t.Parallel()
+	bitmaps, err := parseBitmaps(blockNodes, threeDisks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]struct {
+		valid []string
+		lost  []string
+	}{
+		"good":    {[]string{"root"}, []string{"data", "gone", "plain"}},
+		"broken":  {nil, []string{"data", "gone", "plain", "root"}},
+		"stopped": {nil, []string{"data", "gone", "plain", "root"}},
+		"foreign": {nil, []string{"data", "gone", "plain", "root"}},
+	} {
+		valid, lost := assess(Checkpoint{Name: name, Volumes: []string{"root", "data", "plain", "gone"}}, threeDisks, bitmaps)
+		if diff := cmp.Diff(want.valid, valid); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		for _, volume := range want.lost {
+			if lost[volume] == "" {
+				t.Errorf("%s: no reason why %s is lost", name, volume)
+			}
+		}
+		if len(lost) != len(want.lost) {
+			t.Errorf("%s: lost %v", name, lost)
+		}
+	}
+	dirty, err := dirtyBytes(bitmaps, "good")
+	if diff := cmp.Diff(map[string]uint64{"root": 131072}, dirty); diff != "" || err != nil {
+		t.Errorf("%v, %s", err, diff)
+	}
+	for _, name := range []string{"broken", "stopped", "foreign", ""} {
+		if _, err := dirtyBytes(bitmaps, name); !errors.Is(err, ErrCheckpointLost) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestMissingBlockNodeIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{`{"return":[]}`, `nonsense`} {
+		if _, err := parseBitmaps(answer, threeDisks); err == nil {
+			t.Errorf("%s: no error", answer)
+		}
+	}
+}
+
+func TestMapDisksReadsTheLiveDocument(t *testing.T) {
+	t.Parallel()
+	var doc libvirtxml.Domain
+	err := doc.Unmarshal(`<domain><devices>
+	<disk type='file' device='disk'><source file='/o' index='1'><dataStore type='file'><format type='raw'/><source file='/r' index='2'/></dataStore></source><target dev='vda'/><alias name='ua-root'/></disk>
+	<disk type='block' device='disk'><source dev='/d' index='5'/><target dev='sda'/><alias name='sata0-0-0'/></disk>
+	</devices></domain>`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := diskMap{{Volume: "root", Target: "vda", Tracked: true, Node: 1}, {Volume: "sda", Target: "sda", Node: 5}}
+	if diff := cmp.Diff(want, mapDisks(&doc)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMergeInterfaces(t *testing.T) {
+	t.Parallel()
+	domain := []Interface{{Name: "default", MAC: "02:00:00:00:00:01"}, {Name: "other", MAC: "02:00:00:00:00:02"}}
+	guest := []Interface{
+		{GuestName: "docker0", MAC: "02:00:00:00:00:09", IPs: []string{"172.17.0.1"}, FromAgent: true},
+		{GuestName: "eth0", MAC: "02:00:00:00:00:01", IPs: []string{"10.0.2.15", "fe80::1"}, FromAgent: true},
+	}
+	want := []Interface{
+		{Name: "default", MAC: "02:00:00:00:00:01", GuestName: "eth0", IPs: []string{"10.0.2.15", "fe80::1"}, FromAgent: true},
+		{Name: "other", MAC: "02:00:00:00:00:02"},
+		guest[0],
+	}
+	if diff := cmp.Diff(want, mergeInterfaces(domain, guest)); diff != "" {
+		t.Error(diff)
+	}
+	if domain[0].FromAgent {
+		t.Error("the input was changed")
+	}
+}
+
+func TestNoSpaceIsRecognized(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{unix.ENOSPC, fmt.Errorf("write: %w", unix.EDQUOT), errors.New("backup job: No space left on device")} {
+		if !errors.Is(classify(err), ErrNoSpace) || !errors.Is(classify(err), err) {
+			t.Errorf("%v became %v", err, classify(err))
+		}
+	}
+	if err := errors.New("Input/output error"); errors.Is(classify(err), ErrNoSpace) {
+		t.Error(err)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	id := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 512}
+	raw, qcow2 := stamp{512, 7, 100}, stamp{9000, 8, 200}
+	clean := &cleanRecord{Raw: raw, Overlay: qcow2}
+	for name, c := range map[string]struct {
+		seen sight
+		want Renewed
+	}{
+		"all as it was":         {sight{true, &record{Identity: id, Clean: clean}, raw, qcow2}, Kept},
+		"no overlay":            {sight{false, &record{Identity: id, Clean: clean}, raw, qcow2}, NewOverlay},
+		"no record":             {sight{true, nil, raw, qcow2}, NewOverlay},
+		"other claim":           {sight{true, &record{Identity: Identity{"b", "1", 512}, Clean: clean}, raw, qcow2}, DiskReplaced},
+		"other content":         {sight{true, &record{Identity: Identity{"a", "2", 512}, Clean: clean}, raw, qcow2}, DiskReplaced},
+		"other size":            {sight{true, &record{Identity: Identity{"a", "1", 1024}, Clean: clean}, raw, qcow2}, DiskReplaced},
+		"not clean":             {sight{true, &record{Identity: id}, raw, qcow2}, NotClean},
+		"raw: time":             {sight{true, &record{Identity: id, Clean: clean}, stamp{512, 7, 101}, qcow2}, WrittenWithoutOverlay},
+		"raw: file":             {sight{true, &record{Identity: id, Clean: clean}, stamp{512, 9, 100}, qcow2}, WrittenWithoutOverlay},
+		"overlay: time":         {sight{true, &record{Identity: id, Clean: clean}, raw, stamp{9000, 8, 199}}, WrittenWithoutOverlay},
+		"overlay: size":         {sight{true, &record{Identity: id, Clean: clean}, raw, stamp{9001, 8, 200}}, WrittenWithoutOverlay},
+		"replaced, not clean":   {sight{true, &record{Identity: Identity{"b", "1", 512}}, raw, qcow2}, DiskReplaced},
+		"not clean and foreign": {sight{true, &record{Identity: id}, stamp{1, 1, 1}, qcow2}, NotClean},
+	} {
+		if got := judge(c.seen, id); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestQueueNeverBlocksAndSaysWhatItDropped(t *testing.T) {
+	t.Parallel()
+	q := newQueue(4, func(Event) {})
+	for range 1000 {
+		q.push(Event{Kind: EventAgent})
+	}
+	q.push(Event{Kind: EventConnectionClosed})
+	var got []EventKind
+	for e := range q.out {
+		got = append(got, e.Kind)
+		if e.Kind == EventConnectionClosed {
+			break
+		}
+	}
+	// At most one more than the limit was taken before the reader came.
+	resync := -1
+	for i, kind := range got {
+		if kind == EventResync {
+			resync = i
+		}
+	}
+	if resync < 0 || len(got) > 6 {
+		t.Errorf("got %v", got)
+	}
+	q.close()
+	q.close()
+	if _, open := <-q.out; open {
+		t.Error("an event after close")
+	}
+}
+
+func TestQueueKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	before := 0
+	q := newQueue(queueLimit, func(Event) { mu.Lock(); before++; mu.Unlock() })
+	for i := range queueLimit {
+		q.push(Event{Kind: EventThreshold, Message: fmt.Sprint(i)})
+	}
+	for i := range queueLimit {
+		select {
+		case e := <-q.out:
+			if e.Message != fmt.Sprint(i) {
+				t.Fatalf("event %d is %s", i, e.Message)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("no event")
+		}
+	}
+	q.close()
+	mu.Lock()
+	defer mu.Unlock()
+	if before != queueLimit {
+		t.Errorf("before was called %d times", before)
+	}
+}

@@ -1,0 +1,151 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+)
+
+// Session is a connection to a libvirtd that runs one domain.
+//
+// A call whose context ends returns at once; libvirt may still finish what it was asked for, so the caller
+// looks (Info, BackupJob) before it goes on. All calls are idempotent unless they say otherwise.
+type Session struct {
+	conn   *libvirt.Connect
+	events *queue
+	ids    []int
+	agent  agent
+}
+
+// eventLoop runs libvirt's event loop, which is one a process and never ends.
+var eventLoop = sync.OnceValue(func() error {
+	if err := libvirt.EventRegisterDefaultImpl(); err != nil {
+		return err
+	}
+	go runEventLoop()
+	return nil
+})
+
+// runEventLoop dispatches libvirt's events for the life of the process.
+func runEventLoop() {
+	for {
+		// It fails only if no loop is registered, or if poll does, which the next round tries again.
+		_ = libvirt.EventRunDefaultImpl()
+	}
+}
+
+// Connect opens a session with the libvirtd at uri, such as qemu:///system. The domain is the one that
+// Start starts, or the only one that this libvirtd knows.
+func Connect(uri string) (*Session, error) {
+	if err := eventLoop(); err != nil {
+		return nil, fmt.Errorf("start libvirt's event loop: %w", err)
+	}
+	conn, err := libvirt.NewConnect(uri)
+	if err != nil {
+		return nil, fmt.Errorf("connect to libvirt at %s: %w", uri, translate(err))
+	}
+	s := &Session{conn: conn}
+	s.events = newQueue(queueLimit, s.beforeEvent)
+	if err := s.subscribe(); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribe to libvirt's events: %w", err), s.Close())
+	}
+	return s, nil
+}
+
+// Close ends the session and closes the channel of Events. The domain goes on.
+func (s *Session) Close() error {
+	// On a dead connection these fail, and there is nothing left to take back.
+	for _, id := range s.ids {
+		_ = s.conn.DomainEventDeregister(id)
+	}
+	_ = s.conn.UnregisterCloseCallback()
+	s.events.close()
+	if _, err := s.conn.Close(); err != nil {
+		return fmt.Errorf("close the connection to libvirt: %w", translate(err))
+	}
+	return nil
+}
+
+// call runs f, which cannot be interrupted, and returns its results or the context's end.
+func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	if err := ctx.Err(); err != nil {
+		var none T
+		return none, err
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := f()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, translate(r.err)
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// with runs f on the domain. What f returns is translated.
+func (s *Session) with(ctx context.Context, what string, f func(d *libvirt.Domain) error) error {
+	_, err := query(ctx, s, what, func(d *libvirt.Domain) (struct{}, error) { return struct{}{}, f(d) })
+	return err
+}
+
+// query is with for an f that has a result.
+func query[T any](ctx context.Context, s *Session, what string, f func(d *libvirt.Domain) (T, error)) (T, error) {
+	value, err := call(ctx, func() (T, error) {
+		var none T
+		d, err := s.domain()
+		if err != nil {
+			return none, err
+		}
+		value, err := f(d)
+		return value, errors.Join(err, d.Free())
+	})
+	if err != nil {
+		return value, fmt.Errorf("%s: %w", what, err)
+	}
+	return value, nil
+}
+
+// domain is the one domain of this libvirtd.
+func (s *Session) domain() (*libvirt.Domain, error) {
+	all, err := s.conn.ListAllDomains(0)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 1 {
+		return &all[0], nil
+	}
+	for i := range all {
+		err = errors.Join(err, all[i].Free())
+	}
+	if len(all) == 0 {
+		return nil, errors.Join(fmt.Errorf("%w: libvirt has no domain", ErrNotFound), err)
+	}
+	return nil, errors.Join(fmt.Errorf("%w: libvirt has %d domains, not 1", ErrInvalid, len(all)), err)
+}
+
+// disksOf is the domain's live document and what it says of the disks.
+func disksOf(d *libvirt.Domain) (*libvirtxml.Domain, diskMap, error) {
+	doc, err := d.GetXMLDesc(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	parsed := &libvirtxml.Domain{}
+	if err := parsed.Unmarshal(doc); err != nil {
+		return nil, nil, fmt.Errorf("libvirt's document: %w", err)
+	}
+	return parsed, mapDisks(parsed), nil
+}

@@ -1,0 +1,151 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"libvirt.org/go/libvirt"
+)
+
+// How long the agent may take to answer. Each call of libvirt may wait twice as long: once to synchronize, once for the command.
+const (
+	agentInfoTimeout = 3 * time.Second
+	agentThawTimeout = 10 * time.Second
+)
+
+// agent is what a session knows of the guest agent. The timeout is a setting of the domain, so that one
+// call at a time may use the agent.
+type agent struct {
+	mu     sync.Mutex
+	frozen bool
+	last   atomic.Pointer[agentAnswer]
+}
+
+// agentAnswer is what the agent said.
+type agentAnswer struct {
+	os         *GuestOS
+	interfaces []Interface
+}
+
+// ask returns what the agent says, or said last: it is not asked while the guest is frozen (it would refuse) or
+// while another call uses it (a freeze must not wait).
+func (a *agent) ask(d *libvirt.Domain) agentAnswer {
+	if a.mu.TryLock() {
+		if !a.frozen {
+			if answer, err := askAgent(d); err == nil {
+				a.last.Store(&answer)
+			}
+		}
+		a.mu.Unlock()
+	}
+	if last := a.last.Load(); last != nil {
+		return *last
+	}
+	return agentAnswer{}
+}
+
+func askAgent(d *libvirt.Domain) (agentAnswer, error) {
+	if err := setAgentTimeout(d, agentInfoTimeout); err != nil {
+		return agentAnswer{}, err
+	}
+	info, err := d.GetGuestInfo(libvirt.DOMAIN_GUEST_INFO_OS|libvirt.DOMAIN_GUEST_INFO_INTERFACES, 0)
+	if err != nil {
+		return agentAnswer{}, err
+	}
+	var out agentAnswer
+	if os := info.OS; os != nil {
+		out.os = &GuestOS{ID: os.ID, Name: os.Name, PrettyName: os.PrettyName, Version: os.Version, KernelRelease: os.KernelRelease}
+	}
+	for _, i := range info.Interfaces {
+		if i.Name == "lo" {
+			continue
+		}
+		found := Interface{GuestName: i.Name, MAC: strings.ToLower(i.Hwaddr), FromAgent: true}
+		for _, a := range i.Addrs {
+			found.IPs = append(found.IPs, a.Addr)
+		}
+		out.interfaces = append(out.interfaces, found)
+	}
+	return out, nil
+}
+
+// setAgentTimeout bounds each following command. libvirt counts in whole seconds.
+func setAgentTimeout(d *libvirt.Domain, timeout time.Duration) error {
+	seconds := max(1, int((timeout+time.Second-1)/time.Second))
+	return d.AgentSetResponseTimeout(seconds, 0)
+}
+
+func agentConnected(d *libvirt.Domain) (bool, error) {
+	doc, _, err := disksOf(d)
+	if err != nil {
+		return false, err
+	}
+	return channelConnected(doc), nil
+}
+
+// Freeze asks the agent to flush and freeze all file systems of the guest and returns when they are
+// frozen. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the context ended meanwhile, the guest
+// is thawed again, as far as its agent answers, unless somebody else had frozen it: ErrAlreadyFrozen. ErrAgent: there is no agent, or it refused,
+// or it was too slow.
+func (s *Session) Freeze(ctx context.Context, timeout time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("freeze guest: %w", err)
+	}
+	// Not abandoned when ctx ends: whoever freezes must be there to thaw.
+	err := s.useAgent("freeze guest", timeout, func(d *libvirt.Domain) error {
+		status, err := d.QemuAgentCommand(`{"execute":"guest-fsfreeze-status"}`, libvirt.DOMAIN_QEMU_AGENT_COMMAND_DEFAULT, 0)
+		if err != nil {
+			return err
+		}
+		if !s.agent.frozen && saysFrozen(status) {
+			return ErrAlreadyFrozen
+		}
+		s.agent.frozen = true
+		return d.FSFreeze(nil, 0)
+	})
+	if err == nil && ctx.Err() != nil {
+		err = fmt.Errorf("freeze guest: %w", ctx.Err())
+	}
+	if err == nil || errors.Is(err, ErrAlreadyFrozen) {
+		return err
+	}
+	return errors.Join(err, s.thawAfterFailure())
+}
+
+// thawAfterFailure thaws a guest that may be frozen. That it is not there or its agent is not is no second error.
+func (s *Session) thawAfterFailure() error {
+	err := s.Thaw(context.Background())
+	if errors.Is(err, ErrAgent) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// Thaw asks the agent to thaw all file systems. A guest that is not frozen is no error. It tries even if
+// ctx has ended, for at most 20 seconds: a frozen guest is the worse outcome.
+func (s *Session) Thaw(context.Context) error {
+	return s.useAgent("thaw guest", agentThawTimeout, func(d *libvirt.Domain) error {
+		err := d.FSThaw(nil, 0)
+		s.agent.frozen = false
+		return err
+	})
+}
+
+// useAgent runs f alone with the agent's timeout set.
+func (s *Session) useAgent(what string, timeout time.Duration, f func(d *libvirt.Domain) error) error {
+	s.agent.mu.Lock()
+	defer s.agent.mu.Unlock()
+	return s.with(context.Background(), what, func(d *libvirt.Domain) error {
+		if err := setAgentTimeout(d, timeout); err != nil {
+			return err
+		}
+		return f(d)
+	})
+}

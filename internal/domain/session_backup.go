@@ -1,0 +1,95 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"libvirt.org/go/libvirt"
+)
+
+// BeginBackup starts a push backup and returns when its moment is fixed: from then on the guest may
+// write, and the copy goes on in the background until EventBackupCompleted. The target files must exist (CreateTarget); libvirt deletes none of
+// them, whatever happens. It is not idempotent: look at BackupJob after an error that is not one of these classes.
+//
+// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrBusy: another job runs.
+// ErrInvalid: a disk is not there or not tracked. ErrNotRunning: the domain does not run.
+func (s *Session) BeginBackup(ctx context.Context, b Backup) error {
+	return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
+		// libvirt would wait 30 seconds for the job of another backup to end.
+		if job, err := backupJob(d); err != nil {
+			return err
+		} else if job.Active {
+			return fmt.Errorf("%w: another backup runs", ErrBusy)
+		}
+		_, disks, err := disksOf(d)
+		if err != nil {
+			return err
+		}
+		job, checkpoint, err := backupXML(b.forLibvirt(), disks)
+		if err != nil {
+			return err
+		}
+		return d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
+	})
+}
+
+// BackupJob says how the backup job goes, or how the last one of this run of the guest ended.
+// Once it says that a job ended, QEMU has closed the target files.
+func (s *Session) BackupJob(ctx context.Context) (JobInfo, error) {
+	return query(ctx, s, "backup job", func(d *libvirt.Domain) (JobInfo, error) {
+		job, err := backupJob(d)
+		if err == nil && job.Known && !job.Active {
+			settle(d)
+		}
+		return job, err
+	})
+}
+
+// settle waits until libvirt has cleaned up after a job. It says that a backup has ended before it closes the files,
+// but holds the domain meanwhile: a question to QEMU waits for that.
+func settle(d *libvirt.Domain) {
+	// Without a QEMU it fails, and nothing is open.
+	_, _ = d.QemuMonitorCommand(`{"execute":"query-status"}`, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
+}
+
+func backupJob(d *libvirt.Domain) (JobInfo, error) {
+	now, err := d.GetJobStats(0)
+	if err != nil {
+		return JobInfo{}, err
+	}
+	if now.Type != libvirt.DOMAIN_JOB_NONE && now.Operation == libvirt.DOMAIN_JOB_OPERATION_BACKUP {
+		out := jobInfo(now)
+		out.Active = true
+		return out, nil
+	}
+	ended, err := d.GetJobStats(libvirt.DOMAIN_JOB_STATS_COMPLETED | libvirt.DOMAIN_JOB_STATS_KEEP_COMPLETED)
+	if err != nil || ended.Type == libvirt.DOMAIN_JOB_NONE || ended.Operation != libvirt.DOMAIN_JOB_OPERATION_BACKUP {
+		return JobInfo{}, err
+	}
+	out := jobInfo(ended)
+	out.Err = jobError(ended)
+	return out, nil
+}
+
+func jobInfo(info *libvirt.DomainJobInfo) JobInfo {
+	return JobInfo{Known: true, ProcessedBytes: info.DiskProcessed, TotalBytes: info.DiskTotal, TempBytes: info.DiskTempUsed}
+}
+
+// AbortBackup asks the running backup job to end; EventBackupCompleted, with an error, tells when it has.
+// The checkpoint that the backup made stays until DeleteCheckpoint. No job is no error.
+func (s *Session) AbortBackup(ctx context.Context) error {
+	err := s.with(ctx, "abort backup", func(d *libvirt.Domain) error {
+		if job, err := backupJob(d); err != nil || !job.Active {
+			return err
+		}
+		return d.AbortJob()
+	})
+	// The job, or the guest, may have ended in between.
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}

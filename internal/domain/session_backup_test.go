@@ -1,0 +1,242 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestIncrementalHasExactlyWhatChanged(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	m.write("d0", 0xa1, 0, 3, 100, 101, 1023)
+	reference0 := m.reference("d0", "full")
+	full := m.full("c0", "d0")["d0"]
+	sameBytes(t, reference0, full)
+
+	// New data, data over data, zeros over data, a discard, and a cluster written with what it had.
+	m.write("d0", 0xb2, 3, 500)
+	m.io("d0", "write -z 6553600 65536", "discard 67043328 65536")
+	m.io("d0", "write -P 0x00 0 65536")
+	want := []int64{0, 3, 100, 500, 1023}
+	reference1 := m.reference("d0", "incremental")
+	incremental := m.capture("c1", "c0", "d0")["d0"]
+	if diff := cmp.Diff(want, ownClusters(t, incremental)); diff != "" {
+		t.Error(diff)
+	}
+	if err := SetBacking(t.Context(), incremental, "c0-d0.qcow2"); err != nil {
+		t.Fatal(err)
+	}
+	sameBytes(t, reference1, incremental)
+	sameBytes(t, reference0, full)
+}
+
+func TestUntrackedDiskIsLeftOut(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.addDisk("plain", 32*mib)
+	m.prepare()
+	m.start()
+	m.full("c0", "d0")
+	m.write("plain", 0x99, 1)
+	m.write("d0", 0x9a, 2)
+	if diff := cmp.Diff([]int64{2}, ownClusters(t, m.capture("c1", "c0", "d0")["d0"])); diff != "" {
+		t.Error(diff)
+	}
+	err := m.BeginBackup(t.Context(), Backup{Checkpoint: "c2", Disks: []BackupDisk{{Volume: "plain", Target: m.target("plain", "x")}}})
+	if !errors.Is(err, ErrInvalid) {
+		t.Errorf("a checkpoint of an untracked disk: %v", err)
+	}
+	// Without a checkpoint it can be copied whole.
+	reference, target := m.reference("plain", "y"), m.target("plain", "y")
+	m.backup(Backup{Disks: []BackupDisk{{Volume: "plain", Target: target}}})
+	sameBytes(t, reference, target)
+	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c1": {"d0"}})
+}
+
+func TestSparseFullMovesWhatIsUsed(t *testing.T) {
+	m := newMachine(t, 10*gib)
+	raw, err := os.OpenFile(m.raw("d0"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 200 MiB in pieces of 4 MiB, spread over the disk.
+	piece := bytes.Repeat([]byte{0xc7}, int(4*mib))
+	for i := range int64(50) {
+		if _, err := raw.WriteAt(piece, i*200*mib+64*kib); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := raw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m.prepare()
+	m.start()
+	began := time.Now()
+	file := m.full("c0", "d0")["d0"]
+	if moved, most := diskUsage(t, file), int64(1.1*200*float64(mib)); moved > most {
+		t.Errorf("moved %d MiB of 200 MiB used, want at most %d", moved/mib, most/mib)
+	} else {
+		t.Logf("%d MiB in %v", moved/mib, time.Since(began))
+	}
+	sameBytes(t, m.raw("d0"), file)
+}
+
+func TestDiskWritesDuringABackupStayOutOfIt(t *testing.T) {
+	m := newMachine(t, 256*mib)
+	m.prepare()
+	m.start()
+	m.io("d0", "write -P 0x10 0 128M")
+	reference := m.reference("d0", "c0")
+	target := m.target("d0", "c0")
+	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
+	m.write("d0", 0xff, 2000, 1, 4000)
+	m.await(EventBackupCompleted)
+	sameBytes(t, reference, target)
+	if diff := cmp.Diff([]int64{1, 2000, 4000}, ownClusters(t, m.capture("c1", "c0", "d0")["d0"])); diff != "" {
+		t.Errorf("writes after the moment are not in the next backup:\n%s", diff)
+	}
+}
+
+func TestAbortAndBusy(t *testing.T) {
+	m := newMachine(t, gib)
+	m.prepare()
+	m.start()
+	m.io("d0", "write -P 0x10 0 900M")
+	m.full("base", "d0")
+	m.write("d0", 0x20, 5)
+	slow := Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}}
+	m.begin(slow)
+	job, err := m.BackupJob(t.Context())
+	if err != nil || !job.Active || !job.Known || job.TotalBytes == 0 {
+		t.Errorf("job %+v, %v", job, err)
+	}
+	if err := m.BeginBackup(t.Context(), Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "second")}}}); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second backup: %v", err)
+	}
+	for range 2 {
+		if err := m.AbortBackup(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if e := m.await(EventBackupCompleted); e.Err == nil {
+		t.Error("an aborted backup succeeded")
+	}
+	if job, err := m.BackupJob(t.Context()); err != nil || job.Active || !job.Known || job.Err == nil {
+		t.Errorf("job %+v, %v", job, err)
+	}
+	if err := m.AbortBackup(t.Context()); err != nil {
+		t.Errorf("abort without a job: %v", err)
+	}
+	// The base is what it was: the failed backup's checkpoint goes, and the change is in the next.
+	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int64{5}, ownClusters(t, m.capture("c1", "base", "d0")["d0"])); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFullTargetIsNoSpaceAndLeavesTheGuestAlone(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	m.io("d0", "write -P 0x10 0 60M")
+	small := t.TempDir()
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=8m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(small, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	target := small + "/d0.qcow2"
+	if err := CreateTarget(t.Context(), target, 64*mib); err != nil {
+		t.Fatal(err)
+	}
+	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
+	if e := m.await(EventBackupCompleted); !errors.Is(e.Err, ErrNoSpace) {
+		t.Errorf("got %v", e.Err)
+	}
+	if job, err := m.BackupJob(t.Context()); err != nil || !errors.Is(job.Err, ErrNoSpace) {
+		t.Errorf("got %+v, %v", job, err)
+	}
+	m.write("d0", 0x20, 5)
+	if info, err := m.Info(t.Context()); err != nil || info.State != StateRunning {
+		t.Errorf("got %+v, %v", info, err)
+	}
+}
+
+func TestDestroyDuringABackupFailsItAndKeepsTheBase(t *testing.T) {
+	m := newMachine(t, gib)
+	m.prepare()
+	m.start()
+	m.io("d0", "write -P 0x10 0 900M")
+	m.full("base", "d0")
+	m.write("d0", 0x20, 5)
+	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}})
+	m.stop()
+	if e := m.await(EventBackupCompleted); e.Err == nil {
+		t.Error("the backup of a machine that ended succeeded")
+	}
+	m.restart()
+	if valid, lost := m.redefine("base", "d0"); len(valid) != 1 {
+		t.Fatalf("lost %v", lost)
+	}
+	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int64{5}, ownClusters(t, m.capture("c1", "base", "d0")["d0"])); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestBlockDeviceIsTrackedLikeAFile(t *testing.T) {
+	m := newMachine(t)
+	m.addDisk("d0", 64*mib)
+	file := m.options.Disks[0].RawPath
+	m.options.Disks[0] = Disk{Volume: "d0", RawPath: loopDevice(t, file), Block: true, Overlay: m.overlays.Path("d0")}
+	m.prepare()
+	m.start()
+	m.write("d0", 0x31, 0, 9)
+	reference := m.reference("d0", "c0")
+	full := m.full("c0", "d0")["d0"]
+	sameBytes(t, reference, full)
+	m.write("d0", 0x32, 9, 10)
+	reference = m.reference("d0", "c1")
+	incremental := m.capture("c1", "c0", "d0")["d0"]
+	if diff := cmp.Diff([]int64{9, 10}, ownClusters(t, incremental)); diff != "" {
+		t.Error(diff)
+	}
+	if err := SetBacking(t.Context(), incremental, "c0-d0.qcow2"); err != nil {
+		t.Fatal(err)
+	}
+	sameBytes(t, reference, incremental)
+	m.stop()
+	m.markClean()
+	if diff := cmp.Diff(map[string]Renewed{"d0": Kept}, m.prepare()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestCreateTargetRefusesAFileThatExists(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir() + "/x.qcow2"
+	if err := CreateTarget(t.Context(), path, 64*mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := CreateTarget(t.Context(), path, 64*mib); !errors.Is(err, os.ErrExist) {
+		t.Errorf("got %v", err)
+	}
+	if err := SetBacking(t.Context(), path, "not-there.qcow2"); err != nil {
+		t.Errorf("a backing file that is not there yet: %v", err)
+	}
+}

@@ -1,0 +1,206 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+)
+
+// Checkpoints are those that libvirt knows, with the disks that each is defined on. Whether a bitmap is
+// usable is for Redefine and DirtyBytes to say.
+func (s *Session) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
+	return query(ctx, s, "list checkpoints", func(d *libvirt.Domain) ([]Checkpoint, error) {
+		_, disks, err := disksOf(d)
+		if err != nil {
+			return nil, err
+		}
+		all, err := d.ListAllCheckpoints(libvirt.DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL)
+		if err != nil {
+			return nil, err
+		}
+		var out []Checkpoint
+		for i := range all {
+			cp, e := readCheckpoint(&all[i], disks)
+			err = errors.Join(err, e, all[i].Free())
+			out = append(out, cp)
+		}
+		return out, err
+	})
+}
+
+func readCheckpoint(c *libvirt.DomainCheckpoint, disks diskMap) (Checkpoint, error) {
+	xml, err := c.GetXMLDesc(libvirt.DOMAIN_CHECKPOINT_XML_NO_DOMAIN)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	var doc libvirtxml.DomainCheckpoint
+	if err := doc.Unmarshal(xml); err != nil {
+		return Checkpoint{}, fmt.Errorf("libvirt's checkpoint document: %w", err)
+	}
+	seconds, err := strconv.ParseInt(doc.CreationTime, 10, 64)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("creation time of checkpoint %s: %w", doc.Name, err)
+	}
+	out := Checkpoint{Name: checkpointName(doc.Name), CreationTime: time.Unix(seconds, 0).UTC()}
+	if doc.Disks != nil {
+		for _, d := range doc.Disks.Disks {
+			if d.Checkpoint == "bitmap" {
+				out.Volumes = append(out.Volumes, disks.volume(d.Name))
+			}
+		}
+	}
+	return out, nil
+}
+
+// Redefine tells libvirt of a checkpoint that it may have lost, on those of cp.Volumes whose bitmaps
+// QEMU has and trusts. It returns these, and for each of the others what was seen; a bitmap of another volume is left alone. What is left of a lost
+// disk's bitmap is removed. Without a valid volume libvirt does not know the checkpoint afterwards. cp.CreationTime must be set.
+// The domain must run: only QEMU can say whether a bitmap is good. No backup may run.
+func (s *Session) Redefine(ctx context.Context, cp Checkpoint) (valid []string, lost map[string]string, err error) {
+	type result struct {
+		valid []string
+		lost  map[string]string
+	}
+	r, err := query(ctx, s, "redefine checkpoint "+cp.Name, func(d *libvirt.Domain) (result, error) {
+		cp.Name = libvirtName(cp.Name)
+		valid, lost, err := redefine(d, cp)
+		return result{valid, lost}, err
+	})
+	return r.valid, r.lost, err
+}
+
+func redefine(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, error) {
+	if cp.CreationTime.IsZero() {
+		return nil, nil, fmt.Errorf("%w: no creation time", ErrInvalid)
+	}
+	disks, bitmaps, err := bitmapsOf(d)
+	if err != nil {
+		return nil, nil, err
+	}
+	valid, lost := assess(cp, disks, bitmaps)
+	// Whatever libvirt knows of this checkpoint is replaced by what is true now.
+	if err := forget(d, cp.Name); err != nil {
+		return nil, nil, err
+	}
+	var leftover []string
+	for volume := range lost {
+		if _, there := bitmaps[volume][cp.Name]; there {
+			leftover = append(leftover, volume)
+		}
+	}
+	if err := removeBitmaps(d, disks, cp, leftover); err != nil {
+		return nil, nil, err
+	}
+	if len(valid) == 0 {
+		return nil, lost, nil
+	}
+	cp.Volumes = valid
+	err = define(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE|libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE)
+	if err != nil {
+		return nil, nil, err
+	}
+	return valid, lost, nil
+}
+
+// define makes libvirt know a checkpoint whose bitmaps are there.
+func define(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.DomainCheckpointCreateFlags) error {
+	doc, err := checkpointXML(cp, disks)
+	if err != nil {
+		return err
+	}
+	c, err := d.CreateCheckpointXML(doc, flags)
+	if err != nil {
+		return err
+	}
+	return c.Free()
+}
+
+// removeBitmaps removes the bitmaps of a checkpoint that libvirt does not know from these volumes. libvirt does that
+// for a checkpoint that it knows, so it is told of one, unvalidated, for this moment.
+func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []string) error {
+	if len(volumes) == 0 {
+		return nil
+	}
+	cp.Volumes = volumes
+	if err := define(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE); err != nil {
+		return fmt.Errorf("remove leftover bitmap: %w", err)
+	}
+	c, err := d.CheckpointLookupByName(cp.Name, 0)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(c.Delete(0), c.Free()); err != nil {
+		return fmt.Errorf("remove leftover bitmap: %w", err)
+	}
+	return nil
+}
+
+// forget makes libvirt not know a checkpoint any more; its bitmaps stay.
+func forget(d *libvirt.Domain, name string) error {
+	c, err := d.CheckpointLookupByName(name, 0)
+	if code(err) == libvirt.ERR_NO_DOMAIN_CHECKPOINT {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Delete(libvirt.DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY), c.Free())
+}
+
+// DeleteCheckpoint removes a checkpoint and its bitmaps from all disks, also those that libvirt does not
+// know of any more. A name that nobody knows is no error. Other checkpoints stay as they are. The domain must run.
+func (s *Session) DeleteCheckpoint(ctx context.Context, name string) error {
+	return s.with(ctx, "delete checkpoint "+name, func(d *libvirt.Domain) error {
+		name := libvirtName(name)
+		disks, bitmaps, err := bitmapsOf(d)
+		if err != nil {
+			return err
+		}
+		if err := forget(d, name); err != nil {
+			return err
+		}
+		var holders []string
+		for volume, held := range bitmaps {
+			if _, there := held[name]; there {
+				holders = append(holders, volume)
+			}
+		}
+		// The time means nothing: the checkpoint lives for one call.
+		return removeBitmaps(d, disks, Checkpoint{Name: name, CreationTime: time.Unix(1, 0)}, holders)
+	})
+}
+
+// DirtyBytes is how many bytes of each volume changed since the checkpoint, in whole bitmap clusters of 64 KiB:
+// what an incremental backup of the volume will write. ErrCheckpointLost: no volume has its bitmap, or one of them has it in a
+// state that cannot be used; the others are in the map nevertheless.
+func (s *Session) DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error) {
+	return query(ctx, s, "dirty bytes since "+checkpoint, func(d *libvirt.Domain) (map[string]uint64, error) {
+		_, bitmaps, err := bitmapsOf(d)
+		if err != nil {
+			return nil, err
+		}
+		return dirtyBytes(bitmaps, libvirtName(checkpoint))
+	})
+}
+
+// bitmapsOf asks QEMU for the bitmaps of the tracked disks. libvirt itself has no call that says which
+// bitmaps are there and why one is bad; the command only reads.
+func bitmapsOf(d *libvirt.Domain) (diskMap, bitmapsByVolume, error) {
+	_, disks, err := disksOf(d)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer, err := d.QemuMonitorCommand(queryBitmaps, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
+	if err != nil {
+		return nil, nil, err
+	}
+	bitmaps, err := parseBitmaps(answer, disks)
+	return disks, bitmaps, err
+}

@@ -1,0 +1,233 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/internal/domain/domaintest"
+)
+
+// redefine is what a launcher does with what it remembers of a checkpoint.
+func (m *machine) redefine(name string, volumes ...string) (valid []string, lost map[string]string) {
+	m.Helper()
+	valid, lost, err := m.Redefine(m.Context(), Checkpoint{Name: name, CreationTime: time.Unix(1700000000, 0), Volumes: volumes})
+	if err != nil {
+		m.Fatal(err)
+	}
+	return valid, lost
+}
+
+// wantCheckpoints fails the test unless libvirt knows exactly these (name -> volumes).
+func (m *machine) wantCheckpoints(want map[string][]string) {
+	m.Helper()
+	all, err := m.Checkpoints(m.Context())
+	if err != nil {
+		m.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, cp := range all {
+		got[cp.Name] = cp.Volumes
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		m.Errorf("checkpoints (-want +got):\n%s", diff)
+	}
+}
+
+// wantBitmaps fails the test unless the overlays have exactly these (volume -> names).
+func (m *machine) wantBitmaps(want map[string][]string) {
+	m.Helper()
+	bitmaps, err := query(m.Context(), m.Session, "bitmaps", bitmapsIn)
+	if err != nil {
+		m.Fatal(err)
+	}
+	got := map[string][]string{}
+	for volume, held := range bitmaps {
+		got[volume] = append([]string{}, slices.Sorted(maps.Keys(held))...)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		m.Errorf("bitmaps (-want +got):\n%s", diff)
+	}
+}
+
+// restart forgets everything that libvirt knows, as the end of a launcher pod does, and starts the machine again.
+func (m *machine) restart() {
+	m.Helper()
+	m.disconnect()
+	m.libvirt.Renew(m)
+	m.start()
+}
+
+func TestCheckpointsSurviveARestart(t *testing.T) {
+	m := newMachine(t, 64*mib, 32*mib)
+	m.prepare()
+	m.start()
+	m.write("d0", 0x11, 1, 2, 3)
+	m.full("c0", "d0", "d1")
+	m.write("d0", 0x22, 2, 70)
+	m.write("d1", 0x33, 5)
+	m.stop()
+	m.markClean()
+	if diff := cmp.Diff(map[string]Renewed{"d0": Kept, "d1": Kept}, m.prepare()); diff != "" {
+		t.Fatalf("overlays were not kept:\n%s", diff)
+	}
+
+	m.restart()
+	m.wantCheckpoints(map[string][]string{})
+	m.write("d0", 0x44, 900)
+	for range 2 { // the second call finds the checkpoint known
+		valid, lost := m.redefine("c0", "d0", "d1")
+		if diff := cmp.Diff([]string{"d0", "d1"}, valid); diff != "" || len(lost) != 0 {
+			t.Fatalf("valid %v, lost %v", valid, lost)
+		}
+	}
+	m.wantCheckpoints(map[string][]string{"c0": {"d0", "d1"}})
+	dirty, err := m.DirtyBytes(t.Context(), "c0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]uint64{"d0": 3 * uint64(cluster), "d1": uint64(cluster)}, dirty); diff != "" {
+		t.Error(diff)
+	}
+
+	references := map[string]string{"d0": m.reference("d0", "c1"), "d1": m.reference("d1", "c1")}
+	incremental := m.capture("c1", "c0", "d0", "d1")
+	if diff := cmp.Diff([]int64{2, 70, 900}, ownClusters(t, incremental["d0"])); diff != "" {
+		t.Error(diff)
+	}
+	for volume, file := range incremental {
+		if err := SetBacking(t.Context(), file, "c0-"+volume+".qcow2"); err != nil {
+			t.Fatal(err)
+		}
+		sameBytes(t, references[volume], file)
+	}
+	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
+		t.Fatal(err)
+	}
+	m.wantCheckpoints(map[string][]string{"c1": {"d0", "d1"}})
+	m.wantBitmaps(map[string][]string{"d0": {"c1"}, "d1": {"c1"}})
+}
+
+func TestCrashedBitmapsAreLostAndRemoved(t *testing.T) {
+	m := newMachine(t, 64*mib, 64*mib)
+	m.prepare()
+	m.start()
+	m.full("old", "d0")
+	m.stop()
+	m.restart() // now the bitmap is in the overlay
+	m.redefine("old", "d0")
+	m.full("young", "d0", "d1") // these are in memory only
+	domaintest.KillQEMU(t)
+	if e := m.awaitState(StateShutOff); e.Reason != ReasonCrashed && e.Reason != ReasonFailed {
+		t.Errorf("a killed QEMU ended as %s", e.Reason)
+	}
+
+	m.restart()
+	if err := m.BeginBackup(t.Context(), Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "refused"), Incremental: "old"}}}); !errors.Is(err, ErrCheckpointLost) {
+		t.Errorf("incremental from a checkpoint that libvirt does not know: %v", err)
+	}
+	if _, err := m.DirtyBytes(t.Context(), "old"); !errors.Is(err, ErrCheckpointLost) {
+		t.Errorf("dirty bytes of an inconsistent bitmap: %v", err)
+	}
+	if _, err := m.DirtyBytes(t.Context(), "young"); !errors.Is(err, ErrCheckpointLost) {
+		t.Errorf("dirty bytes of a bitmap that is not there: %v", err)
+	}
+	m.wantBitmaps(map[string][]string{"d0": {"old"}, "d1": {}})
+	valid, lost := m.redefine("old", "d0", "d1")
+	if len(valid) != 0 || len(lost) != 2 || lost["d0"] == lost["d1"] {
+		t.Errorf("valid %v, lost %v", valid, lost)
+	}
+	m.wantBitmaps(map[string][]string{"d0": {}, "d1": {}})
+	m.wantCheckpoints(map[string][]string{})
+
+	m.full("new", "d0", "d1")
+	m.write("d1", 0x55, 7)
+	if diff := cmp.Diff([]int64{7}, ownClusters(t, m.capture("next", "new", "d1")["d1"])); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestOneLostDiskLeavesTheOtherValid(t *testing.T) {
+	m := newMachine(t, 64*mib, 64*mib)
+	m.prepare()
+	m.start()
+	m.full("c0", "d0", "d1")
+	m.stop()
+	m.run("qemu-img", "bitmap", "--remove", m.overlays.Path("d1"), "c0")
+	m.restart()
+	m.write("d0", 0x66, 12)
+	m.write("d1", 0x77, 13)
+	valid, lost := m.redefine("c0", "d0", "d1")
+	if !slices.Equal(valid, []string{"d0"}) || lost["d1"] == "" || len(lost) != 1 {
+		t.Fatalf("valid %v, lost %v", valid, lost)
+	}
+	m.wantCheckpoints(map[string][]string{"c0": {"d0"}})
+
+	// The lost disk goes full in the same backup.
+	references := map[string]string{"d0": m.reference("d0", "c1"), "d1": m.reference("d1", "c1")}
+	b := Backup{Checkpoint: "c1", Disks: []BackupDisk{
+		{Volume: "d0", Target: m.target("d0", "c1"), Incremental: "c0"},
+		{Volume: "d1", Target: m.target("d1", "c1")},
+	}}
+	m.backup(b)
+	if diff := cmp.Diff([]int64{12}, ownClusters(t, b.Disks[0].Target)); diff != "" {
+		t.Error(diff)
+	}
+	if err := SetBacking(t.Context(), b.Disks[0].Target, "c0-d0.qcow2"); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range b.Disks {
+		sameBytes(t, references[d.Volume], d.Target)
+	}
+	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c1": {"d0", "d1"}})
+}
+
+func TestDeleteCheckpoint(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	m.full("c0", "d0")
+	m.full("c1", "d0")
+	m.full("c2", "d0")
+	if err := m.DeleteCheckpoint(t.Context(), "nobody-knows-it"); err != nil {
+		t.Error(err)
+	}
+	if err := m.DeleteCheckpoint(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c2": {"d0"}})
+	m.wantBitmaps(map[string][]string{"d0": {"c0", "c2"}})
+	m.stop()
+
+	m.restart() // libvirt has lost both; the bitmaps are there
+	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
+		t.Error(err)
+	}
+	m.wantBitmaps(map[string][]string{"d0": {"c2"}})
+	m.write("d0", 0x88, 40)
+	if valid, lost := m.redefine("c2", "d0"); len(valid) != 1 {
+		t.Fatalf("lost %v", lost)
+	}
+	if diff := cmp.Diff([]int64{40}, ownClusters(t, m.capture("c3", "c2", "d0")["d0"])); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestUnknownBaseStartsNothing(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	err := m.BeginBackup(t.Context(), Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "x"), Incremental: "c0"}}})
+	if !errors.Is(err, ErrCheckpointLost) {
+		t.Errorf("got %v", err)
+	}
+	m.wantCheckpoints(map[string][]string{})
+	m.wantBitmaps(map[string][]string{"d0": {}})
+	m.full("c1", "d0") // the name was not used up
+}

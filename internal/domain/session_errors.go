@@ -1,0 +1,44 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"errors"
+	"fmt"
+
+	"libvirt.org/go/libvirt"
+)
+
+// classes maps libvirt's codes. A code that is not here is an error of no class.
+var classes = map[libvirt.ErrorNumber]error{
+	libvirt.ERR_NO_DOMAIN:               ErrNotFound,
+	libvirt.ERR_NO_DOMAIN_BACKUP:        ErrNotFound,
+	libvirt.ERR_NO_DOMAIN_CHECKPOINT:    ErrCheckpointLost,
+	libvirt.ERR_CHECKPOINT_INCONSISTENT: ErrCheckpointLost,
+	libvirt.ERR_OPERATION_INVALID:       ErrNotRunning,
+	libvirt.ERR_OPERATION_TIMEOUT:       ErrBusy,
+	libvirt.ERR_AGENT_UNRESPONSIVE:      ErrAgent,
+	libvirt.ERR_AGENT_UNSYNCED:          ErrAgent,
+	libvirt.ERR_AGENT_COMMAND_TIMEOUT:   ErrAgent,
+	libvirt.ERR_AGENT_COMMAND_FAILED:    ErrAgent,
+	libvirt.ERR_NO_CONNECT:              ErrClosed,
+	libvirt.ERR_INVALID_CONN:            ErrClosed,
+	libvirt.ERR_RPC:                     ErrClosed,
+}
+
+// code is libvirt's code of an error, or ERR_OK.
+func code(err error) libvirt.ErrorNumber {
+	var e libvirt.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return libvirt.ERR_OK
+}
+
+// translate puts an error of libvirt into one of this package's classes.
+func translate(err error) error {
+	if class, ok := classes[code(err)]; ok && !errors.Is(err, class) {
+		return fmt.Errorf("%w: %w", class, err)
+	}
+	return err
+}

@@ -1,0 +1,297 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+	"libvirt.org/go/libvirt"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/domain/domaintest"
+)
+
+// newGuest is a machine that boots the test guest.
+func newGuest(t *testing.T, sizes ...int64) *machine {
+	t.Helper()
+	m := newMachine(t, sizes...)
+	m.options.KernelPath, m.options.InitrdPath = domaintest.GuestKernel(t)
+	spec := &m.vmi.Spec.Domain
+	spec.Memory.Guest = ptr.To(resource.MustParse("256Mi"))
+	spec.Firmware = &kubevirtv1.Firmware{Serial: "serial-of-vm", KernelBoot: &kubevirtv1.KernelBoot{
+		KernelArgs: "console=ttyS0 quiet panic=-1 mitigations=off nokaslr",
+	}}
+	spec.Devices.Rng = &kubevirtv1.Rng{}
+	spec.Devices.Interfaces = []kubevirtv1.Interface{{Name: "default", Masquerade: &kubevirtv1.InterfaceMasquerade{}}}
+	return m
+}
+
+// boot starts the guest and waits for its agent.
+func (m *machine) boot() {
+	m.Helper()
+	m.prepare()
+	m.start()
+	for !m.await(EventAgent).Connected {
+	}
+}
+
+// exec runs a command in the guest and returns what it prints.
+func (m *machine) exec(command string) string {
+	m.Helper()
+	var started struct{ Return struct{ PID int } }
+	m.ask(&started, "guest-exec", map[string]any{"path": "/bin/sh", "arg": []string{"-c", command}, "capture-output": true})
+	var status struct {
+		Return struct {
+			Exited   bool
+			ExitCode int
+			Out      string `json:"out-data"`
+			Err      string `json:"err-data"`
+		}
+	}
+	domaintest.Eventually(m, 60*time.Second, command, func() bool {
+		m.ask(&status, "guest-exec-status", map[string]any{"pid": started.Return.PID})
+		return status.Return.Exited
+	})
+	out, err := base64.StdEncoding.DecodeString(status.Return.Out)
+	if err != nil || status.Return.ExitCode != 0 {
+		m.Fatalf("%s: exit code %d, %v: %s", command, status.Return.ExitCode, err, status.Return.Err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (m *machine) ask(reply any, name string, arguments map[string]any) {
+	m.Helper()
+	command, err := json.Marshal(map[string]any{"execute": name, "arguments": arguments})
+	if err != nil {
+		m.Fatal(err)
+	}
+	said, err := query(m.Context(), m.Session, name, func(d *libvirt.Domain) (string, error) {
+		return d.QemuAgentCommand(string(command), 10, 0)
+	})
+	if err != nil {
+		m.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(said), reply); err != nil {
+		m.Fatal(err)
+	}
+}
+
+func (m *machine) info() Info {
+	m.Helper()
+	info, err := m.Info(m.Context())
+	if err != nil {
+		m.Fatal(err)
+	}
+	return info
+}
+
+// TestGuest has one guest go through its life: booting one takes many seconds under emulation.
+func TestGuest(t *testing.T) {
+	m := newGuest(t, 64*mib)
+	m.addDisk("sata", 32*mib)
+	m.addDisk("scsi", 48*mib)
+	m.addDisk("shut", 16*mib)
+	disks := m.vmi.Spec.Domain.Devices.Disks
+	disks[0].Serial = "serial-0"
+	disks[1].Disk.Bus = "sata"
+	disks[2].Disk.Bus = "scsi"
+	disks[2].Serial = "serial-2"
+	disks[3].Disk.ReadOnly = true
+	m.vmi.Spec.Domain.CPU = &kubevirtv1.CPU{Sockets: 1, Cores: 2, Threads: 1}
+	m.boot()
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, *machine)
+	}{
+		{"has what the instance says", hasHardware},
+		{"is what Info says", infoMerges},
+		{"has a consistent file system in a frozen backup", frozenBackup},
+		{"shuts down on request", shutsDown},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			inner := *m
+			inner.TB = t
+			step.run(t, &inner)
+		}) {
+			return
+		}
+	}
+}
+
+func hasHardware(t *testing.T, m *machine) {
+	disks := m.vmi.Spec.Domain.Devices.Disks
+	for command, want := range map[string]string{
+		"grep -c ^processor /proc/cpuinfo":                                     "2",
+		"cat /sys/block/vda/size":                                              fmt.Sprint(64 * mib / 512),
+		"cat /sys/block/vda/serial":                                            "serial-0",
+		"cat /sys/block/sda/size":                                              fmt.Sprint(32 * mib / 512),
+		"cat /sys/block/sdb/size":                                              fmt.Sprint(48 * mib / 512),
+		"cat /sys/block/vdb/ro":                                                "1",
+		"cat /sys/class/dmi/id/product_uuid":                                   UUID(m.vmi),
+		"cat /sys/class/dmi/id/product_serial":                                 "serial-of-vm",
+		"cat /sys/class/net/eth0/address":                                      MAC(m.vmi, &m.vmi.Spec.Domain.Devices.Interfaces[0]),
+		"cat /sys/block/vda/queue/discard_granularity | grep -v '^0$' | wc -l": "1",
+		"ls -d /sys/bus/virtio/drivers/virtio_rng/virtio* | wc -l":             "1",
+	} {
+		if got := m.exec(command); got != want {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
+	}
+	for _, d := range m.info().Disks {
+		if want := TargetDevices(disks)[d.Volume]; d.Target != want {
+			t.Errorf("disk %s is %s, not %s", d.Volume, d.Target, want)
+		}
+		if want := d.Volume == "d0"; d.Tracked != want {
+			t.Errorf("disk %s tracked: %v", d.Volume, d.Tracked)
+		}
+	}
+	log, err := os.ReadFile(m.options.SerialLog)
+	if err != nil || len(log) == 0 {
+		t.Errorf("serial log: %d bytes, %v", len(log), err)
+	}
+}
+
+func infoMerges(t *testing.T, m *machine) {
+	mac := MAC(m.vmi, &m.vmi.Spec.Domain.Devices.Interfaces[0])
+	var got Info
+	domaintest.Eventually(t, 60*time.Second, "the guest has an address", func() bool {
+		got = m.info()
+		return len(got.Interfaces) == 1 && len(got.Interfaces[0].IPs) > 0
+	})
+	i := got.Interfaces[0]
+	if i.Name != "default" || i.MAC != mac || i.GuestName != "eth0" || !i.FromAgent {
+		t.Errorf("interface %+v", i)
+	}
+	if got.State != StateRunning || !got.AgentConnected || got.GuestOS == nil || got.GuestOS.KernelRelease == "" {
+		t.Errorf("info %+v, guest %+v", got, got.GuestOS)
+	}
+	if d := got.Disks; len(d) != 4 || d[0] != (DiskInfo{Volume: "d0", Target: "vda", VirtualBytes: uint64(64 * mib), Tracked: true}) {
+		t.Errorf("disks %+v", d)
+	}
+
+	// While it is frozen the agent answers nothing else; what it said stays.
+	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	frozen := m.info()
+	if frozen.GuestOS == nil || *frozen.GuestOS != *got.GuestOS || len(frozen.Interfaces[0].IPs) == 0 {
+		t.Errorf("frozen: %+v", frozen)
+	}
+	if err := m.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func frozenBackup(t *testing.T, m *machine) {
+	m.exec("mkfs.ext4 -q /dev/vda && mount-disks && cd /disks/serial-0 && head -c 5000000 /dev/urandom > a && sha256sum < a > a.sum")
+	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	reference, target := m.reference("d0", "c0"), m.target("d0", "c0")
+	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
+	for range 2 {
+		if err := m.Thaw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.exec("cd /disks/serial-0 && dd if=/dev/zero of=a bs=1M count=4 conv=fsync,notrunc && rm a.sum && sync && fstrim .")
+	if e := m.await(EventBackupCompleted); e.Err != nil {
+		t.Fatal(e.Err)
+	}
+	sameBytes(t, reference, target)
+
+	// The incremental has the overwritten, deleted and trimmed parts; read through its chain it is the disk.
+	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	reference, next := m.reference("d0", "c1"), m.target("d0", "c1")
+	m.begin(Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: next, Incremental: "c0"}}})
+	if err := m.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := m.await(EventBackupCompleted); e.Err != nil {
+		t.Fatal(e.Err)
+	}
+	if err := SetBacking(t.Context(), next, "c0-d0.qcow2"); err != nil {
+		t.Fatal(err)
+	}
+	sameBytes(t, reference, next)
+	restored := m.dir + "/restored.raw"
+	run(t, "qemu-img", "convert", "-O", "raw", target, restored)
+	run(t, "e2fsck", "-f", "-n", restored)
+}
+
+func shutsDown(t *testing.T, m *machine) {
+	if err := m.ShutdownRequest(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := m.awaitState(StateShutOff); e.Reason != ReasonShutdown {
+		t.Errorf("reason %s", e.Reason)
+	}
+	if info := m.info(); info.State != StateShutOff || info.Reason != ReasonShutdown || info.AgentConnected {
+		t.Errorf("info %+v", info)
+	}
+	for what, f := range map[string]func() error{
+		"ShutdownRequest": func() error { return m.ShutdownRequest(t.Context()) },
+		"Destroy":         func() error { return m.Destroy(t.Context()) },
+		"AbortBackup":     func() error { return m.AbortBackup(t.Context()) },
+	} {
+		if err := f(); err != nil {
+			t.Errorf("%s of a machine that ended: %v", what, err)
+		}
+	}
+	if _, err := m.DirtyBytes(t.Context(), "c0"); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("DirtyBytes of a machine that ended: %v", err)
+	}
+}
+
+func TestSilentAgent(t *testing.T) {
+	m := newGuest(t, 64*mib)
+	m.boot()
+	// A stopped agent keeps its channel open and says nothing.
+	pid := m.exec("pidof qemu-ga")
+	m.exec("(sleep 1; kill -STOP " + pid + "; sleep 25; kill -CONT " + pid + ") >/dev/null 2>&1 &")
+	domaintest.Eventually(t, 30*time.Second, "the agent is silent", func() bool {
+		_, err := query(t.Context(), m.Session, "ping", func(d *libvirt.Domain) (string, error) {
+			return d.QemuAgentCommand(`{"execute":"guest-ping"}`, 1, 0)
+		})
+		return errors.Is(err, ErrAgent)
+	})
+	began := time.Now()
+	err := m.Freeze(t.Context(), 2*time.Second)
+	if !errors.Is(err, ErrAgent) {
+		t.Errorf("got %v", err)
+	}
+	if took := time.Since(began); took > 26*time.Second {
+		t.Errorf("it took %v", took)
+	}
+
+	// The power button works without the agent.
+	if err := m.ShutdownRequest(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := m.awaitState(StateShutOff); e.Reason != ReasonShutdown {
+		t.Errorf("reason %s", e.Reason)
+	}
+}
+
+func TestFreezeWithoutAnAgent(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	if err := m.Freeze(t.Context(), time.Second); !errors.Is(err, ErrAgent) {
+		t.Errorf("got %v", err)
+	}
+	if m.info().AgentConnected {
+		t.Error("an agent is connected in a machine without an operating system")
+	}
+}

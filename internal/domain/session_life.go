@@ -1,0 +1,168 @@
+//go:build libvirt_dlopen
+
+package domain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+)
+
+// Start defines the domain of this document and starts it. One that runs already is left as it is.
+func (s *Session) Start(ctx context.Context, xml string) error {
+	_, err := call(ctx, func() (struct{}, error) { return struct{}{}, s.start(xml) })
+	if err != nil {
+		return fmt.Errorf("start domain: %w", err)
+	}
+	return nil
+}
+
+func (s *Session) start(xml string) error {
+	var doc libvirtxml.Domain
+	if err := doc.Unmarshal(xml); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	d, err := s.conn.LookupDomainByName(doc.Name)
+	if err == nil {
+		active, err := d.IsActive()
+		if err = errors.Join(err, d.Free()); err != nil || active {
+			return err
+		}
+	} else if code(err) != libvirt.ERR_NO_DOMAIN {
+		return err
+	}
+	d, err = s.conn.DomainDefineXML(xml)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Create(), d.Free())
+}
+
+// agentShutdownWait is how long ShutdownRequest waits for the agent's answer. An agent that obeys does not
+// answer at all; libvirt takes the end of the guest for the answer.
+const agentShutdownWait = 2 * time.Second
+
+// ShutdownRequest asks the guest to power off: with the power button, and through the agent if it is
+// connected. It does not wait for the guest to obey; the lifecycle event tells.
+func (s *Session) ShutdownRequest(ctx context.Context) error {
+	button := s.with(ctx, "press the power button", func(d *libvirt.Domain) error {
+		return d.ShutdownFlags(libvirt.DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
+	})
+	if errors.Is(button, ErrNotFound) || errors.Is(button, ErrNotRunning) {
+		return nil
+	}
+	connected, err := query(ctx, s, "look for the guest agent", agentConnected)
+	if err != nil || !connected {
+		return errors.Join(button, err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, agentShutdownWait)
+	defer cancel()
+	asked := s.with(bounded, "shut down through the guest agent", func(d *libvirt.Domain) error {
+		return d.ShutdownFlags(libvirt.DOMAIN_SHUTDOWN_GUEST_AGENT)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("shut down: %w", ctx.Err())
+	case button == nil || asked == nil || errors.Is(asked, context.DeadlineExceeded):
+		return nil // one way is enough
+	}
+	return errors.Join(button, asked)
+}
+
+// Destroy ends QEMU: with SIGTERM, on which it closes the disks and saves the bitmaps, and with SIGKILL only if it
+// does not go within libvirt's patience (about 15 seconds). A domain that does not run is no error.
+func (s *Session) Destroy(ctx context.Context) error {
+	err := s.with(ctx, "destroy domain", func(d *libvirt.Domain) error {
+		return d.DestroyFlags(libvirt.DOMAIN_DESTROY_DEFAULT)
+	})
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotRunning) {
+		return nil
+	}
+	return err
+}
+
+// Resume lets a paused guest go on. A guest that runs is no error.
+func (s *Session) Resume(ctx context.Context) error {
+	return s.with(ctx, "resume domain", func(d *libvirt.Domain) error {
+		state, _, err := d.GetState()
+		if err != nil || state == libvirt.DOMAIN_RUNNING {
+			return err
+		}
+		return d.Resume()
+	})
+}
+
+// Info says what the domain does. ErrNotFound: there is none. What only the agent knows is as old as its
+// last answer.
+func (s *Session) Info(ctx context.Context) (Info, error) {
+	return query(ctx, s, "domain info", s.info)
+}
+
+func (s *Session) info(d *libvirt.Domain) (Info, error) {
+	state, detail, err := d.GetState()
+	if err != nil {
+		return Info{}, err
+	}
+	doc, disks, err := disksOf(d)
+	if err != nil {
+		return Info{}, err
+	}
+	var out Info
+	out.State, out.Reason = stateOf(state, detail)
+	for _, disk := range disks {
+		block, err := d.GetBlockInfo(disk.Target, 0)
+		if err != nil {
+			return Info{}, fmt.Errorf("size of %s: %w", describe(disk.Volume, disk.Target), err)
+		}
+		out.Disks = append(out.Disks, DiskInfo{Volume: disk.Volume, Target: disk.Target, VirtualBytes: block.Capacity, Tracked: disk.Tracked})
+	}
+	out.Interfaces = interfacesOf(doc)
+	out.AgentConnected = out.State != StateShutOff && channelConnected(doc)
+	if out.AgentConnected {
+		said := s.agent.ask(d)
+		out.GuestOS = said.os
+		out.Interfaces = mergeInterfaces(out.Interfaces, said.interfaces)
+	}
+	return out, nil
+}
+
+// stateOf translates libvirt's state and the detail that goes with it.
+func stateOf(state libvirt.DomainState, detail int) (State, Reason) {
+	switch state {
+	case libvirt.DOMAIN_RUNNING, libvirt.DOMAIN_BLOCKED:
+		return StateRunning, ""
+	case libvirt.DOMAIN_SHUTDOWN:
+		return StateShuttingDown, ""
+	case libvirt.DOMAIN_CRASHED:
+		return StateShutOff, ReasonCrashed
+	case libvirt.DOMAIN_SHUTOFF:
+		return StateShutOff, shutoffReason(libvirt.DomainShutoffReason(detail))
+	}
+	switch libvirt.DomainPausedReason(detail) {
+	case libvirt.DOMAIN_PAUSED_IOERROR:
+		return StatePaused, ReasonIOError
+	case libvirt.DOMAIN_PAUSED_USER:
+		return StatePaused, ReasonUser
+	case libvirt.DOMAIN_PAUSED_CRASHED:
+		return StatePaused, ReasonCrashed
+	}
+	return StatePaused, ReasonOther
+}
+
+func shutoffReason(reason libvirt.DomainShutoffReason) Reason {
+	switch reason {
+	case libvirt.DOMAIN_SHUTOFF_SHUTDOWN:
+		return ReasonShutdown
+	case libvirt.DOMAIN_SHUTOFF_DESTROYED:
+		return ReasonDestroyed
+	case libvirt.DOMAIN_SHUTOFF_CRASHED:
+		return ReasonCrashed
+	case libvirt.DOMAIN_SHUTOFF_FAILED:
+		return ReasonFailed
+	}
+	return ReasonOther
+}
