@@ -1,0 +1,506 @@
+//go:build libvirt_dlopen
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"libvirt.org/go/libvirt"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/domain/domaintest"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// launcherVariable makes the test binary the launcher.
+const launcherVariable = "VARVE_LAUNCHER_TEST"
+
+// The tests run the real program as process 1 of a PID and a mount namespace of its own, as in a pod, and talk to
+// it as the handler does. Utility volumes are mounted outside and propagate into it.
+func TestMain(m *testing.M) {
+	if os.Getenv(launcherVariable) == "" {
+		os.Exit(domaintest.Run(m))
+	}
+	if os.Getpid() == 1 {
+		err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), unix.Mount("proc", "/proc", "proc", 0, ""))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+	}
+	main()
+}
+
+const mib = int64(1) << 20
+
+// pod is a launcher pod: its volumes outlive the launchers that are run in it one after another.
+type pod struct {
+	testing.TB
+	dir  string
+	vmi  *kubevirtv1.VirtualMachineInstance
+	srcs []*pb.DiskSource
+
+	cmd    *exec.Cmd
+	conn   *grpc.ClientConn
+	client pb.LauncherClient
+	exited chan int
+	// libvirt and dom are the test's own way to the guest.
+	libvirt *libvirt.Connect
+	dom     *libvirt.Domain
+}
+
+// newPod makes the volumes: "fs" (ext4, mounted by the guest), "data" (bare, dataBytes of it random) and the state volume.
+func newPod(t *testing.T, dataBytes int64) *pod {
+	t.Helper()
+	p := &pod{TB: t, dir: t.TempDir()}
+	t.Cleanup(p.showLogs)
+	kernel, initrd := domaintest.GuestKernel(t)
+	p.run("rm", "-rf", "/run/varve")
+	p.run("mkdir", "-p", layout.KernelDir, layout.SocketsDir, layout.UtilityDir)
+	p.run("cp", kernel, layout.KernelFile)
+	p.run("cp", initrd, layout.InitrdFile)
+	p.mount(p.dir+"/state", layout.StateDir, "--bind")
+	p.run("mount", "--bind", layout.UtilityDir, layout.UtilityDir)
+	p.run("mount", "--make-shared", layout.UtilityDir)
+	t.Cleanup(func() { p.run("umount", "-l", layout.UtilityDir) })
+	for _, volume := range []string{"fs", "data"} {
+		p.mount(filepath.Join(p.dir, volume), filepath.Join(layout.DisksDir, volume), "--bind")
+	}
+	p.sparse(layout.DiskFile("fs"), 64*mib)
+	p.run("mkfs.ext4", "-q", layout.DiskFile("fs"))
+	p.sparse(layout.DiskFile("data"), 2*dataBytes)
+	p.run("dd", "if=/dev/urandom", "of="+layout.DiskFile("data"), "bs=1M", fmt.Sprintf("count=%d", dataBytes/mib), "conv=notrunc", "status=none")
+	p.vmi = instance("fs", "data")
+	for _, volume := range []string{"fs", "data"} {
+		p.srcs = append(p.srcs, &pb.DiskSource{Volume: volume, ClaimUid: "uid-" + volume})
+	}
+	return p
+}
+
+func instance(volumes ...string) *kubevirtv1.VirtualMachineInstance {
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm"}}
+	vmi.Spec.TerminationGracePeriodSeconds = ptr.To(int64(60))
+	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("192Mi"))}
+	vmi.Spec.Domain.Firmware = &kubevirtv1.Firmware{KernelBoot: &kubevirtv1.KernelBoot{
+		KernelArgs: "console=ttyS0 quiet",
+		Container:  &kubevirtv1.KernelBootContainer{Image: "guest", KernelPath: "/vmlinuz", InitrdPath: "/initrd"},
+	}}
+	for _, v := range volumes {
+		vmi.Spec.Domain.Devices.Disks = append(vmi.Spec.Domain.Devices.Disks, kubevirtv1.Disk{Name: v, Serial: v, Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}})
+		vmi.Spec.Volumes = append(vmi.Spec.Volumes, kubevirtv1.Volume{Name: v, PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{}})
+	}
+	return vmi
+}
+
+func (p *pod) mount(source, at string, flags ...string) {
+	p.Helper()
+	if flags[0] == "--bind" {
+		p.run("mkdir", "-p", source)
+	}
+	p.run("mkdir", "-p", at)
+	p.run("mount", append(flags, source, at)...)
+	p.Cleanup(func() { p.run("umount", "-l", at) })
+}
+
+func (p *pod) sparse(path string, size int64) {
+	p.Helper()
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// target makes a utility volume: an ext4 file system of its own.
+func (p *pod) target(name string, size int64) string {
+	p.Helper()
+	image := filepath.Join(p.dir, name+".img")
+	p.sparse(image, size)
+	p.run("mkfs.ext4", "-q", "-m", "0", image)
+	p.mount(image, layout.Utility(name), "-o", "loop")
+	return layout.Utility(name)
+}
+
+// launch runs the launcher.
+func (p *pod) launch() {
+	p.Helper()
+	// A container's own files are new each time; only QEMU's capabilities stay cached, because asking for them takes seconds.
+	p.run("rm", "-rf", "/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt")
+	log, err := os.OpenFile(p.dir+"/launcher.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		p.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination")
+	cmd.Env = append(os.Environ(), launcherVariable+"=1")
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
+		p.Fatal(err)
+	}
+	exited := make(chan int, 1)
+	go func() {
+		_ = cmd.Wait() // the exit code says it all
+		exited <- cmd.ProcessState.ExitCode()
+	}()
+	p.cmd, p.exited = cmd, exited
+	p.conn, err = grpc.NewClient("unix://"+layout.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.client = pb.NewLauncherClient(p.conn)
+	p.Cleanup(p.end)
+}
+
+// showLogs helps to understand a failed test.
+func (p *pod) showLogs() {
+	if !p.Failed() {
+		return
+	}
+	for _, name := range []string{"launcher.log", "serial.log", "termination"} {
+		data, err := os.ReadFile(filepath.Join(p.dir, name))
+		p.Logf("%s (%v):\n%s", name, err, data[max(0, len(data)-20000):])
+	}
+}
+
+// end kills what still runs.
+func (p *pod) end() {
+	if p.cmd == nil {
+		return
+	}
+	_ = p.cmd.Process.Kill() // it may have ended
+	select {
+	case <-p.exited:
+	case <-time.After(20 * time.Second):
+		p.Error("the launcher could not be killed")
+	}
+	p.closed()
+}
+
+func (p *pod) closed() {
+	if err := p.conn.Close(); err != nil {
+		p.Error(err)
+	}
+	p.cmd = nil
+	if p.dom != nil {
+		_ = p.dom.Free() // its libvirtd is gone
+		_, _ = p.libvirt.Close()
+		p.dom = nil
+	}
+}
+
+// exit tells the launcher that its guest's end was seen.
+func (p *pod) exit() {
+	p.Helper()
+	if _, err := p.client.Exit(p.Context(), &pb.ExitRequest{}); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// wait returns the launcher's exit code.
+func (p *pod) wait() int {
+	p.Helper()
+	select {
+	case code := <-p.exited:
+		p.closed()
+		return code
+	case <-time.After(90 * time.Second):
+		p.Fatal("the launcher does not end")
+		return -1
+	}
+}
+
+func (p *pod) start(tracked bool) error {
+	p.Helper()
+	data, err := json.Marshal(p.vmi)
+	if err != nil {
+		p.Fatal(err)
+	}
+	_, err = p.client.Start(p.Context(), &pb.StartRequest{
+		Instance: data, UseEmulation: true, ChangedBlockTracking: tracked, Disks: p.srcs,
+	}, grpc.WaitForReady(true))
+	return err
+}
+
+// up runs a launcher and its guest until the agent answers.
+func (p *pod) up() *pb.State {
+	p.Helper()
+	p.launch()
+	if err := p.start(true); err != nil {
+		p.Fatal(err)
+	}
+	return p.await("the agent answers", func(s *pb.State) bool {
+		return s.Phase == pb.State_RUNNING && s.AgentConnected && s.GuestOs != nil && len(s.Disks) == 2
+	})
+}
+
+// await watches until something holds.
+func (p *pod) await(what string, holds func(*pb.State) bool) *pb.State {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), 90*time.Second)
+	defer cancel()
+	stream, err := p.client.Watch(ctx, &pb.WatchRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		p.Fatal(err)
+	}
+	var last *pb.State
+	for {
+		state, err := stream.Recv()
+		if err != nil {
+			p.Fatalf("waiting for: %s: %v; last state: %v", what, err, last)
+		}
+		if last = state; holds(state) {
+			return state
+		}
+	}
+}
+
+// request is a backup of both disks.
+func (p *pod) request(uid, target string) *pb.BeginBackupRequest {
+	return &pb.BeginBackupRequest{
+		Uid: uid, Name: "backup-" + uid, Namespace: "ns", Vm: "vm", Tracker: "t", Checkpoint: "cp-" + uid,
+		Volumes:      []*pb.BackupVolume{{Volume: "fs", FullReason: "NoCheckpoint"}, {Volume: "data", FullReason: "NoCheckpoint"}},
+		TargetVolume: target, Directory: "vm/backup-" + uid,
+	}
+}
+
+// continuing makes a request incremental.
+func continuing(req *pb.BeginBackupRequest, base string) *pb.BeginBackupRequest {
+	req.BaseCheckpoint, req.BaseBackupUid = "cp-"+base, base
+	for _, v := range req.Volumes {
+		v.Incremental, v.FullReason = true, ""
+	}
+	return req
+}
+
+func (p *pod) begin(req *pb.BeginBackupRequest) {
+	p.Helper()
+	if _, err := p.client.BeginBackup(p.Context(), req); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// ended waits for the end of a backup.
+func (p *pod) ended(uid string) *pb.Backup {
+	p.Helper()
+	return p.await("backup "+uid+" ends", func(s *pb.State) bool {
+		return s.Backup.GetUid() == uid && (s.Backup.Phase == pb.Backup_DONE || s.Backup.Phase == pb.Backup_FAILED)
+	}).Backup
+}
+
+// failed waits for a backup to fail in one way, and checks that nothing of it is left.
+func (p *pod) failed(uid string, want pb.Backup_Failure) *pb.Backup {
+	p.Helper()
+	b := p.ended(uid)
+	if b.Failure != want || b.Message == "" {
+		p.Errorf("backup %s: %v (%q), want %v", uid, b.Failure, b.Message, want)
+	}
+	found, err := filepath.Glob(layout.UtilityDir + "/*/vm/backup-" + uid + "*")
+	if err != nil || len(found) > 0 {
+		p.Errorf("backup %s left %v (%v)", uid, found, err)
+	}
+	return b
+}
+
+// done waits for a backup's success.
+func (p *pod) done(uid string) *pb.Backup {
+	p.Helper()
+	b := p.ended(uid)
+	if b.Phase != pb.Backup_DONE {
+		p.Fatalf("backup %s: %v: %s", uid, b.Failure, b.Message)
+	}
+	return b
+}
+
+// guest runs a shell command in the guest, through the agent, and returns its output.
+func (p *pod) guest(script string) string {
+	p.Helper()
+	out, err := p.tryGuest(script)
+	if err != nil {
+		p.Fatalf("in the guest: %s: %v", script, err)
+	}
+	return out
+}
+
+// begun is the agent's answer to guest-exec.
+type begun struct {
+	Return struct{ Pid int }
+}
+
+func (p *pod) exec(script string) (begun, error) {
+	var answer begun
+	err := p.agent(map[string]any{"execute": "guest-exec", "arguments": map[string]any{
+		"path": "/bin/sh", "arg": []string{"-c", script}, "capture-output": true,
+	}}, &answer)
+	return answer, err
+}
+
+// fire runs a shell command in the guest and does not wait for its end.
+func (p *pod) fire(script string) {
+	p.Helper()
+	if _, err := p.exec(script); err != nil {
+		p.Fatalf("in the guest: %s: %v", script, err)
+	}
+}
+
+func (p *pod) tryGuest(script string) (string, error) {
+	begun, err := p.exec(script)
+	if err != nil {
+		return "", err
+	}
+	var now struct {
+		Return struct {
+			Exited   bool
+			Exitcode int
+			OutData  string `json:"out-data"`
+			ErrData  string `json:"err-data"`
+		}
+	}
+	for deadline := time.Now().Add(60 * time.Second); !now.Return.Exited; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("it does not end (%w)", err)
+		}
+		// A guest that is paused for a moment does not answer.
+		err = p.agent(map[string]any{"execute": "guest-exec-status", "arguments": map[string]any{"pid": begun.Return.Pid}}, &now)
+	}
+	if err != nil {
+		return "", err
+	}
+	out, err := base64.StdEncoding.DecodeString(now.Return.OutData)
+	if now.Return.Exitcode != 0 {
+		said, _ := base64.StdEncoding.DecodeString(now.Return.ErrData)
+		return string(out), fmt.Errorf("exit code %d: %s", now.Return.Exitcode, said)
+	}
+	return string(out), err
+}
+
+func (p *pod) agent(command, answer any) error {
+	line, err := json.Marshal(command)
+	if err != nil {
+		return err
+	}
+	said, err := p.domain().QemuAgentCommand(string(line), 10, 0)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(said), answer)
+}
+
+// domain is a connection of the test's own to the launcher's libvirtd.
+func (p *pod) domain() *libvirt.Domain {
+	p.Helper()
+	if p.dom != nil {
+		return p.dom
+	}
+	conn, err := libvirt.NewConnect(domaintest.URI)
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.dom, err = conn.LookupDomainByName("ns_vm")
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.libvirt = conn
+	return p.dom
+}
+
+// throttle slows the next backup job down as soon as QEMU has it. What it returns waits until it did.
+func (p *pod) throttle(bytesPerSecond int64) func() {
+	p.Helper()
+	domain := p.domain()
+	done := make(chan error, 1)
+	go func() {
+		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if n, err := setSpeed(domain, bytesPerSecond); n > 0 || err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- errors.New("no backup job was seen")
+	}()
+	return func() {
+		p.Helper()
+		if err := <-done; err != nil {
+			p.Fatal(err)
+		}
+	}
+}
+
+// fullSpeed lets a slowed job go on.
+func (p *pod) fullSpeed() {
+	p.Helper()
+	if _, err := setSpeed(p.domain(), 0); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// setSpeed sets the speed of all jobs and returns how many there are.
+func setSpeed(domain *libvirt.Domain, bytesPerSecond int64) (int, error) {
+	said, err := domain.QemuMonitorCommand(`{"execute":"query-block-jobs"}`, 0)
+	if err != nil {
+		return 0, err
+	}
+	var jobs struct{ Return []struct{ Device string } }
+	if err := json.Unmarshal([]byte(said), &jobs); err != nil {
+		return 0, err
+	}
+	for _, job := range jobs.Return {
+		command := fmt.Sprintf(`{"execute":"block-job-set-speed","arguments":{"device":%q,"speed":%d}}`, job.Device, bytesPerSecond)
+		if _, err := domain.QemuMonitorCommand(command, 0); err != nil {
+			return 0, err
+		}
+	}
+	return len(jobs.Return), nil
+}
+
+// copying waits until a backup's point in time is fixed.
+func (p *pod) copying(uid string) {
+	p.Helper()
+	p.await("backup "+uid+" copies", func(s *pb.State) bool {
+		if s.Backup.GetUid() == uid && s.Backup.Phase > pb.Backup_COPYING {
+			p.Fatalf("backup %s ended too early: %v %s", uid, s.Backup.Phase, s.Backup.Message)
+		}
+		return s.Backup.GetUid() == uid && s.Backup.Phase == pb.Backup_COPYING
+	})
+}
+
+func (p *pod) run(name string, args ...string) string {
+	p.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		p.Errorf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out.Bytes())
+		p.FailNow()
+	}
+	return out.String()
+}
+
+func (p *pod) termination() termination {
+	p.Helper()
+	data, err := os.ReadFile(p.dir + "/termination")
+	if err != nil {
+		p.Fatal(err)
+	}
+	var t termination
+	if err := json.Unmarshal(data, &t); err != nil {
+		p.Fatal(err)
+	}
+	return t
+}

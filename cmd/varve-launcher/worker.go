@@ -1,0 +1,125 @@
+//go:build libvirt_dlopen
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher"
+	"github.com/varvebackup/varve/internal/launcher/daemon"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+const (
+	// drainTimeout bounds how long calls that are being answered may hold up the end.
+	drainTimeout = 2 * time.Second
+	// libvirtdGrace is how long libvirtd has to end.
+	libvirtdGrace = 5 * time.Second
+)
+
+// runWorker runs one guest and returns the exit code.
+func runWorker(ctx context.Context, o options, log *slog.Logger) int {
+	outcome, err := work(ctx, o, log)
+	if err != nil {
+		log.Error("launcher failed", "error", err)
+		report(o, log, termination{End: "START_FAILED", Message: err.Error()})
+		return 1
+	}
+	report(o, log, termination{End: outcome.End.String(), Message: outcome.Message})
+	return outcome.ExitCode
+}
+
+func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, error) {
+	listener, err := listen(o.socket)
+	if err != nil {
+		return launcher.Outcome{}, err
+	}
+	libvirtd, err := daemon.Start(daemon.Spec{
+		Path: o.libvirtd, Args: []string{"--config", o.libvirtdConfig}, Output: os.Stderr, Prefix: "libvirtd: ",
+	})
+	if err != nil {
+		return launcher.Outcome{}, errors.Join(err, listener.Close())
+	}
+	l := launcher.New(launcher.Config{
+		Connect:  func() (launcher.Guest, error) { return connect(o.libvirtURI) },
+		Overlays: &domain.Overlays{Dir: layout.OverlayDir},
+		Images:   launcher.QEMUImages{},
+		OpenTarget: func(name string) (*target.Volume, error) {
+			return target.Open(layout.Utility(name), target.MountInfo)
+		},
+		Paths:        launcher.PodPaths(),
+		SerialLog:    o.serialLog,
+		LibvirtGone:  libvirtd.Done(),
+		EndEmulators: func(ctx context.Context) error { return daemon.EndEmulators(ctx, o.emulatorPIDs) },
+		Clock:        clock.RealClock{},
+		Log:          log,
+	})
+	server := grpc.NewServer()
+	l.Register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	outcome := l.Run(ctx)
+	drain(server)
+	if err := <-served; err != nil {
+		log.Warn("serve", "error", err)
+	}
+	stopping, cancel := context.WithTimeout(context.Background(), libvirtdGrace)
+	defer cancel()
+	libvirtd.Stop(stopping)
+	return outcome, nil
+}
+
+func connect(uri string) (launcher.Guest, error) {
+	session, err := domain.Connect(uri)
+	if err != nil {
+		return nil, err // not session: a nil pointer in an interface is not nil
+	}
+	return session, nil
+}
+
+// listen takes the place of a socket that an earlier container left.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen: %w", err), listener.Close())
+	}
+	return listener, nil
+}
+
+// drain lets calls be answered for a while.
+func drain(server *grpc.Server) {
+	stopped := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(drainTimeout): //nolint:forbidigo // wiring
+		server.Stop()
+		<-stopped
+	}
+}

@@ -1,0 +1,147 @@
+package launcher
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/push"
+)
+
+// checkpointsTimeout bounds one call that changes checkpoints, because a stop waits for it.
+const checkpointsTimeout = time.Minute
+
+// errNotUp answers what needs a guest that runs and is not being stopped.
+func errNotUp(what string) error {
+	return status.Errorf(codes.FailedPrecondition, "%s: the guest does not run or is being stopped", what)
+}
+
+// ready says that checkpoints and backups can be made.
+func (l life) ready() bool { return l.up() && !l.stop && l.phase != pb.State_SHUTTING_DOWN }
+
+// BeginBackup implements launcher.proto.
+func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*pb.Backup, error) {
+	l.operations.Lock()
+	defer l.operations.Unlock()
+	if job := l.currentJob(); job != nil {
+		if job.UID() == req.Uid {
+			return job.Snapshot(), nil
+		}
+		if job.Running() {
+			return nil, status.Errorf(codes.AlreadyExists, "the backup with UID %s runs", job.UID())
+		}
+	}
+	if !l.currentLife().ready() {
+		return nil, errNotUp("begin backup")
+	}
+	// The job outlives this call; its end is the guest's, a failure or success.
+	job, err := push.New(context.Background(), l.pushConfig(), req)
+	if err != nil {
+		return nil, failure(err)
+	}
+	l.change(func() { l.job = job })
+	l.work.Go(func() {
+		job.Run()
+		l.wakeRefresher() // a checkpoint came, or went again
+	})
+	// The guest may have ended, or its stop begun, since it was looked at.
+	if now := l.currentLife(); now.ended() {
+		job.GuestEnded(guestEnd(now))
+	}
+	return job.Snapshot(), nil
+}
+
+func (l *Launcher) pushConfig() push.Config {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return push.Config{
+		Guest: l.guest, Images: l.cfg.Images, Freezer: l.freezer, Clock: l.cfg.Clock, Log: l.cfg.Log,
+		Disks:          l.start.disks,
+		AgentConnected: l.agentConnected,
+		OpenTarget:     l.cfg.OpenTarget,
+		Changed:        func() { l.change(func() {}) },
+	}
+}
+
+func (l *Launcher) agentConnected() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.info.AgentConnected
+}
+
+// AbortBackup implements launcher.proto.
+func (l *Launcher) AbortBackup(_ context.Context, req *pb.AbortBackupRequest) (*pb.AbortBackupResponse, error) {
+	if job := l.currentJob(); job != nil && job.UID() == req.Uid {
+		job.Fail(push.Aborted())
+	}
+	return &pb.AbortBackupResponse{}, nil
+}
+
+// ForgetBackup implements launcher.proto. A backup that runs is not forgotten: FAILED_PRECONDITION.
+func (l *Launcher) ForgetBackup(_ context.Context, req *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {
+	l.operations.Lock()
+	defer l.operations.Unlock()
+	job := l.currentJob()
+	switch {
+	case job == nil || job.UID() != req.Uid:
+	case job.Running():
+		return nil, status.Error(codes.FailedPrecondition, "the backup runs: abort it first")
+	default:
+		l.change(func() { l.job = nil })
+	}
+	return &pb.ForgetBackupResponse{}, nil
+}
+
+// RedefineCheckpoints implements launcher.proto. While a backup runs: FAILED_PRECONDITION.
+func (l *Launcher) RedefineCheckpoints(ctx context.Context, req *pb.RedefineCheckpointsRequest) (*pb.RedefineCheckpointsResponse, error) {
+	l.operations.Lock()
+	defer l.operations.Unlock()
+	if err := l.checkpointsFree("redefine checkpoints"); err != nil {
+		return nil, err
+	}
+	defer l.wakeRefresher()
+	ctx, cancel := context.WithTimeout(ctx, checkpointsTimeout)
+	defer cancel()
+	out := &pb.RedefineCheckpointsResponse{}
+	for _, c := range req.Checkpoints {
+		valid, lost, err := l.guest.Redefine(ctx, domain.Checkpoint{Name: c.Name, CreationTime: c.CreationTime.AsTime(), Volumes: c.Volumes})
+		if err != nil {
+			return nil, failure(err)
+		}
+		out.Results = append(out.Results, &pb.RedefineCheckpointsResponse_Result{Name: c.Name, Valid: valid, Lost: lost})
+	}
+	return out, nil
+}
+
+// DeleteCheckpoints implements launcher.proto. While a backup runs: FAILED_PRECONDITION.
+func (l *Launcher) DeleteCheckpoints(ctx context.Context, req *pb.DeleteCheckpointsRequest) (*pb.DeleteCheckpointsResponse, error) {
+	l.operations.Lock()
+	defer l.operations.Unlock()
+	if err := l.checkpointsFree("delete checkpoints"); err != nil {
+		return nil, err
+	}
+	defer l.wakeRefresher()
+	ctx, cancel := context.WithTimeout(ctx, checkpointsTimeout)
+	defer cancel()
+	for _, name := range req.Names {
+		if err := l.guest.DeleteCheckpoint(ctx, name); err != nil {
+			return nil, failure(err)
+		}
+	}
+	return &pb.DeleteCheckpointsResponse{}, nil
+}
+
+// checkpointsFree says whether checkpoints may be changed.
+func (l *Launcher) checkpointsFree(what string) error {
+	if !l.currentLife().ready() {
+		return errNotUp(what)
+	}
+	if job := l.currentJob(); job != nil && job.Running() {
+		return status.Errorf(codes.FailedPrecondition, "%s: the backup with UID %s runs", what, job.UID())
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/varvebackup/varve/internal/domain"
+)
+
+const (
+	// refreshEvery is how often what has no event is read: addresses and operating system from the guest agent.
+	refreshEvery = 10 * time.Second
+	// refreshTimeout bounds one reading, which may wait for the guest agent.
+	refreshTimeout = 20 * time.Second
+)
+
+// follow gives events to whom they concern until ctx ends or the guest has.
+func (l *Launcher) follow(ctx context.Context, events <-chan domain.Event) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, open := <-events:
+			if !open {
+				return
+			}
+			l.handle(e)
+		}
+	}
+}
+
+func (l *Launcher) handle(e domain.Event) {
+	l.cfg.Log.Debug("event", "kind", e.Kind, "state", e.State, "reason", e.Reason, "volume", e.Volume, "message", e.Message, "error", e.Err)
+	switch e.Kind {
+	case domain.EventLifecycle:
+		l.change(func() { l.life = l.life.domain(e.State, e.Reason) })
+	case domain.EventIOError:
+		l.change(func() { l.life = l.life.ioError(e.Volume, e.Message) })
+	case domain.EventAgent:
+		l.change(func() { l.info.AgentConnected = e.Connected })
+	case domain.EventConnectionClosed:
+		l.work.Go(func() { l.libvirtLost("the connection to libvirtd was lost") })
+	case domain.EventResync:
+		l.work.Go(l.resync)
+	}
+	if job := l.currentJob(); job != nil && job.Running() {
+		job.Deliver(e)
+	}
+	l.wakeRefresher()
+}
+
+// resync tells a backup what a lost event would have told: that its guest stands still. (The end of its job it
+// finds itself, the rest the refresher.)
+func (l *Launcher) resync() {
+	job := l.currentJob()
+	if job == nil || !job.Running() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.guestLife, refreshTimeout)
+	defer cancel()
+	info, err := l.guest.Info(ctx)
+	if err != nil {
+		l.cfg.Log.Debug("read domain", "error", err)
+		return
+	}
+	job.Deliver(domain.Event{Kind: domain.EventLifecycle, State: info.State, Reason: info.Reason})
+}
+
+func (l *Launcher) wakeRefresher() {
+	select {
+	case l.refresh <- struct{}{}:
+	default:
+	}
+}
+
+// refreshLoop reads again what libvirt and the agent say: after each event and every 10 seconds.
+func (l *Launcher) refreshLoop(ctx context.Context) {
+	ticker := l.cfg.Clock.NewTicker(refreshEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.ended:
+			return
+		case <-l.refresh:
+		case <-ticker.C():
+		}
+		if l.currentLife().up() {
+			l.readAgain(ctx)
+		}
+	}
+}
+
+// readAgain also finds what a lost event would have told: the domain's state.
+func (l *Launcher) readAgain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	info, err := l.guest.Info(ctx)
+	if err != nil {
+		// A domain on its way out has no information; its end is an event.
+		l.cfg.Log.Debug("read domain", "error", err)
+		return
+	}
+	checkpoints, err := l.guest.Checkpoints(ctx)
+	if err != nil && !errors.Is(err, domain.ErrNotRunning) {
+		l.cfg.Log.Debug("read checkpoints", "error", err)
+	}
+	known := err == nil
+	l.change(func() {
+		if info.State != domain.StateShutOff {
+			l.info = info
+		}
+		if known {
+			l.checkpoints = checkpoints
+		}
+		l.life = l.life.domain(info.State, info.Reason)
+	})
+}
+
+// watchLibvirt ends the guest when libvirtd has died.
+func (l *Launcher) watchLibvirt(ctx context.Context) {
+	select {
+	case <-l.cfg.LibvirtGone:
+		l.libvirtLost("libvirtd died")
+	case <-l.ended:
+	case <-ctx.Done():
+	}
+}
+
+// libvirtLost ends QEMU, so that no guest runs that nobody controls, and with it the guest.
+func (l *Launcher) libvirtLost(message string) {
+	if l.currentLife().ended() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), emulatorGrace)
+	defer cancel()
+	if err := l.cfg.EndEmulators(ctx); err != nil {
+		message += "; " + err.Error()
+	}
+	l.change(func() { l.life = l.life.lost(message) })
+}

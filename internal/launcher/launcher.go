@@ -1,0 +1,282 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/push"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+const (
+	// lingerTime is how long an ended guest's state can be read before the launcher ends.
+	lingerTime = 10 * time.Second
+	// connectTimeout bounds how long libvirtd may take to answer for the first time.
+	connectTimeout = 2 * time.Minute
+	// jobEndTimeout bounds how long a backup may take to end after its guest did.
+	jobEndTimeout = time.Minute
+	// emulatorGrace is how long QEMU may take to close its disks after libvirt was lost.
+	emulatorGrace = 20 * time.Second
+)
+
+// Guest is what the launcher needs of the guest's domain; domain.Session is one.
+type Guest interface {
+	push.Guest
+	Start(ctx context.Context, xml string) error
+	ShutdownRequest(ctx context.Context) error
+	Destroy(ctx context.Context) error
+	Events() <-chan domain.Event
+	Checkpoints(ctx context.Context) ([]domain.Checkpoint, error)
+	Redefine(ctx context.Context, cp domain.Checkpoint) (valid []string, lost map[string]string, err error)
+	Close() error
+}
+
+// Overlays keeps the files that track the disks; domain.Overlays is one.
+type Overlays interface {
+	Prepare(ctx context.Context, volume, rawPath string, id domain.Identity) (domain.Renewed, error)
+	MarkStarted(volumes []string) error
+	MarkClean(volumes map[string]string) error
+	Path(volume string) string
+}
+
+// Paths says where things are.
+type Paths struct {
+	DiskFile, DiskDevice func(volume string) string
+	Kernel, Initrd       string
+	// OverlayDir is made below the state volume.
+	OverlayDir string
+}
+
+// PodPaths are those of the launcher pod.
+func PodPaths() Paths {
+	return Paths{
+		DiskFile: layout.DiskFile, DiskDevice: layout.DiskDevice,
+		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir,
+	}
+}
+
+// Config is what a launcher works with.
+type Config struct {
+	// Connect opens the session with libvirt. It is called until it succeeds.
+	Connect  func() (Guest, error)
+	Overlays Overlays
+	Images   push.Images
+	// OpenTarget opens a utility volume.
+	OpenTarget func(name string) (*target.Volume, error)
+	Paths      Paths
+	// SerialLog gets the guest's serial console. Empty: it goes nowhere.
+	SerialLog string
+	// LibvirtGone is closed when libvirtd has ended.
+	LibvirtGone <-chan struct{}
+	// EndEmulators ends QEMU without libvirt.
+	EndEmulators func(ctx context.Context) error
+	Clock        clock.WithTicker
+	Log          *slog.Logger
+}
+
+// Launcher runs one guest. Make it with New, serve it with Register, and Run it.
+type Launcher struct {
+	pb.UnimplementedLauncherServer
+	cfg Config
+
+	// connected is closed when guest is set or connecting has failed for good.
+	connected chan struct{}
+	guest     Guest
+	freezer   *push.Freezer
+	// guestLife ends with the guest.
+	guestLife    context.Context
+	endGuestLife context.CancelFunc
+	// ended is closed when the guest has.
+	ended chan struct{}
+	// exit is closed when the launcher may end at once; leave is closed when it ends.
+	exit     chan struct{}
+	exitOnce sync.Once
+	leave    chan struct{}
+	// refresh wakes the refresher.
+	refresh chan struct{}
+	// work are the goroutines that Run waits for.
+	work sync.WaitGroup
+	// operations is held by whatever changes checkpoints or begins a backup.
+	operations sync.Mutex
+
+	mu          sync.Mutex
+	changed     chan struct{} // closed at the next change
+	life        life
+	start       *start
+	stop        *stop
+	job         *push.Job
+	info        domain.Info
+	checkpoints []domain.Checkpoint
+}
+
+// New makes a launcher without a guest.
+func New(cfg Config) *Launcher {
+	l := &Launcher{
+		cfg:       cfg,
+		connected: make(chan struct{}), ended: make(chan struct{}), exit: make(chan struct{}), leave: make(chan struct{}),
+		refresh: make(chan struct{}, 1), changed: make(chan struct{}),
+	}
+	l.guestLife, l.endGuestLife = context.WithCancel(context.Background())
+	return l
+}
+
+// Outcome is how a launcher ended.
+type Outcome struct {
+	// ExitCode is 0 after a shutdown and 1 after a crash or a failed start.
+	ExitCode int
+	End      pb.State_End
+	Message  string
+}
+
+// Run connects to libvirt, and returns when the guest has ended and its state was seen. When ctx ends, the guest is
+// shut down within its own grace period.
+func (l *Launcher) Run(ctx context.Context) Outcome {
+	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	l.work.Go(func() { l.connect(watch) })
+	l.work.Go(func() { l.watchLibvirt(watch) })
+	select {
+	case <-l.ended:
+	case <-ctx.Done():
+		l.Stop(l.grace())
+		<-l.ended
+	}
+	l.afterEnd()
+	l.linger()
+	close(l.leave)
+	cancel()
+	l.work.Wait()
+	l.freezerWait()
+	return l.outcome()
+}
+
+func (l *Launcher) outcome() Outcome {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Outcome{ExitCode: l.life.exitCode(), End: l.life.end, Message: l.life.message}
+}
+
+// afterEnd completes what the guest's end leaves to do before anybody is let go.
+func (l *Launcher) afterEnd() {
+	if job := l.currentJob(); job != nil {
+		timer := l.cfg.Clock.NewTimer(jobEndTimeout)
+		defer timer.Stop()
+		select {
+		case <-job.Done():
+		case <-timer.C():
+			l.cfg.Log.Error("backup does not end", "uid", job.UID())
+		}
+	}
+	if err := l.markClean(); err != nil {
+		// The overlays stay marked as not clean: the next backup is full, and nothing is wrong.
+		l.cfg.Log.Error("overlays not marked as clean", "error", err)
+	}
+}
+
+func (l *Launcher) linger() {
+	timer := l.cfg.Clock.NewTimer(lingerTime)
+	defer timer.Stop()
+	select {
+	case <-l.exit:
+	case <-timer.C():
+	}
+}
+
+func (l *Launcher) freezerWait() {
+	if l.freezer != nil {
+		l.freezer.Wait()
+	}
+}
+
+// connect opens the session and then follows the domain's events until ctx ends or there are no more.
+func (l *Launcher) connect(ctx context.Context) {
+	guest, err := l.dial(ctx)
+	if err != nil {
+		l.change(func() { l.life = l.life.lost(err.Error()) })
+		close(l.connected)
+		return
+	}
+	l.guest = guest
+	l.freezer = push.NewFreezer(l.guestLife, guest, l.cfg.Clock, l.cfg.Log, func() { l.change(func() {}) })
+	close(l.connected)
+	l.work.Go(func() { l.refreshLoop(ctx) })
+	l.follow(ctx, guest.Events())
+	if err := guest.Close(); err != nil {
+		l.cfg.Log.Debug("connection to libvirt", "error", err)
+	}
+}
+
+// dial tries until libvirtd answers.
+func (l *Launcher) dial(ctx context.Context) (Guest, error) {
+	const every = 100 * time.Millisecond
+	deadline := l.cfg.Clock.Now().Add(connectTimeout)
+	for {
+		guest, err := l.cfg.Connect()
+		if err == nil {
+			return guest, nil
+		}
+		if l.cfg.Clock.Now().After(deadline) {
+			return nil, fmt.Errorf("libvirt did not come up: %w", err)
+		}
+		timer := l.cfg.Clock.NewTimer(every)
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, errors.Join(err, ctx.Err())
+		case <-l.cfg.LibvirtGone:
+			timer.Stop()
+			return nil, errors.New("libvirtd ended before it could be reached")
+		}
+	}
+}
+
+// change changes the state behind the mutex and tells everybody who waits for a change. When the guest has
+// ended by it, everything that lives with the guest ends.
+func (l *Launcher) change(f func()) {
+	l.mu.Lock()
+	wasEnded := l.life.ended()
+	f()
+	ended := l.life.ended() && !wasEnded
+	state, job := l.life, l.job
+	close(l.changed)
+	l.changed = make(chan struct{})
+	l.mu.Unlock()
+	if !ended {
+		return
+	}
+	l.cfg.Log.Info("guest ended", "end", state.end.String(), "message", state.message)
+	if job != nil {
+		job.GuestEnded(guestEnd(state))
+	}
+	l.endGuestLife()
+	close(l.ended)
+}
+
+func guestEnd(state life) push.GuestEnd {
+	if state.clean() {
+		return push.GuestShutDown
+	}
+	return push.GuestCrashed
+}
+
+func (l *Launcher) currentLife() life {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.life
+}
+
+func (l *Launcher) currentJob() *push.Job {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.job
+}

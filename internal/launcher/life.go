@@ -1,0 +1,160 @@
+package launcher
+
+import (
+	"fmt"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// life is where the guest is between its start and its end: a value, and functions from one to the next.
+// ENDED is final: what ended the guest first is what counts.
+type life struct {
+	phase   pb.State_Phase
+	end     pb.State_End
+	message string
+	// stop: Shutdown was called. kill: the guest was not left a choice.
+	stop, kill bool
+	// panicked: the guest's kernel said so before it was gone.
+	panicked bool
+	// trouble is the last I/O error, for the message of a pause.
+	trouble string
+}
+
+func (l life) ended() bool { return l.phase == pb.State_ENDED }
+
+// up says that there is a guest that backups and checkpoints can be made of.
+func (l life) up() bool {
+	return l.phase == pb.State_RUNNING || l.phase == pb.State_PAUSED || l.phase == pb.State_SHUTTING_DOWN
+}
+
+func (l life) ending(end pb.State_End, message string) life {
+	if l.ended() {
+		return l
+	}
+	l.phase, l.end, l.message = pb.State_ENDED, end, message
+	return l
+}
+
+// starting: Start was called.
+func (l life) starting() life {
+	if l.phase == pb.State_IDLE {
+		l.phase = pb.State_STARTING
+	}
+	return l
+}
+
+// startFailed: there never was a guest.
+func (l life) startFailed(err error) life { return l.ending(pb.State_START_FAILED, err.Error()) }
+
+// started: libvirt says that the domain was created.
+func (l life) started() life {
+	if l.phase == pb.State_STARTING {
+		l.phase = pb.State_RUNNING
+		if l.stop {
+			l.phase = pb.State_SHUTTING_DOWN
+		}
+	}
+	return l
+}
+
+// stopping: Shutdown was called. A guest that was not started yet ends here.
+func (l life) stopping() life {
+	l.stop = true
+	switch l.phase {
+	case pb.State_IDLE:
+		return l.ending(pb.State_REQUESTED_SHUTDOWN, "stopped before the guest was started")
+	case pb.State_RUNNING, pb.State_PAUSED:
+		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
+	}
+	return l
+}
+
+// killing: the guest is about to be destroyed.
+func (l life) killing() life {
+	l.kill = true
+	return l
+}
+
+// lost: libvirt is gone, and the guest with it.
+func (l life) lost(message string) life {
+	if l.phase == pb.State_IDLE || l.phase == pb.State_STARTING {
+		return l.ending(pb.State_START_FAILED, message)
+	}
+	return l.ending(pb.State_CRASHED, message)
+}
+
+// ioError remembers why a pause may follow.
+func (l life) ioError(volume, why string) life {
+	l.trouble = fmt.Sprintf("I/O error on disk %s", volume)
+	if why != "" {
+		l.trouble += ": " + why
+	}
+	return l
+}
+
+// domain: libvirt says what the domain does. Until it is started that is not believed: a domain that is being created
+// pauses and, if it fails, shuts off, and Start says so itself.
+func (l life) domain(state domain.State, reason domain.Reason) life {
+	if !l.up() {
+		return l
+	}
+	switch state {
+	case domain.StateRunning:
+		if l.phase == pb.State_PAUSED {
+			l.phase, l.message = pb.State_RUNNING, ""
+		}
+	case domain.StatePaused:
+		if l.phase == pb.State_RUNNING || l.phase == pb.State_PAUSED {
+			l.phase, l.message = pb.State_PAUSED, l.pauseMessage(reason)
+		}
+	case domain.StateShuttingDown:
+		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
+		l.panicked = l.panicked || reason == domain.ReasonCrashed
+	case domain.StateShutOff:
+		return l.ending(l.endOf(reason))
+	}
+	return l
+}
+
+func (l life) pauseMessage(reason domain.Reason) string {
+	switch reason {
+	case domain.ReasonIOError:
+		if l.trouble != "" {
+			return "paused: " + l.trouble
+		}
+		return "paused: I/O error on a disk"
+	case domain.ReasonUser:
+		return "paused by a user of libvirt"
+	}
+	return "paused: " + string(reason)
+}
+
+func (l life) endOf(reason domain.Reason) (pb.State_End, string) {
+	switch {
+	case l.panicked:
+		return pb.State_CRASHED, "the guest's kernel panicked"
+	case reason == domain.ReasonCrashed || reason == domain.ReasonFailed:
+		return pb.State_CRASHED, "QEMU ended without being asked to"
+	case l.kill && reason == domain.ReasonDestroyed:
+		return pb.State_KILLED, "the guest did not shut down in time and was killed"
+	case l.stop && reason == domain.ReasonShutdown:
+		return pb.State_REQUESTED_SHUTDOWN, "the guest shut down as it was asked to"
+	case reason == domain.ReasonShutdown:
+		return pb.State_GUEST_SHUTDOWN, "the guest shut itself down"
+	}
+	return pb.State_CRASHED, fmt.Sprintf("the domain was ended from outside (%s)", reason)
+}
+
+// clean says that QEMU closed its disks by itself, as far as libvirt knows.
+func (l life) clean() bool {
+	return l.end == pb.State_GUEST_SHUTDOWN || l.end == pb.State_REQUESTED_SHUTDOWN || l.end == pb.State_KILLED
+}
+
+// exitCode is the launcher's.
+func (l life) exitCode() int {
+	if l.end == pb.State_CRASHED || l.end == pb.State_START_FAILED || l.end == pb.State_END_UNSPECIFIED {
+		return 1
+	}
+	return 0
+}

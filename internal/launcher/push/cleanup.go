@@ -1,0 +1,149 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/varvebackup/varve/internal/domain"
+)
+
+const (
+	// settleTime is how long after a failed job the guest's own end may take to become known.
+	settleTime = 2 * time.Second
+	// abortTimeout bounds how long libvirt's job may take to end after it was aborted.
+	abortTimeout = 30 * time.Second
+)
+
+// cleanup undoes what a failed backup left, in the order that frees the guest first, and says why it failed. What could not be
+// undone is in the message; the handler deletes unnamed checkpoints and partial directories again later.
+func (j *Job) cleanup(err error) *Failure {
+	s := j.look()
+	if j.progress.begun {
+		err = errors.Join(err, j.endJob())
+	}
+	if j.guestEnd() == GuestLives && context.Cause(j.ctx) == nil {
+		j.settle()
+	}
+	s.guest, s.cause = j.guestEnd(), context.Cause(j.ctx)
+	failure := classify(err, s)
+	if problem := errors.Join(j.freeGuest(), j.freeTarget()); problem != nil {
+		failure.Message += "; not everything could be cleaned up: " + problem.Error()
+	}
+	return failure
+}
+
+// look takes in what cleaning up destroys.
+func (j *Job) look() sight {
+	var s sight
+	if j.progress.volume == nil {
+		return s
+	}
+	// Without the number the failure is not the target's.
+	if free, err := j.progress.volume.FreeBytes(); err == nil {
+		s.freeBytes, s.freeKnown = free, j.progress.begun
+	}
+	return s
+}
+
+// endJob aborts libvirt's job if it runs and waits for its end.
+func (j *Job) endJob() error {
+	if j.progress.copied || j.guestEnd() != GuestLives {
+		return nil
+	}
+	ctx, cancel := j.bounded(abortTimeout)
+	defer cancel()
+	for {
+		job, err := j.backupJob(ctx)
+		switch {
+		case gone(err), err == nil && !job.Active:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("the backup job does not end: %w", ctx.Err())
+		}
+		// Asked again each time: libvirt refuses while it is busy with the job's beginning.
+		abortErr := j.cfg.Guest.AbortBackup(ctx)
+		if gone(abortErr) {
+			return nil
+		}
+		timer := j.cfg.Clock.NewTimer(progressEvery)
+		select {
+		case <-timer.C():
+		case <-j.completed:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// gone says that there is no running domain to ask.
+func gone(err error) bool {
+	return errors.Is(err, domain.ErrNotRunning) || errors.Is(err, domain.ErrNotFound) || errors.Is(err, domain.ErrClosed)
+}
+
+// settle waits for the end of the guest to become known, because it fails the job before it is told itself.
+func (j *Job) settle() {
+	timer := j.cfg.Clock.NewTimer(settleTime)
+	defer timer.Stop()
+	for {
+		if !j.guestIsEnding() {
+			return
+		}
+		wait := j.cfg.Clock.NewTimer(progressEvery)
+		select {
+		case <-j.ctx.Done(): // ended by the guest's end, among others
+			wait.Stop()
+			return
+		case <-timer.C():
+			wait.Stop()
+			return
+		case <-wait.C():
+		}
+	}
+}
+
+func (j *Job) guestIsEnding() bool {
+	ctx, cancel := j.bounded(callTimeout)
+	defer cancel()
+	info, err := j.cfg.Guest.Info(ctx)
+	if err != nil {
+		return gone(err)
+	}
+	return info.State == domain.StateShutOff || info.State == domain.StateShuttingDown
+}
+
+// freeGuest resumes a guest that the backup's end let go on, and deletes the failed backup's checkpoint.
+func (j *Job) freeGuest() error {
+	if !j.progress.begun || j.guestEnd() != GuestLives {
+		return nil
+	}
+	ctx, cancel := j.bounded(callTimeout)
+	defer cancel()
+	var errs []error
+	info, err := j.cfg.Guest.Info(ctx)
+	if err == nil && pausedByTrouble(info.State, info.Reason) {
+		err = j.cfg.Guest.Resume(ctx)
+	}
+	if err != nil && !gone(err) {
+		errs = append(errs, fmt.Errorf("resume the guest: %w", err))
+	}
+	if j.req.Checkpoint != "" {
+		if err := j.cfg.Guest.DeleteCheckpoint(ctx, j.req.Checkpoint); err != nil && !gone(err) {
+			errs = append(errs, fmt.Errorf("delete checkpoint %s: %w", j.req.Checkpoint, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// freeTarget removes the partial directory. The volume is open, so that this works, or does nothing, when it was unmounted meanwhile.
+func (j *Job) freeTarget() error {
+	if j.progress.volume == nil {
+		return nil
+	}
+	var err error
+	if j.progress.partial {
+		err = j.progress.volume.Discard(j.req.Directory)
+	}
+	return errors.Join(err, j.progress.volume.Close())
+}

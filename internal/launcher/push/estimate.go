@@ -1,0 +1,109 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/rawdisk"
+)
+
+const (
+	cluster = domain.TargetClusterBytes
+	// spaceMargin in bytes is for the manifest, the directories and what the guest writes between estimate and beginning.
+	spaceMargin = 4 << 20
+)
+
+// targetBytes is an upper bound of what a qcow2 file with 64 KiB clusters needs for dataBytes of a disk
+// of virtualBytes: the data in whole clusters, an L2 table for each 512 MiB of the disk that has any, 16-bit reference counts, the L1 table and the header.
+func targetBytes(dataBytes, virtualBytes uint64) uint64 {
+	const (
+		entries     = cluster / 8 // of an L2 or L1 table
+		refcounts   = cluster / 2 // of a refcount block
+		fixed       = 4 * cluster // header, refcount table, first refcount block, first L1 cluster
+		tableCovers = entries * cluster
+	)
+	clusters := ceil(min(dataBytes, virtualBytes), cluster)
+	tables := min(ceil(virtualBytes, tableCovers), clusters)
+	l1 := ceil(ceil(virtualBytes, tableCovers), entries)
+	blocks := ceil(clusters+tables+l1+4, refcounts)
+	return (clusters+tables+l1+blocks)*cluster + fixed
+}
+
+func ceil(n, unit uint64) uint64 { return (n + unit - 1) / unit }
+
+// estimate is how many bytes the target needs. Incremental volumes cost what their bitmaps have dirty. The error is a
+// *Failure BASE_LOST if a bitmap is unusable.
+func (j *Job) estimate(ctx context.Context) (uint64, error) {
+	var dirty map[string]uint64
+	if wanted := incremental(j.req); len(wanted) > 0 {
+		var err error
+		dirty, err = j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
+		if lost := missing(wanted, dirty); isLost(err) || (err == nil && len(lost) > 0) {
+			return 0, baseLost(lost, wanted, err)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("count dirty bytes since %s: %w", j.req.BaseCheckpoint, err)
+		}
+	}
+	need := uint64(spaceMargin)
+	for _, v := range j.req.Volumes {
+		data, err := j.dataBytes(ctx, v, dirty)
+		if err != nil {
+			return 0, err
+		}
+		need += targetBytes(data, uint64(j.cfg.Disks[v.Volume].VirtualBytes))
+	}
+	return need, nil
+}
+
+func (j *Job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[string]uint64) (uint64, error) {
+	if v.Incremental {
+		return dirty[v.Volume], nil
+	}
+	n, err := rawdisk.DataBytes(ctx, j.cfg.Disks[v.Volume].RawPath, cluster)
+	if err != nil {
+		return 0, fmt.Errorf("estimate volume %s: %w", v.Volume, err)
+	}
+	return uint64(n), nil
+}
+
+func isLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
+
+// missing returns the wanted volumes without a dirty count.
+func missing(wanted []string, dirty map[string]uint64) []string {
+	var names []string
+	for _, name := range wanted {
+		if _, ok := dirty[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// checkSpace is nil if the estimate fits.
+func checkSpace(need, free uint64) error {
+	if need <= free {
+		return nil
+	}
+	return &Failure{
+		Kind: pb.Backup_INSUFFICIENT_SPACE,
+		Message: fmt.Sprintf("the backup needs about %s (%d bytes) and the target has %s (%d bytes) free: delete old backups from it or use a larger claim",
+			human(need), need, human(free), free),
+	}
+}
+
+// human writes a number of bytes with a binary unit.
+func human(n uint64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1024, 0
+	for value >= 1024 && unit < 4 {
+		value /= 1024
+		unit++
+	}
+	return fmt.Sprintf("%.1f %ciB", value, "KMGTP"[unit])
+}

@@ -1,0 +1,111 @@
+package push
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+)
+
+// Failure is why a backup failed: an error with its class on the wire.
+type Failure struct {
+	Kind pb.Backup_Failure
+	// Message says what failed and what to do.
+	Message string
+	// Lost are the volumes whose base is unusable, with BASE_LOST.
+	Lost []string
+}
+
+func (f *Failure) Error() string { return f.Message }
+
+// apply writes the failure into a backup's state.
+func (f *Failure) apply(b *pb.Backup) {
+	b.Phase, b.Failure, b.Message = pb.Backup_FAILED, f.Kind, f.Message
+	for _, v := range b.Volumes {
+		v.BaseLost = slices.Contains(f.Lost, v.Volume)
+		v.File, v.Sha256 = "", ""
+	}
+}
+
+// Aborted is the failure of a backup that somebody aborted.
+func Aborted() *Failure {
+	return &Failure{Kind: pb.Backup_ABORTED, Message: "the backup was aborted"}
+}
+
+// Stopped is the failure of a backup whose guest is being stopped.
+func Stopped() *Failure {
+	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped: back it up again when it runs"}
+}
+
+// guestFailure is what an end of the guest makes of a backup.
+func guestFailure(end GuestEnd) *Failure {
+	if end == GuestShutDown {
+		return &Failure{Kind: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup: back it up again when it runs"}
+	}
+	return &Failure{Kind: pb.Backup_GUEST_CRASHED, Message: "the guest crashed during the backup: back it up again when it runs"}
+}
+
+func baseLost(lost, wanted []string, err error) *Failure {
+	if len(lost) == 0 {
+		lost = wanted // libvirt names no disk: none of them can be relied on
+	}
+	f := &Failure{Kind: pb.Backup_BASE_LOST, Lost: lost}
+	f.Message = fmt.Sprintf("the bitmap of %s is unusable and needs a full backup", strings.Join(lost, ", "))
+	if err != nil {
+		f.Message += ": " + err.Error()
+	}
+	return f
+}
+
+// pausedError says that the guest was paused while the backup ran.
+type pausedError struct{ disk, why string }
+
+func (e *pausedError) Error() string {
+	if e.disk == "" {
+		return "the guest was paused by an I/O error"
+	}
+	return fmt.Sprintf("the guest was paused by an I/O error on disk %s (%s)", e.disk, e.why)
+}
+
+// targetFullBelow is the free space in bytes below which a failed job is the target's fault: less than a qcow2 file grows by at once.
+const targetFullBelow = 1 << 20
+
+// sight is what was seen when a backup failed.
+type sight struct {
+	// cause is why the backup was ended from outside, if it was.
+	cause error
+	guest GuestEnd
+	// freeBytes of the target, and whether they are known.
+	freeBytes uint64
+	freeKnown bool
+}
+
+// classify makes the failure out of an error and what was seen. Who ended the backup from outside comes first, because everything
+// that fails afterwards follows from it; then the guest's end, which fails libvirt's job in many words; then the target.
+func classify(err error, s sight) *Failure {
+	var f *Failure
+	switch {
+	case errors.As(s.cause, &f):
+		return f
+	case s.guest != GuestLives:
+		return guestFailure(s.guest)
+	case errors.As(err, &f):
+		return f
+	case isFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
+		return &Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
+			"the target ran out of space while the backup was written (%s free then): delete old backups from it or use a larger claim", human(s.freeBytes))}
+	case errors.Is(err, target.ErrInvalid):
+		return &Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
+	}
+	return &Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: err.Error()}
+}
+
+func isFull(err error) bool {
+	return errors.Is(err, domain.ErrNoSpace) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}

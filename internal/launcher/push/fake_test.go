@@ -1,0 +1,246 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+)
+
+// fakeGuest is a fake of the domain, for the order of calls and the failures that a real one shows rarely. Whatever depends on
+// what libvirt does is tested with the real one (cmd/varve-launcher).
+type fakeGuest struct {
+	mu    sync.Mutex
+	calls []string
+	// fail maps a call to its error.
+	fail map[string]error
+	// on runs when a call is made.
+	on map[string]func()
+
+	info    domain.Info
+	job     domain.JobInfo
+	dirty   map[string]uint64
+	frozen  bool
+	targets []string
+}
+
+func (f *fakeGuest) call(name string) error {
+	f.mu.Lock()
+	f.calls = append(f.calls, name)
+	err, on := f.fail[name], f.on[name]
+	f.mu.Unlock()
+	if on != nil {
+		on()
+	}
+	return err
+}
+
+func (f *fakeGuest) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeGuest) Info(context.Context) (domain.Info, error) {
+	err := f.call("Info")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.info, err
+}
+
+func (f *fakeGuest) Resume(context.Context) error { return f.call("Resume") }
+
+func (f *fakeGuest) Freeze(context.Context, time.Duration) error {
+	err := f.call("Freeze")
+	f.set(func() { f.frozen = true }) // a freeze that fails may have frozen something
+	return err
+}
+
+func (f *fakeGuest) Thaw(context.Context) error {
+	err := f.call("Thaw")
+	if err == nil {
+		f.set(func() { f.frozen = false })
+	}
+	return err
+}
+
+func (f *fakeGuest) BeginBackup(_ context.Context, b domain.Backup) error {
+	if err := f.call("BeginBackup"); err != nil {
+		return err
+	}
+	f.set(func() {
+		f.job = domain.JobInfo{Active: true, Known: true, TotalBytes: 100}
+		for _, d := range b.Disks {
+			f.targets = append(f.targets, d.Target)
+		}
+	})
+	return nil
+}
+
+func (f *fakeGuest) BackupJob(context.Context) (domain.JobInfo, error) {
+	err := f.call("BackupJob")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.job, err
+}
+
+func (f *fakeGuest) AbortBackup(context.Context) error {
+	err := f.call("AbortBackup")
+	if err == nil {
+		f.set(func() { f.job = domain.JobInfo{Known: true, Err: errors.New("canceled")} })
+	}
+	return err
+}
+
+func (f *fakeGuest) DirtyBytes(context.Context, string) (map[string]uint64, error) {
+	err := f.call("DirtyBytes")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.dirty, err
+}
+
+func (f *fakeGuest) DeleteCheckpoint(_ context.Context, name string) error {
+	return f.call("DeleteCheckpoint " + name)
+}
+
+func (f *fakeGuest) count(name string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, c := range f.calls {
+		if c == name {
+			n++
+		}
+	}
+	return n
+}
+
+// fakeImages writes plain files in place of qcow2 ones.
+type fakeImages struct {
+	mu      sync.Mutex
+	fail    error
+	backing map[string]string
+}
+
+func (f *fakeImages) CreateTarget(_ context.Context, path string, virtualBytes int64) error {
+	if f.fail != nil {
+		return f.fail
+	}
+	return os.WriteFile(path, fmt.Appendf(nil, "target of %d bytes", virtualBytes), 0o600)
+}
+
+func (f *fakeImages) SetBacking(_ context.Context, path, backing string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.backing[filepath.Base(path)] = backing
+	return nil
+}
+
+// bench is a job with everything around it.
+type bench struct {
+	*testing.T
+	guest   *fakeGuest
+	images  *fakeImages
+	dir     string
+	freezer *Freezer
+	life    context.Context
+	endLife context.CancelFunc
+	cfg     Config
+	agent   bool
+	// gone: the guest ends in this test.
+	gone bool
+}
+
+// newBench has two tracked disks with 1 MiB of data each, and a target that counts as mounted.
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{T: t, dir: t.TempDir(), agent: true}
+	b.guest = &fakeGuest{
+		fail: map[string]error{}, on: map[string]func(){},
+		info:  domain.Info{State: domain.StateRunning},
+		dirty: map[string]uint64{"root": 64 << 10, "data": 128 << 10},
+	}
+	b.images = &fakeImages{backing: map[string]string{}}
+	b.life, b.endLife = context.WithCancel(context.Background())
+	t.Cleanup(b.endLife)
+	mountInfo := filepath.Join(t.TempDir(), "mountinfo")
+	line := fmt.Sprintf("1 2 3:4 / %s rw - ext4 /dev/x rw\n", b.dir)
+	if err := os.WriteFile(mountInfo, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	b.freezer = NewFreezer(b.life, b.guest, clock.RealClock{}, log, func() {})
+	b.cfg = Config{
+		Guest: b.guest, Images: b.images, Freezer: b.freezer, Clock: clock.RealClock{}, Log: log,
+		Disks:          map[string]Disk{},
+		AgentConnected: func() bool { return b.agent },
+		OpenTarget:     func(string) (*target.Volume, error) { return target.Open(b.dir, mountInfo) },
+		Changed:        func() {},
+	}
+	for _, volume := range []string{"root", "data"} {
+		raw := filepath.Join(t.TempDir(), volume)
+		if err := os.WriteFile(raw, make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.cfg.Disks[volume] = Disk{RawPath: raw, VirtualBytes: 1 << 20, Tracked: true}
+	}
+	return b
+}
+
+func request() *pb.BeginBackupRequest {
+	return &pb.BeginBackupRequest{
+		Uid: "u2", Name: "b2", Namespace: "ns", Vm: "vm", Tracker: "t", Checkpoint: "cp2",
+		Volumes:      []*pb.BackupVolume{{Volume: "root", FullReason: "NoCheckpoint"}, {Volume: "data", FullReason: "NoCheckpoint"}},
+		TargetVolume: "backup-1", Directory: "vm/b2",
+	}
+}
+
+func incrementalRequest() *pb.BeginBackupRequest {
+	req := request()
+	req.BaseCheckpoint, req.BaseBackupUid = "cp1", "u1"
+	for _, v := range req.Volumes {
+		v.Incremental, v.FullReason = true, ""
+	}
+	return req
+}
+
+func (b *bench) job(req *pb.BeginBackupRequest) *Job {
+	b.Helper()
+	j, err := New(context.Background(), b.cfg, req)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return j
+}
+
+// complete makes libvirt's job end well as soon as it is begun.
+func (b *bench) complete(j *Job) {
+	b.guest.on["BeginBackup"] = func() {
+		go func() {
+			time.Sleep(time.Second)
+			b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, TotalBytes: 200, ProcessedBytes: 200} })
+			j.Deliver(domain.Event{Kind: domain.EventBackupCompleted})
+		}()
+	}
+}
+
+// run runs the job to its end; everything else must have ended with it when the guest ends.
+func (b *bench) run(j *Job) *pb.Backup {
+	b.Helper()
+	j.Run()
+	<-j.Done()
+	b.endLife()
+	b.freezer.Wait()
+	return j.Snapshot()
+}

@@ -1,0 +1,124 @@
+package push
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/manifest"
+)
+
+// sealAtOnce is how many files are hashed at the same time. More would only move the target's disk head.
+const sealAtOnce = 2
+
+// finish makes the backup durable and visible. The rename is the moment from which it exists.
+func (j *Job) finish(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	j.update(func(b *pb.Backup) { b.Phase = pb.Backup_FINISHING })
+	parent, err := j.link(ctx)
+	if err != nil {
+		return err
+	}
+	sealed, err := j.seal(ctx)
+	if err != nil {
+		return causeOr(ctx, err)
+	}
+	// From here on the backup is not ended from outside any more.
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := j.progress.volume.Commit(j.req.Directory, j.manifest(parent, sealed)); err != nil {
+		return err
+	}
+	j.progress.partial = false
+	j.update(func(b *pb.Backup) {
+		for i, v := range b.Volumes {
+			v.File = layout.BackupFile(j.req.Directory, v.Volume)
+			v.MovedBytes, v.Sha256 = sealed[i].AllocatedBytes, sealed[i].SHA256
+		}
+	})
+	return j.progress.volume.Close()
+}
+
+// link gives the incremental files their backing files if the parent is on the same volume, and returns what the manifest says of the parent.
+func (j *Job) link(ctx context.Context) (*manifest.Parent, error) {
+	wanted := incremental(j.req)
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	parent := &manifest.Parent{Checkpoint: j.req.BaseCheckpoint, BackupUID: j.req.BaseBackupUid}
+	volume := j.progress.volume
+	directory, found, err := volume.FindParent(j.req.Directory, j.req.BaseBackupUid)
+	if err != nil || found == nil {
+		return parent, err
+	}
+	parent.Directory = target.Beside(directory)
+	for _, name := range wanted {
+		backing := volume.Backing(directory, found, name)
+		if backing == "" {
+			continue
+		}
+		if err := j.cfg.Images.SetBacking(ctx, j.targetPath(name), backing); err != nil {
+			return nil, causeOr(ctx, err)
+		}
+	}
+	return parent, nil
+}
+
+// seal makes the files durable and hashes them. Nothing changes them afterwards.
+func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
+	sealed := make([]target.Sealed, len(j.req.Volumes))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(sealAtOnce)
+	for i, v := range j.req.Volumes {
+		group.Go(func() error {
+			var err error
+			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume))
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("make the backup durable: %w", err)
+	}
+	return sealed, nil
+}
+
+// causeOr is why the context was ended, or err.
+func causeOr(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+func (j *Job) manifest(parent *manifest.Parent, sealed []target.Sealed) manifest.Manifest {
+	state := j.Snapshot()
+	m := manifest.Manifest{
+		Namespace: j.req.Namespace, VM: j.req.Vm,
+		Backup:  manifest.Backup{Name: j.req.Name, UID: j.req.Uid},
+		Tracker: j.req.Tracker, Checkpoint: j.req.Checkpoint, Parent: parent,
+		PointInTime: state.PointInTime.AsTime(), Quiesced: state.Quiesce == pb.Backup_FROZEN,
+	}
+	for i, v := range j.req.Volumes {
+		m.Volumes = append(m.Volumes, manifestVolume(v, state.Volumes[i].VirtualBytes, sealed[i]))
+	}
+	return m
+}
+
+func manifestVolume(v *pb.BackupVolume, virtualBytes uint64, sealed target.Sealed) manifest.Volume {
+	m := manifest.Volume{
+		Name: v.Volume, Type: manifest.Full, FullReason: v.FullReason,
+		VirtualBytes: virtualBytes, MovedBytes: sealed.AllocatedBytes,
+		File: v.Volume + ".qcow2", SHA256: sealed.SHA256,
+	}
+	if v.Incremental {
+		m.Type, m.FullReason = manifest.Incremental, ""
+	}
+	return m
+}

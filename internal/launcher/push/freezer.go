@@ -1,0 +1,179 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+)
+
+const (
+	// freezeTimeout is how long the guest agent has to freeze the file systems.
+	freezeTimeout = 10 * time.Second
+	// frozenAtMost is after how long, counted from the request, the watchdog thaws whatever else happens.
+	frozenAtMost = 30 * time.Second
+	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two.
+	thawTimeout = 5 * time.Second
+	thawEvery   = 500 * time.Millisecond
+	// thawPatience is how long a backup waits for its guest to be thawed before it goes on and leaves that to the watchdog.
+	thawPatience = 5 * time.Second
+)
+
+// ErrFrozen says that the guest still is frozen for an earlier backup.
+var ErrFrozen = errors.New("the guest is still frozen")
+
+// Agent freezes and thaws the guest's file systems.
+type Agent interface {
+	Freeze(ctx context.Context, timeout time.Duration) error
+	Thaw(ctx context.Context) error
+}
+
+// Freezer freezes a guest and sees to it that it never stays frozen: from before each freeze on, a goroutine
+// of its own waits for the thaw to be asked for, at most 30 s, and then thaws again and again until it works or the guest has ended.
+type Freezer struct {
+	agent   Agent
+	clock   clock.WithTicker
+	log     *slog.Logger
+	changed func()
+	// life ends with the guest.
+	life context.Context
+
+	mu      sync.Mutex
+	current *Frozen
+	holders sync.WaitGroup
+}
+
+// NewFreezer makes the freezer of a guest whose life ends with life. changed is called whenever Frozen changes.
+func NewFreezer(life context.Context, agent Agent, c clock.WithTicker, log *slog.Logger, changed func()) *Freezer {
+	return &Freezer{agent: agent, clock: c, log: log, changed: changed, life: life}
+}
+
+// Frozen says whether the guest is frozen or may be.
+func (f *Freezer) Frozen() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current != nil
+}
+
+// Wait returns when no goroutine of the freezer is left: soon after life has ended.
+func (f *Freezer) Wait() { f.holders.Wait() }
+
+// Frozen is a frozen guest. Thaw must be called.
+type Frozen struct {
+	clock clock.WithTicker
+	since time.Time
+
+	once sync.Once
+	// foreign: somebody else had frozen the guest, and thaws it. Set before release is closed.
+	foreign bool
+	release chan struct{} // closed by Thaw
+	thawed  chan struct{} // closed when the guest is thawed or has ended
+	after   time.Duration // valid once thawed is closed
+}
+
+// Freeze freezes the guest's file systems. A guest that somebody else has frozen already is as good; it is not thawed then.
+// After an error the guest is not frozen, or is being thawed.
+func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
+	z := &Frozen{clock: f.clock, since: f.clock.Now(), release: make(chan struct{}), thawed: make(chan struct{})}
+	if !f.claim(z) {
+		return nil, ErrFrozen
+	}
+	f.holders.Go(func() { f.hold(z) })
+	ctx, cancel := context.WithTimeout(ctx, freezeTimeout+thawTimeout)
+	defer cancel()
+	err := f.agent.Freeze(ctx, freezeTimeout)
+	if z.foreign = errors.Is(err, domain.ErrAlreadyFrozen); z.foreign {
+		return z, nil
+	}
+	if err != nil {
+		// A freeze that failed or came too late may still have frozen something.
+		z.Thaw()
+		return nil, fmt.Errorf("freeze: %w", err)
+	}
+	return z, nil
+}
+
+func (f *Freezer) claim(z *Frozen) bool {
+	f.mu.Lock()
+	if f.current != nil {
+		f.mu.Unlock()
+		return false
+	}
+	f.current = z
+	f.mu.Unlock()
+	f.changed()
+	return true
+}
+
+// hold is the watchdog of one freeze.
+func (f *Freezer) hold(z *Frozen) {
+	timer := f.clock.NewTimer(frozenAtMost)
+	defer timer.Stop()
+	select {
+	case <-z.release:
+	case <-timer.C():
+		f.log.Error("guest frozen for too long, thawing it", "limit", frozenAtMost)
+	case <-f.life.Done():
+	}
+	if !z.released() || !z.foreign {
+		f.thaw()
+	}
+	z.after = f.clock.Since(z.since)
+	f.mu.Lock()
+	f.current = nil
+	f.mu.Unlock()
+	close(z.thawed)
+	f.changed()
+}
+
+// released says that whoever froze has asked for the thaw, so that foreign is known.
+func (z *Frozen) released() bool {
+	select {
+	case <-z.release:
+		return true
+	default:
+		return false
+	}
+}
+
+// thaw returns when the guest is thawed or has ended.
+func (f *Freezer) thaw() {
+	for f.life.Err() == nil {
+		ctx, cancel := context.WithTimeout(f.life, thawTimeout)
+		err := f.agent.Thaw(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		f.log.Warn("guest could not be thawed, trying again", "error", err)
+		timer := f.clock.NewTimer(thawEvery)
+		select {
+		case <-timer.C():
+		case <-f.life.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// Foreign says that somebody else had frozen the guest.
+func (z *Frozen) Foreign() bool { return z.foreign }
+
+// Thaw asks for the guest to be thawed and waits for it for a while. It returns how long the guest was frozen: from the request
+// to freeze until the thaw was answered, or until now if it was not yet. That is an upper bound of what a writer in the guest felt.
+func (z *Frozen) Thaw() time.Duration {
+	z.once.Do(func() { close(z.release) })
+	timer := z.clock.NewTimer(thawPatience)
+	defer timer.Stop()
+	select {
+	case <-z.thawed:
+		return z.after
+	case <-timer.C():
+		return z.clock.Since(z.since)
+	}
+}

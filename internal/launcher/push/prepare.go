@@ -1,0 +1,137 @@
+package push
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+)
+
+const (
+	// prepareTimeout bounds everything before the guest is touched.
+	prepareTimeout = 2 * time.Minute
+	// beginTimeout bounds virDomainBackupBegin; libvirt itself gives up on a busy domain after 30 s.
+	beginTimeout = 60 * time.Second
+)
+
+// prepare makes the target ready. The guest does not notice.
+func (j *Job) prepare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
+	defer cancel()
+	volume, err := j.cfg.OpenTarget(j.req.TargetVolume)
+	if err != nil {
+		return err
+	}
+	j.progress.volume = volume
+	need, err := j.estimate(ctx)
+	if err != nil {
+		return err
+	}
+	// What an earlier attempt left is removed first: its space counts as free.
+	j.progress.partial = true
+	if err := volume.Begin(j.req.Directory, j.req.Uid); err != nil {
+		return err
+	}
+	free, err := volume.FreeBytes()
+	if err != nil {
+		return err
+	}
+	if err := checkSpace(need, free); err != nil {
+		return err
+	}
+	for _, v := range j.req.Volumes {
+		if err := j.cfg.Images.CreateTarget(ctx, j.targetPath(v.Volume), j.cfg.Disks[v.Volume].VirtualBytes); err != nil {
+			return fmt.Errorf("volume %s: %w", v.Volume, err)
+		}
+	}
+	return ctx.Err()
+}
+
+func (j *Job) targetPath(volume string) string {
+	return j.progress.volume.Path(target.PartialFile(j.req.Directory, volume))
+}
+
+// begin fixes the point in time, with the guest frozen if that can be.
+func (j *Job) begin(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	frozen, quiesce, message := j.freeze(ctx)
+	j.update(func(b *pb.Backup) { b.Quiesce, b.QuiesceMessage = quiesce, message })
+
+	pointInTime := j.cfg.Clock.Now()
+	j.progress.begun = true
+	err := j.beginJob(frozen)
+	if err != nil {
+		return j.beginFailed(err)
+	}
+	j.update(func(b *pb.Backup) {
+		b.Phase, b.PointInTime = pb.Backup_COPYING, timestamppb.New(pointInTime)
+	})
+	return nil
+}
+
+// beginJob begins libvirt's job and thaws at once, even when this panics.
+func (j *Job) beginJob(frozen *Frozen) error {
+	defer func() {
+		if frozen == nil {
+			return
+		}
+		millis := frozen.Thaw().Milliseconds()
+		j.update(func(b *pb.Backup) { b.FrozenMillis = millis })
+	}()
+	// Not cut off by an abort: half a beginning is worse than a whole one that is undone.
+	ctx, cancel := j.bounded(beginTimeout)
+	defer cancel()
+	return j.cfg.Guest.BeginBackup(ctx, j.plan())
+}
+
+// freeze never fails a backup: without it the backup is crash consistent, and the state says so.
+func (j *Job) freeze(ctx context.Context) (*Frozen, pb.Backup_Quiesce, string) {
+	switch {
+	case j.req.SkipQuiesce:
+		return nil, pb.Backup_SKIPPED, ""
+	case !j.cfg.AgentConnected():
+		return nil, pb.Backup_AGENT_ABSENT, "no guest agent is connected: the backup is crash consistent"
+	}
+	frozen, err := j.cfg.Freezer.Freeze(ctx)
+	if err != nil {
+		return nil, pb.Backup_FREEZE_FAILED, err.Error()
+	}
+	if frozen.Foreign() {
+		return frozen, pb.Backup_FROZEN, "the file systems were frozen before the backup began and stay so until whoever froze them thaws them"
+	}
+	return frozen, pb.Backup_FROZEN, ""
+}
+
+func (j *Job) plan() domain.Backup {
+	b := domain.Backup{Checkpoint: j.req.Checkpoint}
+	for _, v := range j.req.Volumes {
+		disk := domain.BackupDisk{Volume: v.Volume, Target: j.targetPath(v.Volume)}
+		if v.Incremental {
+			disk.Incremental = j.req.BaseCheckpoint
+		}
+		b.Disks = append(b.Disks, disk)
+	}
+	return b
+}
+
+// beginFailed finds out which disks' bases are lost, if that is what it was.
+func (j *Job) beginFailed(err error) error {
+	wanted := incremental(j.req)
+	if !isLost(err) || len(wanted) == 0 {
+		return fmt.Errorf("begin backup: %w", err)
+	}
+	ctx, cancel := j.bounded(callTimeout)
+	defer cancel()
+	dirty, dirtyErr := j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
+	if dirtyErr != nil && !isLost(dirtyErr) {
+		return baseLost(nil, wanted, err)
+	}
+	return baseLost(missing(wanted, dirty), wanted, err)
+}

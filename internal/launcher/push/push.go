@@ -1,0 +1,257 @@
+// Package push makes one push backup of a running guest: libvirt writes each disk's state of one moment into a
+// qcow2 file on the target volume.
+//
+// The phases are those of launcher.proto: PREPARING checks and makes the target's files and touches the guest only at its end, when
+// it freezes it for the moment of the backup's beginning; COPYING waits for libvirt; FINISHING makes the files durable, writes the manifest and
+// gives the directory its name. A backup ends DONE or FAILED, and then nothing of it is left behind: no job, no checkpoint of a
+// failed backup, no partial directory, no paused guest.
+//
+// The guest always comes first. It is frozen for a bounded time (Freezer), a guest that stops for want of space on the target makes
+// the backup die and goes on, and an end of the guest ends the backup.
+//
+// A Job has one goroutine, Run. Its other methods may be called from any.
+package push
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+)
+
+// Guest is what a backup needs of the guest's domain; domain.Session is one. Its errors are of the classes of
+// package domain, and each call is bounded by its context or by itself.
+type Guest interface {
+	Agent
+	Info(ctx context.Context) (domain.Info, error)
+	Resume(ctx context.Context) error
+	BeginBackup(ctx context.Context, b domain.Backup) error
+	BackupJob(ctx context.Context) (domain.JobInfo, error)
+	AbortBackup(ctx context.Context) error
+	DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error)
+	DeleteCheckpoint(ctx context.Context, name string) error
+}
+
+// Images makes and changes the target's qcow2 files.
+type Images interface {
+	// CreateTarget makes an empty qcow2 file for a disk of virtualBytes.
+	CreateTarget(ctx context.Context, path string, virtualBytes int64) error
+	// SetBacking names the file's backing file, relative to its directory.
+	SetBacking(ctx context.Context, path, relativeBacking string) error
+}
+
+// Disk is a disk of the guest.
+type Disk struct {
+	// RawPath is the raw disk below the overlay.
+	RawPath string
+	// VirtualBytes is its size.
+	VirtualBytes int64
+	// Tracked says that an overlay is under it, so that it can have a checkpoint.
+	Tracked bool
+}
+
+// Config is what a backup works with.
+type Config struct {
+	Guest   Guest
+	Images  Images
+	Freezer *Freezer
+	Clock   clock.WithTicker
+	Log     *slog.Logger
+	// Disks are the guest's, by volume.
+	Disks map[string]Disk
+	// AgentConnected says whether a guest agent answers.
+	AgentConnected func() bool
+	// OpenTarget opens a utility volume by its name.
+	OpenTarget func(name string) (*target.Volume, error)
+	// Changed is called after each change of the state.
+	Changed func()
+}
+
+// Job is one backup.
+type Job struct {
+	cfg Config
+	req *pb.BeginBackupRequest
+
+	ctx    context.Context // ends the work before its cleanup; the cause is a *Failure
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	// completed holds the last event about the end of libvirt's job.
+	completed chan error
+
+	mu    sync.Mutex
+	state *pb.Backup
+	end   GuestEnd
+
+	// These belong to Run's goroutine.
+	progress progress
+}
+
+// progress is how far a backup came, and so what must be undone.
+type progress struct {
+	volume *target.Volume
+	// partial: the partial directory may exist.
+	partial bool
+	// begun: libvirt was asked to begin, so that a checkpoint may exist.
+	begun bool
+	// copied: libvirt's job has ended.
+	copied bool
+}
+
+// GuestEnd says how the guest ended.
+type GuestEnd int
+
+const (
+	// GuestLives: it has not ended.
+	GuestLives GuestEnd = iota
+	// GuestShutDown: it shut down.
+	GuestShutDown
+	// GuestCrashed: it, its QEMU or its libvirt died.
+	GuestCrashed
+)
+
+// New makes a backup that Run will carry out. ctx ends with the launcher. An error says what is wrong with the request.
+func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
+	if err := validate(req, cfg.Disks); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	return &Job{
+		cfg: cfg, req: req, ctx: ctx, cancel: cancel,
+		done: make(chan struct{}), completed: make(chan error, 1),
+		state: &pb.Backup{Uid: req.Uid, Phase: pb.Backup_PREPARING, Volumes: planned(req, cfg.Disks)},
+	}, nil
+}
+
+func planned(req *pb.BeginBackupRequest, disks map[string]Disk) []*pb.BackedUpVolume {
+	var volumes []*pb.BackedUpVolume
+	for _, v := range req.Volumes {
+		volumes = append(volumes, &pb.BackedUpVolume{
+			Volume: v.Volume, Incremental: v.Incremental, VirtualBytes: uint64(disks[v.Volume].VirtualBytes),
+		})
+	}
+	return volumes
+}
+
+// UID is the backup's.
+func (j *Job) UID() string { return j.req.Uid }
+
+// Done is closed when the backup has ended and everything is cleaned up.
+func (j *Job) Done() <-chan struct{} { return j.done }
+
+// Snapshot returns the state, for the caller to keep.
+func (j *Job) Snapshot() *pb.Backup {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return proto.CloneOf(j.state)
+}
+
+// Running says that the backup has not ended.
+func (j *Job) Running() bool {
+	select {
+	case <-j.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Fail ends the backup for a reason from outside. The first reason is the one that counts; after the end it changes nothing.
+func (j *Job) Fail(reason *Failure) { j.cancel(reason) }
+
+// GuestEnded tells the backup that there is no guest any more.
+func (j *Job) GuestEnded(end GuestEnd) {
+	j.mu.Lock()
+	j.end = end
+	j.mu.Unlock()
+	j.cancel(guestFailure(end))
+}
+
+func (j *Job) guestEnd() GuestEnd {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.end
+}
+
+// Deliver gives the backup an event of the domain. It never blocks.
+func (j *Job) Deliver(e domain.Event) {
+	switch {
+	case e.Kind == domain.EventBackupCompleted:
+		select { // the latest event is the one that counts
+		case <-j.completed:
+		default:
+		}
+		select {
+		case j.completed <- e.Err:
+		default:
+		}
+	case e.Kind == domain.EventIOError && e.Paused:
+		j.cancel(&pausedError{disk: e.Volume, why: e.Message})
+	case e.Kind == domain.EventLifecycle && pausedByTrouble(e.State, e.Reason):
+		j.cancel(&pausedError{})
+	}
+}
+
+// pausedByTrouble says that the guest stands still and nobody asked for it.
+func pausedByTrouble(s domain.State, r domain.Reason) bool {
+	return s == domain.StatePaused && r == domain.ReasonIOError
+}
+
+func (j *Job) update(change func(*pb.Backup)) {
+	j.mu.Lock()
+	change(j.state)
+	j.mu.Unlock()
+	j.cfg.Changed()
+}
+
+// Run carries the backup out and returns when it has ended and everything is cleaned up.
+func (j *Job) Run() {
+	defer j.cancel(nil)
+	err := j.protected()
+	if err != nil {
+		failure := j.cleanup(err)
+		j.cfg.Log.Warn("backup failed", "backup", j.req.Name, "uid", j.req.Uid, "failure", failure.Kind.String(), "message", failure.Message)
+		j.update(failure.apply)
+	} else {
+		j.update(func(b *pb.Backup) { b.Phase = pb.Backup_DONE })
+	}
+	close(j.done)
+	j.cfg.Changed()
+}
+
+// protected turns a panic into a failed backup: a mistake here must not end the guest.
+func (j *Job) protected() (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			j.cfg.Log.Error("backup panicked", "panic", p, "stack", string(debug.Stack()))
+			err = &Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: fmt.Sprintf("internal error: %v", p)}
+		}
+	}()
+	return j.run(j.ctx)
+}
+
+func (j *Job) run(ctx context.Context) error {
+	if err := j.prepare(ctx); err != nil {
+		return err
+	}
+	if err := j.begin(ctx); err != nil {
+		return err
+	}
+	if err := j.copy(ctx); err != nil {
+		return err
+	}
+	return j.finish(ctx)
+}
+
+// bounded is for calls that must not be cut off in the middle: it ends after d and not with the backup.
+func (j *Job) bounded(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(j.ctx), d)
+}

@@ -1,0 +1,394 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/manifest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The tests run in bubbles of testing/synctest: timers fire at once, and a goroutine that is left over fails the test.
+
+func TestFullBackup(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		b.complete(j)
+		got := b.run(j)
+		if got.Phase != pb.Backup_DONE || got.Quiesce != pb.Backup_FROZEN || got.ProcessedBytes != 200 || got.PointInTime == nil {
+			t.Fatalf("%v", got)
+		}
+		want := []string{"Freeze", "BeginBackup", "Thaw"}
+		if diff := cmp.Diff(want, b.guest.calls[:3]); diff != "" {
+			t.Errorf("calls: %s", diff)
+		}
+		for i, v := range got.Volumes {
+			if len(v.Sha256) != 64 || v.MovedBytes == 0 || v.File != "vm/b2/"+request().Volumes[i].Volume+".qcow2" {
+				t.Errorf("%v", v)
+			}
+		}
+		data, err := os.ReadFile(filepath.Join(b.dir, "vm/b2/backup.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := manifest.Decode(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Parent != nil || !m.Quiesced || m.Volumes[0].FullReason != "NoCheckpoint" || m.Volumes[0].SHA256 != got.Volumes[0].Sha256 {
+			t.Errorf("manifest %+v", m)
+		}
+		if b.guest.count("DeleteCheckpoint cp2") > 0 || b.guest.frozen {
+			t.Error("the checkpoint is gone or the guest frozen")
+		}
+	})
+}
+
+func TestIncrementalLinksToItsParent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := request()
+		first.Uid, first.Name, first.Checkpoint, first.Directory = "u1", "b1", "cp1", "vm/b1"
+		first.Volumes = first.Volumes[:1] // the parent has no file of "data"
+		j := b.job(first)
+		b.complete(j)
+		j.Run()
+		// A partial directory and a directory without a manifest are no parents.
+		if err := errors.Join(os.MkdirAll(b.dir+"/vm/x.partial", 0o700), os.Mkdir(b.dir+"/vm/y", 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		j = b.job(incrementalRequest())
+		b.complete(j)
+		if got := b.run(j); got.Phase != pb.Backup_DONE {
+			t.Fatalf("%v", got)
+		}
+		if diff := cmp.Diff(map[string]string{"root.qcow2": "../b1/root.qcow2"}, b.images.backing); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor paused.
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		req     *pb.BeginBackupRequest
+		arrange func(b *bench, j *Job)
+		want    pb.Backup_Failure
+		says    string
+		begun   bool // libvirt was asked to begin
+	}{
+		"no mount": {arrange: func(b *bench, j *Job) {
+			j.cfg.OpenTarget = func(string) (*target.Volume, error) { return target.Open(b.dir, os.DevNull) }
+		}, want: pb.Backup_TARGET_INVALID, says: "nothing is mounted"},
+		"directory holds another backup": {arrange: func(b *bench, j *Job) {
+			other := b.job(request())
+			other.req.Uid = "other"
+			b.complete(other)
+			other.Run()
+			b.guest.set(func() { b.guest.calls, b.guest.on = nil, map[string]func(){} })
+		}, want: pb.Backup_TARGET_INVALID, says: "other"},
+		"no space": {req: incrementalRequest(), arrange: func(b *bench, j *Job) {
+			b.guest.dirty["data"] = 1 << 62
+			disk := j.cfg.Disks["data"]
+			disk.VirtualBytes = 1 << 62
+			j.cfg.Disks["data"] = disk
+		}, want: pb.Backup_INSUFFICIENT_SPACE, says: "bytes"},
+		"base lost, seen early": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
+			delete(b.guest.dirty, "data")
+			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+		}, want: pb.Backup_BASE_LOST, says: "data"},
+		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
+		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", domain.ErrNoSpace) }, want: pb.Backup_TARGET_FULL, says: "out of space"},
+		"aborted while preparing": {arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
+			want: pb.Backup_ABORTED, says: "aborted"},
+		"aborted while freezing": {arrange: func(b *bench, j *Job) { b.guest.on["Freeze"] = func() { j.Fail(Aborted()) } },
+			want: pb.Backup_ABORTED, begun: true},
+		"begin refused": {arrange: func(b *bench, _ *Job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
+			want: pb.Backup_HYPERVISOR_ERROR, says: "libvirt's words", begun: true},
+		"begin panics": {arrange: func(b *bench, _ *Job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
+			want: pb.Backup_HYPERVISOR_ERROR, says: "a mistake", begun: true},
+		"base lost at begin": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
+			b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
+		}, want: pb.Backup_BASE_LOST, says: "root", begun: true},
+		"aborted while copying": {arrange: func(b *bench, j *Job) {
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
+		}, want: pb.Backup_ABORTED, begun: true},
+		"stopped while copying": {arrange: func(b *bench, j *Job) {
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Stopped()) }) }
+		}, want: pb.Backup_STOPPED, begun: true},
+		"abort is refused once": {arrange: func(b *bench, j *Job) {
+			b.guest.fail["AbortBackup"] = domain.ErrBusy
+			b.guest.on["AbortBackup"] = func() {
+				time.AfterFunc(time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "AbortBackup") }) })
+			}
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
+		}, want: pb.Backup_ABORTED, begun: true},
+		"job fails for want of space": {arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", domain.ErrNoSpace)) },
+			want: pb.Backup_TARGET_FULL, begun: true},
+		"job fails": {arrange: func(b *bench, j *Job) { endsWith(b, j, errors.New("bad sector")) },
+			want: pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true},
+		"job fails and the event is lost": {arrange: func(b *bench, _ *Job) {
+			b.guest.on["BeginBackup"] = func() {
+				time.AfterFunc(time.Second, func() {
+					b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: errors.New("bad sector")} })
+				})
+			}
+		}, want: pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true},
+		"nobody knows how the job ended": {arrange: func(b *bench, _ *Job) {
+			b.guest.on["BeginBackup"] = func() {
+				time.AfterFunc(time.Second, func() { b.guest.set(func() { b.guest.job = domain.JobInfo{} }) })
+			}
+		}, want: pb.Backup_HYPERVISOR_ERROR, says: "does not know", begun: true},
+		"libvirt does not answer": {arrange: func(b *bench, _ *Job) {
+			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { b.guest.fail["BackupJob"] = domain.ErrClosed }) }
+		}, want: pb.Backup_HYPERVISOR_ERROR, says: "watch", begun: true},
+		"paused by an I/O error": {arrange: func(b *bench, j *Job) {
+			b.guest.on["BeginBackup"] = func() {
+				time.AfterFunc(time.Second, func() {
+					b.guest.set(func() { b.guest.info = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
+					j.Deliver(domain.Event{Kind: domain.EventIOError, Volume: "root", Message: "enospc", Paused: true})
+				})
+			}
+		}, want: pb.Backup_HYPERVISOR_ERROR, says: "paused", begun: true},
+		"guest shuts down": {arrange: func(b *bench, j *Job) {
+			b.gone = true
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(GuestShutDown) }) }
+		}, want: pb.Backup_GUEST_SHUTDOWN, begun: true},
+		"guest crashes, and the job says so first": {arrange: func(b *bench, j *Job) {
+			b.gone = true
+			endsWith(b, j, errors.New("canceled"))
+			b.guest.on["Info"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(GuestCrashed) }) }
+			b.guest.info = domain.Info{State: domain.StateShutOff}
+		}, want: pb.Backup_GUEST_CRASHED, begun: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				req := c.req
+				if req == nil {
+					req = request()
+				}
+				j := b.job(req)
+				c.arrange(b, j)
+				got := b.run(j)
+				if got.Phase != pb.Backup_FAILED || got.Failure != c.want || !strings.Contains(got.Message, c.says) || got.Message == "" {
+					t.Errorf("%v, want %v that says %q", got, c.want, c.says)
+				}
+				if begun := b.guest.count("BeginBackup") > 0; begun != c.begun {
+					t.Errorf("begun: %v; calls %v", begun, b.guest.calls)
+				}
+				if b.guest.frozen {
+					t.Error("the guest is frozen")
+				}
+				if found, _ := filepath.Glob(b.dir + "/vm/*.partial"); len(found) > 0 {
+					t.Errorf("left: %v", found)
+				}
+				b.undone(c.begun)
+			})
+		})
+	}
+}
+
+// undone checks that what libvirt was asked for is taken back while there is a guest.
+func (b *bench) undone(begun bool) {
+	b.Helper()
+	deleted := b.guest.count("DeleteCheckpoint cp2")
+	switch {
+	case !begun:
+		if deleted > 0 {
+			b.Error("a checkpoint was deleted that never was")
+		}
+		return
+	case b.gone:
+		return
+	}
+	if b.guest.job.Active && b.guest.fail["BackupJob"] == nil {
+		b.Error("the job runs on")
+	}
+	if deleted != 1 {
+		b.Errorf("the checkpoint was deleted %d times", deleted)
+	}
+	if b.guest.info.Reason == domain.ReasonIOError && b.guest.count("Resume") == 0 {
+		b.Error("the guest was not resumed")
+	}
+}
+
+func endsWith(b *bench, j *Job, err error) {
+	b.guest.on["BeginBackup"] = func() {
+		time.AfterFunc(time.Second, func() {
+			b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: err} })
+			j.Deliver(domain.Event{Kind: domain.EventBackupCompleted, Err: err})
+		})
+	}
+}
+
+func TestTheCheckpointOfAFailedBackupIsDeleted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		endsWith(b, j, errors.New("bad sector"))
+		b.run(j)
+		if b.guest.count("DeleteCheckpoint cp2") != 1 {
+			t.Errorf("calls: %v", b.guest.calls)
+		}
+	})
+}
+
+// A late event of an earlier job does not end this one.
+func TestAnEventIsBelievedOnlyIfTheJobHasEnded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		b.guest.on["BeginBackup"] = func() {
+			j.Deliver(domain.Event{Kind: domain.EventBackupCompleted, Err: errors.New("of another job")})
+			time.AfterFunc(time.Minute, func() {
+				b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, TotalBytes: 1} })
+			})
+		}
+		if got := b.run(j); got.Phase != pb.Backup_DONE {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+func TestQuiesce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		arrange func(b *bench, req *pb.BeginBackupRequest)
+		want    pb.Backup_Quiesce
+		freezes int
+	}{
+		"skipped":      {func(_ *bench, req *pb.BeginBackupRequest) { req.SkipQuiesce = true }, pb.Backup_SKIPPED, 0},
+		"agent absent": {func(b *bench, _ *pb.BeginBackupRequest) { b.agent = false }, pb.Backup_AGENT_ABSENT, 0},
+		"refused":      {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.fail["Freeze"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 1},
+		"frozen by somebody else": {func(b *bench, _ *pb.BeginBackupRequest) {
+			b.guest.fail["Freeze"] = domain.ErrAlreadyFrozen
+			b.guest.on["Thaw"] = func() { panic("thawed what it did not freeze") }
+		}, pb.Backup_FROZEN, 1},
+		"frozen": {func(*bench, *pb.BeginBackupRequest) {}, pb.Backup_FROZEN, 1},
+		"thaw fails at first": {func(b *bench, _ *pb.BeginBackupRequest) {
+			b.guest.fail["Thaw"] = domain.ErrAgent
+			time.AfterFunc(20*time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
+		}, pb.Backup_FROZEN, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b, req := newBench(t), request()
+				c.arrange(b, req)
+				j := b.job(req)
+				b.complete(j)
+				j.Run()
+				time.Sleep(time.Minute) // what the watchdog needs at most
+				synctest.Wait()
+				got := j.Snapshot()
+				if got.Phase != pb.Backup_DONE || got.Quiesce != c.want || b.guest.count("Freeze") != c.freezes {
+					t.Errorf("%v, %d freezes", got, b.guest.count("Freeze"))
+				}
+				if foreign := name == "frozen by somebody else"; b.guest.frozen != foreign || b.freezer.Frozen() {
+					t.Error("the guest is frozen, or was thawed by the wrong party")
+				}
+				b.endLife()
+				b.freezer.Wait()
+			})
+		})
+	}
+}
+
+// A beginning that hangs does not keep the guest frozen.
+func TestTheWatchdogThaws(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		b.guest.on["BeginBackup"] = func() { time.Sleep(time.Hour) }
+		go j.Run()
+		time.Sleep(frozenAtMost + time.Second)
+		synctest.Wait()
+		b.guest.set(func() {
+			if b.guest.frozen {
+				t.Error("the guest is still frozen")
+			}
+		})
+		j.Fail(Aborted())
+		<-j.Done()
+		b.endLife()
+		b.freezer.Wait()
+	})
+}
+
+func TestInvalidRequestsAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, breakIt := range map[string]func(*pb.BeginBackupRequest){
+		"no uid":               func(r *pb.BeginBackupRequest) { r.Uid = "" },
+		"directory leads out":  func(r *pb.BeginBackupRequest) { r.Directory = "../x" },
+		"absolute directory":   func(r *pb.BeginBackupRequest) { r.Directory = "/x" },
+		"target leads out":     func(r *pb.BeginBackupRequest) { r.TargetVolume = ".." },
+		"no volumes":           func(r *pb.BeginBackupRequest) { r.Volumes = nil },
+		"unknown volume":       func(r *pb.BeginBackupRequest) { r.Volumes[0].Volume = "x" },
+		"volume twice":         func(r *pb.BeginBackupRequest) { r.Volumes[0].Volume = "data" },
+		"incremental, no base": func(r *pb.BeginBackupRequest) { r.Volumes[0].Incremental = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			req := request()
+			breakIt(req)
+			b := newBench(t)
+			if _, err := New(context.Background(), b.cfg, req); !errors.Is(err, ErrRequest) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	b := newBench(t)
+	b.cfg.Disks["data"] = Disk{VirtualBytes: 1 << 20}
+	if _, err := New(context.Background(), b.cfg, request()); !errors.Is(err, ErrRequest) {
+		t.Errorf("a checkpoint of an untracked disk: %v", err)
+	}
+}
+
+func TestTargetBytesBoundsARealFile(t *testing.T) {
+	t.Parallel()
+	const mib, gib = 1 << 20, 1 << 30
+	// What qemu-img makes of a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart: 201.5 MiB.
+	if got := targetBytes(200*mib, 10*gib); got < 201*mib+mib/2 || got > 205*mib {
+		t.Errorf("%d bytes", got)
+	}
+	for _, virtual := range []uint64{0, 1, mib, gib, 64 << 40} {
+		for _, data := range []uint64{0, 1, 64 << 10, virtual} {
+			if got := targetBytes(data, virtual); got < min(data, virtual) {
+				t.Errorf("%d of %d bytes need %d", data, virtual, got)
+			}
+		}
+	}
+}
+
+func TestHuman(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536 << 20: "1.5 GiB", 1 << 62: "4096.0 PiB"} {
+		if got := human(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package push
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// maxVolumes bounds a request; an instance has at most 64 disks.
+const maxVolumes = 64
+
+// ErrRequest is wrapped by New's errors.
+var ErrRequest = errors.New("invalid backup request")
+
+// validate refuses what no later step could do.
+func validate(req *pb.BeginBackupRequest, disks map[string]Disk) error {
+	switch {
+	case req.Uid == "" || req.Vm == "":
+		return fmt.Errorf("%w: no uid or vm", ErrRequest)
+	case req.TargetVolume == "" || !fs.ValidPath(req.TargetVolume):
+		return fmt.Errorf("%w: target volume %q", ErrRequest, req.TargetVolume)
+	case !fs.ValidPath(req.Directory) || req.Directory == ".":
+		return fmt.Errorf("%w: directory %q is not a relative path", ErrRequest, req.Directory)
+	case len(req.Volumes) == 0 || len(req.Volumes) > maxVolumes:
+		return fmt.Errorf("%w: %d volumes, want 1 to %d", ErrRequest, len(req.Volumes), maxVolumes)
+	}
+	seen := map[string]bool{}
+	for _, v := range req.Volumes {
+		disk, ok := disks[v.Volume]
+		switch {
+		case !ok:
+			return fmt.Errorf("%w: the guest has no disk %q", ErrRequest, v.Volume)
+		case seen[v.Volume]:
+			return fmt.Errorf("%w: volume %q is listed twice", ErrRequest, v.Volume)
+		case v.Incremental && req.BaseCheckpoint == "":
+			return fmt.Errorf("%w: volume %q is incremental, but there is no base checkpoint", ErrRequest, v.Volume)
+		case !disk.Tracked && req.Checkpoint != "":
+			return fmt.Errorf("%w: disk %q is not tracked and cannot have a checkpoint", ErrRequest, v.Volume)
+		}
+		seen[v.Volume] = true
+	}
+	return nil
+}
+
+// incremental returns the volumes that start from the base checkpoint.
+func incremental(req *pb.BeginBackupRequest) []string {
+	var names []string
+	for _, v := range req.Volumes {
+		if v.Incremental {
+			names = append(names, v.Volume)
+		}
+	}
+	return names
+}

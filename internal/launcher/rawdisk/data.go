@@ -1,0 +1,63 @@
+package rawdisk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// DataBytes is how many bytes of the disk at path hold data, in whole clusters of so many bytes: each cluster with data in any of
+// it counts in full. On a block device, whose holes nobody tells, and on a file system without holes it is the whole disk.
+func DataBytes(ctx context.Context, path string, cluster int64) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, fmt.Errorf("find data of disk: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, fmt.Errorf("find data of disk %s: %w", path, err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("find data of disk: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return size, nil
+	}
+	n, err := dataInFile(ctx, f, size, cluster)
+	if err != nil {
+		return 0, fmt.Errorf("find data of disk %s: %w", path, err)
+	}
+	return n, nil
+}
+
+func dataInFile(ctx context.Context, f *os.File, size, cluster int64) (int64, error) {
+	total := int64(0)
+	counted := int64(0) // all clusters below it are counted
+	for at := int64(0); at < size; {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break // no data behind at
+		}
+		if err != nil {
+			return 0, err
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		if err != nil {
+			return 0, err
+		}
+		first := max(start/cluster*cluster, counted)
+		counted = max((end+cluster-1)/cluster*cluster, counted)
+		total += counted - first
+		at = end
+	}
+	return min(total, size), nil
+}

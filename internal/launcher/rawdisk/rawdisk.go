@@ -1,0 +1,99 @@
+// Package rawdisk looks after the raw disks of a guest: the file disk.img on a Filesystem claim, or the
+// device of a Block claim. It makes the file of a blank claim, and tells how much a disk holds. It never
+// changes a disk that has content.
+package rawdisk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// reservePercent of a blank claim's free space is left to the file system, whose own tables grow with the disk.
+	reservePercent = 5
+	// granularity of a new disk's size in bytes.
+	granularity = 1 << 20
+)
+
+// ErrUnusable is wrapped by errors that somebody must mend in the claim before the guest can start.
+var ErrUnusable = errors.New("disk cannot be used")
+
+// EnsureFile makes path ready as the raw disk of a Filesystem claim. A file that is there is left as it is, but must be regular
+// and not empty. If there is none (the claim is blank) a sparse one is made that fills the claim: the free space less
+// 5 per cent, in whole MiB. It appears under its name only when it is complete and durable.
+func EnsureFile(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return create(path)
+	case err != nil:
+		return fmt.Errorf("open disk: %w", err)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%w: %s is not a regular file but %s", ErrUnusable, path, info.Mode().Type())
+	case info.Size() == 0:
+		return fmt.Errorf("%w: %s is empty; delete it to get a blank disk, or fill it", ErrUnusable, path)
+	}
+	return nil
+}
+
+// EnsureDevice checks that path is a block device.
+func EnsureDevice(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("open disk: %w", err)
+	}
+	if info.Mode()&fs.ModeDevice == 0 || info.Mode()&fs.ModeCharDevice != 0 {
+		return fmt.Errorf("%w: %s is not a block device", ErrUnusable, path)
+	}
+	return nil
+}
+
+func create(path string) error {
+	dir := filepath.Dir(path)
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("create disk %s: statfs: %w", path, err)
+	}
+	size := blankSize(st.Bavail * uint64(st.Bsize))
+	if size == 0 {
+		return fmt.Errorf("%w: the claim has %d bytes free, too few for a disk %s", ErrUnusable, st.Bavail*uint64(st.Bsize), path)
+	}
+	tmp := path + ".new"
+	if err := writeSparse(tmp, size); err != nil {
+		return fmt.Errorf("create disk %s: %w", path, errors.Join(err, os.Remove(tmp)))
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("create disk: %w", err)
+	}
+	if err := syncDir(dir); err != nil {
+		return fmt.Errorf("create disk %s: %w", path, err)
+	}
+	return nil
+}
+
+// blankSize is the size in bytes of a new disk on a file system with so many bytes available.
+func blankSize(available uint64) int64 {
+	usable := available - available/100*reservePercent
+	return int64(usable / granularity * granularity)
+}
+
+func writeSparse(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o660)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(size), f.Sync(), f.Close())
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,74 @@
+package launcher
+
+import (
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// State is everything that is known now, and a channel that is closed at the next change.
+func (l *Launcher) State() (*pb.State, <-chan struct{}) {
+	frozen := l.frozen()
+	l.mu.Lock()
+	s := &pb.State{
+		Phase: l.life.phase, End: l.life.end, Message: l.life.message,
+		AgentConnected: l.info.AgentConnected && l.life.up(),
+		Interfaces:     interfaces(l.info.Interfaces),
+		GuestOs:        guestOS(l.info.GuestOS),
+		Disks:          disks(l.info.Disks, l.start),
+		Checkpoints:    checkpoints(l.checkpoints),
+		Frozen:         frozen,
+	}
+	job, changed := l.job, l.changed
+	l.mu.Unlock()
+	if job != nil {
+		s.Backup = job.Snapshot()
+	}
+	return s, changed
+}
+
+func (l *Launcher) frozen() bool {
+	select {
+	case <-l.connected:
+		return l.freezer != nil && l.freezer.Frozen()
+	default:
+		return false
+	}
+}
+
+func interfaces(from []domain.Interface) []*pb.Interface {
+	var out []*pb.Interface
+	for _, i := range from {
+		out = append(out, &pb.Interface{Name: i.Name, Mac: i.MAC, GuestName: i.GuestName, Ips: i.IPs, FromAgent: i.FromAgent})
+	}
+	return out
+}
+
+func guestOS(os *domain.GuestOS) *pb.GuestOS {
+	if os == nil {
+		return nil
+	}
+	return &pb.GuestOS{Id: os.ID, Name: os.Name, PrettyName: os.PrettyName, Version: os.Version, KernelRelease: os.KernelRelease}
+}
+
+// disks joins what libvirt says with why an overlay was renewed at this start.
+func disks(from []domain.DiskInfo, s *start) []*pb.Disk {
+	var out []*pb.Disk
+	for _, d := range from {
+		disk := &pb.Disk{Volume: d.Volume, Target: d.Target, VirtualBytes: d.VirtualBytes, Tracked: d.Tracked}
+		if s != nil {
+			disk.OverlayRenewed = string(s.renewed[d.Volume])
+		}
+		out = append(out, disk)
+	}
+	return out
+}
+
+func checkpoints(from []domain.Checkpoint) []*pb.Checkpoint {
+	var out []*pb.Checkpoint
+	for _, c := range from {
+		out = append(out, &pb.Checkpoint{Name: c.Name, CreationTime: timestamppb.New(c.CreationTime), Volumes: c.Volumes})
+	}
+	return out
+}

@@ -1,0 +1,164 @@
+package launcher
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/push"
+)
+
+const (
+	// askEvery is how often the guest is asked to shut down: an early boot, and some installers, miss the first time.
+	askEvery = 5 * time.Second
+	// askTimeout bounds one request.
+	askTimeout = 10 * time.Second
+	// jobStopTimeout bounds how long a backup may hold up the stop that failed it.
+	jobStopTimeout = 20 * time.Second
+	// destroyTimeout bounds one attempt of libvirt to destroy the domain, and giveUpAfter all of them.
+	destroyTimeout = 30 * time.Second
+	giveUpAfter    = 2 * time.Minute
+	destroyEvery   = 2 * time.Second
+	// sigkillAfter is before libvirt's SIGKILL, which follows its SIGTERM after 10 seconds (virProcessKillPainfully). A
+	// domain that was destroyed within it ended by SIGTERM, and closed its disks.
+	sigkillAfter = 9 * time.Second
+)
+
+// stop is the guest's stopping. It begins with the first call of Stop.
+type stop struct {
+	// deadline is when the guest is killed, and sooner wakes whoever waits for it. Both are behind the launcher's mutex.
+	deadline time.Time
+	sooner   chan struct{}
+	// slow: destroying took so long that libvirt may have used SIGKILL. finished is closed when that is known.
+	slow     bool
+	finished chan struct{}
+}
+
+// mayBeDirty says that QEMU may have been killed. It waits for the end of the stop, which the guest's end is the reason for.
+func (s *stop) mayBeDirty() bool {
+	<-s.finished
+	return s.slow
+}
+
+// Stop asks the guest to shut down and kills it after the grace period. It returns at once. A later call can only shorten the wait.
+func (l *Launcher) Stop(grace time.Duration) {
+	deadline := l.cfg.Clock.Now().Add(grace)
+	var begun *stop
+	l.change(func() {
+		l.life = l.life.stopping()
+		switch {
+		case l.stop == nil && !l.life.ended():
+			l.stop = &stop{deadline: deadline, sooner: make(chan struct{}), finished: make(chan struct{})}
+			begun = l.stop
+		case l.stop != nil && deadline.Before(l.stop.deadline):
+			l.stop.deadline = deadline
+			close(l.stop.sooner)
+			l.stop.sooner = make(chan struct{})
+		}
+	})
+	if begun != nil {
+		l.work.Go(func() {
+			defer close(begun.finished)
+			l.stopGuest(begun)
+		})
+	}
+}
+
+func (l *Launcher) stopGuest(s *stop) {
+	l.mu.Lock()
+	begun := l.start
+	l.mu.Unlock()
+	select {
+	case <-begun.done: // a domain that is being created cannot be stopped; the start is bounded
+	case <-l.ended:
+		return
+	}
+	l.failJob()
+	for !l.currentLife().ended() {
+		left, sooner := l.timeLeft(s)
+		if left <= 0 {
+			l.destroy(s)
+			return
+		}
+		l.ask()
+		left, sooner = l.timeLeft(s)
+		timer := l.cfg.Clock.NewTimer(max(0, min(left, askEvery)))
+		select {
+		case <-timer.C():
+		case <-sooner:
+		case <-l.ended:
+		}
+		timer.Stop()
+	}
+}
+
+func (l *Launcher) timeLeft(s *stop) (time.Duration, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return s.deadline.Sub(l.cfg.Clock.Now()), s.sooner
+}
+
+// failJob ends a running backup first: libvirt would lose it in any case, and here it is cleaned up in order.
+func (l *Launcher) failJob() {
+	// Whoever is about to begin one has done so, or sees the stop.
+	l.operations.Lock()
+	job := l.currentJob()
+	l.operations.Unlock()
+	if job == nil {
+		return
+	}
+	job.Fail(push.Stopped())
+	timer := l.cfg.Clock.NewTimer(jobStopTimeout)
+	defer timer.Stop()
+	select {
+	case <-job.Done():
+	case <-timer.C():
+		l.cfg.Log.Warn("backup does not end, stopping the guest nevertheless", "uid", job.UID())
+	case <-l.ended:
+	}
+}
+
+// ask asks once. A paused guest hears nothing, so it is resumed.
+func (l *Launcher) ask() {
+	ctx, cancel := context.WithTimeout(l.guestLife, askTimeout)
+	defer cancel()
+	if err := l.guest.Resume(ctx); err != nil {
+		l.cfg.Log.Debug("resume for shutdown", "error", err)
+	}
+	if err := l.guest.ShutdownRequest(ctx); err != nil {
+		l.cfg.Log.Warn("shutdown request failed, trying again", "error", err)
+	}
+}
+
+// destroy kills the guest.
+func (l *Launcher) destroy(s *stop) {
+	l.change(func() { l.life = l.life.killing() })
+	giveUp := l.cfg.Clock.Now().Add(giveUpAfter)
+	begun := l.cfg.Clock.Now()
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), destroyTimeout)
+		err := l.guest.Destroy(ctx)
+		cancel()
+		if err == nil {
+			s.slow = l.cfg.Clock.Since(begun) > sigkillAfter
+		} else {
+			s.slow = true
+			l.cfg.Log.Warn("destroy failed, trying again", "error", err)
+		}
+		timer := l.cfg.Clock.NewTimer(destroyEvery)
+		select {
+		case <-l.ended:
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+		// The event may have been lost: Info tells as well.
+		l.wakeRefresher()
+		if l.cfg.Clock.Now().After(giveUp) {
+			message := fmt.Sprintf("libvirt could not end the guest: %v", err)
+			l.change(func() { l.life = l.life.ending(pb.State_CRASHED, message) })
+			return
+		}
+	}
+}

@@ -1,0 +1,199 @@
+// Package target is the volume that a backup goes to, as the launcher sees it: a directory that must be a
+// mount of its own, the backup's directory in it, and what else is there.
+//
+// Everything goes through an open directory (os.Root): no symbolic link on the volume, which belongs to the user,
+// leads out of it, and if the mount vanishes nothing is ever written into the container's own file system in its place.
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/manifest"
+)
+
+// ErrInvalid is wrapped by errors that say that the volume cannot take a backup.
+var ErrInvalid = errors.New("target volume cannot be used")
+
+// Volume is an open target volume. It is for one backup and one goroutine at a time.
+type Volume struct {
+	path string
+	root *os.Root
+}
+
+// MountInfo is where the kernel lists the mounts of this process.
+const MountInfo = "/proc/self/mountinfo"
+
+// Open opens the volume that is mounted at dir, an absolute path, as the file mountInfo (MountInfo) tells.
+// ErrInvalid: nothing is mounted there, or it is read-only.
+func Open(dir, mountInfo string) (*Volume, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	v := &Volume{path: dir, root: root}
+	if err := v.check(mountInfo); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return v, nil
+}
+
+// check is made on what is already open, so that nothing can change between the check and its use.
+func (v *Volume) check(mountInfo string) error {
+	info, err := os.Open(mountInfo)
+	if err != nil {
+		return fmt.Errorf("check target volume: %w", err)
+	}
+	defer func() { _ = info.Close() }() // only read
+	m, ok, err := findMount(info, filepath.Clean(v.path))
+	switch {
+	case err != nil:
+		return fmt.Errorf("check target volume: %w", err)
+	case !ok:
+		return fmt.Errorf("%w: nothing is mounted at %s", ErrInvalid, v.path)
+	case m.readOnly:
+		return fmt.Errorf("%w: the volume is mounted read-only", ErrInvalid)
+	}
+	same, err := v.stillMounted()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if !same {
+		return fmt.Errorf("%w: the mount at %s changed while it was opened", ErrInvalid, v.path)
+	}
+	return nil
+}
+
+// stillMounted says whether the path still leads to what is open.
+func (v *Volume) stillMounted() (bool, error) {
+	opened, err := v.root.Stat(".")
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Stat(v.path)
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(opened, now), nil
+}
+
+// Close lets go of the volume, so that it can be unmounted.
+func (v *Volume) Close() error { return v.root.Close() }
+
+// FreeBytes is how many bytes can be written to the volume.
+func (v *Volume) FreeBytes() (uint64, error) {
+	d, err := v.root.Open(".")
+	if err != nil {
+		return 0, fmt.Errorf("free space of target volume: %w", err)
+	}
+	defer func() { _ = d.Close() }() // only read
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(d.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("free space of target volume: %w", err)
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// Path is the absolute path of a file on the volume, for other processes.
+func (v *Volume) Path(name string) string { return filepath.Join(v.path, filepath.FromSlash(name)) }
+
+// Root gives access to the volume's files.
+func (v *Volume) Root() *os.Root { return v.root }
+
+// Begin makes the partial directory of a backup: <directory>.partial. What an earlier attempt of the same
+// backup left under either name goes first. ErrInvalid: directory is not a relative path on the volume, or
+// holds another backup.
+func (v *Volume) Begin(directory, backupUID string) error {
+	if !fs.ValidPath(directory) || directory == "." {
+		return fmt.Errorf("%w: %q is not a directory on the volume", ErrInvalid, directory)
+	}
+	m, err := v.Manifest(directory)
+	if err == nil && m.Backup.UID != backupUID {
+		return fmt.Errorf("%w: %s holds the backup %s with UID %s", ErrInvalid, directory, m.Backup.Name, m.Backup.UID)
+	}
+	for _, name := range []string{directory, partial(directory)} {
+		if err := v.root.RemoveAll(name); err != nil {
+			return v.writeError("remove what an earlier attempt left", err)
+		}
+	}
+	if err := v.root.MkdirAll(partial(directory), 0o755); err != nil {
+		return v.writeError("create directory", err)
+	}
+	return nil
+}
+
+// writeError adds ErrInvalid where the volume itself refuses to be written.
+func (v *Volume) writeError(what string, err error) error {
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %s: %w", ErrInvalid, what, err)
+	}
+	return fmt.Errorf("target volume: %s: %w", what, err)
+}
+
+// Commit writes the manifest into the partial directory and gives the directory its final name. All files in it must be durable already.
+func (v *Volume) Commit(directory string, m manifest.Manifest) error {
+	data, err := manifest.Encode(m)
+	if err != nil {
+		return err
+	}
+	if err := v.writeDurably(path.Join(partial(directory), layout.BackupManifest), data); err != nil {
+		return v.writeError("write manifest", err)
+	}
+	if err := v.syncDir(partial(directory)); err != nil {
+		return v.writeError("sync directory", err)
+	}
+	if err := v.root.Rename(partial(directory), directory); err != nil {
+		return v.writeError("rename directory", err)
+	}
+	// The parents up to the root may be new as well.
+	for dir := path.Dir(directory); ; dir = path.Dir(dir) {
+		if err := v.syncDir(dir); err != nil {
+			return v.writeError("sync directory", err)
+		}
+		if dir == "." {
+			return nil
+		}
+	}
+}
+
+// Discard removes a backup's partial directory and, if it is empty then, the machine's.
+func (v *Volume) Discard(directory string) error {
+	if err := v.root.RemoveAll(partial(directory)); err != nil {
+		return v.writeError("remove directory", err)
+	}
+	if parent := path.Dir(directory); parent != "." {
+		_ = v.root.Remove(parent) // refused while other backups are in it, and that is right
+	}
+	return nil
+}
+
+func partial(directory string) string { return directory + layout.PartialSuffix }
+
+// PartialFile is where a volume's file is while the backup runs, relative to the root.
+func PartialFile(directory, volume string) string {
+	return layout.BackupFile(partial(directory), volume)
+}
+
+func (v *Volume) writeDurably(name string, data []byte) error {
+	f, err := v.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func (v *Volume) syncDir(name string) error {
+	d, err := v.root.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,217 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/internal/manifest"
+)
+
+// open opens a directory as if it was mounted.
+func open(t *testing.T, dir string) *Volume {
+	t.Helper()
+	info := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(info, fmt.Appendf(nil, "1 2 3:4 /x %s rw,relatime shared:1 - ext4 /dev/x rw\n", dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v, err := Open(dir, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = v.Close() })
+	return v
+}
+
+func example(uid string) manifest.Manifest {
+	return manifest.Manifest{
+		Namespace: "ns", VM: "vm", Backup: manifest.Backup{Name: "b", UID: uid}, PointInTime: time.Unix(1, 0),
+		Volumes: []manifest.Volume{{Name: "root", Type: manifest.Full, File: "root.qcow2", SHA256: strings.Repeat("ab", 32)}},
+	}
+}
+
+// backup makes a complete backup on the volume.
+func backup(t *testing.T, v *Volume, directory, uid string) {
+	t.Helper()
+	if err := v.Begin(directory, uid); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(v.Path(PartialFile(directory, "root")), []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Commit(directory, example(uid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOnlyAWritableMountIsATarget(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		mountInfo string
+		ok        bool
+	}{
+		"mounted":             {"1 2 3:4 / %s rw - ext4 /dev/x rw", true},
+		"parent is mounted":   {"1 2 3:4 / %.3s rw - ext4 /dev/x rw", false},
+		"mounted read-only":   {"1 2 3:4 / %s ro,relatime - ext4 /dev/x rw", false},
+		"read-only below":     {"1 2 3:4 / %s rw - ext4 /dev/x ro,errors=continue", false},
+		"not a mount at all":  {"%.0s", false},
+		"mount over a mount":  {"1 2 3:4 / %[1]s ro - ext4 /dev/x rw\n1 2 3:4 / %[1]s rw - ext4 /dev/y rw", true},
+		"with optional words": {"1 2 3:4 /r %s rw master:3 shared:9 - nfs4 host:/x rw,vers=4", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			info := filepath.Join(t.TempDir(), "mountinfo")
+			if err := os.WriteFile(info, fmt.Appendf(nil, c.mountInfo, dir), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			v, err := Open(dir, info)
+			if (err == nil) != c.ok {
+				t.Fatalf("%v", err)
+			}
+			if err != nil {
+				if !errors.Is(err, ErrInvalid) {
+					t.Errorf("class of %v", err)
+				}
+				return
+			}
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if _, err := Open(filepath.Join(dir, "missing"), MountInfo); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a missing directory: %v", err)
+	}
+	// The kernel's own table is understood.
+	if _, err := Open(dir, MountInfo); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "nothing is mounted") {
+		t.Errorf("an ordinary directory: %v", err)
+	}
+}
+
+func TestMountPointsAreUnescaped(t *testing.T) {
+	t.Parallel()
+	m, ok, err := findMount(strings.NewReader(`1 2 3:4 / /a\040b\134c rw - ext4 x rw`), `/a b\c`)
+	if err != nil || !ok || m.readOnly {
+		t.Errorf("%+v, %v, %v", m, ok, err)
+	}
+	if _, _, err := findMount(strings.NewReader("nonsense"), "/"); err == nil {
+		t.Error("nonsense was understood")
+	}
+}
+
+func TestABackupAppearsWhenItIsComplete(t *testing.T) {
+	t.Parallel()
+	v := open(t, t.TempDir())
+	if err := v.Begin("vm/b1", "u1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.Manifest("vm/b1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before: %v", err)
+	}
+	backup(t, v, "vm/b1", "u1") // what the first attempt left goes
+	m, err := v.Manifest("vm/b1")
+	if err != nil || m.Backup.UID != "u1" {
+		t.Errorf("%+v, %v", m, err)
+	}
+	sealed, err := v.Seal(t.Context(), "vm/b1/root.qcow2")
+	const ofData = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
+	if err != nil || sealed.SHA256 != ofData || sealed.AllocatedBytes == 0 {
+		t.Errorf("%+v, %v", sealed, err)
+	}
+	if err := v.Begin("vm/b1", "another"); !errors.Is(err, ErrInvalid) {
+		t.Errorf("over another backup: %v", err)
+	}
+	if err := v.Discard("vm/b1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := v.Manifest("vm/b1"); err != nil {
+		t.Errorf("a complete backup was discarded: %v", err)
+	}
+}
+
+func TestDiscardLeavesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	v := open(t, dir)
+	if err := v.Begin("vm/b1", "u1"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := v.Discard("vm/b1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestNothingLeadsOutOfTheVolume(t *testing.T) {
+	t.Parallel()
+	dir, outside := t.TempDir(), t.TempDir()
+	if err := os.Symlink(outside, filepath.Join(dir, "vm")); err != nil {
+		t.Fatal(err)
+	}
+	v := open(t, dir)
+	for _, directory := range []string{"vm/b1", "../x", "/x", ".", ""} {
+		if err := v.Begin(directory, "u1"); err == nil {
+			t.Errorf("%q was made", directory)
+		}
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
+		t.Errorf("outside: %v, %v", left, err)
+	}
+}
+
+func TestFindParent(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	v := open(t, dir)
+	backup(t, v, "vm/b1", "u1")
+	backup(t, v, "vm/b2", "u2")
+	backup(t, v, "other/b3", "u3")
+	if err := os.Rename(filepath.Join(dir, "vm/b2"), filepath.Join(dir, "vm/b2.partial")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "vm/broken"), 0o700),
+		os.WriteFile(filepath.Join(dir, "vm/broken/backup.json"), []byte("{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for uid, want := range map[string]string{"u1": "vm/b1", "u2": "", "u3": "", "u4": ""} {
+		directory, m, err := v.FindParent("vm/b9", uid)
+		if err != nil || directory != want || (m != nil) != (want != "") {
+			t.Errorf("%s: %q, %v, %v, want %q", uid, directory, m, err, want)
+		}
+	}
+	directory, m, err := v.FindParent("vm/b9", "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{v.Backing(directory, m, "root"), v.Backing(directory, m, "data"), v.Backing("", nil, "root")}
+	if diff := cmp.Diff([]string{"../b1/root.qcow2", "", ""}, got); diff != "" {
+		t.Error(diff)
+	}
+	if err := os.Remove(filepath.Join(dir, "vm/b1/root.qcow2")); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Backing(directory, m, "root"); got != "" {
+		t.Errorf("a file that is gone: %q", got)
+	}
+}
+
+func FuzzMountInfo(f *testing.F) {
+	f.Add("1 2 3:4 / /a rw - ext4 x rw\n", "/a")
+	f.Fuzz(func(t *testing.T, info, path string) {
+		if _, ok, err := findMount(strings.NewReader(info), path); err != nil && ok {
+			t.Error("found with an error")
+		}
+	})
+}

@@ -1,0 +1,173 @@
+// Package manifest is the file backup.json that stands beside the disks of a backup. It describes
+// the backup so that a chain can be rebuilt and checked with the files alone, without the cluster
+// that made them.
+//
+// The file is written last: a directory with a valid backup.json is complete, and one without it is
+// not a backup. Format version 1 is JSON with the fields of Manifest; a reader refuses any other version.
+package manifest
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"time"
+)
+
+// FormatVersion is the version that this package writes and the only one that it reads.
+const FormatVersion = 1
+
+// MaxBytes bounds what Decode takes: 256 disks fit many times.
+const MaxBytes = 1 << 20
+
+// ErrInvalid is wrapped by every error of Decode and Encode: the bytes are no manifest that can be relied on.
+var ErrInvalid = errors.New("invalid backup manifest")
+
+// Manifest describes one backup of one virtual machine.
+type Manifest struct {
+	// FormatVersion is 1.
+	FormatVersion int `json:"formatVersion"`
+	// Namespace and VM name the machine.
+	Namespace string `json:"namespace"`
+	VM        string `json:"vm"`
+	// Backup is the VirtualMachineBackup that made these files.
+	Backup Backup `json:"backup"`
+	// Tracker is the VirtualMachineBackupTracker's name. Empty: the backup used none.
+	Tracker string `json:"tracker,omitempty"`
+	// Checkpoint is the checkpoint that a later incremental starts from. Empty: none was made.
+	Checkpoint string `json:"checkpoint,omitempty"`
+	// Parent is the backup that the incremental volumes continue. Nil: every volume is full.
+	Parent *Parent `json:"parent,omitempty"`
+	// PointInTime is the moment whose content the files hold, in UTC: every write that was finished
+	// before it is in, and with Quiesced no write after it is.
+	PointInTime time.Time `json:"pointInTime"`
+	// Quiesced says that the guest's file systems were frozen at PointInTime.
+	Quiesced bool `json:"quiesced"`
+	// Volumes are the disks, in the order of the machine's volumes.
+	Volumes []Volume `json:"volumes"`
+}
+
+// Backup names a VirtualMachineBackup.
+type Backup struct {
+	Name string `json:"name"`
+	UID  string `json:"uid"`
+}
+
+// Parent is the backup that an incremental continues.
+type Parent struct {
+	// Checkpoint is the checkpoint that the incremental volumes start from.
+	Checkpoint string `json:"checkpoint"`
+	// BackupUID is the UID of the backup that made Checkpoint.
+	BackupUID string `json:"backupUID"`
+	// Directory is the parent's directory relative to this one. Empty: it was not on the same target,
+	// and BackupUID is what to look for elsewhere.
+	Directory string `json:"directory,omitempty"`
+}
+
+// Type says whether a volume's file stands alone.
+type Type string
+
+const (
+	// Full holds all the data.
+	Full Type = "Full"
+	// Incremental holds what changed since the parent's checkpoint.
+	Incremental Type = "Incremental"
+)
+
+// Volume is the file of one disk.
+type Volume struct {
+	// Name is the volume's name in the machine's spec.
+	Name string `json:"name"`
+	Type Type   `json:"type"`
+	// FullReason says why the volume is full, one of the API's FullReason values. Empty for an incremental.
+	FullReason string `json:"fullReason,omitempty"`
+	// VirtualBytes is the disk's size in bytes as the guest sees it.
+	VirtualBytes uint64 `json:"virtualBytes"`
+	// MovedBytes is how many bytes the target's file system allocated for File.
+	MovedBytes uint64 `json:"movedBytes"`
+	// File is the qcow2 file's name in the manifest's directory.
+	File string `json:"file"`
+	// SHA256 is the hash of File, its backing file's name included, in lower case hex.
+	SHA256 string `json:"sha256"`
+}
+
+// Volume returns the entry of a volume, or nil.
+func (m *Manifest) Volume(name string) *Volume {
+	for i := range m.Volumes {
+		if m.Volumes[i].Name == name {
+			return &m.Volumes[i]
+		}
+	}
+	return nil
+}
+
+// Encode returns the file's bytes. It sets FormatVersion and refuses a manifest that Decode would refuse.
+func Encode(m Manifest) ([]byte, error) {
+	m.FormatVersion = FormatVersion
+	m.PointInTime = m.PointInTime.UTC()
+	if err := m.validate(); err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode backup manifest: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// Decode reads the file's bytes. Fields that it does not know are ignored, so that a later writer may add some.
+func Decode(data []byte) (*Manifest, error) {
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", ErrInvalid, len(data), MaxBytes)
+	}
+	var m Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := m.validate(); err != nil {
+		return nil, err
+	}
+	return &m, nil
+}
+
+func (m *Manifest) validate() error {
+	switch {
+	case m.FormatVersion != FormatVersion:
+		return fmt.Errorf("%w: format version %d, this program reads %d", ErrInvalid, m.FormatVersion, FormatVersion)
+	case m.Backup.UID == "":
+		return fmt.Errorf("%w: no backup UID", ErrInvalid)
+	case m.VM == "":
+		return fmt.Errorf("%w: no virtual machine", ErrInvalid)
+	}
+	seen := map[string]bool{}
+	for _, v := range m.Volumes {
+		if seen[v.Name] {
+			return fmt.Errorf("%w: volume %q is listed twice", ErrInvalid, v.Name)
+		}
+		seen[v.Name] = true
+		if err := m.validateVolume(v); err != nil {
+			return fmt.Errorf("%w: volume %q: %w", ErrInvalid, v.Name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Manifest) validateVolume(v Volume) error {
+	if v.Name == "" || v.File == "" || path.Base(v.File) != v.File || v.File == "." || v.File == ".." {
+		return fmt.Errorf("file %q is not a name in the backup's directory", v.File)
+	}
+	if sum, err := hex.DecodeString(v.SHA256); err != nil || len(sum) != 32 {
+		return fmt.Errorf("%q is not a SHA-256 in hex", v.SHA256)
+	}
+	switch v.Type {
+	case Full:
+	case Incremental:
+		if m.Parent == nil {
+			return errors.New("incremental without a parent")
+		}
+	default:
+		return fmt.Errorf("type %q is neither Full nor Incremental", v.Type)
+	}
+	return nil
+}
