@@ -1,0 +1,173 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	admissionregv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+var cluster *controlplane.Cluster
+
+func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// TestWebhookLife serves the webhook to a real API server: trust, refusals, rotation, and a server that is down.
+func TestWebhookLife(t *testing.T) {
+	admin, varve, user := cluster.Client(t, controlplane.Admin), cluster.Client(t, controlplane.Controller), cluster.Client(t, controlplane.Plain)
+	if err := cluster.Apply(t.Context(), "deploy/admission/webhook.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	configuration := &admissionregv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: DefaultConfiguration}}
+	controlplane.Update(t, admin, configuration, false, func(c *admissionregv1.ValidatingWebhookConfiguration) {
+		// No Service leads from this API server to the test.
+		c.Webhooks[0].ClientConfig.URL = ptr.To(fmt.Sprintf("https://127.0.0.1:%d%s", port, *c.Webhooks[0].ClientConfig.Service.Path))
+		c.Webhooks[0].ClientConfig.Service = nil
+	})
+	clock := testingclock.NewFakeClock(time.Now())
+	run := func() (stop func()) {
+		mgr := cluster.Manager(t, controlplane.Controller, func(*ctrl.Options) {})
+		err := SetupWebhook(mgr, Options{Namespace: controlplane.SystemNamespace, Port: port, Host: "127.0.0.1", ExtraHosts: []string{"127.0.0.1"}, Clock: clock})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return controlplane.StartManager(t, mgr)
+	}
+	stop := run()
+
+	ns := cluster.Namespace(t)
+	for name, mode := range map[string]corev1.PersistentVolumeMode{"block": corev1.PersistentVolumeBlock, "files": corev1.PersistentVolumeFilesystem} {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+			VolumeMode: &mode, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		}}
+		if err := user.Create(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "vm"}}
+	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	if err := user.Create(t.Context(), vmi); err != nil {
+		t.Fatal(err)
+	}
+	attach := func(name, claim string) error {
+		changed := vmi.DeepCopy()
+		changed.Spec.UtilityVolumes = append(changed.Spec.UtilityVolumes, kubevirtv1.UtilityVolume{
+			Name: name, PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		})
+		return varve.Update(t.Context(), changed, client.DryRunAll)
+	}
+	refuses := func(claim, text string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error {
+			err := attach("u", claim)
+			if err == nil || !strings.Contains(err.Error(), text) {
+				return fmt.Errorf("claim %s: got %v, want %q", claim, err, text)
+			}
+			return nil
+		})
+	}
+	admits := func(claim string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error { return attach("u", claim) })
+	}
+	refuses("nowhere", "spec.utilityVolumes[u].claimName: PersistentVolumeClaim nowhere does not exist; create it first")
+	refuses("block", "PersistentVolumeClaim block has volumeMode Block; use one with volumeMode Filesystem")
+	admits("files")
+
+	// The certificate is due: a new one takes over, and the bundle still has the authority of the old one.
+	secret := &corev1.Secret{}
+	key := types.NamespacedName{Namespace: controlplane.SystemNamespace, Name: DefaultSecret}
+	if err := admin.Get(t.Context(), key, secret); err != nil {
+		t.Fatal(err)
+	}
+	old := secret.DeepCopy()
+	clock.Step(validity - renewBefore)
+	controlplane.Eventually(t, func() error {
+		if err := admin.Get(t.Context(), key, secret); err != nil {
+			return err
+		}
+		if string(secret.Data[corev1.TLSCertKey]) == string(old.Data[corev1.TLSCertKey]) {
+			clock.Step(lookEvery) // the keeper may have begun to wait after the first step
+			return fmt.Errorf("the certificate is not renewed")
+		}
+		return nil
+	})
+	if !strings.HasSuffix(string(secret.Data[authorityKey]), string(old.Data[authorityKey])) {
+		t.Error("the bundle lost the previous authority")
+	}
+	controlplane.Eventually(t, func() error {
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(configuration), configuration); err != nil {
+			return err
+		}
+		if string(configuration.Webhooks[0].ClientConfig.CABundle) != string(secret.Data[authorityKey]) {
+			return fmt.Errorf("the caBundle is not the new one")
+		}
+		return nil
+	})
+
+	// A caBundle that somebody removed comes back.
+	controlplane.Update(t, admin, configuration, false, func(c *admissionregv1.ValidatingWebhookConfiguration) {
+		c.Webhooks[0].ClientConfig.CABundle = nil
+	})
+	controlplane.Eventually(t, func() error {
+		clock.Step(lookEvery)
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(configuration), configuration); err != nil {
+			return err
+		}
+		if len(configuration.Webhooks[0].ClientConfig.CABundle) == 0 {
+			return fmt.Errorf("no caBundle")
+		}
+		return nil
+	})
+
+	// With nobody serving, additions are refused and everything else is admitted.
+	stop()
+	refuses("files", "failed calling webhook")
+	vmi.Status.Phase = kubevirtv1.PhaseRunning
+	if err := cluster.Client(t, controlplane.Handler).Status().Update(t.Context(), vmi); err != nil {
+		t.Errorf("a dead webhook blocks the handler: %v", err)
+	}
+	vmi.Labels = map[string]string{"a": "b"}
+	if err := user.Update(t.Context(), vmi); err != nil {
+		t.Errorf("a dead webhook blocks a user: %v", err)
+	}
+
+	// After a restart with the clock set back the certificate is not valid yet: it is replaced.
+	clock.SetTime(time.Now())
+	run()
+	admits("files")
+	future := string(secret.Data[corev1.TLSCertKey])
+	if err := admin.Get(t.Context(), key, secret); err != nil {
+		t.Fatal(err)
+	}
+	if string(secret.Data[corev1.TLSCertKey]) == future {
+		t.Error("a certificate that is not valid yet is served")
+	}
+}

@@ -1,0 +1,110 @@
+package admission
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+)
+
+// +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,verbs=create
+// +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-webhook-cert,verbs=get;update
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=varve-utility-volumes,verbs=get;patch;update
+
+// Names that deploy/ uses too.
+const (
+	// Path is where the API server sends utility volumes.
+	Path = "/validate-utility-volumes"
+	// DefaultPort is the port that the webhook listens on.
+	DefaultPort = 9443
+	// DefaultService is the Service in front of it.
+	DefaultService = "varve-webhook"
+	// DefaultSecret holds the certificate and its authority.
+	DefaultSecret = "varve-webhook-cert"
+	// DefaultConfiguration is the ValidatingWebhookConfiguration that gets the caBundle.
+	DefaultConfiguration = "varve-utility-volumes"
+)
+
+// Options are what SetupWebhook needs beside the manager. Only Namespace has no default.
+type Options struct {
+	// Namespace is where the Secret and the Service are.
+	Namespace string
+	// Port to listen on, on all addresses. Default: DefaultPort.
+	Port int
+	// Host is the address to listen on. Default: all.
+	Host string
+	// Service, Secret and Configuration name the objects. Default: the constants.
+	Service, Secret, Configuration string
+	// ExtraHosts are DNS names and addresses for the certificate beside the Service's.
+	ExtraHosts []string
+	// Clock tells the time. Default: the machine's.
+	Clock clock.WithTicker
+}
+
+func (o Options) withDefaults() Options {
+	if o.Port == 0 {
+		o.Port = DefaultPort
+	}
+	for _, f := range []struct {
+		have *string
+		def  string
+	}{{&o.Service, DefaultService}, {&o.Secret, DefaultSecret}, {&o.Configuration, DefaultConfiguration}} {
+		if *f.have == "" {
+			*f.have = f.def
+		}
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return o
+}
+
+// SetupWebhook adds the webhook and the upkeep of its certificate to mgr. internal/controller calls it once:
+//
+//	admission.SetupWebhook(mgr, admission.Options{Namespace: "varve"})
+//
+// The webhook has its own server: mgr's WebhookServer option is not used, and must not listen on the same port. It
+// adds the readiness check "webhook", which fails until there is a certificate. Every replica serves; none waits for
+// the leader election.
+func SetupWebhook(mgr ctrl.Manager, opts Options) error {
+	if opts.Namespace == "" {
+		return errors.New("admission webhook: no namespace for its certificate")
+	}
+	opts = opts.withDefaults()
+	// Not the manager's client: its cache would list and watch every Secret.
+	c, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), HTTPClient: mgr.GetHTTPClient()})
+	if err != nil {
+		return fmt.Errorf("admission webhook: %w", err)
+	}
+	keeper := &keeper{client: c, clock: opts.Clock, opts: opts}
+	server := webhook.NewServer(webhook.Options{
+		Host: opts.Host, Port: opts.Port,
+		TLSOpts: []func(*tls.Config){func(t *tls.Config) {
+			t.MinVersion = tls.VersionTLS12
+			t.GetCertificate = keeper.certificate
+		}},
+	})
+	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
+	if err := mgr.Add(keeper); err != nil {
+		return fmt.Errorf("add the webhook's certificate keeper: %w", err)
+	}
+	if err := mgr.Add(server); err != nil {
+		return fmt.Errorf("add the webhook's server: %w", err)
+	}
+	var ready healthz.Checker = func(*http.Request) error {
+		_, err := keeper.certificate(nil)
+		return err
+	}
+	if err := mgr.AddReadyzCheck("webhook", ready); err != nil {
+		return fmt.Errorf("add the webhook's readiness check: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package backup
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// decidePending waits for everything that the backup needs. Nothing is locked and nothing is attached.
+func decidePending(in *Input) Decision {
+	// A backup that fell back from Attaching has something to give back first.
+	switch {
+	case in.ownsLock():
+		return Decision{Step: StepUnlock}
+	case in.volumeWanted():
+		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
+	case in.deleting():
+		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonAborted, aborted(in))
+	}
+	o := prerequisites(in)
+	if o == nil {
+		o = inLine(in)
+	}
+	deadline := pendingDeadline(in)
+	switch {
+	case o != nil && o.fatal:
+		return toFinal(in, backupv1.BackupUnsuccessful, o.reason, o.message)
+	case o != nil && passed(in, deadline):
+		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonDeadlineExceeded,
+			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, o.message))
+	case o != nil:
+		return waitPending(in, o)
+	case !in.finalized():
+		return Decision{Step: StepHold}
+	}
+	return write(in, change{
+		phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: attachingMessage(in, nil),
+		deadline: in.Now.Add(in.Limits.Attaching),
+		more: func(s *backupv1.VirtualMachineBackupStatus) {
+			s.SourceName = in.machine()
+			s.TrackerUID = ""
+			if in.Tracker != nil {
+				s.TrackerUID = in.Tracker.UID
+			}
+		},
+	})
+}
+
+// waitPending stays in Pending, or falls back to it.
+func waitPending(in *Input, o *obstacle) Decision {
+	return write(in, change{
+		phase: backupv1.BackupPending, reason: o.reason, message: o.message, deadline: pendingDeadline(in),
+		more: func(s *backupv1.VirtualMachineBackupStatus) { s.SourceName, s.TrackerUID = in.machine(), "" },
+	})
+}
+
+// pendingDeadline counts from the creation, so that falling back from Attaching does not lengthen the wait.
+func pendingDeadline(in *Input) time.Time { return in.Backup.CreationTimestamp.Add(in.Limits.Pending) }
+
+// decideAttaching brings the target to the guest, then takes the lock, then hands the backup to the node.
+func decideAttaching(in *Input) Decision {
+	if in.deleting() {
+		return toPruned(in, backupv1.ReasonAborted, aborted(in))
+	}
+	switch o := prerequisites(in); {
+	case o != nil && o.fatal:
+		return toPruned(in, o.reason, o.message)
+	case o != nil:
+		return waitPending(in, o) // nothing is lost: Pending gives back what there is
+	case in.Tracker != nil && in.Tracker.UID != in.Backup.Status.TrackerUID:
+		return waitPending(in, waitFor(backupv1.ReasonAttaching, "VirtualMachineBackupTracker %s was replaced: planning again.", in.Tracker.Name))
+	case !in.finalized():
+		return Decision{Step: StepHold}
+	case in.Tracker != nil && !controllerutil.ContainsFinalizer(in.Tracker, layout.FinalizerTracker):
+		return Decision{Step: StepProtectTracker}
+	case !in.volumeWanted():
+		return Decision{Step: StepAttach, Volume: utilityVolume(in)}
+	}
+	status := in.volumeStatus()
+	switch lock := in.lock(); {
+	case status == nil || status.Phase != kubevirtv1.VolumeMountedToPod:
+		return waitAttached(in, status)
+	case lock == nil:
+		return takeLock(in)
+	case !in.ownsLock():
+		return waitLock(in, lock.BackupName)
+	default:
+		return toStarting(in, lock)
+	}
+}
+
+func waitAttached(in *Input, status *kubevirtv1.VolumeStatus) Decision {
+	deadline := deadlineOr(in, in.Now, in.Limits.Attaching)
+	message := attachingMessage(in, status)
+	if passed(in, deadline) {
+		return toPruned(in, backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s: %s", in.Limits.Attaching, message))
+	}
+	return write(in, change{phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: message, deadline: deadline})
+}
+
+// waitLock waits for another backup that won the race for the instance; it holds only the attached volume.
+func waitLock(in *Input, holder string) Decision {
+	deadline := pendingDeadline(in)
+	message := fmt.Sprintf("Waiting for VirtualMachineBackup %s of the same virtual machine to end.", holder)
+	if passed(in, deadline) {
+		return toPruned(in, backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, message))
+	}
+	return write(in, change{phase: backupv1.BackupAttaching, reason: backupv1.ReasonOtherBackup, message: message, deadline: deadline})
+}
+
+func attachingMessage(in *Input, status *kubevirtv1.VolumeStatus) string {
+	m := fmt.Sprintf("Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s.", in.Backup.Spec.PVCName, in.machine())
+	if status == nil {
+		return m
+	}
+	if status.Message != "" {
+		return fmt.Sprintf("%s It is %s: %s", m, volumePhase(status), status.Message)
+	}
+	return fmt.Sprintf("%s It is %s.", m, volumePhase(status))
+}
+
+func volumePhase(s *kubevirtv1.VolumeStatus) kubevirtv1.VolumePhase {
+	if s.Phase == "" {
+		return kubevirtv1.VolumePending
+	}
+	return s.Phase
+}
+
+func utilityVolume(in *Input) *kubevirtv1.UtilityVolume {
+	return &kubevirtv1.UtilityVolume{
+		Name:                              in.volumeName(),
+		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: in.Backup.Spec.PVCName},
+		Type:                              ptr.To(kubevirtv1.UtilityVolumeBackup),
+	}
+}
+
+// maxNameWait is how long a backup waits for a second that no checkpoint is named after. A longer wait means that
+// the clock was set back: then the name is ahead of the clock.
+const maxNameWait = 2 * time.Second
+
+// takeLock names this attempt: its time is in the names of the checkpoint and of the directory. Names are not ahead of
+// the clock, so that a tracker that is made anew cannot give out a name that its predecessor gave out.
+func takeLock(in *Input) Decision {
+	at := in.Now.UTC().Truncate(time.Second)
+	lock := &kubevirtv1.InstanceBackupStatus{BackupName: in.Backup.Name}
+	if in.Tracker != nil {
+		fresh := freshTime(in, at)
+		if fresh.After(at) && fresh.Sub(at) <= maxNameWait {
+			return Decision{Wake: fresh}
+		}
+		at = fresh
+		lock.CheckpointName = ptr.To(layout.Checkpoint(in.Tracker.Name, at))
+	}
+	lock.StartTimestamp = &metav1.Time{Time: at}
+	return Decision{Step: StepLock, Lock: lock}
+}
+
+// freshTime is the first whole second from at on that is in no checkpoint name of this tracker, or of an earlier
+// tracker of the same name. The tracker remembers the newest; what it cannot know, the existing backups say.
+func freshTime(in *Input, at time.Time) time.Time {
+	floor := in.Tracker.CreationTimestamp.Time
+	if t := in.Tracker.Status.NewestCheckpointTime; t != nil && t.After(floor) {
+		floor = t.Time
+	}
+	if c := in.Tracker.Status.LatestCheckpoint; c != nil && c.CreationTime.After(floor) {
+		floor = c.CreationTime.Time
+	}
+	if !at.After(floor) {
+		at = floor.UTC().Truncate(time.Second).Add(time.Second)
+	}
+	used := map[string]bool{}
+	for i := range in.Others {
+		used[in.Others[i].Status.CheckpointName] = true
+	}
+	for used[layout.Checkpoint(in.Tracker.Name, at)] {
+		at = at.Add(time.Second)
+	}
+	return at
+}
+
+// toStarting hands the backup to the node. Everything that the node needs to know is in status from here on.
+func toStarting(in *Input, lock *kubevirtv1.InstanceBackupStatus) Decision {
+	at := in.Now
+	if lock.StartTimestamp != nil {
+		at = lock.StartTimestamp.Time
+	}
+	return write(in, change{
+		phase: backupv1.BackupStarting, reason: backupv1.ReasonStarting,
+		message:  fmt.Sprintf("Node %s prepares the point in time.", in.Instance.Status.NodeName),
+		deadline: in.Now.Add(in.Limits.Starting),
+		more: func(s *backupv1.VirtualMachineBackupStatus) {
+			s.InstanceUID = in.Instance.UID
+			s.NodeName = in.Instance.Status.NodeName
+			s.Directory = layout.BackupDirectory(in.machine(), in.Backup.Name, at)
+			s.CheckpointName = ptr.Deref(lock.CheckpointName, "")
+			s.BaseCheckpoint, s.ReplacesCheckpoint = nil, ""
+			if in.Tracker == nil || in.Tracker.Status.LatestCheckpoint == nil {
+				return
+			}
+			s.ReplacesCheckpoint = in.Tracker.Status.LatestCheckpoint.Name
+			if !in.Backup.Spec.ForceFullBackup {
+				s.BaseCheckpoint = in.Tracker.Status.LatestCheckpoint.DeepCopy()
+			}
+		},
+	})
+}

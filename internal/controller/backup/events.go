@@ -1,0 +1,96 @@
+package backup
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// Reasons of the events on a VirtualMachineBackup that the controller writes; the handler has its own.
+const (
+	// EventWaiting: something is missing; the note says what.
+	EventWaiting = "BackupWaiting"
+	// EventAttaching: everything is there and the target volume is being attached.
+	EventAttaching = "BackupAttachingTarget"
+	// EventStarting: the guest is locked for the backup and its node begins.
+	EventStarting = "BackupStarting"
+	// EventCopyFailed: the controller gave the backup up in the node's place.
+	EventCopyFailed = "BackupCopyFailed"
+	// EventFinishing: the copy ended; what is left is cleaned up.
+	EventFinishing = "BackupFinishing"
+	// EventDetaching: the target volume is being detached.
+	EventDetaching = "BackupDetachingTarget"
+	// EventCompleted: the backup succeeded.
+	EventCompleted = "BackupCompleted"
+	// EventFailed: the backup failed; the note says why and what to do.
+	EventFailed = "BackupFailed"
+)
+
+// Reasons of the events on other objects.
+const (
+	// EventTrackerMoved: the tracker has a new latest checkpoint.
+	EventTrackerMoved = "CheckpointMoved"
+	// EventTrackerHeld: the tracker was deleted and stays until the backup that uses it ends.
+	EventTrackerHeld = "DeletionHeld"
+	// EventLockReleased: the lock of a backup that is no more was removed from the instance.
+	EventLockReleased = "AbandonedBackupLockReleased"
+	// EventVolumeReleased: the utility volume of a backup that is no more was removed from the instance.
+	EventVolumeReleased = "AbandonedBackupVolumeDetached"
+)
+
+const (
+	normal  = corev1.EventTypeNormal
+	warning = corev1.EventTypeWarning
+)
+
+type notice struct{ kind, reason, action string }
+
+// maxNote is the longest note in bytes that the events API takes, less the room for what is cut.
+const maxNote = 1000
+
+// note cuts a message to what an event holds; the whole of it is in status.message.
+func note(message string) string {
+	if len(message) <= maxNote {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxNote], "") + "…"
+}
+
+// eventFor is the event for a status change, or nil when nobody needs to hear of it.
+func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
+	if old.Phase == now.Phase && old.Reason == now.Reason {
+		return nil
+	}
+	switch now.Phase {
+	case backupv1.BackupPending:
+		return &notice{normal, EventWaiting, "Wait"}
+	case backupv1.BackupAttaching:
+		if now.Reason == backupv1.ReasonOtherBackup {
+			return &notice{normal, EventWaiting, "Wait"}
+		}
+		return &notice{normal, EventAttaching, "Attach"}
+	case backupv1.BackupStarting:
+		return &notice{normal, EventStarting, "Start"}
+	case backupv1.BackupCopyFailed:
+		return &notice{warning, EventCopyFailed, "GiveUp"}
+	case backupv1.BackupPruning:
+		return &notice{normal, EventFinishing, "Finish"}
+	case backupv1.BackupDone:
+		return &notice{normal, EventCompleted, "Complete"}
+	case backupv1.BackupFailed:
+		return &notice{warning, EventFailed, "Fail"}
+	default:
+		return nil
+	}
+}
+
+// related is the machine, if it is there; a nil pointer in an interface would not be nil.
+func related(in *Input) runtime.Object {
+	if in.VM == nil {
+		return nil
+	}
+	return in.VM
+}

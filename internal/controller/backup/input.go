@@ -1,0 +1,120 @@
+package backup
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// Input is everything that a decision looks at. Objects that do not exist are nil.
+type Input struct {
+	Now    time.Time
+	Limits Limits
+	Backup *backupv1.VirtualMachineBackup
+	// Tracker is the object that spec.backupTracker names.
+	Tracker *backupv1.VirtualMachineBackupTracker
+	// VM and Instance are the machine that the backup is of.
+	VM       *kubevirtv1.VirtualMachine
+	Instance *kubevirtv1.VirtualMachineInstance
+	// Claim is the object that spec.pvcName names.
+	Claim *corev1.PersistentVolumeClaim
+	// Others are the machine's other backups, ended ones too.
+	Others []backupv1.VirtualMachineBackup
+	// Seen is what the watchdog observed over time.
+	Seen Observation
+}
+
+// machine is the name of the virtual machine, or "" while the tracker that names it does not exist.
+func (in *Input) machine() string { return machineOf(in.Backup, in.Tracker) }
+
+// machineOf resolves the machine of a backup; tracker is the one that it names, or nil.
+func machineOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachineBackupTracker) string {
+	switch {
+	case b.Status.SourceName != "" && b.Status.Phase != backupv1.BackupPending:
+		return b.Status.SourceName // fixed once the backup left Pending
+	case b.Spec.Source != nil:
+		return b.Spec.Source.Name
+	case tracker != nil:
+		return tracker.Spec.Source.Name
+	default:
+		return ""
+	}
+}
+
+func (in *Input) deleting() bool { return in.Backup.DeletionTimestamp != nil }
+
+func (in *Input) finalized() bool {
+	return controllerutil.ContainsFinalizer(in.Backup, backupv1.BackupFinalizer)
+}
+
+// instance is the instance that the backup was started on; before the start, the present one.
+func (in *Input) instance() *kubevirtv1.VirtualMachineInstance {
+	if in.Instance == nil {
+		return nil
+	}
+	if uid := in.Backup.Status.InstanceUID; uid != "" && uid != in.Instance.UID {
+		return nil
+	}
+	return in.Instance
+}
+
+// guestGone says that the guest on which the backup was started runs no more.
+func (in *Input) guestGone() bool {
+	instance := in.instance()
+	return instance == nil || instance.Status.Phase.Final()
+}
+
+// lock is what holds the instance, or nil.
+func (in *Input) lock() *kubevirtv1.InstanceBackupStatus { return lockOf(in.instance()) }
+
+func lockOf(instance *kubevirtv1.VirtualMachineInstance) *kubevirtv1.InstanceBackupStatus {
+	if instance == nil || instance.Status.ChangedBlockTracking == nil {
+		return nil
+	}
+	return instance.Status.ChangedBlockTracking.BackupStatus
+}
+
+func (in *Input) ownsLock() bool { return owns(in.Backup, in.lock()) }
+
+// owns says whether the lock is this backup's, and not one of an earlier backup of the same name.
+func owns(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatus) bool {
+	if lock == nil || lock.BackupName != b.Name {
+		return false
+	}
+	return lock.StartTimestamp == nil || !lock.StartTimestamp.Time.Before(b.CreationTimestamp.Time)
+}
+
+func (in *Input) volumeName() string { return layout.BackupUtilityVolume(in.Backup.UID) }
+
+// volumeWanted says whether the instance's spec has the backup's utility volume.
+func (in *Input) volumeWanted() bool {
+	instance := in.instance()
+	if instance == nil {
+		return false
+	}
+	for _, u := range instance.Spec.UtilityVolumes {
+		if u.Name == in.volumeName() {
+			return true
+		}
+	}
+	return false
+}
+
+// volumeStatus is how far the utility volume is, or nil.
+func (in *Input) volumeStatus() *kubevirtv1.VolumeStatus {
+	instance := in.instance()
+	if instance == nil {
+		return nil
+	}
+	for i := range instance.Status.VolumeStatus {
+		if instance.Status.VolumeStatus[i].Name == in.volumeName() {
+			return &instance.Status.VolumeStatus[i]
+		}
+	}
+	return nil
+}

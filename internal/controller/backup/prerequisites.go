@@ -1,0 +1,187 @@
+package backup
+
+import (
+	"fmt"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// obstacle is what keeps a backup from running, for now or (fatal) for good.
+type obstacle struct {
+	reason, message string
+	fatal           bool
+}
+
+func waitFor(reason, format string, args ...any) *obstacle {
+	return &obstacle{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+func never(reason, format string, args ...any) *obstacle {
+	return &obstacle{reason: reason, message: fmt.Sprintf(format, args...), fatal: true}
+}
+
+// prerequisites returns the first thing that the backup needs and does not have, or nil. What can never
+// come right is told first, so that the user does not repair everything else in vain.
+func prerequisites(in *Input) *obstacle {
+	for _, check := range []func(*Input) *obstacle{
+		unusableClaim, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim,
+	} {
+		if o := check(in); o != nil {
+			return o
+		}
+	}
+	return nil
+}
+
+func unusableClaim(in *Input) *obstacle {
+	if in.Claim != nil && tracking.IsBlock(in.Claim.Spec.VolumeMode) {
+		return never(backupv1.ReasonPVCIsBlock,
+			"The target PersistentVolumeClaim %s has volumeMode Block; create a backup with a claim whose volumeMode is Filesystem.", in.Claim.Name)
+	}
+	if in.Instance == nil {
+		return nil
+	}
+	for _, v := range in.Instance.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == in.Backup.Spec.PVCName {
+			return never(backupv1.ReasonTargetInvalid,
+				"The target PersistentVolumeClaim %s is disk %s of the virtual machine itself; create a backup with another claim.", in.Backup.Spec.PVCName, v.Name)
+		}
+	}
+	return nil
+}
+
+func missingTracker(in *Input) *obstacle {
+	name := in.Backup.Spec.BackupTracker
+	switch {
+	case name == "":
+		return nil
+	case in.Tracker == nil:
+		return waitFor(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which does not exist: create it.", name)
+	case in.Tracker.DeletionTimestamp != nil:
+		return waitFor(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which is being deleted: create it again when it is gone.", name)
+	}
+	return nil
+}
+
+func missingMachine(in *Input) *obstacle {
+	name := in.machine()
+	switch {
+	case in.VM == nil:
+		return waitFor(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which does not exist: create it.", name)
+	case in.VM.DeletionTimestamp != nil:
+		return waitFor(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which is being deleted: create it again when it is gone.", name)
+	}
+	return nil
+}
+
+func missingGuest(in *Input) *obstacle {
+	name := in.machine()
+	switch {
+	case in.Instance == nil:
+		return waitFor(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: start it.", name)
+	case in.Instance.DeletionTimestamp != nil:
+		return waitFor(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: it is stopping; start it again.", name)
+	case in.Instance.Status.Phase.Final():
+		return waitFor(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest ended (%s); start it again.", name, in.Instance.Status.Phase)
+	case in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
+		return waitFor(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest is on the way (%s).", name, phaseName(in.Instance.Status.Phase))
+	}
+	return nil
+}
+
+func phaseName(p kubevirtv1.Phase) kubevirtv1.Phase {
+	if p == "" {
+		return kubevirtv1.PhasePending
+	}
+	return p
+}
+
+func missingTracking(in *Input) *obstacle {
+	var state kubevirtv1.ChangedBlockTrackingState
+	if s := in.Instance.Status.ChangedBlockTracking; s != nil {
+		state = s.State
+	}
+	name := in.machine()
+	switch state {
+	case kubevirtv1.ChangedBlockTrackingEnabled:
+	case kubevirtv1.ChangedBlockTrackingInitializing:
+		return waitFor(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s, which is being set up.", name)
+	case kubevirtv1.ChangedBlockTrackingPendingRestart:
+		return waitFor(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s: restart the machine.", name)
+	default:
+		return waitFor(backupv1.ReasonTrackingNotEnabled,
+			"Waiting for changed block tracking of VirtualMachine %s: label the machine or its namespace as changedBlockTrackingLabelSelectors of the KubeVirt object says, then restart the machine.", name)
+	}
+	if len(tracking.EligibleVolumes(&in.Instance.Spec)) == 0 {
+		return waitFor(backupv1.ReasonNoEligibleDisk,
+			"VirtualMachine %s has no disk that can be backed up: give it a writable disk on a PersistentVolumeClaim that is not shareable, and restart it.", name)
+	}
+	return nil
+}
+
+func missingClaim(in *Input) *obstacle {
+	name := in.Backup.Spec.PVCName
+	switch {
+	case in.Claim == nil:
+		return waitFor(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which does not exist: create it with volumeMode Filesystem.", name)
+	case in.Claim.DeletionTimestamp != nil:
+		return waitFor(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which is being deleted: create it again when it is gone.", name)
+	}
+	return nil
+}
+
+// ahead returns the backup that goes before this one, or nil. A backup that is under way goes first; of
+// those that could start, the oldest. One that waits for something else lets younger ones pass.
+func ahead(in *Input) *backupv1.VirtualMachineBackup {
+	var first *backupv1.VirtualMachineBackup
+	for i := range in.Others {
+		o := &in.Others[i]
+		if !goesBefore(o, in.Backup) {
+			continue
+		}
+		if first == nil || older(o, first) || !waiting(o) && waiting(first) {
+			first = o
+		}
+	}
+	return first
+}
+
+func goesBefore(o, b *backupv1.VirtualMachineBackup) bool {
+	switch {
+	case o.UID == b.UID || o.Status.Phase.Final():
+		return false
+	case !waiting(o):
+		return true
+	case o.DeletionTimestamp != nil || !older(o, b):
+		return false
+	default: // not looked at yet, or ready and in line
+		return o.Status.Phase == "" || o.Status.Reason == backupv1.ReasonOtherBackup
+	}
+}
+
+func waiting(b *backupv1.VirtualMachineBackup) bool {
+	return b.Status.Phase == "" || b.Status.Phase == backupv1.BackupPending
+}
+
+func older(a, b *backupv1.VirtualMachineBackup) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return a.Name < b.Name
+}
+
+// inLine is the obstacle that another backup is, or nil.
+func inLine(in *Input) *obstacle {
+	name := ""
+	if o := ahead(in); o != nil {
+		name = o.Name
+	} else if lock := in.lock(); lock != nil && !in.ownsLock() {
+		name = lock.BackupName
+	}
+	if name == "" {
+		return nil
+	}
+	return waitFor(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", name)
+}

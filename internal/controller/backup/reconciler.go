@@ -1,0 +1,156 @@
+package backup
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// maxSteps bounds the steps of one Reconcile. A backup takes fewer from any phase to the next wait; more mean that
+// somebody else undoes them, and the queue's backoff is then in order.
+const maxSteps = 16
+
+type reconciler struct {
+	access
+	clock    clock.PassiveClock
+	limits   Limits
+	measures *measures
+	watchdog *watchdog
+}
+
+// Reconcile takes a backup as far as it can go now.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	in, err := r.gather(ctx, r.cached, req.NamespacedName)
+	if err != nil || in == nil {
+		return ctrl.Result{}, err
+	}
+	if d := r.decide(in); d.Step == StepNone {
+		return r.wake(in, d), nil
+	}
+	for range maxSteps {
+		in, err := r.gather(ctx, r.live, req.NamespacedName)
+		if err != nil || in == nil {
+			return ctrl.Result{}, err
+		}
+		d := r.decide(in)
+		if d.Step == StepNone {
+			return r.wake(in, d), nil
+		}
+		if err := r.apply(ctx, in, d); err != nil {
+			return retry(fmt.Errorf("backup %s: %s: %w", req.NamespacedName, d.Step, err))
+		}
+	}
+	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
+}
+
+// retry makes a lost race a quiet repetition: somebody wrote the object between the read and the write, or it went.
+func retry(err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+func (r *reconciler) decide(in *Input) Decision {
+	in.Now = r.clock.Now()
+	in.Limits = r.limits
+	in.Seen = r.watchdog.observe(in)
+	return decide(in)
+}
+
+func (r *reconciler) wake(in *Input, d Decision) ctrl.Result {
+	if in.Backup.Status.Phase.Final() {
+		r.watchdog.forget(in.Backup.UID)
+	}
+	if d.Wake.IsZero() {
+		return ctrl.Result{}
+	}
+	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), conflictDelay)}
+}
+
+// gather reads everything that a decision about the backup looks at. A backup that does not exist is nil.
+func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.NamespacedName) (*Input, error) {
+	b, err := get(ctx, c, key, &backupv1.VirtualMachineBackup{})
+	if err != nil || b == nil {
+		return nil, err
+	}
+	in := &Input{Backup: b}
+	if b.Status.Phase.Final() {
+		return in, nil // nothing else matters any more
+	}
+	in.Claim, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
+	if err != nil {
+		return nil, err
+	}
+	if name := b.Spec.BackupTracker; name != "" {
+		in.Tracker, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return in, r.gatherMachine(ctx, c, in)
+}
+
+func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Input) error {
+	name := in.machine()
+	if name == "" {
+		return nil
+	}
+	key := types.NamespacedName{Namespace: in.Backup.Namespace, Name: name}
+	var err error
+	if in.VM, err = get(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
+		return err
+	}
+	if in.Instance, err = get(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+		return err
+	}
+	switch in.Backup.Status.Phase {
+	case "", backupv1.BackupPending, backupv1.BackupAttaching:
+		in.Others, err = r.others(ctx, c, in.Backup, name)
+	}
+	return err
+}
+
+// others returns the other backups of the machine.
+func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
+	var backups backupv1.VirtualMachineBackupList
+	if err := c.List(ctx, &backups, client.InNamespace(b.Namespace)); err != nil {
+		return nil, fmt.Errorf("list backups: %w", err)
+	}
+	var trackers backupv1.VirtualMachineBackupTrackerList
+	if err := c.List(ctx, &trackers, client.InNamespace(b.Namespace)); err != nil {
+		return nil, fmt.Errorf("list backup trackers: %w", err)
+	}
+	byName := make(map[string]*backupv1.VirtualMachineBackupTracker, len(trackers.Items))
+	for i := range trackers.Items {
+		byName[trackers.Items[i].Name] = &trackers.Items[i]
+	}
+	var others []backupv1.VirtualMachineBackup
+	for _, o := range backups.Items {
+		if o.UID != b.UID && machineOf(&o, byName[o.Spec.BackupTracker]) == machine {
+			others = append(others, o)
+		}
+	}
+	return others, nil
+}
+
+// get reads an object; one that does not exist is nil and no error.
+func get[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
+	var none T
+	if err := c.Get(ctx, key, obj); err != nil {
+		if apierrors.IsNotFound(err) {
+			return none, nil
+		}
+		return none, fmt.Errorf("read %T %s: %w", obj, key, err)
+	}
+	return obj, nil
+}

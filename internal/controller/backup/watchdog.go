@@ -1,0 +1,70 @@
+package backup
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// Observation is what only time shows.
+type Observation struct {
+	// PhaseSince is when the present phase was first seen.
+	PhaseSince time.Time
+	// ProgressSince is when the copy was last seen to be further than before.
+	ProgressSince time.Time
+	// GoneSince is when the guest was first seen gone in this phase; zero while it is there.
+	GoneSince time.Time
+}
+
+// watchdog remembers, per backup, when things were first seen. It is memory only: after a restart of the controller
+// the spans start anew, which lengthens a wait and never shortens it.
+type watchdog struct {
+	mu   sync.Mutex
+	seen map[types.UID]*watched
+}
+
+type watched struct {
+	Observation
+	phase     backupv1.BackupPhase
+	processed int64
+}
+
+func newWatchdog() *watchdog { return &watchdog{seen: map[types.UID]*watched{}} }
+
+// observe records what in shows at in.Now and returns what is known.
+func (w *watchdog) observe(in *Input) Observation {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	status := &in.Backup.Status
+	s := w.seen[in.Backup.UID]
+	if s == nil || s.phase != status.Phase {
+		s = &watched{phase: status.Phase, processed: -1, Observation: Observation{PhaseSince: in.Now}}
+		w.seen[in.Backup.UID] = s
+	}
+	if processed := processedBytes(status); processed != s.processed {
+		s.processed, s.ProgressSince = processed, in.Now
+	}
+	switch gone := in.guestGone(); {
+	case !gone:
+		s.GoneSince = time.Time{}
+	case s.GoneSince.IsZero():
+		s.GoneSince = in.Now
+	}
+	return s.Observation
+}
+
+func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
+	if s.Progress == nil {
+		return 0
+	}
+	return s.Progress.ProcessedBytes
+}
+
+func (w *watchdog) forget(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.seen, uid)
+}

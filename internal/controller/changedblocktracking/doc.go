@@ -1,0 +1,19 @@
+// Package changedblocktracking says whether the disks of each machine are tracked for incremental backup: it evaluates the selectors
+// of the KubeVirt object, shows the state on the machine and its instance, and keeps the claim that holds the overlays.
+//
+// Whether a running guest is tracked was decided when its instance was created and does not change; when the selectors
+// want it otherwise, the state is PendingRestart. The handler moves an instance from Initializing to Enabled; every other
+// state is written here. Decide is the whole decision, and is pure.
+//
+// An invalid selector selects nobody and deselects nobody: it is reported, and everything stays as it is.
+package changedblocktracking
+
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines,verbs=get;list;watch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=kubevirts,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch

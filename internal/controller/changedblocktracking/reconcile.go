@@ -1,0 +1,144 @@
+package changedblocktracking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// errInvalidSelector wraps what is wrong with a selector.
+var errInvalidSelector = errors.New("invalid selector")
+
+// conflictDelay is how long the cache is given to catch up after a conflict.
+const conflictDelay = 50 * time.Millisecond
+
+// Reconcile brings the tracking state of one machine up to date.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	vm := &kubevirtv1.VirtualMachine{}
+	if err := r.client.Get(ctx, req.NamespacedName, vm); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if vm.DeletionTimestamp != nil {
+		// The claim goes with the machine, which owns it.
+		return reconcile.Result{}, nil
+	}
+	err := r.step(ctx, vm)
+	switch {
+	case errors.Is(err, errInvalidSelector):
+		// Reported by selectorReconciler. A mended selector comes as an event.
+		return reconcile.Result{}, nil
+	case apierrors.IsConflict(err):
+		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+	}
+	return reconcile.Result{}, err
+}
+
+func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
+	instance, err := r.instance(ctx, vm)
+	if err != nil {
+		return err
+	}
+	selected, err := r.selected(ctx, vm)
+	if errors.Is(err, errInvalidSelector) && instance != nil {
+		if kept := r.keep(ctx, vm, instance); kept != nil {
+			return kept
+		}
+	}
+	if err != nil {
+		return err
+	}
+	in := Input{Selected: selected, Instance: instance}
+	if vm.Status.ChangedBlockTracking != nil {
+		in.VM = vm.Status.ChangedBlockTracking.State
+	}
+	d := Decide(in)
+	if err := r.writeInstance(ctx, instance, d.Instance); err != nil {
+		return err
+	}
+	if err := r.writeVM(ctx, vm, d.VM); err != nil {
+		return err
+	}
+	switch {
+	case d.NeedClaim:
+		return r.ensureClaim(ctx, vm, instance)
+	case d.DropClaim:
+		return r.dropClaim(ctx, vm)
+	}
+	return nil
+}
+
+// keep makes the claim that an instance needs which was created as tracked while the selectors are invalid.
+func (r *reconciler) keep(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
+	// That the machine is taken for selected concerns the claim alone: no state is written.
+	if Decide(Input{Selected: true, Instance: instance}).NeedClaim {
+		return r.ensureClaim(ctx, vm, instance)
+	}
+	return nil
+}
+
+// instance is the machine's own instance, or nil.
+func (r *reconciler) instance(ctx context.Context, vm *kubevirtv1.VirtualMachine) (*kubevirtv1.VirtualMachineInstance, error) {
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	err := r.client.Get(ctx, client.ObjectKeyFromObject(vm), instance)
+	if apierrors.IsNotFound(err) || err == nil && !metav1.IsControlledBy(instance, vm) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get instance %s/%s: %w", vm.Namespace, vm.Name, err)
+	}
+	return instance, nil
+}
+
+// writeInstance shows a state on the instance. What else is in changedBlockTracking, as the lock of a backup, stays.
+func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, s kubevirtv1.ChangedBlockTrackingState) error {
+	if instance == nil || s == "" || state(instance) == s {
+		return nil
+	}
+	base := instance.DeepCopy()
+	if instance.Status.ChangedBlockTracking == nil {
+		instance.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{}
+	}
+	instance.Status.ChangedBlockTracking.State = s
+	if err := r.client.Status().Patch(ctx, instance, optimistic(base)); err != nil {
+		return fmt.Errorf("write status of instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	}
+	return nil
+}
+
+// messages say what a state means for whoever owns the machine.
+var messages = map[kubevirtv1.ChangedBlockTrackingState]string{
+	kubevirtv1.ChangedBlockTrackingPendingRestart: "Restart the machine: whether its disks are tracked changes with its next start.",
+	kubevirtv1.ChangedBlockTrackingInitializing:   "The overlays that track the machine's disks are being set up.",
+	kubevirtv1.ChangedBlockTrackingEnabled:        "Every eligible disk of the machine is tracked.",
+	kubevirtv1.ChangedBlockTrackingDisabled:       "The machine's disks are not tracked any more.",
+}
+
+func (r *reconciler) writeVM(ctx context.Context, vm *kubevirtv1.VirtualMachine, s kubevirtv1.ChangedBlockTrackingState) error {
+	if s == "" || vm.Status.ChangedBlockTracking != nil && vm.Status.ChangedBlockTracking.State == s {
+		return nil
+	}
+	base := vm.DeepCopy()
+	if vm.Status.ChangedBlockTracking == nil {
+		vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{}
+	}
+	vm.Status.ChangedBlockTracking.State = s
+	if err := r.client.Status().Patch(ctx, vm, optimistic(base)); err != nil {
+		return fmt.Errorf("write status of virtual machine %s/%s: %w", vm.Namespace, vm.Name, err)
+	}
+	r.events.Eventf(vm, nil, corev1.EventTypeNormal, ReasonState+string(s), "Track", "%s", messages[s])
+	return nil
+}
+
+// optimistic is a patch that the API server refuses if the object changed since base was read.
+func optimistic(base client.Object) client.Patch {
+	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
+}

@@ -1,0 +1,77 @@
+package changedblocktracking
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// selectorsInvalid is 1 while a selector cannot be evaluated.
+var selectorsInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
+	Name: "varve_changed_block_tracking_selectors_invalid",
+	Help: "1 while a selector of changed block tracking is invalid, so that no machine's tracking changes.",
+})
+
+func init() { metrics.Registry.MustRegister(selectorsInvalid) }
+
+// selected says whether the configuration wants the disks of vm tracked. An error names an invalid selector.
+func (r *reconciler) selected(ctx context.Context, vm *kubevirtv1.VirtualMachine) (bool, error) {
+	kv := &kubevirtv1.KubeVirt{}
+	if err := r.client.Get(ctx, r.configuration, kv); apierrors.IsNotFound(err) {
+		kv = nil
+	} else if err != nil {
+		return false, fmt.Errorf("get the configuration %s: %w", r.configuration, err)
+	}
+	ns := &corev1.Namespace{}
+	if err := r.client.Get(ctx, types.NamespacedName{Name: vm.Namespace}, ns); err != nil {
+		return false, fmt.Errorf("get namespace %s: %w", vm.Namespace, err)
+	}
+	selected, err := tracking.Selected(kv, ns.Labels, vm.Labels)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", errInvalidSelector, err)
+	}
+	return selected, nil
+}
+
+// selectorReconciler reports invalid selectors, once for the configuration and not once for each machine.
+type selectorReconciler struct {
+	client        client.Client
+	events        events.EventRecorder
+	configuration types.NamespacedName
+}
+
+// Reconcile evaluates the selectors of the configuration.
+func (r *selectorReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if req.NamespacedName != r.configuration {
+		return reconcile.Result{}, nil
+	}
+	kv := &kubevirtv1.KubeVirt{}
+	if err := r.client.Get(ctx, req.NamespacedName, kv); apierrors.IsNotFound(err) {
+		selectorsInvalid.Set(0)
+		return reconcile.Result{}, nil
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("get the configuration %s: %w", req, err)
+	}
+	_, err := tracking.Selected(kv, nil, nil)
+	if err == nil {
+		selectorsInvalid.Set(0)
+		return reconcile.Result{}, nil
+	}
+	selectorsInvalid.Set(1)
+	log.FromContext(ctx).Error(err, "a selector of changed block tracking is invalid: no machine's tracking changes until it is mended")
+	r.events.Eventf(kv, nil, corev1.EventTypeWarning, ReasonInvalidSelector, "Select",
+		"changedBlockTrackingLabelSelectors: %v. No machine's tracking changes until it is mended.", err)
+	return reconcile.Result{}, nil
+}

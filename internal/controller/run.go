@@ -1,0 +1,187 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/controller/backup"
+	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/utilityvolume"
+	"github.com/varvebackup/varve/internal/controller/virtualmachine"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// ConfigurationName is the name of the KubeVirt object that is the cluster's configuration.
+const ConfigurationName = "kubevirt"
+
+// Options are what Run needs. Config, Namespace, LauncherImage and VarveImage have no default.
+type Options struct {
+	// Config connects to the API server.
+	Config *rest.Config
+	// Namespace is Varve's own: the KubeVirt object, the lease and the webhook's certificate are in it.
+	Namespace string
+	// LauncherImage and VarveImage are what launcher pods and attachment pods are made of.
+	LauncherImage, VarveImage string
+	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
+	ImagePullPolicy corev1.PullPolicy
+	// MetricsAddress and HealthAddress serve /metrics, and /healthz and /readyz, over plain HTTP. "0" or empty: not served.
+	MetricsAddress, HealthAddress string
+	// LeaderElection lets one of several replicas work at a time.
+	LeaderElection bool
+	// StopWaitsForBackup is how long a handler may hold a stop back for a running backup: the handlers' option of this name.
+	// Default: 10 minutes.
+	StopWaitsForBackup time.Duration
+	// Backup holds the bounds of a backup's waits.
+	Backup backup.Options
+	// Webhook is where the admission webhook listens; its Namespace is set here. nil: it is not served.
+	Webhook *admission.Options
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// Logger takes what the controllers log.
+	Logger logr.Logger
+}
+
+// Scheme has every kind that the controllers read and write.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := add(s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Run runs the controllers until ctx ends, and returns nil then. Losing the lease is an error: the process must end.
+func Run(ctx context.Context, o Options) error {
+	if o.Config == nil || o.Namespace == "" || o.LauncherImage == "" || o.VarveImage == "" {
+		return errors.New("run the controllers: config, namespace, launcher image and varve image are required")
+	}
+	scheme, err := Scheme()
+	if err != nil {
+		return fmt.Errorf("register the kinds: %w", err)
+	}
+	managed, err := managerOptions(o, scheme)
+	if err != nil {
+		return err
+	}
+	// The API server's own priorities and fairness pace the requests.
+	cfg := rest.CopyConfig(o.Config)
+	cfg.QPS, cfg.Burst = -1, -1
+	mgr, err := ctrl.NewManager(cfg, managed)
+	if err != nil {
+		return fmt.Errorf("make the manager: %w", err)
+	}
+	if err := Setup(mgr, o); err != nil {
+		return err
+	}
+	count := newCensus(mgr.GetClient())
+	if err := metrics.Registry.Register(count); err != nil {
+		return fmt.Errorf("register the metrics: %w", err)
+	}
+	defer metrics.Registry.Unregister(count)
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("run the controllers: %w", err)
+	}
+	return nil
+}
+
+func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
+	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment})
+	if err != nil {
+		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
+	}
+	return ctrl.Options{
+		Scheme: scheme,
+		Logger: o.Logger,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			// A cluster has many pods and two kinds that matter here.
+			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.NewSelector().Add(*ours)}},
+		},
+		Metrics:                 metricsserver.Options{BindAddress: off(o.MetricsAddress)},
+		HealthProbeBindAddress:  off(o.HealthAddress),
+		LeaderElection:          o.LeaderElection,
+		LeaderElectionID:        "varve-controller",
+		LeaderElectionNamespace: o.Namespace,
+		// Run returns only when every controller has stopped, so the lease can be given away at once.
+		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       ptr.To(20 * time.Second),
+	}, nil
+}
+
+func off(address string) string {
+	if address == "" {
+		return "0"
+	}
+	return address
+}
+
+// Setup adds every controller, the webhook and the checks to mgr.
+func Setup(mgr ctrl.Manager, o Options) error {
+	configuration := types.NamespacedName{Namespace: o.Namespace, Name: ConfigurationName}
+	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	if o.Backup.Clock == nil {
+		o.Backup.Clock = o.Clock
+	}
+	parts := []struct {
+		name  string
+		setup func() error
+	}{
+		{"virtualmachine", func() error {
+			return virtualmachine.Setup(mgr, virtualmachine.Options{Configuration: configuration, Clock: o.Clock})
+		}},
+		{"changedblocktracking", func() error {
+			return changedblocktracking.Setup(mgr, changedblocktracking.Options{Configuration: configuration})
+		}},
+		{"virtualmachineinstance", func() error {
+			return virtualmachineinstance.Setup(mgr, virtualmachineinstance.Options{
+				Configuration: configuration, Images: images, StopWaitsForBackup: o.StopWaitsForBackup, Clock: o.Clock,
+			})
+		}},
+		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
+		{"backup", func() error { return backup.Setup(mgr, o.Backup) }},
+		{"admission", func() error { return setupWebhook(mgr, o) }},
+		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},
+		{"readiness check", func() error { return mgr.AddReadyzCheck("alive", healthz.Ping) }},
+	}
+	for _, p := range parts {
+		if err := p.setup(); err != nil {
+			return fmt.Errorf("set up %s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+func setupWebhook(mgr ctrl.Manager, o Options) error {
+	if o.Webhook == nil {
+		return nil
+	}
+	w := *o.Webhook
+	w.Namespace = o.Namespace
+	return admission.SetupWebhook(mgr, w)
+}

@@ -1,0 +1,109 @@
+//go:build controlplane
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+// TestRun runs the whole as `varve controller` does, with the roles of deploy/rbac: lease, checks, metrics, and an end without an error.
+func TestRun(t *testing.T) {
+	if err := cluster.InstallRoles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sa := controlplane.Controller
+	sa.Restricted = true
+	metrics, health := freeAddress(t), freeAddress(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(ctx, Options{
+			Config: cluster.ConfigFor(sa), Namespace: controlplane.SystemNamespace, LauncherImage: "varve-launcher:test", VarveImage: "varve:test",
+			MetricsAddress: metrics, HealthAddress: health, LeaderElection: true, Logger: logr.Discard(),
+		})
+	}()
+	w := &world{T: t, ns: cluster.Namespace(t), user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin)}
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi := w.vmi(inPhase(kubevirtv1.PhasePending))
+	if vmi.Labels[layout.LabelVM] != "vm" {
+		t.Errorf("labels %v", vmi.Labels)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("varve_vmi_phase_count{namespace=%q,phase=\"Pending\"} 1", w.ns),
+		fmt.Sprintf("varve_vm_changed_block_tracking_count{namespace=%q,state=\"None\"} 1", w.ns),
+		"varve_vm_start_failures_total ", "varve_changed_block_tracking_selectors_invalid 0",
+	} {
+		controlplane.Eventually(t, func() error {
+			if body, err := get(metrics, "/metrics"); err != nil || !strings.Contains(body, want) {
+				return fmt.Errorf("no %s in the metrics: %v", want, err)
+			}
+			return nil
+		})
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if _, err := get(health, path); err != nil {
+			t.Error(err)
+		}
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "varve-controller"}}
+	if err := w.kubelet.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("the end: %v", err)
+	}
+	if err := w.kubelet.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); err != nil || *lease.Spec.HolderIdentity != "" {
+		t.Errorf("the lease was not given away: %v, %+v", err, lease.Spec)
+	}
+}
+
+func TestRunNamesWhatIsMissing(t *testing.T) {
+	if err := Run(t.Context(), Options{Config: cluster.Config, Namespace: "varve"}); err == nil || !strings.Contains(err.Error(), "launcher image") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	return l.Addr().String()
+}
+
+func get(address, path string) (string, error) {
+	r, err := http.Get("http://" + address + path)
+	if err != nil {
+		return "", err
+	}
+	body, err := io.ReadAll(r.Body)
+	if cerr := r.Body.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", path, r.Status)
+	}
+	return string(body), err
+}

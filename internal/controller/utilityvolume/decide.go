@@ -1,0 +1,155 @@
+package utilityvolume
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// holdLimit is how long after the end of an instance a backup may keep its volume attached.
+const holdLimit = 2 * time.Minute
+
+// Input is everything that the decision looks at.
+type Input struct {
+	// Now is the time that holdLimit is measured against.
+	Now time.Time
+	// Instance is not modified.
+	Instance *kubevirtv1.VirtualMachineInstance
+	// Claims are the claims of the instance's utility volumes by name. One that does not exist is absent.
+	Claims map[string]*corev1.PersistentVolumeClaim
+	// Pods are the instance's attachment pods by utility volume.
+	Pods map[string]*corev1.Pod
+	// Backups are the backups in the instance's namespace.
+	Backups []backupv1.VirtualMachineBackup
+}
+
+// Decision is what to do. Status is written before pods are made and deleted.
+type Decision struct {
+	// Status is the instance's volumeStatus as it has to be.
+	Status []kubevirtv1.VolumeStatus
+	// Create are the utility volumes that need an attachment pod.
+	Create []kubevirtv1.UtilityVolume
+	// Delete are the attachment pods that have to go.
+	Delete []*corev1.Pod
+	// RequeueAfter is when time alone changes the decision. 0: never.
+	RequeueAfter time.Duration
+}
+
+// Decide says what the utility volumes of an instance need now.
+func Decide(in Input) Decision {
+	var d Decision
+	seen := map[string]bool{}
+	for _, status := range in.Instance.Status.VolumeStatus {
+		if status.HotplugVolume == nil {
+			d.Status = append(d.Status, status)
+			continue
+		}
+		seen[status.Name] = true
+		d.known(in, *status.DeepCopy())
+	}
+	if !in.Instance.Status.Phase.Final() && in.Instance.DeletionTimestamp == nil {
+		for _, v := range in.Instance.Spec.UtilityVolumes {
+			if !seen[v.Name] {
+				seen[v.Name] = true
+				d.wanted(in, v, kubevirtv1.VolumeStatus{Name: v.Name, Phase: kubevirtv1.VolumePending, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{}})
+			}
+		}
+	}
+	for name, pod := range in.Pods {
+		if !seen[name] {
+			d.remove(pod)
+		}
+	}
+	slices.SortFunc(d.Delete, func(a, b *corev1.Pod) int { return compare(a.Name, b.Name) })
+	return d
+}
+
+// known goes on with a volume that has a status.
+func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
+	if in.Instance.Status.Phase.Final() {
+		d.afterEnd(in, status)
+		return
+	}
+	i := slices.IndexFunc(in.Instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.Name == status.Name })
+	leaving := status.Phase == kubevirtv1.VolumeDetaching || status.Phase == kubevirtv1.VolumeUnMountedFromPod
+	if i >= 0 && !leaving {
+		d.wanted(in, in.Instance.Spec.UtilityVolumes[i], status)
+		return
+	}
+	// The handler never saw a Pending volume, so nothing is mounted. Any other one it unmounts first.
+	if status.Phase == kubevirtv1.VolumePending || status.Phase == "" || status.Phase == kubevirtv1.VolumeUnMountedFromPod {
+		d.detach(in, status)
+		return
+	}
+	d.Status = append(d.Status, status)
+}
+
+// afterEnd removes a volume of an instance that ended, once no backup needs it any more.
+func (d *Decision) afterEnd(in Input, status kubevirtv1.VolumeStatus) {
+	if backup := holder(in, status.Name); backup != "" {
+		if left := endOf(in.Instance).Add(holdLimit).Sub(in.Now); left > 0 {
+			status.Reason = ReasonHeldByBackup
+			status.Message = fmt.Sprintf("VirtualMachineBackup %s cleans up on the volume.", backup)
+			d.Status = append(d.Status, status)
+			d.requeue(left)
+			return
+		}
+	}
+	d.detach(in, status)
+}
+
+// holder is the backup that may still have partial files on the volume. Empty: none.
+func holder(in Input, volume string) string {
+	for i := range in.Backups {
+		b := &in.Backups[i]
+		if b.Status.InstanceUID != in.Instance.UID || layout.BackupUtilityVolume(b.UID) != volume {
+			continue
+		}
+		switch b.Status.Phase {
+		case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupCopied, backupv1.BackupCopyFailed, backupv1.BackupPruning:
+			return b.Name
+		}
+	}
+	return ""
+}
+
+// endOf is when the instance ended.
+func endOf(instance *kubevirtv1.VirtualMachineInstance) time.Time {
+	var end time.Time
+	for _, t := range instance.Status.PhaseTransitionTimestamps {
+		if t.Phase.Final() && t.PhaseTransitionTimestamp.After(end) {
+			end = t.PhaseTransitionTimestamp.Time
+		}
+	}
+	return end
+}
+
+// detach deletes the attachment pod; the entry goes when the pod is gone. That nothing is mounted is written first, with the version of
+// the instance that was read: if the volume was handed to the handler meanwhile, the write fails and the pod stays.
+func (d *Decision) detach(in Input, status kubevirtv1.VolumeStatus) {
+	pod := in.Pods[status.Name]
+	if pod == nil {
+		return
+	}
+	d.remove(pod)
+	status.Phase, status.Reason, status.Message = kubevirtv1.VolumeUnMountedFromPod, "", ""
+	d.Status = append(d.Status, status)
+}
+
+func (d *Decision) remove(pod *corev1.Pod) {
+	if pod.DeletionTimestamp == nil {
+		d.Delete = append(d.Delete, pod)
+	}
+}
+
+func (d *Decision) requeue(after time.Duration) {
+	if d.RequeueAfter == 0 || after < d.RequeueAfter {
+		d.RequeueAfter = after
+	}
+}

@@ -1,0 +1,78 @@
+package utilityvolume
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+const (
+	// AppAttachment is the value of the label kubevirt.io on attachment pods.
+	AppAttachment = "varve-attachment"
+	// TargetVolume is the name of an attachment pod's one volume: the handler finds its mount by it.
+	TargetVolume = "target"
+	// nobody runs the container: it reads and writes nothing.
+	nobody = 65534
+)
+
+// Image is what attachment pods are made of.
+type Image struct {
+	// Name is the image of the static varve binary.
+	Name string
+	// PullPolicy is empty for Kubernetes' default.
+	PullPolicy corev1.PullPolicy
+}
+
+// Pod is the pod that keeps a utility volume on the node with this hostname. It goes through the scheduler, which binds a claim that waits
+// for its first consumer, and it has no privileges: that the claim is mounted for it is all it does.
+func Pod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, hostname string, image Image) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: instance.Namespace,
+			Name:      layout.AttachmentPod(instance.Name, instance.UID, v.Name),
+			Labels: map[string]string{
+				layout.LabelApp:        AppAttachment,
+				layout.LabelCreatedBy:  string(instance.UID),
+				layout.LabelVM:         instance.Name,
+				layout.LabelAttachment: v.Name,
+			},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyAlways,
+			TerminationGracePeriodSeconds: ptr.To[int64](5),
+			AutomountServiceAccountToken:  ptr.To(false),
+			EnableServiceLinks:            ptr.To(false),
+			NodeSelector:                  map[string]string{corev1.LabelHostname: hostname},
+			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](nobody), RunAsGroup: ptr.To[int64](nobody),
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			Containers: []corev1.Container{{
+				Name:            "hold",
+				Image:           image.Name,
+				ImagePullPolicy: image.PullPolicy,
+				Command:         []string{"/usr/bin/varve", "internal", "hold"},
+				VolumeMounts:    []corev1.VolumeMount{{Name: TargetVolume, MountPath: "/target"}},
+				Resources: corev1.ResourceRequirements{
+					Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("5m"), corev1.ResourceMemory: resource.MustParse("24Mi")},
+				},
+				SecurityContext: &corev1.SecurityContext{
+					Privileged:               ptr.To(false),
+					AllowPrivilegeEscalation: ptr.To(false),
+					ReadOnlyRootFilesystem:   ptr.To(true),
+					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+			Volumes: []corev1.Volume{{
+				Name:         TargetVolume,
+				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaimVolumeSource.DeepCopy()},
+			}},
+		},
+	}
+}

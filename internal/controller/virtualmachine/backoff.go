@@ -1,0 +1,69 @@
+package virtualmachine
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// The first failed start is followed by firstDelay, each further one by twice the delay before it, up to longestDelay.
+const (
+	firstDelay   = 10 * time.Second
+	longestDelay = 5 * time.Minute
+)
+
+// delay is how long the next start waits after this many failed starts in a row.
+func delay(failures int) time.Duration {
+	d := firstDelay
+	for range failures - 1 {
+		if d *= 2; d >= longestDelay {
+			return longestDelay
+		}
+	}
+	return d
+}
+
+// countStart counts an instance that failed before its guest ran, once, and forgets earlier failures when a guest runs. As in
+// KubeVirt, only the strategies that start by themselves count: a person who starts a machine is not held back.
+func (d *Decision) countStart(in Input) {
+	s := strategy(in.VM)
+	if s != kubevirtv1.RunStrategyAlways && s != kubevirtv1.RunStrategyRerunOnFailure {
+		d.Status.StartFailure = nil
+		return
+	}
+	if in.Instance == nil {
+		return
+	}
+	if ran(in.Instance) {
+		d.Status.StartFailure = nil
+		return
+	}
+	if in.Instance.Status.Phase != kubevirtv1.PhaseFailed || in.Instance.DeletionTimestamp != nil {
+		// An instance that somebody deleted before its guest ran did not fail to start.
+		return
+	}
+	f := kubevirtv1.StartFailure{}
+	if d.Status.StartFailure != nil {
+		f = *d.Status.StartFailure
+	}
+	if f.LastFailedVMIUID == in.Instance.UID {
+		return
+	}
+	f.ConsecutiveFailCount++
+	f.LastFailedVMIUID = in.Instance.UID
+	retry := metav1.NewTime(in.Now.Add(delay(f.ConsecutiveFailCount))).Rfc3339Copy()
+	f.RetryAfterTimestamp = &retry
+	d.Status.StartFailure = &f
+	d.CountedFailure = true
+}
+
+// ran says that the instance's guest has been running.
+func ran(instance *kubevirtv1.VirtualMachineInstance) bool {
+	return instance.Status.Phase == kubevirtv1.PhaseRunning ||
+		slices.ContainsFunc(instance.Status.PhaseTransitionTimestamps, func(t kubevirtv1.PhaseTransitionTimestamp) bool {
+			return t.Phase == kubevirtv1.PhaseRunning
+		})
+}

@@ -1,0 +1,42 @@
+package virtualmachine
+
+import (
+	"maps"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// Instance is the instance that a machine's template describes. Whether its disks are tracked is decided here, for
+// its whole life. It is born with its finalizer, so that its end is never missed.
+func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMachineInstance {
+	template := vm.Spec.Template.DeepCopy()
+	instance := &kubevirtv1.VirtualMachineInstance{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       vm.Namespace,
+			Name:            vm.Name,
+			Labels:          maps.Clone(template.ObjectMeta.Labels),
+			Annotations:     maps.Clone(template.ObjectMeta.Annotations),
+			Finalizers:      []string{layout.FinalizerInstance},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vm, kubevirtv1.GroupVersion.WithKind("VirtualMachine"))},
+		},
+		Spec: template.Spec,
+	}
+	if instance.Labels == nil {
+		instance.Labels = map[string]string{}
+	}
+	instance.Labels[layout.LabelVM] = vm.Name
+	delete(instance.Labels, layout.LabelNodeName)
+	if instance.Annotations == nil {
+		instance.Annotations = map[string]string{}
+	}
+	// A template does not decide these.
+	delete(instance.Annotations, layout.AnnotationForceStop)
+	delete(instance.Annotations, layout.AnnotationTracking)
+	if tracked {
+		instance.Annotations[layout.AnnotationTracking] = "true"
+	}
+	return instance
+}

@@ -1,0 +1,125 @@
+package virtualmachine
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+)
+
+// Reasons of a machine's own conditions.
+const (
+	// ReasonNoInstance: Ready is False because no instance exists.
+	ReasonNoInstance = "VMINotExists"
+	// ReasonGuestNotRunning: Ready is False because the instance's guest does not run yet, or not any more.
+	ReasonGuestNotRunning = "GuestNotRunning"
+	// ReasonFailedCreate: Failure is True because the API server refused the instance; the message has its words.
+	ReasonFailedCreate = "FailedCreate"
+	// ReasonInstanceExists: Failure is True because an instance of this name belongs to somebody else; delete it.
+	ReasonInstanceExists = "InstanceOfAnotherOwner"
+)
+
+// report fills the part of status that only mirrors what is seen.
+func (d *Decision) report(in Input) {
+	d.Status.Created = in.Instance != nil
+	d.Status.Ready = in.Instance != nil && condition.True(in.Instance.Status.Conditions, kubevirtv1.ConditionReady)
+	d.Status.PrintableStatus = d.printable(in)
+	d.Status.Conditions = d.conditions(in)
+}
+
+func (d *Decision) conditions(in Input) []kubevirtv1.Condition {
+	var next []kubevirtv1.Condition
+	if in.Instance != nil {
+		for _, c := range in.Instance.Status.Conditions {
+			next = append(next, *c.DeepCopy())
+		}
+	}
+	own := func(c kubevirtv1.Condition) {
+		if old := condition.Find(in.VM.Status.Conditions, c.Type); old != nil {
+			next = append(next, *old.DeepCopy())
+		}
+		next = condition.Set(next, c, in.Now)
+	}
+	if condition.Find(next, kubevirtv1.ConditionReady) == nil {
+		reason, message := ReasonNoInstance, "The machine has no instance."
+		if in.Instance != nil {
+			reason, message = ReasonGuestNotRunning, fmt.Sprintf("The instance is in phase %s.", phase(in.Instance))
+		}
+		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: reason, Message: message})
+	}
+	switch {
+	case in.Foreign:
+		own(kubevirtv1.Condition{
+			Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: ReasonInstanceExists,
+			Message: fmt.Sprintf("VirtualMachineInstance %s exists and does not belong to this machine; delete it, or give the machine another name.", in.VM.Name),
+		})
+	case in.CreateError != "":
+		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: ReasonFailedCreate, Message: in.CreateError})
+	case d.Create:
+		// An earlier refusal stays in sight until an attempt succeeds.
+		if old := condition.Find(in.VM.Status.Conditions, kubevirtv1.ConditionFailure); old != nil && old.Reason == ReasonFailedCreate {
+			next = append(next, *old.DeepCopy())
+		}
+	}
+	return next
+}
+
+func phase(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Phase {
+	if instance.Status.Phase == "" {
+		return kubevirtv1.PhasePending
+	}
+	return instance.Status.Phase
+}
+
+// printable is the machine's state in one word, in KubeVirt's order of precedence.
+func (d *Decision) printable(in Input) kubevirtv1.PrintableStatus {
+	switch {
+	case in.VM.DeletionTimestamp != nil:
+		return kubevirtv1.VirtualMachineTerminating
+	case in.Instance == nil || in.Instance.Status.Phase.Final():
+		return d.printableWithoutGuest(in)
+	case in.Instance.DeletionTimestamp != nil || d.Delete:
+		return kubevirtv1.VirtualMachineStopping
+	case condition.True(in.Instance.Status.Conditions, kubevirtv1.ConditionPaused):
+		return kubevirtv1.VirtualMachinePaused
+	case in.Instance.Status.Phase == kubevirtv1.PhaseRunning:
+		return kubevirtv1.VirtualMachineRunning
+	default:
+		return obstacle(in.Instance)
+	}
+}
+
+// printableWithoutGuest tells a machine that is down from one that is about to start (again).
+func (d *Decision) printableWithoutGuest(in Input) kubevirtv1.PrintableStatus {
+	switch {
+	case d.Status.StartFailure != nil && strategy(in.VM) != kubevirtv1.RunStrategyHalted && !d.Create:
+		return kubevirtv1.VirtualMachineCrashLoopBackOff
+	case d.Create:
+		return kubevirtv1.VirtualMachineStarting
+	default:
+		return kubevirtv1.VirtualMachineStopped
+	}
+}
+
+// obstacle is what keeps an instance from running, or Starting when nothing does.
+func obstacle(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.PrintableStatus {
+	byReason := map[string]kubevirtv1.PrintableStatus{
+		virtualmachineinstance.ReasonClaimNotFound:    kubevirtv1.VirtualMachinePvcNotFound,
+		virtualmachineinstance.ReasonImagePull:        kubevirtv1.VirtualMachineErrImagePull,
+		virtualmachineinstance.ReasonUnschedulable:    kubevirtv1.VirtualMachineUnschedulable,
+		virtualmachineinstance.ReasonWaitingForVolume: kubevirtv1.VirtualMachineWaitingForVolumeBinding,
+	}
+	for _, t := range []kubevirtv1.ConditionType{kubevirtv1.ConditionSynchronized, kubevirtv1.ConditionPodScheduled} {
+		c := condition.Find(instance.Status.Conditions, t)
+		if c == nil || c.Status != corev1.ConditionFalse {
+			continue
+		}
+		if s, ok := byReason[c.Reason]; ok {
+			return s
+		}
+	}
+	return kubevirtv1.VirtualMachineStarting
+}

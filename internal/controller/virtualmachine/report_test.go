@@ -1,0 +1,117 @@
+package virtualmachine
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+func TestObstaclesAreShown(t *testing.T) {
+	t.Parallel()
+	for reason, want := range map[string]struct {
+		on     kubevirtv1.ConditionType
+		status kubevirtv1.PrintableStatus
+	}{
+		"FailedPvcNotFound":       {kubevirtv1.ConditionSynchronized, kubevirtv1.VirtualMachinePvcNotFound},
+		"ErrImagePull":            {kubevirtv1.ConditionSynchronized, kubevirtv1.VirtualMachineErrImagePull},
+		"Unschedulable":           {kubevirtv1.ConditionPodScheduled, kubevirtv1.VirtualMachineUnschedulable},
+		"WaitingForVolumeBinding": {kubevirtv1.ConditionPodScheduled, kubevirtv1.VirtualMachineWaitingForVolumeBinding},
+		"SomethingElse":           {kubevirtv1.ConditionSynchronized, kubevirtv1.VirtualMachineStarting},
+	} {
+		i := instance(kubevirtv1.PhaseScheduling)
+		i.Status.Conditions = []kubevirtv1.Condition{{Type: want.on, Status: corev1.ConditionFalse, Reason: reason}}
+		d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+		if d.Status.PrintableStatus != want.status {
+			t.Errorf("%s: %s, want %s", reason, d.Status.PrintableStatus, want.status)
+		}
+		if condition.Find(d.Status.Conditions, want.on) == nil {
+			t.Errorf("%s: the condition is not on the machine", reason)
+		}
+	}
+}
+
+func TestReadyAndPaused(t *testing.T) {
+	t.Parallel()
+	i := instance(kubevirtv1.PhaseRunning)
+	i.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionTrue}}
+	d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+	if !d.Status.Ready || !d.Status.Created || !condition.True(d.Status.Conditions, kubevirtv1.ConditionReady) {
+		t.Errorf("%+v", d.Status)
+	}
+	i.Status.Conditions = append(i.Status.Conditions, kubevirtv1.Condition{Type: kubevirtv1.ConditionPaused, Status: corev1.ConditionTrue})
+	d = Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+	if d.Status.PrintableStatus != kubevirtv1.VirtualMachinePaused {
+		t.Errorf("paused: %s", d.Status.PrintableStatus)
+	}
+	d = Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyHalted, "")})
+	if c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionReady); d.Status.Ready || d.Status.Created || c == nil || c.Reason != ReasonNoInstance {
+		t.Errorf("without an instance: %+v", d.Status)
+	}
+}
+
+// TestStatusSettles fails if a decision on its own result differs: the controller would write for ever.
+func TestStatusSettles(t *testing.T) {
+	t.Parallel()
+	for _, in := range []Input{
+		{VM: machine(kubevirtv1.RunStrategyHalted, "")},
+		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: instance(kubevirtv1.PhaseScheduling)},
+		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true},
+		{VM: machine(kubevirtv1.RunStrategyAlways, ""), CreateError: "no"},
+	} {
+		in.Now = now
+		in.VM.Status = Decide(in).Status
+		first := in.VM.Status.DeepCopy()
+		in.Now, in.CreateError = now.Add(time.Minute), ""
+		second := Decide(in).Status
+		for i, c := range second.Conditions {
+			if c != first.Conditions[i] {
+				t.Errorf("%+v became %+v", first.Conditions[i], c)
+			}
+		}
+		if second.PrintableStatus != first.PrintableStatus || len(second.Conditions) != len(first.Conditions) {
+			t.Errorf("%+v became %+v", first, second)
+		}
+	}
+}
+
+func TestForeignInstanceIsNotTouched(t *testing.T) {
+	t.Parallel()
+	d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true})
+	c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionFailure)
+	if d.Create || d.Delete || c == nil || c.Reason != ReasonInstanceExists {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestInstanceFollowsTheTemplate(t *testing.T) {
+	t.Parallel()
+	vm := machine(kubevirtv1.RunStrategyAlways, "")
+	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{ObjectMeta: metav1.ObjectMeta{
+		Labels:      map[string]string{"a": "b", layout.LabelNodeName: "forged"},
+		Annotations: map[string]string{"c": "d", layout.AnnotationTracking: "true", layout.AnnotationForceStop: "true"},
+	}}
+	vm.Spec.Template.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+	plain, tracked := Instance(vm, false), Instance(vm, true)
+	if plain.Labels["a"] != "b" || plain.Labels[layout.LabelVM] != "vm" || len(plain.Labels) != 2 {
+		t.Errorf("labels: %v", plain.Labels)
+	}
+	if plain.Annotations["c"] != "d" || len(plain.Annotations) != 1 {
+		t.Errorf("annotations: %v", plain.Annotations)
+	}
+	if tracked.Annotations[layout.AnnotationTracking] != "true" || len(tracked.Annotations) != 2 {
+		t.Errorf("annotations of a tracked instance: %v", tracked.Annotations)
+	}
+	if !metav1.IsControlledBy(plain, vm) || plain.Finalizers[0] != layout.FinalizerInstance || plain.Spec.NodeSelector["disk"] != "ssd" {
+		t.Errorf("%+v", plain)
+	}
+	plain.Spec.NodeSelector["disk"] = "changed"
+	if vm.Spec.Template.Spec.NodeSelector["disk"] != "ssd" {
+		t.Error("the instance shares memory with the template")
+	}
+}

@@ -1,0 +1,71 @@
+package virtualmachine
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/pace"
+)
+
+// Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt has the same.
+const Finalizer = "kubevirt.io/virtualMachineControllerFinalize"
+
+// Options are what Setup needs beside the manager.
+type Options struct {
+	// Configuration is the KubeVirt object that selects machines for changed block tracking.
+	Configuration types.NamespacedName
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+}
+
+// startFailures counts instances that failed before their guest ran.
+var startFailures = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "varve_vm_start_failures_total",
+	Help: "Instances that failed before their guest ran.",
+})
+
+func init() { metrics.Registry.MustRegister(startFailures) }
+
+// Setup adds the controller to mgr.
+func Setup(mgr ctrl.Manager, opts Options) error {
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	r := &reconciler{
+		client:        mgr.GetClient(),
+		live:          mgr.GetAPIReader(),
+		events:        mgr.GetEventRecorder("varve-virtualmachine"),
+		clock:         opts.Clock,
+		configuration: opts.Configuration,
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("virtualmachine").
+		For(&kubevirtv1.VirtualMachine{}).
+		// By name, not by owner: an instance of somebody else's that goes away makes room.
+		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(sameName)).
+		WithOptions(pace.Options()).
+		Complete(r)
+}
+
+func sameName(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+}
+
+// reconciler applies what Decide says.
+type reconciler struct {
+	client        client.Client
+	live          client.Reader
+	events        events.EventRecorder
+	clock         clock.PassiveClock
+	configuration types.NamespacedName
+}

@@ -1,0 +1,213 @@
+package virtualmachineinstance
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+)
+
+// Input is everything that the decision looks at.
+type Input struct {
+	// Now is the time that deadlines are measured against.
+	Now time.Time
+	// Instance is not modified.
+	Instance *kubevirtv1.VirtualMachineInstance
+	// Pod is the launcher pod. nil: the API server has none.
+	Pod *corev1.Pod
+	// Attachments is the number of attachment pods that exist.
+	Attachments int
+	// Missing says what the launcher pod needs and does not have. nil: nothing.
+	Missing *Obstacle
+	// Unbound are the instance's claims that have no volume yet.
+	Unbound []UnboundClaim
+	// StopWaitsForBackup is how long the handler may hold a stop back for a running backup.
+	StopWaitsForBackup time.Duration
+}
+
+// Obstacle is why something cannot go on, as a condition says it.
+type Obstacle struct{ Reason, Message string }
+
+// UnboundClaim is a claim without a volume.
+type UnboundClaim struct {
+	Name string
+	// Immediate says that its storage class binds without waiting for a pod.
+	Immediate bool
+}
+
+// Decision is what to do: finalizer and label first, then Status, then the pod, and the finalizer's removal last.
+type Decision struct {
+	Status kubevirtv1.VirtualMachineInstanceStatus
+	// NodeLabel is the value that the label kubevirt.io/nodeName has to have. Empty: leave it.
+	NodeLabel string
+	// CreatePod makes the launcher pod; DeletePod deletes it, with its grace period.
+	CreatePod, DeletePod bool
+	// Overdue says that DeletePod is because the node's handler did not stop the guest in time.
+	Overdue bool
+	// ReleasePod removes the launcher pod's finalizer: its end is recorded.
+	ReleasePod bool
+	// Released removes the instance's finalizer.
+	Released bool
+	// RequeueAfter is when time alone changes the decision. 0: never.
+	RequeueAfter time.Duration
+}
+
+const (
+	// handlerGrace is how long after the guest's grace period a handler may take to stop the guest of a deleted
+	// instance, before the launcher pod is deleted over its head.
+	handlerGrace = 60 * time.Second
+	// forcedGrace is how long a kubelet may take to report the end of a pod that was force-deleted.
+	forcedGrace = 30 * time.Second
+	// defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
+	defaultGrace = 180
+)
+
+// Decide says what an instance needs now.
+func Decide(in Input) Decision {
+	d := Decision{Status: *in.Instance.Status.DeepCopy()}
+	if d.Status.Phase == "" {
+		d.enter(in, kubevirtv1.PhasePending)
+	}
+	if !d.Status.Phase.Final() {
+		d.advance(in)
+	}
+	d.ReleasePod = in.Pod != nil && d.Status.Phase.Final()
+	if in.Instance.DeletionTimestamp != nil {
+		d.finish(in)
+	}
+	return d
+}
+
+// advance follows the launcher pod, or asks for it.
+func (d *Decision) advance(in Input) {
+	if end, wait := ended(in); end != nil {
+		d.conclude(in, *end)
+		return
+	} else if wait > 0 {
+		d.RequeueAfter = wait
+	}
+	if in.Pod == nil {
+		d.prepare(in)
+		return
+	}
+	switch d.Status.Phase {
+	case kubevirtv1.PhasePending, kubevirtv1.PhaseScheduling:
+		d.schedule(in)
+	}
+}
+
+// prepare asks for the launcher pod when everything that it needs is there. Only a Pending instance comes here.
+func (d *Decision) prepare(in Input) {
+	d.notRunning(in)
+	if in.Missing != nil {
+		d.set(in, kubevirtv1.ConditionSynchronized, in.Missing)
+		return
+	}
+	d.CreatePod = true
+}
+
+// schedule mirrors the way of the launcher pod to a node, and hands the instance over to the node's handler once it runs.
+func (d *Decision) schedule(in Input) {
+	if d.Status.Phase == kubevirtv1.PhasePending {
+		d.enter(in, kubevirtv1.PhaseScheduling)
+	}
+	if in.Instance.DeletionTimestamp == nil && in.Pod.DeletionTimestamp == nil && launched(in.Pod) {
+		d.handOver(in)
+		return
+	}
+	d.notRunning(in)
+	d.set(in, kubevirtv1.ConditionPodScheduled, unscheduled(in))
+	d.set(in, kubevirtv1.ConditionSynchronized, stuck(in.Pod))
+}
+
+func (d *Decision) handOver(in Input) {
+	node := in.Pod.Spec.NodeName
+	d.enter(in, kubevirtv1.PhaseScheduled)
+	d.Status.NodeName = node
+	d.NodeLabel = node
+	if d.Status.ActivePods == nil {
+		d.Status.ActivePods = map[types.UID]string{}
+	}
+	d.Status.ActivePods[in.Pod.UID] = node
+	d.set(in, kubevirtv1.ConditionPodScheduled, nil)
+	d.set(in, kubevirtv1.ConditionSynchronized, nil)
+}
+
+// finish takes a deleted instance apart: the guest, the launcher pod, and at last the finalizer.
+func (d *Decision) finish(in Input) {
+	d.CreatePod = false
+	if in.Pod == nil {
+		d.Released = d.Status.Phase.Final() && in.Attachments == 0
+		return
+	}
+	if in.Pod.DeletionTimestamp != nil {
+		return
+	}
+	if d.Status.Phase.Final() || !handedOver(d.Status.Phase) {
+		d.DeletePod = true
+		return
+	}
+	if left := stopDeadline(in).Sub(in.Now); left > 0 {
+		d.RequeueAfter = left
+		return
+	}
+	d.DeletePod, d.Overdue = true, true
+}
+
+func handedOver(p kubevirtv1.Phase) bool {
+	return p == kubevirtv1.PhaseScheduled || p == kubevirtv1.PhaseRunning
+}
+
+// stopDeadline is when the handler must have stopped the guest of a deleted instance. A stop that waits for a backup has that
+// wait on top, and one whose wait is over counts from there.
+func stopDeadline(in Input) time.Time {
+	from := in.Instance.DeletionTimestamp.Time
+	if c := condition.Find(in.Instance.Status.Conditions, kubevirtv1.ConditionStopDelayed); c != nil {
+		if c.Status == corev1.ConditionTrue {
+			from = from.Add(in.StopWaitsForBackup)
+		} else if c.LastTransitionTime.After(from) {
+			from = c.LastTransitionTime.Time
+		}
+	}
+	grace := ptr.Deref(in.Instance.Spec.TerminationGracePeriodSeconds, defaultGrace)
+	return from.Add(time.Duration(grace)*time.Second + handlerGrace)
+}
+
+// conclude enters a final phase. What the handler said of a running guest is no longer true.
+func (d *Decision) conclude(in Input, o outcome) {
+	d.enter(in, o.phase)
+	d.Status.Reason = o.reason
+	d.Status.FSFreezeStatus = ""
+	d.Status.Conditions = condition.Remove(d.Status.Conditions, kubevirtv1.ConditionPaused, kubevirtv1.ConditionAgentConnected,
+		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)
+	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: o.reason, Message: o.message})
+	d.RequeueAfter = 0
+}
+
+func (d *Decision) notRunning(in Input) {
+	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: ReasonGuestNotRunning, Message: fmt.Sprintf("The instance is in phase %s.", d.Status.Phase)})
+}
+
+// set makes the condition False with what o says, or removes it when o is nil.
+func (d *Decision) set(in Input, t kubevirtv1.ConditionType, o *Obstacle) {
+	if o == nil {
+		d.Status.Conditions = condition.Remove(d.Status.Conditions, t)
+		return
+	}
+	d.Status.Conditions = condition.Set(d.Status.Conditions, kubevirtv1.Condition{
+		Type: t, Status: corev1.ConditionFalse, Reason: o.Reason, Message: o.Message,
+	}, in.Now)
+}
+
+func (d *Decision) enter(in Input, p kubevirtv1.Phase) {
+	d.Status.Phase = p
+	d.Status.PhaseTransitionTimestamps = append(d.Status.PhaseTransitionTimestamps, kubevirtv1.PhaseTransitionTimestamp{
+		Phase: p, PhaseTransitionTimestamp: metav1.NewTime(in.Now).Rfc3339Copy(),
+	})
+}

@@ -1,0 +1,144 @@
+package virtualmachineinstance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// gather reads what Decide looks at, and the claims.
+func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, map[string]*corev1.PersistentVolumeClaim, error) {
+	in := Input{Now: r.Clock.Now(), Instance: instance, StopWaitsForBackup: r.StopWaitsForBackup}
+	if err := r.pods(ctx, &in); err != nil {
+		return in, nil, err
+	}
+	if in.Instance.Status.Phase.Final() || handedOver(in.Instance.Status.Phase) {
+		return in, nil, nil
+	}
+	claims, err := r.claims(ctx, instance)
+	if err != nil {
+		return in, nil, err
+	}
+	in.Missing = missing(instance, claims)
+	in.Unbound, err = r.unbound(ctx, claims)
+	return in, claims, err
+}
+
+// pods finds the instance's pods. That there is none is asked of the API server itself before an end is concluded from it.
+func (r *reconciler) pods(ctx context.Context, in *Input) error {
+	byCreator := client.MatchingLabels{layout.LabelCreatedBy: string(in.Instance.UID)}
+	list := &corev1.PodList{}
+	if err := r.client.List(ctx, list, client.InNamespace(in.Instance.Namespace), byCreator); err != nil {
+		return fmt.Errorf("list pods of instance %s/%s: %w", in.Instance.Namespace, in.Instance.Name, err)
+	}
+	started := in.Instance.Status.Phase != "" && in.Instance.Status.Phase != kubevirtv1.PhasePending
+	if len(list.Items) == 0 && (started || in.Instance.DeletionTimestamp != nil) {
+		if err := r.live.List(ctx, list, client.InNamespace(in.Instance.Namespace), byCreator); err != nil {
+			return fmt.Errorf("list pods of instance %s/%s: %w", in.Instance.Namespace, in.Instance.Name, err)
+		}
+	}
+	launcher := layout.LauncherPod(in.Instance.Name, in.Instance.UID)
+	for i := range list.Items {
+		switch pod := &list.Items[i]; {
+		case pod.Name == launcher:
+			in.Pod = pod
+		case pod.Labels[layout.LabelAttachment] != "":
+			in.Attachments++
+		}
+	}
+	if in.Pod != nil || !started {
+		return nil
+	}
+	// Attachment pods are there and the launcher pod is not: the cache may still be behind.
+	pod := &corev1.Pod{}
+	err := r.live.Get(ctx, types.NamespacedName{Namespace: in.Instance.Namespace, Name: launcher}, pod)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	in.Pod = pod
+	return err
+}
+
+// claims reads the claims that the launcher pod mounts. One that does not exist is absent.
+func (r *reconciler) claims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
+	claims := map[string]*corev1.PersistentVolumeClaim{}
+	for _, name := range claimNames(instance) {
+		claim := &corev1.PersistentVolumeClaim{}
+		err := r.client.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, claim)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("get claim %s/%s: %w", instance.Namespace, name, err)
+		}
+		claims[name] = claim
+	}
+	return claims, nil
+}
+
+// missing is the first claim that the launcher pod cannot start without.
+func missing(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) *Obstacle {
+	for _, v := range instance.Spec.Volumes {
+		name := v.PersistentVolumeClaim.ClaimName
+		switch claim := claims[name]; {
+		case claim == nil:
+			return &Obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it.", name)}
+		case claim.DeletionTimestamp != nil:
+			return &Obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s is being deleted; create it again.", name)}
+		}
+	}
+	if !Tracked(instance) {
+		return nil
+	}
+	name := layout.StatePVC(instance.Name)
+	state := claims[name]
+	if state == nil || state.DeletionTimestamp != nil || ClaimBytes(state) < StateClaimBytes(instance, claims) {
+		return &Obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being made.", name)}
+	}
+	return nil
+}
+
+// StateClaimBytes is the size that the state claim of an instance has to have, in bytes. Every claim of the instance's disks exists.
+func StateClaimBytes(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) int64 {
+	names := map[string]string{}
+	for _, v := range instance.Spec.Volumes {
+		names[v.Name] = v.PersistentVolumeClaim.ClaimName
+	}
+	var sizes []int64
+	for _, v := range tracking.EligibleVolumes(&instance.Spec) {
+		sizes = append(sizes, ClaimBytes(claims[names[v]]))
+	}
+	return tracking.StateClaimSize(sizes)
+}
+
+// unbound are the claims that have no volume yet.
+func (r *reconciler) unbound(ctx context.Context, claims map[string]*corev1.PersistentVolumeClaim) ([]UnboundClaim, error) {
+	var unbound []UnboundClaim
+	for name, claim := range claims {
+		if claim.Status.Phase == corev1.ClaimBound {
+			continue
+		}
+		u := UnboundClaim{Name: name, Immediate: true}
+		if class := claim.Spec.StorageClassName; class != nil && *class != "" {
+			c := &storagev1.StorageClass{}
+			if err := r.client.Get(ctx, types.NamespacedName{Name: *class}, c); client.IgnoreNotFound(err) != nil {
+				return nil, fmt.Errorf("get storage class %s: %w", *class, err)
+			}
+			u.Immediate = c.VolumeBindingMode == nil || *c.VolumeBindingMode == storagev1.VolumeBindingImmediate
+		}
+		unbound = append(unbound, u)
+	}
+	slices.SortFunc(unbound, func(a, b UnboundClaim) int { return strings.Compare(a.Name, b.Name) })
+	return unbound, nil
+}

@@ -1,0 +1,134 @@
+package virtualmachineinstance
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// outcome is how an instance ended.
+type outcome struct {
+	phase           kubevirtv1.Phase
+	reason, message string
+}
+
+// ended says how the instance ended, as far as the pod tells; nil: it did not. A positive wait is when to look again.
+func ended(in Input) (*outcome, time.Duration) {
+	before := !handedOver(in.Instance.Status.Phase)
+	deletedBefore := before && in.Instance.DeletionTimestamp != nil
+	switch {
+	case in.Pod == nil && deletedBefore:
+		return deletedBeforeStart(), 0
+	case in.Pod == nil && (in.Instance.Status.Phase == "" || in.Instance.Status.Phase == kubevirtv1.PhasePending):
+		return nil, 0
+	case in.Pod == nil:
+		return podLost("The launcher pod is gone."), 0
+	case terminal(in.Pod) && deletedBefore:
+		return deletedBeforeStart(), 0
+	case in.Pod.Status.Phase == corev1.PodSucceeded:
+		reason, message := computeMessage(in.Pod)
+		if !slices.Contains([]string{ReasonGuestStopped, ReasonGuestKilled}, reason) {
+			reason = ReasonGuestShutdown
+		}
+		return &outcome{kubevirtv1.PhaseSucceeded, reason, cmp.Or(message, "The guest shut down.")}, 0
+	case in.Pod.Status.Phase == corev1.PodFailed:
+		return explain(in.Pod), 0
+	default:
+		return abandoned(in, deletedBefore)
+	}
+}
+
+// abandoned is about a pod that was deleted and whose kubelet may never report its end: the launcher pod's finalizer keeps the object.
+func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
+	pod := in.Pod
+	if pod.DeletionTimestamp == nil || ptr.Deref(pod.DeletionGracePeriodSeconds, 1) > 0 {
+		return nil, 0
+	}
+	if pod.Spec.NodeName != "" {
+		if left := pod.DeletionTimestamp.Add(forcedGrace).Sub(in.Now); left > 0 {
+			return nil, left
+		}
+	}
+	if deletedBefore {
+		return deletedBeforeStart(), 0
+	}
+	return podLost(fmt.Sprintf("The launcher pod %s was deleted and its node did not report its end.", pod.Name)), 0
+}
+
+func deletedBeforeStart() *outcome {
+	return &outcome{kubevirtv1.PhaseSucceeded, ReasonDeletedBeforeStart, "The instance was deleted before its guest was started."}
+}
+
+func podLost(message string) *outcome {
+	return &outcome{kubevirtv1.PhaseFailed, ReasonPodLost, message}
+}
+
+func terminal(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// explain says why a pod failed: what Kubernetes did to it, an init container, what the launcher said, how the container ended.
+func explain(pod *corev1.Pod) *outcome {
+	if pod.Status.Reason != "" {
+		message := cmp.Or(pod.Status.Message, fmt.Sprintf("The launcher pod %s was ended by Kubernetes.", pod.Name))
+		return &outcome{kubevirtv1.PhaseFailed, pod.Status.Reason, message}
+	}
+	for _, s := range pod.Status.InitContainerStatuses {
+		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
+			return &outcome{kubevirtv1.PhaseFailed, ReasonInitFailed, fmt.Sprintf("Init container %s: %s", s.Name, exit(t))}
+		}
+	}
+	reason, message := computeMessage(pod)
+	return &outcome{kubevirtv1.PhaseFailed, cmp.Or(reason, ReasonLauncherFailed), cmp.Or(message, "The launcher pod failed.")}
+}
+
+// ends are the launcher's words for how a guest ended, as launcher.proto has them in State.End.
+var ends = map[string]string{
+	"GUEST_SHUTDOWN":     ReasonGuestShutdown,
+	"REQUESTED_SHUTDOWN": ReasonGuestStopped,
+	"KILLED":             ReasonGuestKilled,
+	"CRASHED":            ReasonGuestCrashed,
+	"START_FAILED":       ReasonStartFailed,
+}
+
+// computeMessage is what the launcher left as its termination message: JSON with its word for the end and a message for people. A launcher
+// that died without leaving one has the end of its log there.
+func computeMessage(pod *corev1.Pod) (reason, message string) {
+	for _, s := range pod.Status.ContainerStatuses {
+		t := s.State.Terminated
+		if s.Name != computeContainer || t == nil {
+			continue
+		}
+		var said struct{ End, Message string }
+		if err := json.Unmarshal([]byte(t.Message), &said); err == nil && ends[said.End] != "" {
+			return ends[said.End], said.Message
+		}
+		if t.Reason != "Completed" && t.Reason != "Error" && camelCase.MatchString(t.Reason) {
+			reason = t.Reason // such as OOMKilled
+		}
+		if t.ExitCode == 0 {
+			return reason, strings.TrimSpace(t.Message)
+		}
+		return reason, exit(t)
+	}
+	return "", ""
+}
+
+// camelCase is what a reason looks like.
+var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
+
+func exit(t *corev1.ContainerStateTerminated) string {
+	if text := strings.TrimSpace(t.Message); text != "" {
+		return text
+	}
+	return fmt.Sprintf("ended with exit code %d (%s)", t.ExitCode, cmp.Or(t.Reason, "no reason given"))
+}

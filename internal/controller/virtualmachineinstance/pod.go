@@ -1,0 +1,225 @@
+package virtualmachineinstance
+
+import (
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// computeContainer is the container that runs the launcher.
+const computeContainer = "compute"
+
+// podFinalizer keeps a launcher pod until its end is in the instance's status.
+const podFinalizer = "varvebackup.io/launcher"
+
+// stopMargin is what a launcher pod has beyond the guest's grace period, in seconds: to kill the guest, to close its overlays and to exit.
+const stopMargin = 30
+
+// Images are what launcher pods are made of.
+type Images struct {
+	// Launcher is the image of varve-launcher.
+	Launcher string
+	// Varve is the image of the static varve binary.
+	Varve string
+	// PullPolicy applies to both. Empty: Kubernetes' default.
+	PullPolicy corev1.PullPolicy
+}
+
+// PodInput is everything that a launcher pod depends on.
+type PodInput struct {
+	Instance *kubevirtv1.VirtualMachineInstance
+	// Claims are the claims of the instance's volumes by name; all of them exist.
+	Claims map[string]*corev1.PersistentVolumeClaim
+	Images Images
+	// UseEmulation runs the guest without /dev/kvm.
+	UseEmulation bool
+}
+
+// Tracked says whether the instance's disks have overlays, and so whether it has a state claim.
+func Tracked(instance *kubevirtv1.VirtualMachineInstance) bool {
+	return instance.Annotations[layout.AnnotationTracking] == "true"
+}
+
+// Pod is the launcher pod of an instance. It is unprivileged: whatever the guest breaks out to, it finds a container without
+// credentials, without devices of the host and without added capabilities.
+func Pod(in PodInput) *corev1.Pod {
+	instance := in.Instance
+	grace := ptr.Deref(instance.Spec.TerminationGracePeriodSeconds, defaultGrace) + stopMargin
+	r := &renderer{PodInput: in}
+	r.disks()
+	r.directories()
+	r.kernelBoot()
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       instance.Namespace,
+			Name:            layout.LauncherPod(instance.Name, instance.UID),
+			Labels:          labels(instance),
+			Finalizers:      []string{podFinalizer},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: &grace,
+			AutomountServiceAccountToken:  ptr.To(false),
+			EnableServiceLinks:            ptr.To(false),
+			SecurityContext:               &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			NodeSelector:                  maps.Clone(instance.Spec.NodeSelector),
+			Tolerations:                   instance.DeepCopy().Spec.Tolerations,
+			ImagePullSecrets:              r.pullSecrets,
+			InitContainers:                r.inits,
+			Containers: []corev1.Container{{
+				Name:                     computeContainer,
+				Image:                    in.Images.Launcher,
+				ImagePullPolicy:          in.Images.PullPolicy,
+				Command:                  []string{"/usr/bin/varve-launcher"},
+				Resources:                resources(in),
+				VolumeMounts:             r.mounts,
+				VolumeDevices:            r.devices,
+				SecurityContext:          unprivileged(),
+				TerminationMessagePath:   corev1.TerminationMessagePathDefault,
+				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			}},
+			Volumes: r.volumes,
+		},
+	}
+}
+
+// labels are the instance's and those by which its pods are found.
+func labels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
+	l := maps.Clone(instance.Labels)
+	if l == nil {
+		l = map[string]string{}
+	}
+	delete(l, layout.LabelNodeName)
+	delete(l, layout.LabelAttachment)
+	l[layout.LabelApp] = AppLauncher
+	l[layout.LabelCreatedBy] = string(instance.UID)
+	l[layout.LabelVM] = instance.Name
+	return l
+}
+
+// AppLauncher is the value of the label kubevirt.io on launcher pods.
+const AppLauncher = "virt-launcher"
+
+// unprivileged is the launcher's security context. libvirt runs as root inside the container and keeps the runtime's default
+// capabilities for files that other users own, less those that reach beyond the container.
+func unprivileged() *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		Privileged:               ptr.To(false),
+		AllowPrivilegeEscalation: ptr.To(false),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"NET_RAW", "MKNOD", "AUDIT_WRITE", "NET_BIND_SERVICE"}},
+		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+// powerless is the security context of an init container, which copies files.
+func powerless() *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		Privileged:               ptr.To(false),
+		AllowPrivilegeEscalation: ptr.To(false),
+		ReadOnlyRootFilesystem:   ptr.To(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+// renderer collects the parts of a pod.
+type renderer struct {
+	PodInput
+	volumes     []corev1.Volume
+	mounts      []corev1.VolumeMount
+	devices     []corev1.VolumeDevice
+	inits       []corev1.Container
+	pullSecrets []corev1.LocalObjectReference
+}
+
+// disks brings the claims of the instance's volumes to where the launcher expects them.
+func (r *renderer) disks() {
+	for i, v := range r.Instance.Spec.Volumes {
+		source := v.PersistentVolumeClaim.PersistentVolumeClaimVolumeSource
+		// A pod's volume names are shorter than ours may be, and sockets and utility are taken.
+		name := fmt.Sprintf("disk-%d", i)
+		r.volumes = append(r.volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: source.DeepCopy()}})
+		if tracking.IsBlock(r.Claims[source.ClaimName].Spec.VolumeMode) {
+			r.devices = append(r.devices, corev1.VolumeDevice{Name: name, DevicePath: layout.DiskDevice(v.Name)})
+			continue
+		}
+		r.mounts = append(r.mounts, corev1.VolumeMount{Name: name, MountPath: layout.DisksDir + "/" + v.Name, ReadOnly: source.ReadOnly})
+	}
+}
+
+// directories are the state claim and the directories that the handler shares with the launcher.
+func (r *renderer) directories() {
+	if Tracked(r.Instance) {
+		r.volumes = append(r.volumes, corev1.Volume{Name: "state", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: layout.StatePVC(r.Instance.Name)},
+		}})
+		r.mounts = append(r.mounts, corev1.VolumeMount{Name: "state", MountPath: layout.StateDir})
+	}
+	r.volumes = append(r.volumes, emptyDir(layout.SocketsVolume), emptyDir(layout.UtilityVolume))
+	r.mounts = append(r.mounts,
+		corev1.VolumeMount{Name: layout.SocketsVolume, MountPath: layout.SocketsDir},
+		corev1.VolumeMount{
+			Name: layout.UtilityVolume, MountPath: layout.UtilityDir,
+			// What the handler mounts below it on the node appears in the running container.
+			MountPropagation: ptr.To(corev1.MountPropagationHostToContainer),
+		})
+}
+
+func emptyDir(name string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+}
+
+// Where the init containers of a kernel boot find varve.
+const (
+	varveBinary = "/usr/bin/varve"
+	toolsDir    = "/run/varve/tools"
+	toolsVolume = "tools"
+	kernel      = "kernel"
+)
+
+// kernelBoot copies kernel and initrd out of their image. The image need not have a shell or even a file system layout: the first
+// init container brings the static varve binary, the second runs it inside the image.
+func (r *renderer) kernelBoot() {
+	firmware := r.Instance.Spec.Domain.Firmware
+	if firmware == nil || firmware.KernelBoot == nil || firmware.KernelBoot.Container == nil {
+		return
+	}
+	c := firmware.KernelBoot.Container
+	copyCommand := []string{toolsDir + "/varve", "internal", "kernel-boot-copy"}
+	if c.KernelPath != "" {
+		copyCommand = append(copyCommand, "--kernel", c.KernelPath)
+	}
+	if c.InitrdPath != "" {
+		copyCommand = append(copyCommand, "--initrd", c.InitrdPath)
+	}
+	copyCommand = append(copyCommand, "--to", layout.KernelDir)
+	r.inits = []corev1.Container{
+		r.init("install-varve", r.Images.Varve, r.Images.PullPolicy, []string{varveBinary, "internal", "install-self", toolsDir},
+			corev1.VolumeMount{Name: toolsVolume, MountPath: toolsDir}),
+		r.init("kernel-boot", c.Image, c.ImagePullPolicy, copyCommand,
+			corev1.VolumeMount{Name: toolsVolume, MountPath: toolsDir, ReadOnly: true}, corev1.VolumeMount{Name: kernel, MountPath: layout.KernelDir}),
+	}
+	r.volumes = append(r.volumes, emptyDir(toolsVolume), emptyDir(kernel))
+	r.mounts = append(r.mounts, corev1.VolumeMount{Name: kernel, MountPath: layout.KernelDir, ReadOnly: true})
+	if c.ImagePullSecret != "" {
+		r.pullSecrets = []corev1.LocalObjectReference{{Name: c.ImagePullSecret}}
+	}
+}
+
+func (r *renderer) init(name, image string, pull corev1.PullPolicy, command []string, mounts ...corev1.VolumeMount) corev1.Container {
+	return corev1.Container{
+		Name: name, Image: image, ImagePullPolicy: pull, Command: command, VolumeMounts: mounts,
+		Resources:                initResources(),
+		SecurityContext:          powerless(),
+		TerminationMessagePath:   corev1.TerminationMessagePathDefault,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	}
+}

@@ -1,0 +1,60 @@
+package virtualmachineinstance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// launched says that the launcher runs.
+func launched(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName != "" && slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.Name == computeContainer && s.State.Running != nil
+	})
+}
+
+// unscheduled is why the pod has no node. A claim that nothing but its provisioner can bind is named before the scheduler's words,
+// which say it for every node.
+func unscheduled(in Input) *Obstacle {
+	if in.Pod.Spec.NodeName != "" {
+		return nil
+	}
+	var unbound []string
+	for _, c := range in.Unbound {
+		if c.Immediate {
+			return &Obstacle{ReasonWaitingForVolume, fmt.Sprintf("PersistentVolumeClaim %s is not bound: look at its events.", c.Name)}
+		}
+		unbound = append(unbound, c.Name)
+	}
+	for _, c := range in.Pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return &Obstacle{ReasonUnschedulable, c.Message}
+		}
+	}
+	if len(unbound) > 0 {
+		return &Obstacle{ReasonWaitingForVolume, fmt.Sprintf("Waiting for a node and a volume for PersistentVolumeClaim %s.", strings.Join(unbound, ", "))}
+	}
+	return nil
+}
+
+// imageReasons are the kubelet's words for an image that is not there.
+var imageReasons = []string{
+	"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
+}
+
+// stuck is why a pod that has a node does not run. nil: it is on its way.
+func stuck(pod *corev1.Pod) *Obstacle {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		w := s.State.Waiting
+		if w == nil || w.Reason == "" || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing" {
+			continue
+		}
+		if slices.Contains(imageReasons, w.Reason) {
+			return &Obstacle{ReasonImagePull, fmt.Sprintf("Image %s: %s: %s", s.Image, w.Reason, w.Message)}
+		}
+		return &Obstacle{w.Reason, fmt.Sprintf("Container %s: %s", s.Name, w.Message)}
+	}
+	return nil
+}

@@ -1,0 +1,41 @@
+package virtualmachineinstance
+
+// Reasons of the conditions Synchronized and PodScheduled until an instance is Scheduled. The words are KubeVirt's, where it has one.
+const (
+	// ReasonClaimNotFound: a claim that a disk needs does not exist; create it.
+	ReasonClaimNotFound = "FailedPvcNotFound"
+	// ReasonStateClaim: the claim that holds the overlays of tracked disks is not there yet.
+	ReasonStateClaim = "WaitingForStateClaim"
+	// ReasonFailedCreate: the API server refused the launcher pod; the message has its words.
+	ReasonFailedCreate = "FailedCreate"
+	// ReasonImagePull: an image cannot be pulled.
+	ReasonImagePull = "ErrImagePull"
+	// ReasonUnschedulable: no node can take the pod; the message has the scheduler's words.
+	ReasonUnschedulable = "Unschedulable"
+	// ReasonWaitingForVolume: a claim is not bound yet.
+	ReasonWaitingForVolume = "WaitingForVolumeBinding"
+	// ReasonGuestNotRunning: the guest does not run yet.
+	ReasonGuestNotRunning = "GuestNotRunning"
+)
+
+// Reasons of a final phase, in status.reason.
+const (
+	// ReasonGuestShutdown: the guest shut itself down.
+	ReasonGuestShutdown = "GuestShutdown"
+	// ReasonGuestStopped: the guest shut down because it was asked to.
+	ReasonGuestStopped = "GuestStopped"
+	// ReasonGuestKilled: the guest was asked to shut down and was killed when its grace period was over.
+	ReasonGuestKilled = "GuestKilled"
+	// ReasonGuestCrashed: QEMU or libvirt died.
+	ReasonGuestCrashed = "GuestCrashed"
+	// ReasonStartFailed: the guest could not be started; the message says what to mend.
+	ReasonStartFailed = "StartFailed"
+	// ReasonDeletedBeforeStart: the instance was deleted before its guest was started.
+	ReasonDeletedBeforeStart = "DeletedBeforeStart"
+	// ReasonLauncherFailed: the launcher ended without saying why.
+	ReasonLauncherFailed = "LauncherFailed"
+	// ReasonInitFailed: an init container failed, as when the kernel image lacks a file.
+	ReasonInitFailed = "InitFailed"
+	// ReasonPodLost: the launcher pod vanished, or was force-deleted and nobody reported its end.
+	ReasonPodLost = "LauncherPodLost"
+)

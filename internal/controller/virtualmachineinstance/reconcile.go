@@ -1,0 +1,182 @@
+package virtualmachineinstance
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// conflictDelay is how long the cache is given to catch up after a conflict.
+const conflictDelay = 50 * time.Millisecond
+
+// Reconcile brings one instance one step further.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	result, err := r.step(ctx, instance)
+	if apierrors.IsConflict(err) {
+		// Somebody else wrote meanwhile, or the cache is behind: look again.
+		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+	}
+	return result, err
+}
+
+func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (reconcile.Result, error) {
+	if instance.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
+		// The write comes back as an event.
+		return reconcile.Result{}, r.patch(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
+	}
+	in, claims, err := r.gather(ctx, instance.DeepCopy())
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	d := Decide(in)
+	if d.CreatePod {
+		// The pod first: from Scheduling on, a pod that is not there is a pod that was lost.
+		if err := r.createPod(ctx, instance, in, claims); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	if d.NodeLabel != "" && instance.Labels[layout.LabelNodeName] != d.NodeLabel {
+		if err := r.patch(ctx, instance, func() { label(instance, layout.LabelNodeName, d.NodeLabel) }); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	if err := r.writeStatus(ctx, instance, d.Status); err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
+		return reconcile.Result{}, err
+	}
+	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
+		err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
+}
+
+// createPod makes the launcher pod. What the API server refuses is shown in a condition and tried again.
+func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input, claims map[string]*corev1.PersistentVolumeClaim) error {
+	emulation, err := r.useEmulation(ctx)
+	if err != nil {
+		return err
+	}
+	pod := Pod(PodInput{Instance: instance, Claims: claims, Images: r.Images, UseEmulation: emulation})
+	err = r.client.Create(ctx, pod)
+	if err == nil {
+		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "SuccessfulCreate", "Start", "Created launcher pod %s.", pod.Name)
+		return nil
+	}
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The launcher pod was refused: %v", err)
+	in.Missing = &Obstacle{Reason: ReasonFailedCreate, Message: fmt.Sprintf("The launcher pod was refused: %v", err)}
+	if werr := r.writeStatus(ctx, instance, Decide(in).Status); werr != nil {
+		return werr
+	}
+	return fmt.Errorf("create launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
+}
+
+func (r *reconciler) useEmulation(ctx context.Context) (bool, error) {
+	kv := &kubevirtv1.KubeVirt{}
+	if err := r.client.Get(ctx, r.Configuration, kv); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("get the configuration %s: %w", r.Configuration, err)
+	}
+	developer := kv.Spec.Configuration.DeveloperConfiguration
+	return developer != nil && developer.UseEmulation, nil
+}
+
+// endPod deletes the launcher pod, or lets go of one whose end is recorded.
+func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, d Decision) error {
+	if pod == nil {
+		return nil
+	}
+	if d.ReleasePod && controllerutil.ContainsFinalizer(pod, podFinalizer) {
+		released := pod.DeepCopy()
+		controllerutil.RemoveFinalizer(released, podFinalizer)
+		if err := r.client.Patch(ctx, released, optimistic(pod)); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("release launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+	if !d.DeletePod {
+		return nil
+	}
+	if err := r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if d.Overdue {
+		r.events.Eventf(instance, pod, corev1.EventTypeWarning, "HandlerOverdue", "Stop",
+			"The handler of node %s did not stop the guest in time; deleted launcher pod %s, which shuts the guest down.", pod.Spec.NodeName, pod.Name)
+	}
+	return nil
+}
+
+// writeStatus writes the decided status if it differs, and tells of a new phase.
+func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, status kubevirtv1.VirtualMachineInstanceStatus) error {
+	if equality.Semantic.DeepEqual(instance.Status, status) {
+		return nil
+	}
+	base := instance.DeepCopy()
+	instance.Status = status
+	if err := r.client.Status().Patch(ctx, instance, optimistic(base)); err != nil {
+		return fmt.Errorf("write status of instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	}
+	if base.Status.Phase == status.Phase {
+		return nil
+	}
+	switch status.Phase {
+	case kubevirtv1.PhaseScheduled:
+		r.events.Eventf(instance, nil, corev1.EventTypeNormal, "Scheduled", "Start", "The launcher runs on node %s.", status.NodeName)
+	case kubevirtv1.PhaseSucceeded:
+		r.events.Eventf(instance, nil, corev1.EventTypeNormal, "Stopped", "Stop", "%s", endMessage(status))
+	case kubevirtv1.PhaseFailed:
+		r.events.Eventf(instance, nil, corev1.EventTypeWarning, "Failed", "Stop", "%s", endMessage(status))
+	}
+	return nil
+}
+
+// patch changes the instance's metadata.
+func (r *reconciler) patch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func()) error {
+	base := instance.DeepCopy()
+	edit()
+	if err := r.client.Patch(ctx, instance, optimistic(base)); err != nil {
+		return fmt.Errorf("update instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	}
+	return nil
+}
+
+func label(o client.Object, key, value string) {
+	labels := o.GetLabels()
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[key] = value
+	o.SetLabels(labels)
+}
+
+// endMessage is what the Ready condition of an ended instance says.
+func endMessage(status kubevirtv1.VirtualMachineInstanceStatus) string {
+	if c := condition.Find(status.Conditions, kubevirtv1.ConditionReady); c != nil {
+		return c.Message
+	}
+	return status.Reason
+}
+
+// optimistic is a patch that the API server refuses if the object changed since base was read.
+func optimistic(base client.Object) client.Patch {
+	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
+}

@@ -1,0 +1,95 @@
+package virtualmachineinstance
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// kvmResource is the extended resource of a node that has /dev/kvm, as KubeVirt's device plugin names it.
+const kvmResource = corev1.ResourceName("devices.kubevirt.io/kvm")
+
+const (
+	mib = int64(1) << 20
+	// launcherBytes is for varve-launcher, libvirtd, passt, QEMU itself, and the buffers of a backup.
+	launcherBytes = 224 * mib
+	// emulationBytes is for code that software emulation translated.
+	emulationBytes = 128 * mib
+	// vcpuBytes is for each virtual CPU's thread.
+	vcpuBytes = 8 * mib
+	// bitmaps of a disk are in memory while its overlay is open; StateClaimSize has room for as many.
+	bitmaps = 16
+	// bitmapGranularity is how much of a disk one bit stands for, in bytes.
+	bitmapGranularity = 64 << 10
+	// metadataCache is the most that QEMU caches of one overlay's tables, in bytes.
+	metadataCache = 32 * mib
+	// vcpuMillis is the share of a CPU that is requested for a virtual one, in thousandths: KubeVirt's ratio of 10.
+	vcpuMillis = 100
+)
+
+// resources are what the launcher requests. There is no memory limit: an estimate that is too low must not kill a guest.
+func resources(in PodInput) corev1.ResourceRequirements {
+	memory := in.Instance.Spec.Domain.Memory.Guest.Value()
+	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(vcpuMillis*vcpus(in.Instance), resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(memory+Overhead(in), resource.BinarySI),
+	}}
+	if !in.UseEmulation {
+		kvm := corev1.ResourceList{kvmResource: resource.MustParse("1")}
+		r.Limits = kvm
+		r.Requests[kvmResource] = kvm[kvmResource]
+	}
+	return r
+}
+
+// Overhead is the memory that a launcher pod needs beside the guest's, in bytes, rounded up to whole MiB.
+func Overhead(in PodInput) int64 {
+	n := launcherBytes + vcpuBytes*vcpus(in.Instance)
+	n += in.Instance.Spec.Domain.Memory.Guest.Value() / 512 // page tables
+	if in.UseEmulation {
+		n += emulationBytes
+	}
+	if Tracked(in.Instance) {
+		eligible := tracking.EligibleVolumes(&in.Instance.Spec)
+		for _, v := range in.Instance.Spec.Volumes {
+			if slices.Contains(eligible, v.Name) {
+				n += trackedDisk(ClaimBytes(in.Claims[v.PersistentVolumeClaim.ClaimName]))
+			}
+		}
+	}
+	return (n + mib - 1) / mib * mib
+}
+
+// trackedDisk is what an overlay over a disk of this many bytes costs: bitmaps and cached tables.
+func trackedDisk(bytes int64) int64 {
+	tables := bytes / int64(tracking.ClusterSize(bytes)) * 8
+	return bitmaps*(bytes/bitmapGranularity/8) + min(tables, metadataCache)
+}
+
+// ClaimBytes is the size of the volume behind a claim in bytes, or what the claim asks for as long as it has none.
+func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
+	if q, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
+		return q.Value()
+	}
+	return claim.Spec.Resources.Requests.Storage().Value()
+}
+
+// vcpus is the number of the guest's virtual CPUs: at least one.
+func vcpus(instance *kubevirtv1.VirtualMachineInstance) int64 {
+	c := instance.Spec.Domain.CPU
+	if c == nil {
+		return 1
+	}
+	return max(1, int64(c.Cores)) * max(1, int64(c.Sockets)) * max(1, int64(c.Threads))
+}
+
+func initResources() corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{Requests: corev1.ResourceList{
+		corev1.ResourceCPU:    resource.MustParse("10m"),
+		corev1.ResourceMemory: resource.MustParse("32Mi"),
+	}}
+}

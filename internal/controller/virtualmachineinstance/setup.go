@@ -1,0 +1,91 @@
+package virtualmachineinstance
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// Options are what Setup needs beside the manager.
+type Options struct {
+	// Configuration is the KubeVirt object, which says whether guests are emulated.
+	Configuration types.NamespacedName
+	// Images are what launcher pods are made of.
+	Images Images
+	// StopWaitsForBackup is how long a handler may hold a stop back for a running backup; the handlers' own option of this
+	// name. Default: 10 minutes.
+	StopWaitsForBackup time.Duration
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+}
+
+// Setup adds the controller to mgr.
+func Setup(mgr ctrl.Manager, opts Options) error {
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	if opts.StopWaitsForBackup == 0 {
+		opts.StopWaitsForBackup = 10 * time.Minute
+	}
+	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("varve-virtualmachineinstance")}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("virtualmachineinstance").
+		For(&kubevirtv1.VirtualMachineInstance{}).
+		// Launcher pods and attachment pods.
+		Owns(&corev1.Pod{}).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.usersOf)).
+		WithOptions(pace.Options()).
+		Complete(r)
+}
+
+// reconciler applies what Decide says.
+type reconciler struct {
+	Options
+	client client.Client
+	live   client.Reader
+	events events.EventRecorder
+}
+
+// usersOf are the instances that a claim keeps waiting.
+func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []reconcile.Request {
+	list := &kubevirtv1.VirtualMachineInstanceList{}
+	if err := r.client.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
+		// The list comes from a cache in memory: this does not happen while the manager runs.
+		log.FromContext(ctx).Error(err, "list instances", "claim", client.ObjectKeyFromObject(claim))
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		instance := &list.Items[i]
+		if !handedOver(instance.Status.Phase) && slices.Contains(claimNames(instance), claim.GetName()) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(instance)})
+		}
+	}
+	return requests
+}
+
+// claimNames are the claims that the launcher pod mounts.
+func claimNames(instance *kubevirtv1.VirtualMachineInstance) []string {
+	var names []string
+	for _, v := range instance.Spec.Volumes {
+		names = append(names, v.PersistentVolumeClaim.ClaimName)
+	}
+	if Tracked(instance) {
+		names = append(names, layout.StatePVC(instance.Name))
+	}
+	return names
+}

@@ -1,0 +1,198 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+const notYours = "utilityVolumes are attached and detached by Varve's controllers alone"
+
+func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	for _, user := range []controlplane.User{controlplane.Plain, controlplane.Admin, controlplane.ServiceAccount(ns, "varve-controller")} {
+		c := cluster.Client(t, user)
+		vmi := newInstance(ns)
+		vmi.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
+		refused(t, c.Create(t.Context(), vmi), notYours)
+	}
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
+	vmi := newInstance(ns)
+	admitted(t, user.Create(t.Context(), vmi))
+	vmi.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
+	refused(t, user.Update(t.Context(), vmi.DeepCopy()), notYours)
+	admitted(t, varve.Update(t.Context(), vmi))
+
+	// What stands there does not keep others from what they may write.
+	vmi.Labels = map[string]string{"mine": "yes"}
+	admitted(t, user.Update(t.Context(), vmi))
+	vmi.Spec.UtilityVolumes = nil
+	refused(t, user.Update(t.Context(), vmi.DeepCopy()), notYours)
+	admitted(t, cluster.Client(t, controlplane.Handler).Update(t.Context(), vmi))
+}
+
+func TestInstanceSpecIsImmutable(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
+	vmi := newInstance(ns)
+	admitted(t, user.Create(t.Context(), vmi))
+	edits := map[string]func(*kubevirtv1.VirtualMachineInstanceSpec){
+		"domain":                        func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.CPU = &kubevirtv1.CPU{Cores: 2} },
+		"nodeSelector":                  func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.NodeSelector = map[string]string{"a": "b"} },
+		"terminationGracePeriodSeconds": func(s *kubevirtv1.VirtualMachineInstanceSpec) { *s.TerminationGracePeriodSeconds = 1 },
+		"networks": func(s *kubevirtv1.VirtualMachineInstanceSpec) {
+			s.Networks, s.Domain.Devices.Interfaces = nil, nil
+		},
+		"volumes": func(s *kubevirtv1.VirtualMachineInstanceSpec) {
+			s.Volumes[0].PersistentVolumeClaim = claimSource("other")
+		},
+	}
+	for name, edit := range edits {
+		for _, c := range []client.Client{user, varve} {
+			changed := vmi.DeepCopy()
+			edit(&changed.Spec)
+			t.Log(name)
+			refused(t, c.Update(t.Context(), changed), "the spec of a VirtualMachineInstance is immutable")
+		}
+	}
+}
+
+// A field that is added to a type must be added to the policy that lists the type's fields.
+func TestPoliciesNameEveryField(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		file, policy string
+		prefix       string
+		typ          reflect.Type
+		except       string
+	}{
+		{"instance-spec.yaml", "varve-instance-spec", "object.spec.", reflect.TypeFor[kubevirtv1.VirtualMachineInstanceSpec](), "utilityVolumes"},
+		{"status-writers.yaml", "varve-machine-status-writers", "object.?status.", reflect.TypeFor[kubevirtv1.VirtualMachineStatus](), "stateChangeRequests"},
+	}
+	for _, c := range cases {
+		content, err := os.ReadFile("../../deploy/admission/" + c.file)
+		admitted(t, err)
+		_, policy, _ := strings.Cut(string(content), "name: "+c.policy+"\n")
+		policy, _, _ = strings.Cut(policy, "\n---\n")
+		for i := range c.typ.NumField() {
+			name, _, _ := strings.Cut(c.typ.Field(i).Tag.Get("json"), ",")
+			named := strings.Contains(policy, c.prefix+name+" ") || strings.Contains(policy, c.prefix+"?"+name+" ") || strings.Contains(policy, c.prefix+"?"+name+".")
+			if named == (name == c.except) {
+				t.Errorf("%s: field %s: named is %v", c.file, name, named)
+			}
+		}
+	}
+}
+
+func TestOnlyVarveWritesStatus(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Handler)
+	const text = "status is written by Varve's components alone"
+
+	vmi, backup, tracker, vm := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns)
+	for _, o := range []client.Object{vmi, backup, tracker, vm} {
+		admitted(t, user.Create(t.Context(), o))
+	}
+	vmi.Status.Phase = kubevirtv1.PhaseRunning
+	backup.Status.Phase = backupv1.BackupCopied
+	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "forged", CreationTime: metav1.Now()}
+	vm.Status.Ready = true
+	for _, o := range []client.Object{vmi, backup, tracker, vm} {
+		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin} {
+			refused(t, cluster.Client(t, who).Status().Update(t.Context(), o.DeepCopyObject().(client.Object)), text)
+		}
+		admitted(t, varve.Status().Update(t.Context(), o))
+	}
+	// Users ask for starts and stops in status, and for nothing else.
+	vm.Status.StateChangeRequests = []kubevirtv1.StateChangeRequest{{Action: kubevirtv1.StartRequest}}
+	admitted(t, user.Status().Update(t.Context(), vm))
+	vm.Status.Created = true
+	refused(t, user.Status().Update(t.Context(), vm), "only stateChangeRequests may be written by others")
+	fresh := newMachine(ns)
+	fresh.Name = "never-reconciled"
+	admitted(t, user.Create(t.Context(), fresh))
+	fresh.Status.StateChangeRequests = vm.Status.StateChangeRequests
+	admitted(t, user.Status().Update(t.Context(), fresh))
+}
+
+// TestFeatureGates changes the cluster's configuration: it runs alone.
+func TestFeatureGates(t *testing.T) {
+	ns := cluster.Namespace(t)
+	admin, varve := cluster.Client(t, controlplane.Admin), cluster.Client(t, controlplane.Controller)
+	kv := controlplane.DefaultKubeVirt()
+	all := slices.Clone(kv.Spec.Configuration.DeveloperConfiguration.FeatureGates)
+	gates := func(want []string) {
+		controlplane.Update(t, admin, kv, false, func(kv *kubevirtv1.KubeVirt) {
+			kv.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{FeatureGates: want, UseEmulation: true}
+		})
+	}
+	defer gates(all)
+
+	attached := newInstance(ns)
+	attached.Name = "attached"
+	attached.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
+	admitted(t, varve.Create(t.Context(), attached))
+
+	gates(nil)
+	where := "add it to spec.configuration.developerConfiguration.featureGates of KubeVirt varve/kubevirt"
+	eventuallyRefused := func(o client.Object, text string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error { // the policy sees the configuration a moment later
+			err := varve.Create(t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll)
+			if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), where) {
+				return &unexpected{err}
+			}
+			return nil
+		})
+	}
+	eventuallyRefused(newBackup(ns), "feature gate IncrementalBackup is off")
+	eventuallyRefused(newTracker(ns), "feature gate IncrementalBackup is off")
+	adds := newInstance(ns)
+	adds.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
+	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
+	admitted(t, varve.Create(t.Context(), newInstance(ns)))
+
+	// What is attached can be detached with the gate off.
+	attached.Spec.UtilityVolumes = nil
+	admitted(t, varve.Update(t.Context(), attached))
+
+	gates([]string{kubevirtv1.IncrementalBackup})
+	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
+	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
+
+	// Without any configuration nothing is admitted.
+	admitted(t, admin.Delete(t.Context(), kv))
+	controlplane.Eventually(t, func() error {
+		err := varve.Create(t.Context(), newBackup(ns), client.DryRunAll)
+		if err == nil || !strings.Contains(err.Error(), "varve-gate-incremental-backup") {
+			return &unexpected{err}
+		}
+		return nil
+	})
+	kv = controlplane.DefaultKubeVirt()
+	admitted(t, admin.Create(t.Context(), kv))
+	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
+}
+
+type unexpected struct{ err error }
+
+func (u *unexpected) Error() string {
+	if u.err == nil {
+		return "admitted"
+	}
+	return "unexpected refusal: " + u.err.Error()
+}

@@ -1,0 +1,269 @@
+// Package controlplane gives tests a real control plane: etcd and kube-apiserver, and nothing else. There is no
+// controller manager, no scheduler and no kubelet: a test plays them by writing what they would write, and objects
+// whose owner is deleted stay (nobody collects garbage).
+//
+// One API server serves all tests of a package, and each test has a namespace of its own:
+//
+//	var cluster *controlplane.Cluster
+//
+//	func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
+//
+//	func TestSomething(t *testing.T) {
+//		t.Parallel()
+//		ns := cluster.Namespace(t)
+//		c := cluster.Client(t, controlplane.Controller)
+//		…
+//	}
+//
+// The CRDs of deploy/crd and the policies of deploy/admission are applied and enforced before the first test
+// runs. Webhook configurations are not: nothing would answer them; a test that serves one applies it with Apply.
+// Every user may do everything as far as RBAC goes, so that what is refused is refused by validation or admission; a user that
+// is Restricted has the roles of deploy/rbac alone.
+//
+// The programs come from KUBEBUILDER_ASSETS, or from build/kube/bin, which `make kube` builds.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// SystemNamespace is where Varve is installed: the namespace of the KubeVirt object and of Varve's service accounts.
+const SystemNamespace = "varve"
+
+// Cluster is a running control plane. It may be used by many tests at the same time.
+type Cluster struct {
+	// Config connects as Admin.
+	Config *rest.Config
+	// Scheme has every kind that Varve uses.
+	Scheme *kruntime.Scheme
+
+	environment *envtest.Environment
+	admin       client.Client
+}
+
+// Main runs a package's tests against one control plane, which *cluster points to while they run. It ends the process.
+func Main(m *testing.M, cluster **Cluster) {
+	os.Exit(run(m, cluster))
+}
+
+func run(m *testing.M, cluster **Cluster) int {
+	log.SetLogger(logger())
+	c, err := Start(context.Background())
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "start the control plane: %v\n", err)
+		return 1
+	}
+	*cluster = c
+	code := m.Run()
+	if err := c.Stop(); err != nil {
+		fmt.Fprintf(os.Stderr, "stop the control plane: %v\n", err)
+		return 1
+	}
+	return code
+}
+
+// logger keeps the controllers silent, unless VARVE_TEST_LOG is set: conflicts and refusals are part of the tests.
+func logger() logr.Logger {
+	if os.Getenv("VARVE_TEST_LOG") == "" {
+		return logr.Discard()
+	}
+	return logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// Start starts a control plane, installs Varve's kinds and policies, and waits until they are in force. Stop ends it.
+func Start(ctx context.Context) (*Cluster, error) {
+	root, err := repositoryRoot()
+	if err != nil {
+		return nil, err
+	}
+	assets, err := assetsDirectory(root)
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	environment := &envtest.Environment{
+		BinaryAssetsDirectory:    assets,
+		CRDDirectoryPaths:        []string{filepath.Join(root, "deploy", "crd")},
+		ErrorIfCRDPathMissing:    true,
+		Scheme:                   scheme,
+		ControlPlaneStartTimeout: 2 * time.Minute,
+		ControlPlaneStopTimeout:  time.Minute,
+	}
+	cfg, err := environment.Start()
+	if err != nil {
+		return nil, errors.Join(err, environment.Stop())
+	}
+	// Tests run side by side on one client configuration: client-side throttling would only slow them.
+	cfg.QPS, cfg.Burst = -1, -1
+	c := &Cluster{Config: cfg, Scheme: scheme, environment: environment}
+	if err := c.install(ctx, root); err != nil {
+		return nil, errors.Join(err, environment.Stop())
+	}
+	return c, nil
+}
+
+// Stop ends the control plane and removes its data.
+func (c *Cluster) Stop() error { return c.environment.Stop() }
+
+// Namespace makes a namespace for one test, named after it. Labels are optional.
+func (c *Cluster) Namespace(t testing.TB, labels ...map[string]string) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
+	if len(labels) > 0 {
+		ns.Labels = labels[0]
+	}
+	if err := c.admin.Create(t.Context(), ns); err != nil {
+		t.Fatalf("create a namespace: %v", err)
+	}
+	return ns.Name
+}
+
+// Manager makes a manager that acts as user. Its servers and leader election are off, and many managers may have
+// controllers of the same name. Set options with edit; StartManager starts it.
+func (c *Cluster) Manager(t testing.TB, user User, edit ...func(*ctrl.Options)) ctrl.Manager {
+	t.Helper()
+	options := ctrl.Options{
+		Scheme:                 c.Scheme,
+		Metrics:                metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress: "0",
+		Controller:             config.Controller{SkipNameValidation: ptr.To(true)},
+	}
+	for _, f := range edit {
+		f(&options)
+	}
+	mgr, err := ctrl.NewManager(c.ConfigFor(user), options)
+	if err != nil {
+		t.Fatalf("make a manager: %v", err)
+	}
+	return mgr
+}
+
+// StartManager runs a manager until the test ends or until the function that it returns is called, which waits for
+// its end. It returns when the caches are filled.
+func StartManager(t testing.TB, mgr ctrl.Manager) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	var stopped bool
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("manager: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		t.Fatal("the manager's caches were not filled")
+	}
+	return stop
+}
+
+// Eventually calls check every 20 ms until it returns nil, and fails the test with its last error after a minute.
+func Eventually(t testing.TB, check func() error) {
+	t.Helper()
+	const interval, limit = 20 * time.Millisecond, time.Minute
+	var err error
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(interval) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("not within %s: %v", limit, err)
+}
+
+// Consistently calls check every 20 ms for the given time and fails the test at its first error.
+func Consistently(t testing.TB, during time.Duration, check func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(during); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err := check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Update reads an object, lets edit change it, and writes it (status: its status subresource), again after a conflict.
+func Update[T client.Object](t testing.TB, c client.Client, obj T, status bool, edit func(T)) {
+	t.Helper()
+	Eventually(t, func() error {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		edit(obj)
+		var err error
+		if status {
+			err = c.Status().Update(t.Context(), obj)
+		} else {
+			err = c.Update(t.Context(), obj)
+		}
+		if err != nil && !apierrors.IsConflict(err) {
+			t.Fatalf("update %T %s: %v", obj, obj.GetName(), err)
+		}
+		return err
+	})
+}
+
+func newScheme() (*kruntime.Scheme, error) {
+	scheme := kruntime.NewScheme()
+	for _, add := range []func(*kruntime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	return scheme, nil
+}
+
+// repositoryRoot is found from this file's own path, so that a test may run in any directory.
+func repositoryRoot() (string, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		return "", errors.New("find the repository: run the tests without -trimpath")
+	}
+	return filepath.Join(filepath.Dir(file), "..", ".."), nil
+}
+
+func assetsDirectory(root string) (string, error) {
+	dir := os.Getenv("KUBEBUILDER_ASSETS")
+	if dir == "" {
+		dir = filepath.Join(root, "build", "kube", "bin")
+	}
+	for _, program := range []string{"etcd", "kube-apiserver"} {
+		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
+			return "", fmt.Errorf("%w: run `make kube`, or set KUBEBUILDER_ASSETS", err)
+		}
+	}
+	return dir, nil
+}
