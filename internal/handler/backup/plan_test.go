@@ -1,0 +1,89 @@
+package backup
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+func TestEachDiskIsPlannedForItself(t *testing.T) {
+	t.Parallel()
+	base := func(disks ...string) *backupv1.Checkpoint {
+		return &backupv1.Checkpoint{Name: "tr-1", Disks: disks, BackupUID: "uid-1"}
+	}
+	tracked := backupv1.VirtualMachineBackupSpec{BackupTracker: "tr"}
+	lost := []backupv1.DiscardedDisk{{Volume: "a", Reason: backupv1.FullBitmapLost}, {Volume: "b", Reason: backupv1.FullDiskReplaced}}
+	tests := []struct {
+		name string
+		in   Input
+		// want is the reason for each of the disks a and b; empty: incremental.
+		want map[string]backupv1.FullReason
+	}{
+		{"no tracker", Input{}, map[string]backupv1.FullReason{"a": "NoTracker", "b": "NoTracker"}},
+		{"the first backup of a tracker", Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{}},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
+		{"the tracker went", Input{Spec: tracked, Base: base("a", "b")},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
+		{"all incremental", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			map[string]backupv1.FullReason{"a": "", "b": ""}},
+		{"forced", Input{Spec: backupv1.VirtualMachineBackupSpec{BackupTracker: "tr", ForceFullBackup: true}, Base: base("a", "b"),
+			Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			map[string]backupv1.FullReason{"a": "ForceFullBackup", "b": "ForceFullBackup"}},
+		{"a new disk", Input{Spec: tracked, Base: base("a"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a")}},
+			map[string]backupv1.FullReason{"a": "", "b": "NewDisk"}},
+		{"one disk was discarded", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("b"), Discarded: lost[:1]}},
+			map[string]backupv1.FullReason{"a": "BitmapLost", "b": ""}},
+		{"every disk was discarded", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{Discarded: lost}},
+			map[string]backupv1.FullReason{"a": "BitmapLost", "b": "DiskReplaced"}},
+		{"the tracker has another checkpoint than the controller read", Input{Spec: tracked, Base: base("a", "b"),
+			Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: &backupv1.Checkpoint{Name: "tr-9", Disks: []string{"a", "b"}}}},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
+		{"the controller read no checkpoint", Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.in.Disks = []*launcherpb.Disk{
+				{Volume: "a", Tracked: true, VirtualBytes: 10}, {Volume: "cdrom"}, {Volume: "b", Tracked: true, VirtualBytes: 20},
+			}
+			p := plan(test.in)
+			got, incremental := map[string]backupv1.FullReason{}, false
+			for _, v := range p.Volumes {
+				got[v.Name] = v.FullReason
+				incremental = incremental || v.Incremental()
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+			if (p.Base != nil) != incremental {
+				t.Errorf("base %+v although incremental is %v", p.Base, incremental)
+			}
+			b := &backupv1.VirtualMachineBackup{Spec: test.in.Spec}
+			if r := p.request(b, "backup-1"); (r.GetBaseCheckpoint() == "tr-1" && r.GetBaseBackupUid() == "uid-1") != incremental {
+				t.Errorf("request %+v", r)
+			}
+			if p.record(&b.Status); (b.Status.BackupType == backupv1.Incremental) != incremental {
+				t.Errorf("type %s", b.Status.BackupType)
+			}
+		})
+	}
+}
+
+func TestEachRoundOfPlanningTurnsADiskFull(t *testing.T) {
+	t.Parallel()
+	planned := []backupv1.IncludedVolume{{Name: "a", Type: backupv1.Incremental}, {Name: "b", Type: backupv1.Incremental}, {Name: "c", Type: backupv1.Full}}
+	named := &launcherpb.Backup{Volumes: []*launcherpb.BackedUpVolume{{Volume: "b", BaseLost: true}, {Volume: "c", BaseLost: true}, {Volume: "x", BaseLost: true}}}
+	if diff := cmp.Diff([]string{"b"}, unusable(planned, named)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"a", "b"}, unusable(planned, &launcherpb.Backup{})); diff != "" {
+		t.Error(diff)
+	}
+	if got := unusable(planned[2:], named); got != nil {
+		t.Errorf("a full backup has no base to lose: %v", got)
+	}
+}

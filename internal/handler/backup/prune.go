@@ -1,0 +1,103 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// prune removes what the backup leaves on the node: the checkpoints that no tracker names any more (the base after a success,
+// the new one after a failure), the job's state in the launcher, and an unfinished directory on the target.
+func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
+	if _, gone := guestGone(s.backup, s.instance, s.state); !gone {
+		if s.link == nil || s.state == nil || s.err != nil {
+			return ctrl.Result{RequeueAfter: retryInterval}, nil
+		}
+		if err := r.pruneLauncher(ctx, s); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	// Without a guest its checkpoints are gone with the domain, or are collected after its next start.
+	if err := r.removePartial(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	s.backup.Status.Phase = backupv1.BackupPruned
+	return ctrl.Result{}, r.write(ctx, s)
+}
+
+func (r *Reconciler) pruneLauncher(ctx context.Context, s *scene) error {
+	s.link.Checkpoints.Lock()
+	defer s.link.Checkpoints.Unlock()
+	uid := string(s.backup.UID)
+	if job := s.job(); job != nil && job.GetPhase() != launcherpb.Backup_DONE && job.GetPhase() != launcherpb.Backup_FAILED {
+		// The controller gave the backup up while it ran. Its files and its checkpoint must not appear later.
+		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: uid}); err != nil {
+			return fmt.Errorf("abort: %w", err)
+		}
+		return errors.New("the abandoned job is still ending")
+	}
+	if err := r.Keeper.Prune(ctx, s.link, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName}); err != nil {
+		return err
+	}
+	if _, err := s.link.Client().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: uid}); err != nil {
+		return fmt.Errorf("forget the job: %w", err)
+	}
+	return nil
+}
+
+// removePartial deletes the unfinished directory through the attachment pod's mount, which does not need the launcher.
+// After a success there is none: it was renamed. If the claim is not on this node any more there is nobody who
+// could remove it; the message says so, and a later look at the claim finds a directory that ends in ".partial".
+func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
+	b := s.backup
+	if b.Status.Directory == "" {
+		return nil
+	}
+	attachment, volume, err := r.attachment(ctx, b)
+	if err == nil {
+		err = r.Partial.RemovePartial(attachment, volume, b.Status.Directory)
+	}
+	if errors.Is(err, mount.ErrNotAttached) {
+		if b.Status.Result == backupv1.BackupUnsuccessful {
+			b.Status.Message += fmt.Sprintf("; %s%s on claim %s could not be looked for: the claim is not on the node any more", b.Status.Directory, layout.PartialSuffix, b.Spec.PVCName)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove partial files: %w", err)
+	}
+	return nil
+}
+
+// attachment finds the pod that holds the target claim on this node, and the claim's volume.
+func (r *Reconciler) attachment(ctx context.Context, b *backupv1.VirtualMachineBackup) (types.UID, string, error) {
+	pod, claim := &corev1.Pod{}, &corev1.PersistentVolumeClaim{}
+	name := layout.AttachmentPod(b.Status.SourceName, b.Status.InstanceUID, layout.BackupUtilityVolume(b.UID))
+	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: name}, pod); err != nil {
+		return "", "", absent(err, "attachment pod "+name)
+	}
+	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.PVCName}, claim); err != nil {
+		return "", "", absent(err, "claim "+b.Spec.PVCName)
+	}
+	if claim.Spec.VolumeName == "" || pod.Spec.NodeName != r.NodeName {
+		return "", "", fmt.Errorf("claim %s: %w", b.Spec.PVCName, mount.ErrNotAttached)
+	}
+	return pod.UID, claim.Spec.VolumeName, nil
+}
+
+func absent(err error, what string) error {
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: %w", what, mount.ErrNotAttached)
+	}
+	return fmt.Errorf("read %s: %w", what, err)
+}

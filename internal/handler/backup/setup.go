@@ -1,0 +1,57 @@
+package backup
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// workers is how many backups are reconciled at the same time.
+const workers = 8
+
+// Setup adds the reconciler to mgr, whose cache has only this node's instances and backups.
+func (r *Reconciler) Setup(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).Named("handler-backup").
+		For(&backupv1.VirtualMachineBackup{}).
+		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []reconcile.Request {
+			return r.of(ctx, client.ObjectKeyFromObject(obj))
+		})).
+		WatchesRawSource(source.Func(r.links)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		Complete(r)
+}
+
+// of lists the backups of an instance that the handler has to do with.
+func (r *Reconciler) of(ctx context.Context, instance types.NamespacedName) []reconcile.Request {
+	var all backupv1.VirtualMachineBackupList
+	if err := r.Cached.List(ctx, &all, client.InNamespace(instance.Namespace)); err != nil {
+		return nil // The cache ends with the manager only.
+	}
+	var requests []reconcile.Request
+	for i := range all.Items {
+		if s := &all.Items[i].Status; s.SourceName == instance.Name && ours(s.Phase) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+		}
+	}
+	return requests
+}
+
+// links wakes the reconciler whenever a launcher reports something new.
+func (r *Reconciler) links(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	r.Links.Subscribe(func(instance types.NamespacedName) {
+		for _, request := range r.of(ctx, instance) {
+			queue.Add(request)
+		}
+	})
+	return nil
+}

@@ -1,0 +1,307 @@
+//go:build controlplane || root
+
+package handler_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+// begun waits until the launcher was told to begin and returns the request.
+func (w *world) begun(n int) *pb.BeginBackupRequest {
+	w.t.Helper()
+	var r *pb.BeginBackupRequest
+	w.until(func() error {
+		w.launcher.view(func() {
+			if len(w.launcher.begun) == n {
+				r = w.launcher.begun[n-1]
+			}
+		})
+		return want(r != nil, "not begun %d times", n)
+	})
+	return r
+}
+
+func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	tr := w.tracker("tr", "root")
+	b := w.backup("b1", tr)
+	r := w.begun(1)
+	if r.GetBaseCheckpoint() != "tr-1" || r.GetBaseBackupUid() != "b0-uid" || r.GetCheckpoint() != "tr-2" || !r.GetVolumes()[0].GetIncremental() || r.GetDirectory() != b.Status.Directory {
+		t.Errorf("begun with %+v", r)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	w.launcher.job(func(j *pb.Backup) {
+		j.Phase, j.PointInTime, j.Quiesce, j.FrozenMillis = pb.Backup_COPYING, timestamppb.New(at), pb.Backup_FROZEN, 12
+		j.TotalBytes, j.ProcessedBytes = 100, 40
+	})
+	w.untilPhase(b, "Copying")
+	s := b.Status
+	if s.Progress == nil || s.Progress.Percent != "40%" || !s.StartTimestamp.Time.Equal(at) || s.FrozenMillis == nil || *s.FrozenMillis != 12 || s.BackupType != backupv1.Incremental {
+		t.Errorf("%+v", s)
+	}
+	if !meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionQuiesced) {
+		t.Errorf("%+v", s.Conditions)
+	}
+	w.restart() // it finds the running job
+	w.launcher.job(func(j *pb.Backup) {
+		j.Phase, j.ProcessedBytes = pb.Backup_DONE, 100
+		j.Volumes = []*pb.BackedUpVolume{{Volume: "root", Incremental: true, VirtualBytes: 1 << 30, MovedBytes: 4096, File: "vm/b1/root.qcow2", Sha256: "ab"}, {Volume: "invented", MovedBytes: 1}}
+	})
+	w.untilPhase(b, "Copied")
+	if s := b.Status; s.MovedBytes != 4096 || len(s.IncludedVolumes) != 1 || s.IncludedVolumes[0].SHA256 != "ab" || s.Progress.Percent != "100%" {
+		t.Errorf("%+v", s)
+	}
+	// The controller moves the tracker; the old base goes, the new one stays.
+	controlplane.Update(t, w.client, tr, true, func(tr *backupv1.VirtualMachineBackupTracker) { tr.Status.LatestCheckpoint.Name = "tr-2" })
+	w.prune(b, backupv1.BackupSucceeded)
+	w.untilPhase(b, "Pruned")
+	w.launcher.view(func() {
+		if diff := cmp.Diff([]string{"tr-1"}, w.launcher.deleted); diff != "" {
+			t.Error(diff)
+		}
+		if w.launcher.state.GetBackup() != nil {
+			t.Error("the launcher still remembers the job")
+		}
+	})
+	if n := w.launcher.count("BeginBackup"); n != 1 {
+		t.Errorf("begun %d times", n)
+	}
+}
+
+func TestTheHandlerRestartsInEachPhase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.stop()
+	b := w.backup("b1", w.tracker("tr"))
+	w.run() // Starting, nothing begun
+	w.begun(1)
+	w.restart() // Starting, begun
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
+	w.untilPhase(b, "Copying")
+	w.stop() // Copying, done while nobody looks
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_DONE })
+	w.run()
+	w.untilPhase(b, "Copied")
+	w.stop()
+	w.prune(b, backupv1.BackupUnsuccessful)
+	w.run()
+	w.untilPhase(b, "Pruned")
+	w.launcher.view(func() {
+		if !slices.Contains(w.launcher.deleted, "tr-2") {
+			t.Errorf("the failed backup's checkpoint was not deleted: %v", w.launcher.deleted)
+		}
+		if len(w.launcher.begun) != 1 {
+			t.Errorf("begun %d times", len(w.launcher.begun))
+		}
+	})
+}
+
+func TestTheLauncherDiesInEachPhase(t *testing.T) {
+	t.Parallel()
+	for _, phase := range []backupv1.BackupPhase{backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupPruning} {
+		t.Run(string(phase), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "")
+			w.started()
+			b := w.backup("b1", w.tracker("tr"))
+			w.begun(1)
+			if phase != backupv1.BackupStarting {
+				w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
+				w.untilPhase(b, backupv1.BackupCopying)
+			}
+			w.launcher.kill()
+			if phase == backupv1.BackupPruning {
+				w.prune(b, backupv1.BackupUnsuccessful)
+			}
+			controlplane.Consistently(t, 300*time.Millisecond, func() error {
+				if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil {
+					return err
+				}
+				return want(b.Status.Phase == phase, "left %s for %s before the guest's end is known", phase, b.Status.Phase)
+			})
+			controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed })
+			if phase == backupv1.BackupPruning {
+				w.untilPhase(b, backupv1.BackupPruned)
+				return
+			}
+			w.untilPhase(b, backupv1.BackupCopyFailed)
+			if b.Status.Reason != "GuestCrashed" {
+				t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+			}
+		})
+	}
+}
+
+func TestTheLastWordOfALauncherDecides(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.backup("b1", nil)
+	w.begun(1)
+	w.launcher.set(func(s *pb.State) {
+		s.Phase, s.End = pb.State_ENDED, pb.State_GUEST_SHUTDOWN
+		s.Backup.Phase, s.Backup.Failure, s.Backup.Message = pb.Backup_FAILED, pb.Backup_GUEST_SHUTDOWN, "the guest powered off"
+	})
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != "GuestShutdown" || b.Status.Message != "the guest powered off" {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+	}
+	w.until(func() error { return want(w.launcher.count("Exit") > 0, "the launcher is not released") })
+}
+
+func TestADeletedBackupIsAborted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.backup("b1", nil)
+	w.begun(1)
+	w.delete(b)
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != "Aborted" || w.launcher.count("AbortBackup") == 0 {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+	}
+}
+
+func TestADeletedInstanceFailsItsBackup(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.stop()
+	b := w.backup("b1", nil)
+	controlplane.Update(t, w.client, w.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) { v.Finalizers = nil })
+	w.delete(w.vmi)
+	w.until(func() error {
+		return want(apierrors.IsNotFound(w.client.Get(t.Context(), client.ObjectKeyFromObject(w.vmi), w.vmi)), "it is still there")
+	})
+	w.run()
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != "VirtualMachineDeleted" {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+	}
+}
+
+func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	tr := w.tracker("tr", "root")
+	w.launcher.view(func() { w.launcher.lost["root"] = "inconsistent" })
+	w.started()
+	// The review after the start discards it, before any backup.
+	w.until(func() error {
+		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(tr), tr); err != nil {
+			return err
+		}
+		return want(tr.Status.LatestCheckpoint == nil && len(tr.Status.Discarded) == 1 && tr.Status.Discarded[0].Reason == backupv1.FullBitmapLost, "%+v", tr.Status)
+	})
+	w.until(func() error { return w.hasEvent("CheckpointDiscarded") })
+	b := w.backup("b1", tr)
+	r := w.begun(1)
+	if r.GetBaseCheckpoint() != "" || r.GetVolumes()[0].GetFullReason() != "BitmapLost" {
+		t.Errorf("begun with %+v", r)
+	}
+	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
+		return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].FullReason == backupv1.FullBitmapLost && s.BackupType == backupv1.Full, "%+v", s)
+	})
+}
+
+func (w *world) hasEvent(reason string) error {
+	var all corev1.EventList
+	if err := w.client.List(w.t.Context(), &all, client.InNamespace(w.ns)); err != nil {
+		return err
+	}
+	return want(slices.ContainsFunc(all.Items, func(e corev1.Event) bool { return e.Reason == reason }), "no event %s", reason)
+}
+
+func TestABaseThatLibvirtRefusesIsPlannedAgainAsFull(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	tr := w.tracker("tr", "root")
+	w.launcher.view(func() {
+		w.launcher.finish = func(r *pb.BeginBackupRequest) *pb.Backup {
+			if r.GetBaseCheckpoint() == "" {
+				return &pb.Backup{Uid: r.GetUid(), Phase: pb.Backup_DONE}
+			}
+			return &pb.Backup{Uid: r.GetUid(), Phase: pb.Backup_FAILED, Failure: pb.Backup_BASE_LOST, Volumes: []*pb.BackedUpVolume{{Volume: "root", BaseLost: true}}}
+		}
+	})
+	b := w.backup("b1", tr)
+	w.untilPhase(b, "Copied")
+	if b.Status.BackupType != backupv1.Full || b.Status.IncludedVolumes[0].FullReason != backupv1.FullBitmapLost {
+		t.Errorf("%+v", b.Status)
+	}
+	if r := w.begun(2); r.GetVolumes()[0].GetIncremental() {
+		t.Errorf("begun again with %+v", r)
+	}
+}
+
+func TestWithoutATrackedDiskABackupFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.launcher.set(func(s *pb.State) { s.Disks[0].Tracked = false })
+	b := w.backup("b1", nil)
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != "NoEligibleDisk" {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+	}
+}
+
+func TestCheckpointsOfNobodyAreDeletedOncePerStartAndWithATracker(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	tr := w.tracker("tr", "root")
+	w.launcher.set(func(s *pb.State) { s.Checkpoints = []*pb.Checkpoint{{Name: "stray"}} })
+	w.started()
+	w.until(func() error {
+		var deleted []string
+		w.launcher.view(func() { deleted = slices.Clone(w.launcher.deleted) })
+		return want(slices.Equal(deleted, []string{"stray"}), "deleted %v", deleted)
+	})
+	for range 5 {
+		w.launcher.set(func(s *pb.State) { s.AgentConnected = !s.AgentConnected })
+		time.Sleep(50 * time.Millisecond)
+	}
+	if n := w.launcher.count("RedefineCheckpoints"); n != 1 {
+		t.Errorf("redefined %d times", n)
+	}
+	w.delete(tr)
+	w.until(func() error {
+		var deleted []string
+		w.launcher.view(func() { deleted = slices.Clone(w.launcher.deleted) })
+		return want(slices.Contains(deleted, "tr-1"), "deleted %v", deleted)
+	})
+}
+
+func TestAHeldInstanceIsNotReviewed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{
+			State: kubevirtv1.ChangedBlockTrackingInitializing, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "b0"},
+		}
+	})
+	w.launcher.set(func(s *pb.State) { s.Checkpoints = []*pb.Checkpoint{{Name: "of-the-running-backup"}} })
+	w.started()
+	controlplane.Consistently(t, time.Second, func() error { return want(w.launcher.count("DeleteCheckpoints") == 0, "it was deleted") })
+	if w.vmi.Status.ChangedBlockTracking.BackupStatus == nil {
+		t.Error("the lock was overwritten")
+	}
+}

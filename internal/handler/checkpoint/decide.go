@@ -1,0 +1,114 @@
+package checkpoint
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// Why the launcher made an overlay anew (launcher.proto, Disk.overlay_renewed).
+const (
+	renewedReplaced = "DiskReplaced"
+	renewedWritten  = "WrittenWithoutOverlay"
+)
+
+// redefinition is the checkpoint of a tracker as the launcher must know it: with those of its disks that the guest
+// has and that are tracked. Nil: there is none, or no disk of it is there.
+func redefinition(tracker *backupv1.VirtualMachineBackupTracker, disks []*launcherpb.Disk) *launcherpb.Checkpoint {
+	latest := tracker.Status.LatestCheckpoint
+	if latest == nil {
+		return nil
+	}
+	c := &launcherpb.Checkpoint{Name: latest.Name, CreationTime: timestamppb.New(latest.CreationTime.Time)}
+	for _, d := range disks {
+		if d.GetTracked() && slices.Contains(latest.Disks, d.GetVolume()) {
+			c.Volumes = append(c.Volumes, d.GetVolume())
+		}
+	}
+	if len(c.GetVolumes()) == 0 {
+		return nil
+	}
+	return c
+}
+
+// lost says which of the disks that were asked for cannot be trusted, and why. What the launcher says nothing
+// about is not trusted either.
+func lost(asked *launcherpb.Checkpoint, results []*launcherpb.RedefineCheckpointsResponse_Result, disks []*launcherpb.Disk) []backupv1.DiscardedDisk {
+	var result *launcherpb.RedefineCheckpointsResponse_Result
+	if i := slices.IndexFunc(results, func(r *launcherpb.RedefineCheckpointsResponse_Result) bool { return r.GetName() == asked.GetName() }); i >= 0 {
+		result = results[i]
+	}
+	var all []backupv1.DiscardedDisk
+	for _, volume := range asked.GetVolumes() {
+		if slices.Contains(result.GetValid(), volume) {
+			continue
+		}
+		seen := result.GetLost()[volume]
+		if seen == "" {
+			seen = "the bitmap could not be validated"
+		}
+		all = append(all, discarded(volume, seen, disks))
+	}
+	return all
+}
+
+func discarded(volume, seen string, disks []*launcherpb.Disk) backupv1.DiscardedDisk {
+	const most = 512
+	seen = string([]rune(seen)[:min(most, len([]rune(seen)))])
+	d := backupv1.DiscardedDisk{Volume: volume, Reason: backupv1.FullBitmapLost, Message: seen}
+	i := slices.IndexFunc(disks, func(d *launcherpb.Disk) bool { return d.GetVolume() == volume })
+	if i < 0 {
+		return d
+	}
+	switch disks[i].GetOverlayRenewed() {
+	case "":
+	case renewedReplaced:
+		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk behind the volume is another one: "+seen
+	case renewedWritten:
+		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk was written without its overlay: "+seen
+	default:
+		d.Message = fmt.Sprintf("the overlay was made anew at this start (%s): %s", disks[i].GetOverlayRenewed(), seen)
+	}
+	return d
+}
+
+// Discard takes disks out of a tracker's checkpoint, if it still is the named one. It says which of them were in it.
+func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint string, disks []backupv1.DiscardedDisk) []backupv1.DiscardedDisk {
+	latest := status.LatestCheckpoint
+	if latest == nil || latest.Name != checkpoint {
+		return nil
+	}
+	var gone []backupv1.DiscardedDisk
+	for _, d := range disks {
+		i := slices.Index(latest.Disks, d.Volume)
+		if i < 0 {
+			continue
+		}
+		latest.Disks = slices.Delete(latest.Disks, i, i+1)
+		status.Discarded = slices.DeleteFunc(status.Discarded, func(old backupv1.DiscardedDisk) bool { return old.Volume == d.Volume })
+		status.Discarded = append(status.Discarded, d)
+		gone = append(gone, d)
+	}
+	if len(latest.Disks) == 0 {
+		status.LatestCheckpoint = nil
+	}
+	return gone
+}
+
+// unreferenced lists the checkpoints that no tracker names.
+func unreferenced(known []*launcherpb.Checkpoint, trackers []backupv1.VirtualMachineBackupTracker) []string {
+	var names []string
+	for _, c := range known {
+		named := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool {
+			return t.Status.LatestCheckpoint != nil && t.Status.LatestCheckpoint.Name == c.GetName()
+		})
+		if !named {
+			names = append(names, c.GetName())
+		}
+	}
+	return names
+}

@@ -1,0 +1,143 @@
+package checkpoint
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// EventDiscarded is the reason of the event on a tracker and its machine when a disk lost its checkpoint.
+const EventDiscarded = "CheckpointDiscarded"
+
+// Keeper applies the package's decisions.
+type Keeper struct {
+	// Live reads from the API server, Writer writes to it.
+	Live   client.Reader
+	Writer client.Client
+	Events events.EventRecorder
+	// Discarded counts discarded disks by reason.
+	Discarded func(reason backupv1.FullReason)
+}
+
+// Trackers reads the trackers of a machine from the API server.
+func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]backupv1.VirtualMachineBackupTracker, error) {
+	var list backupv1.VirtualMachineBackupTrackerList
+	if err := k.Live.List(ctx, &list, client.InNamespace(machine.Namespace)); err != nil {
+		return nil, fmt.Errorf("list the trackers of %s: %w", machine, err)
+	}
+	return slices.DeleteFunc(list.Items, func(t backupv1.VirtualMachineBackupTracker) bool {
+		return t.Spec.Source.Name != machine.Name
+	}), nil
+}
+
+// Validate defines the checkpoints of the trackers in libvirt again and discards the disks whose bitmap cannot be
+// trusted. It returns the trackers as they are afterwards.
+func (k *Keeper) Validate(ctx context.Context, l *link.Link, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
+	asked := make([]*launcherpb.Checkpoint, len(trackers))
+	request := &launcherpb.RedefineCheckpointsRequest{}
+	for i := range trackers {
+		if asked[i] = redefinition(&trackers[i], state.GetDisks()); asked[i] != nil {
+			request.Checkpoints = append(request.Checkpoints, asked[i])
+		}
+	}
+	if len(request.GetCheckpoints()) == 0 {
+		return trackers, nil
+	}
+	response, err := l.Client().RedefineCheckpoints(ctx, request)
+	if err != nil {
+		return nil, fmt.Errorf("redefine checkpoints: %w", err)
+	}
+	for i := range trackers {
+		if asked[i] == nil {
+			continue
+		}
+		disks := lost(asked[i], response.GetResults(), state.GetDisks())
+		if err := k.Discard(ctx, &trackers[i], asked[i].GetName(), disks); err != nil {
+			return nil, err
+		}
+	}
+	return trackers, nil
+}
+
+// Discard takes disks out of the tracker's checkpoint, on the API server and in tracker. A tracker that is gone, or that
+// another one of its name has replaced, has nothing to discard: tracker is emptied.
+func (k *Keeper) Discard(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, checkpoint string, disks []backupv1.DiscardedDisk) error {
+	if len(disks) == 0 {
+		return nil
+	}
+	uid := tracker.UID
+	var gone []backupv1.DiscardedDisk
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		live := &backupv1.VirtualMachineBackupTracker{}
+		err := k.Live.Get(ctx, client.ObjectKeyFromObject(tracker), live)
+		if apierrors.IsNotFound(err) || (err == nil && live.UID != uid) {
+			tracker.Status = backupv1.VirtualMachineBackupTrackerStatus{}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if gone = Discard(&live.Status, checkpoint, disks); len(gone) > 0 {
+			if err := k.Writer.Status().Update(ctx, live); err != nil {
+				return err
+			}
+		}
+		live.DeepCopyInto(tracker)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("discard disks from tracker %s/%s: %w", tracker.Namespace, tracker.Name, err)
+	}
+	for _, d := range gone {
+		k.report(ctx, tracker, d)
+	}
+	return nil
+}
+
+func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, d backupv1.DiscardedDisk) {
+	k.Discarded(d.Reason)
+	const note = "The checkpoint of volume %s is discarded (%s): %s. Its next backup with tracker %s is full."
+	machine := &kubevirtv1.VirtualMachine{}
+	related := client.Object(machine)
+	if err := k.Live.Get(ctx, types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}, machine); err != nil {
+		related = nil // The machine may be gone; the tracker has the event in any case.
+	}
+	k.Events.Eventf(tracker, nil, corev1.EventTypeWarning, EventDiscarded, "Validate", note, d.Volume, d.Reason, d.Message, tracker.Name)
+	if related != nil {
+		k.Events.Eventf(machine, tracker, corev1.EventTypeWarning, EventDiscarded, "Validate", note, d.Volume, d.Reason, d.Message, tracker.Name)
+	}
+}
+
+// Prune deletes every checkpoint that libvirt knows and no tracker of the machine names. No backup may be running
+// whose checkpoint is not on its tracker yet.
+func (k *Keeper) Prune(ctx context.Context, l *link.Link, machine types.NamespacedName) error {
+	// The state first: a checkpoint that is in it was made before the trackers are read.
+	state, err := l.Fresh(ctx)
+	if err != nil {
+		return err
+	}
+	trackers, err := k.Trackers(ctx, machine)
+	if err != nil {
+		return err
+	}
+	names := unreferenced(state.GetCheckpoints(), trackers)
+	if len(names) == 0 {
+		return nil
+	}
+	if _, err := l.Client().DeleteCheckpoints(ctx, &launcherpb.DeleteCheckpointsRequest{Names: names}); err != nil {
+		return fmt.Errorf("delete the checkpoints %v of %s: %w", names, machine, err)
+	}
+	return nil
+}

@@ -1,0 +1,258 @@
+//go:build controlplane || root
+
+package handler_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// fakeLauncher speaks the real wire over a real socket where a launcher pod's would be. It has no guest: a test plays
+// one by changing the state, and reads the calls that the handler made.
+type fakeLauncher struct {
+	pb.UnimplementedLauncherServer
+
+	pod    types.UID
+	server *grpc.Server
+
+	mu      sync.Mutex
+	state   *pb.State
+	changed chan struct{}
+	calls   []string
+	started *pb.StartRequest
+	begun   []*pb.BeginBackupRequest
+	stops   []int64
+	deleted []string
+	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
+	lost map[string]string
+	// refuse is what BeginBackup answers instead of beginning.
+	refuse error
+	// finish is what a backup becomes at once; nil: PREPARING.
+	finish func(*pb.BeginBackupRequest) *pb.Backup
+}
+
+// newFakeLauncher serves in the emptyDir of a launcher pod below podsDir until the test ends or kill is called.
+func newFakeLauncher(t *testing.T, podsDir string, pod types.UID) *fakeLauncher {
+	t.Helper()
+	f := &fakeLauncher{pod: pod, state: &pb.State{}, changed: make(chan struct{}), lost: map[string]string{}}
+	socket := layout.NodeSocket(podsDir, pod)
+	for _, dir := range []string{filepath.Dir(socket), layout.NodeUtilityDir(podsDir, pod)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.serve(t, socket)
+	return f
+}
+
+func (f *fakeLauncher) serve(t *testing.T, socket string) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.server = grpc.NewServer()
+	pb.RegisterLauncherServer(f.server, f)
+	done := make(chan struct{})
+	server := f.server
+	go func() {
+		defer close(done)
+		_ = server.Serve(listener)
+	}()
+	t.Cleanup(func() {
+		server.Stop()
+		<-done
+	})
+}
+
+// kill ends the launcher as SIGKILL does: no last word.
+func (f *fakeLauncher) kill() { f.server.Stop() }
+
+// set changes the state as an event in the guest does.
+func (f *fakeLauncher) set(change func(*pb.State)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.change(change)
+}
+
+func (f *fakeLauncher) change(change func(*pb.State)) {
+	next := proto.Clone(f.state).(*pb.State)
+	change(next)
+	f.state = next
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// job changes the running backup.
+func (f *fakeLauncher) job(change func(*pb.Backup)) {
+	f.set(func(s *pb.State) {
+		if s.Backup != nil {
+			change(s.Backup)
+		}
+	})
+}
+
+// view calls look with the fake locked.
+func (f *fakeLauncher) view(look func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	look()
+}
+
+func (f *fakeLauncher) count(call string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, c := range f.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
+func (f *fakeLauncher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.State]) error {
+	for {
+		f.mu.Lock()
+		state, changed := f.state, f.changed
+		f.mu.Unlock()
+		if err := stream.Send(state); err != nil {
+			return err
+		}
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-changed:
+		}
+	}
+}
+
+// called locks the fake and notes the call.
+func (f *fakeLauncher) called(name string) func() {
+	f.mu.Lock()
+	f.calls = append(f.calls, name)
+	return f.mu.Unlock
+}
+
+func (f *fakeLauncher) Start(_ context.Context, r *pb.StartRequest) (*pb.StartResponse, error) {
+	defer f.called("Start")()
+	if f.state.GetPhase() == pb.State_IDLE {
+		f.started = r
+		f.change(func(s *pb.State) { s.Phase = pb.State_STARTING })
+	}
+	return &pb.StartResponse{}, nil
+}
+
+func (f *fakeLauncher) Shutdown(_ context.Context, r *pb.ShutdownRequest) (*pb.ShutdownResponse, error) {
+	defer f.called("Shutdown")()
+	f.stops = append(f.stops, r.GetGraceSeconds())
+	f.change(func(s *pb.State) {
+		if s.Phase == pb.State_ENDED {
+			return
+		}
+		s.Phase = pb.State_SHUTTING_DOWN
+		if running(s.Backup) {
+			s.Backup.Phase, s.Backup.Failure = pb.Backup_FAILED, pb.Backup_STOPPED
+		}
+	})
+	return &pb.ShutdownResponse{}, nil
+}
+
+func running(b *pb.Backup) bool {
+	return b != nil && b.Phase != pb.Backup_DONE && b.Phase != pb.Backup_FAILED
+}
+
+func (f *fakeLauncher) RedefineCheckpoints(_ context.Context, r *pb.RedefineCheckpointsRequest) (*pb.RedefineCheckpointsResponse, error) {
+	defer f.called("RedefineCheckpoints")()
+	response := &pb.RedefineCheckpointsResponse{}
+	for _, c := range r.GetCheckpoints() {
+		result := &pb.RedefineCheckpointsResponse_Result{Name: c.GetName(), Lost: map[string]string{}}
+		for _, v := range c.GetVolumes() {
+			if why, ok := f.lost[v]; ok {
+				result.Lost[v] = why
+			} else {
+				result.Valid = append(result.Valid, v)
+			}
+		}
+		response.Results = append(response.Results, result)
+		f.change(func(s *pb.State) {
+			s.Checkpoints = slices.DeleteFunc(s.Checkpoints, func(k *pb.Checkpoint) bool { return k.Name == c.Name })
+			if len(result.Valid) > 0 {
+				s.Checkpoints = append(s.Checkpoints, &pb.Checkpoint{Name: c.Name, CreationTime: c.CreationTime, Volumes: result.Valid})
+			}
+		})
+	}
+	return response, nil
+}
+
+func (f *fakeLauncher) DeleteCheckpoints(_ context.Context, r *pb.DeleteCheckpointsRequest) (*pb.DeleteCheckpointsResponse, error) {
+	defer f.called("DeleteCheckpoints")()
+	f.deleted = append(f.deleted, r.GetNames()...)
+	f.change(func(s *pb.State) {
+		s.Checkpoints = slices.DeleteFunc(s.Checkpoints, func(k *pb.Checkpoint) bool { return slices.Contains(r.GetNames(), k.Name) })
+	})
+	return &pb.DeleteCheckpointsResponse{}, nil
+}
+
+func (f *fakeLauncher) BeginBackup(_ context.Context, r *pb.BeginBackupRequest) (*pb.Backup, error) {
+	defer f.called("BeginBackup")()
+	if f.refuse != nil {
+		return nil, f.refuse
+	}
+	if b := f.state.GetBackup(); b != nil && b.GetUid() == r.GetUid() {
+		return b, nil
+	} else if running(b) {
+		return nil, status.Error(codes.AlreadyExists, "another backup runs")
+	}
+	f.begun = append(f.begun, r)
+	b := &pb.Backup{Uid: r.GetUid(), Phase: pb.Backup_PREPARING}
+	if f.finish != nil {
+		b = f.finish(r)
+	}
+	f.change(func(s *pb.State) {
+		s.Backup = b
+		if r.GetCheckpoint() != "" {
+			s.Checkpoints = append(s.Checkpoints, &pb.Checkpoint{Name: r.GetCheckpoint()})
+		}
+	})
+	return b, nil
+}
+
+func (f *fakeLauncher) AbortBackup(_ context.Context, r *pb.AbortBackupRequest) (*pb.AbortBackupResponse, error) {
+	defer f.called("AbortBackup")()
+	f.change(func(s *pb.State) {
+		if s.Backup.GetUid() == r.GetUid() && running(s.Backup) {
+			s.Backup.Phase, s.Backup.Failure = pb.Backup_FAILED, pb.Backup_ABORTED
+		}
+	})
+	return &pb.AbortBackupResponse{}, nil
+}
+
+func (f *fakeLauncher) ForgetBackup(_ context.Context, r *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {
+	defer f.called("ForgetBackup")()
+	f.change(func(s *pb.State) {
+		if s.Backup.GetUid() == r.GetUid() {
+			s.Backup = nil
+		}
+	})
+	return &pb.ForgetBackupResponse{}, nil
+}
+
+func (f *fakeLauncher) Exit(context.Context, *pb.ExitRequest) (*pb.ExitResponse, error) {
+	defer f.called("Exit")()
+	return &pb.ExitResponse{}, nil
+}

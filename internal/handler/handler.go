@@ -1,0 +1,168 @@
+package handler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/backup"
+	"github.com/varvebackup/varve/internal/handler/checkpoint"
+	"github.com/varvebackup/varve/internal/handler/instance"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// DefaultStopWaitsForBackup is how long a stop waits for a running backup unless Options say otherwise.
+const DefaultStopWaitsForBackup = 10 * time.Minute
+
+// Options are what Run needs.
+type Options struct {
+	// Config connects to the API server. Required.
+	Config *rest.Config
+	// NodeName is the node that the handler runs on. Required.
+	NodeName string
+	// Namespace is Varve's own, where the KubeVirt object is. Default: varve.
+	Namespace string
+	// KubeletPodsDir is the kubelet's pods directory, at the same path as on the node. Default: layout.KubeletPods.
+	KubeletPodsDir string
+	// MetricsAddress and HealthAddress are host:port to serve plain HTTP on. "0" or empty: not served.
+	MetricsAddress, HealthAddress string
+	// StopWaitsForBackup bounds how long a stop waits for a running backup. Default: DefaultStopWaitsForBackup.
+	StopWaitsForBackup time.Duration
+	// Timing bounds how long a launcher may be silent. Default: link.DefaultTiming.
+	Timing link.Timing
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// Registry takes the metrics. Default: controller-runtime's, which MetricsAddress serves.
+	Registry prometheus.Registerer
+	Logger   logr.Logger
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.Config == nil || o.NodeName == "" {
+		return o, errors.New("handler: a configuration and the node's name are required")
+	}
+	o.Namespace = orDefault(o.Namespace, "varve")
+	o.KubeletPodsDir = orDefault(o.KubeletPodsDir, layout.KubeletPods)
+	o.MetricsAddress, o.HealthAddress = orDefault(o.MetricsAddress, "0"), orDefault(o.HealthAddress, "0")
+	o.StopWaitsForBackup = orDefault(o.StopWaitsForBackup, DefaultStopWaitsForBackup)
+	o.Timing = orDefault(o.Timing, link.DefaultTiming())
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Registry == nil {
+		o.Registry = metrics.Registry
+	}
+	return o, nil
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Run reconciles the node's objects until ctx ends. It returns nil when ctx ended it. Guests, backups and mounts
+// stay as they are: the next handler goes on.
+func Run(ctx context.Context, o Options) (err error) {
+	o, err = o.withDefaults()
+	if err != nil {
+		return err
+	}
+	mounts, err := mount.Open(o.KubeletPodsDir)
+	if err != nil {
+		return fmt.Errorf("handler: %w", err)
+	}
+	defer func() { err = errors.Join(err, mounts.Close()) }()
+	links := link.New(mounts, o.Timing, o.Clock)
+	defer links.Close()
+	mgr, err := manager(o)
+	if err != nil {
+		return fmt.Errorf("handler: %w", err)
+	}
+	if err := add(mgr, o, links, mounts); err != nil {
+		return fmt.Errorf("handler: %w", err)
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("handler: %w", err)
+	}
+	return nil
+}
+
+// manager makes a manager without leader election whose caches hold this node's objects only.
+func manager(o Options) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := f(scheme); err != nil {
+			return nil, err
+		}
+	}
+	mgr, err := ctrl.NewManager(o.Config, ctrl.Options{
+		Scheme:                 scheme,
+		Logger:                 o.Logger,
+		Metrics:                metricsserver.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress: o.HealthAddress,
+		// One process may run several handlers, one after another: nothing global is theirs.
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+			&kubevirtv1.VirtualMachineInstance{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelNodeName: o.NodeName})},
+			&backupv1.VirtualMachineBackup{}:     {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName)},
+		}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the manager: %w", err)
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return nil, err
+	}
+	return mgr, mgr.AddReadyzCheck("ping", healthz.Ping)
+}
+
+func add(mgr ctrl.Manager, o Options, links *link.Links, mounts *mount.Mounts) error {
+	measures, err := metric.New(o.Registry)
+	if err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	recorder := mgr.GetEventRecorder("varve-handler")
+	keeper := &checkpoint.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Events: recorder, Discarded: measures.Discarded}
+	instances := &instance.Reconciler{
+		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,
+		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Links: links, Mounts: mounts, Keeper: keeper,
+		Events: recorder, Measures: measures, Clock: o.Clock, Log: o.Logger.WithName("instance"),
+	}
+	if err := instances.Setup(mgr); err != nil {
+		return fmt.Errorf("set up the instance reconciler: %w", err)
+	}
+	backups := &backup.Reconciler{
+		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Links: links, Keeper: keeper,
+		Partial: mounts, Events: recorder, Measures: measures, Clock: o.Clock,
+	}
+	if err := backups.Setup(mgr); err != nil {
+		return fmt.Errorf("set up the backup reconciler: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// gather reads what the decision needs, and the backup that holds a stop back.
+func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (input, *backupv1.VirtualMachineBackup, error) {
+	seen := l.Snapshot()
+	in := input{
+		Now: r.Clock.Now(), Instance: vmi, State: seen.State, Answers: seen.Err == nil,
+		StopWaitsForBackup: r.StopWaitsForBackup,
+	}
+	var err error
+	if seen.State.GetPhase() == launcherpb.State_ENDED {
+		in.Unreported, err = r.unreported(ctx, vmi)
+		return in, nil, err
+	}
+	if vmi.DeletionTimestamp.IsZero() {
+		return in, nil, nil
+	}
+	holder, err := r.holder(ctx, vmi)
+	if holder != nil {
+		in.Holder = holder.Name
+	}
+	return in, holder, err
+}
+
+// holder is the running backup that holds the instance; nil: none. It is read live: a backup that has ended must
+// not delay a stop, and one that runs must not be overlooked.
+func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, error) {
+	tracking := vmi.Status.ChangedBlockTracking
+	if tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName == "" {
+		return nil, nil
+	}
+	b := &backupv1.VirtualMachineBackup{}
+	err := r.Live.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: tracking.BackupStatus.BackupName}, b)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the backup that holds the instance: %w", err)
+	}
+	switch b.Status.Phase {
+	case backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying:
+		return b, nil
+	default:
+		// The data is on the target or will never be: what is left does not need the guest.
+		return nil, nil
+	}
+}
+
+// unreported says whether a backup of the instance waits for its outcome to be read from the launcher.
+func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (bool, error) {
+	var all backupv1.VirtualMachineBackupList
+	if err := r.Cached.List(ctx, &all, client.InNamespace(vmi.Namespace)); err != nil {
+		return false, fmt.Errorf("list backups: %w", err)
+	}
+	for i := range all.Items {
+		s := &all.Items[i].Status
+		if s.InstanceUID == vmi.UID && (s.Phase == backupv1.BackupStarting || s.Phase == backupv1.BackupCopying) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// act asks the launcher for what was decided. An error is the launcher's silence: it is tried again.
+func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
+	switch d.Action {
+	case start:
+		return r.startGuest(ctx, vmi, l)
+	case shutdown:
+		return nil, r.stopGuest(ctx, vmi, l, d, holder)
+	case nothing, hold, exit:
+	}
+	return nil, nil
+}
+
+func (r *Reconciler) stopGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, d decision, holder *backupv1.VirtualMachineBackup) error {
+	if d.Abort && holder != nil {
+		if _, err := l.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(holder.UID)}); err != nil {
+			return fmt.Errorf("abort backup %s: %w", holder.Name, err)
+		}
+	}
+	if _, err := l.Client().Shutdown(ctx, &launcherpb.ShutdownRequest{GraceSeconds: d.Grace}); err != nil {
+		return fmt.Errorf("shut the guest down: %w", err)
+	}
+	r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "ShuttingDown", "Stop", "The guest was asked to shut down; it is killed after %d seconds.", d.Grace)
+	return nil
+}

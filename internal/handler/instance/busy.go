@@ -1,0 +1,40 @@
+package instance
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// mountKey is a utility volume in a launcher pod.
+type mountKey struct {
+	pod  types.UID
+	name string
+}
+
+// busy remembers since when mounts have been busy. Its zero value is ready for use, also concurrently.
+type busy struct {
+	mu    sync.Mutex
+	first map[mountKey]time.Time
+}
+
+// since returns when the mount was first seen busy: now, if it was not before.
+func (b *busy) since(k mountKey, now time.Time) time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.first == nil {
+		b.first = map[mountKey]time.Time{}
+	}
+	if t, ok := b.first[k]; ok {
+		return t
+	}
+	b.first[k] = now
+	return now
+}
+
+func (b *busy) clear(k mountKey) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.first, k)
+}

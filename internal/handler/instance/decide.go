@@ -1,0 +1,105 @@
+package instance
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
+const defaultGrace = 180
+
+// action is what to ask of the launcher.
+type action int
+
+const (
+	// nothing to ask.
+	nothing action = iota
+	// start the guest.
+	start
+	// hold a stop back: a backup runs.
+	hold
+	// shutdown the guest. A running backup fails by it.
+	shutdown
+	// exit: the guest has ended and everything that was to be learnt from the launcher is written.
+	exit
+)
+
+// input is what a decision follows from.
+type input struct {
+	Now      time.Time
+	Instance *kubevirtv1.VirtualMachineInstance
+	// State is the launcher's last. Nil: it has not answered yet.
+	State *launcherpb.State
+	// Answers says that the launcher answers now.
+	Answers bool
+	// Holder is the running backup that holds the instance. Empty: none does.
+	Holder string
+	// Unreported says that a backup of the instance has not got its outcome yet.
+	Unreported bool
+	// StopWaitsForBackup is how long a stop waits for a backup at most.
+	StopWaitsForBackup time.Duration
+}
+
+type decision struct {
+	Action action
+	// Abort the running backup before the shutdown: the stop is forced.
+	Abort bool
+	// Grace is how long the guest may take to shut down, in seconds.
+	Grace int64
+	// Delayed says for people why the stop is held back. Empty: it is not.
+	Delayed string
+	// Wake is when time alone changes the decision. Zero: never.
+	Wake time.Time
+}
+
+// decide says what to ask of the launcher now.
+func decide(in input) decision {
+	phase := in.State.GetPhase()
+	switch {
+	case in.State == nil || !in.Answers || in.Instance.Status.Phase.Final():
+		return decision{}
+	case phase == launcherpb.State_ENDED && in.Unreported:
+		return decision{}
+	case phase == launcherpb.State_ENDED:
+		return decision{Action: exit}
+	case !in.Instance.DeletionTimestamp.IsZero():
+		return decideStop(in)
+	case phase == launcherpb.State_IDLE:
+		return decision{Action: start}
+	}
+	return decision{}
+}
+
+func decideStop(in input) decision {
+	d := decision{Action: shutdown, Grace: ptr.Deref(in.Instance.Spec.TerminationGracePeriodSeconds, defaultGrace)}
+	if in.Holder == "" {
+		return stopOnce(in, d)
+	}
+	if in.Instance.Annotations[layout.AnnotationForceStop] == "true" {
+		d.Abort = true
+		return stopOnce(in, d)
+	}
+	until := in.Instance.DeletionTimestamp.Add(in.StopWaitsForBackup)
+	if !in.Now.Before(until) {
+		return stopOnce(in, d)
+	}
+	return decision{
+		Action: hold, Wake: until,
+		Delayed: fmt.Sprintf("VirtualMachineBackup %s runs: the guest is stopped when it ends, or at %s. To stop now and fail the backup, set the annotation %s: \"true\" (varve vm stop --force).",
+			in.Holder, until.UTC().Format(time.RFC3339), layout.AnnotationForceStop),
+	}
+}
+
+// stopOnce does not repeat a stop that goes on.
+func stopOnce(in input, d decision) decision {
+	if in.State.GetPhase() == launcherpb.State_SHUTTING_DOWN {
+		d.Action = nothing
+	}
+	return d
+}

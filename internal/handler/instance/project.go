@@ -1,0 +1,234 @@
+package instance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// Reasons of an instance's conditions that the handler writes.
+const (
+	// ReasonGuestNotRunning: the launcher answers, the guest does not run.
+	ReasonGuestNotRunning = "GuestNotRunning"
+	// ReasonGuestPaused: the guest's processors are stopped.
+	ReasonGuestPaused = "GuestPaused"
+	// ReasonGuestStopping: the guest was asked to shut down.
+	ReasonGuestStopping = "GuestStopping"
+	// ReasonLauncherSilent: the launcher does not answer the handler.
+	ReasonLauncherSilent = "LauncherNotResponding"
+	// ReasonStartFailed: the guest could not be started; the message says what to mend.
+	ReasonStartFailed = "StartFailed"
+	// ReasonClaimNotFound: a disk's claim does not exist.
+	ReasonClaimNotFound = "ClaimNotFound"
+	// ReasonMountFailed: a utility volume could not be mounted into, or unmounted from, the launcher.
+	ReasonMountFailed = "UtilityVolumeMountFailed"
+	// ReasonLiveMigrationNotSupported: this version does not migrate guests.
+	ReasonLiveMigrationNotSupported = "LiveMigrationNotSupported"
+	// ReasonBackupInProgress: a stop waits for a backup.
+	ReasonBackupInProgress = "BackupInProgress"
+	// ReasonStopping: the stop does not wait, or not any more.
+	ReasonStopping = "Stopping"
+)
+
+// silence is how long a launcher may be silent until the guest does not count as ready any more.
+const silence = 30 * time.Second
+
+// problem is why the node could not bring the guest to its spec.
+type problem struct{ Reason, Message string }
+
+// view is what a status follows from.
+type view struct {
+	Now      time.Time
+	Instance *kubevirtv1.VirtualMachineInstance
+	Launcher link.Snapshot
+	Decision decision
+	// Problem is what went wrong in this pass. Nil: nothing.
+	Problem *problem
+}
+
+// project returns the instance's status with the handler's fields brought up to date. The instance is not changed.
+func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
+	s := v.Instance.Status.DeepCopy()
+	state := v.Launcher.State
+	if state == nil {
+		synchronize(v, s)
+		return s
+	}
+	runs := state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
+	if runs && s.Phase == kubevirtv1.PhaseScheduled {
+		s.Phase = kubevirtv1.PhaseRunning
+		s.PhaseTransitionTimestamps = append(s.PhaseTransitionTimestamps, kubevirtv1.PhaseTransitionTimestamp{
+			Phase: s.Phase, PhaseTransitionTimestamp: metav1.NewTime(v.Now).Rfc3339Copy(),
+		})
+	}
+	setConditions(v, s)
+	synchronize(v, s)
+	s.FSFreezeStatus = ""
+	if state.GetFrozen() {
+		s.FSFreezeStatus = "frozen"
+	}
+	if runs {
+		s.Interfaces = interfaces(state.GetInterfaces())
+		s.GuestOSInfo = guestOS(state.GetGuestOs())
+		s.VolumeStatus = disks(v.Instance, state.GetDisks())
+	}
+	s.ChangedBlockTracking = tracked(v.Instance, state)
+	return s
+}
+
+func set(s *kubevirtv1.VirtualMachineInstanceStatus, now time.Time, t kubevirtv1.ConditionType, status corev1.ConditionStatus, reason, message string) {
+	s.Conditions = condition.Set(s.Conditions, kubevirtv1.Condition{Type: t, Status: status, Reason: reason, Message: message}, now)
+}
+
+func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
+	state := v.Launcher.State
+	ready, reason, message := corev1.ConditionFalse, ReasonGuestNotRunning, state.GetMessage()
+	switch state.GetPhase() {
+	case launcherpb.State_RUNNING:
+		ready, reason, message = corev1.ConditionTrue, "", ""
+	case launcherpb.State_PAUSED:
+		reason = ReasonGuestPaused
+	case launcherpb.State_SHUTTING_DOWN:
+		reason = ReasonGuestStopping
+	case launcherpb.State_IDLE, launcherpb.State_STARTING, launcherpb.State_ENDED:
+	}
+	if v.Launcher.Err != nil && state.GetPhase() != launcherpb.State_ENDED && v.Now.Sub(v.Launcher.Since) > silence {
+		ready, reason, message = corev1.ConditionFalse, ReasonLauncherSilent, v.Launcher.Err.Error()
+	}
+	set(s, v.Now, kubevirtv1.ConditionReady, ready, reason, message)
+	if state.GetPhase() == launcherpb.State_PAUSED {
+		set(s, v.Now, kubevirtv1.ConditionPaused, corev1.ConditionTrue, ReasonGuestPaused, state.GetMessage())
+	} else {
+		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionPaused)
+	}
+	if state.GetAgentConnected() {
+		set(s, v.Now, kubevirtv1.ConditionAgentConnected, corev1.ConditionTrue, "", "")
+	} else {
+		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionAgentConnected)
+	}
+	set(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve does not move running guests")
+	switch {
+	case v.Decision.Delayed != "":
+		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
+	case condition.True(s.Conditions, kubevirtv1.ConditionStopDelayed):
+		// Kept as False: the controller gives the guest its grace period from here.
+		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
+	}
+}
+
+// synchronize says whether the node could do what the object asks.
+func synchronize(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
+	state := v.Launcher.State
+	ended := state.GetPhase() == launcherpb.State_ENDED
+	switch {
+	case ended && state.GetEnd() == launcherpb.State_START_FAILED:
+		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonStartFailed, state.GetMessage())
+	case ended:
+		// A launcher that ends after its guest is silent by right.
+	case v.Launcher.Err != nil:
+		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonLauncherSilent,
+			fmt.Sprintf("the launcher does not answer, it is tried again: %v", v.Launcher.Err))
+	case v.Problem != nil:
+		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, v.Problem.Reason, v.Problem.Message)
+	case state != nil:
+		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionTrue, "", "")
+	}
+}
+
+func interfaces(all []*launcherpb.Interface) []kubevirtv1.InterfaceStatus {
+	var out []kubevirtv1.InterfaceStatus
+	for _, i := range all {
+		s := kubevirtv1.InterfaceStatus{MAC: i.GetMac(), Name: i.GetName(), IPs: slices.Clone(i.GetIps()), InterfaceName: i.GetGuestName(), InfoSource: "domain"}
+		if len(s.IPs) > 0 {
+			s.IP = s.IPs[0]
+		}
+		switch {
+		case i.GetFromAgent() && s.Name != "":
+			s.InfoSource = "domain, guest-agent"
+		case i.GetFromAgent():
+			s.InfoSource = "guest-agent"
+		}
+		out = append(out, s)
+	}
+	slices.SortStableFunc(out, func(a, b kubevirtv1.InterfaceStatus) int { return strings.Compare(b.Name, a.Name) })
+	return out
+}
+
+func guestOS(g *launcherpb.GuestOS) kubevirtv1.GuestOSInfo {
+	return kubevirtv1.GuestOSInfo{
+		ID: g.GetId(), Name: g.GetName(), PrettyName: g.GetPrettyName(), Version: g.GetVersion(), KernelRelease: g.GetKernelRelease(),
+	}
+}
+
+// disks merges the guest's disks into the volume status: one entry a volume of the spec, then the utility volumes as
+// they are.
+func disks(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) []kubevirtv1.VolumeStatus {
+	var out []kubevirtv1.VolumeStatus
+	old := func(name string) kubevirtv1.VolumeStatus {
+		for _, s := range vmi.Status.VolumeStatus {
+			if s.Name == name && s.HotplugVolume == nil {
+				return *s.DeepCopy()
+			}
+		}
+		return kubevirtv1.VolumeStatus{Name: name}
+	}
+	names := map[string]bool{}
+	for _, volume := range vmi.Spec.Volumes {
+		names[volume.Name] = true
+		s := old(volume.Name)
+		if i := slices.IndexFunc(reported, func(d *launcherpb.Disk) bool { return d.GetVolume() == volume.Name }); i >= 0 {
+			s.Target, s.Size, s.Phase = reported[i].GetTarget(), int64(reported[i].GetVirtualBytes()), kubevirtv1.VolumeReady //nolint:gosec // a disk's size
+			s.Reason, s.Message = "", ""
+		}
+		if volume.PersistentVolumeClaim != nil && s.PersistentVolumeClaimInfo == nil {
+			s.PersistentVolumeClaimInfo = &kubevirtv1.PersistentVolumeClaimInfo{ClaimName: volume.PersistentVolumeClaim.ClaimName}
+		}
+		out = append(out, s)
+	}
+	for _, s := range vmi.Status.VolumeStatus {
+		if !names[s.Name] || s.HotplugVolume != nil {
+			out = append(out, *s.DeepCopy())
+		}
+	}
+	return out
+}
+
+// tracked moves changed block tracking to Initializing and from there to Enabled. Every other state is the controller's.
+func tracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) *kubevirtv1.ChangedBlockTrackingStatus {
+	now := vmi.Status.ChangedBlockTracking.DeepCopy()
+	if vmi.Annotations[layout.AnnotationTracking] != "true" {
+		return now
+	}
+	if now == nil {
+		now = &kubevirtv1.ChangedBlockTrackingStatus{}
+	}
+	if now.State != "" && now.State != kubevirtv1.ChangedBlockTrackingInitializing {
+		return now
+	}
+	now.State = kubevirtv1.ChangedBlockTrackingInitializing
+	runs := state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
+	if runs && allTracked(vmi, state) {
+		now.State = kubevirtv1.ChangedBlockTrackingEnabled
+	}
+	return now
+}
+
+func allTracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) bool {
+	for _, name := range tracking.EligibleVolumes(&vmi.Spec) {
+		if !slices.ContainsFunc(state.GetDisks(), func(d *launcherpb.Disk) bool { return d.GetVolume() == name && d.GetTracked() }) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,195 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/checkpoint"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// retryInterval is the pause before something that cannot be done now is tried again.
+const retryInterval = time.Second
+
+// conflictInterval is the pause before a pass on an object that the cache had not caught up with is repeated.
+const conflictInterval = 100 * time.Millisecond
+
+// Reconciler drives the instances of one node.
+type Reconciler struct {
+	NodeName string
+	// Namespace is Varve's: the KubeVirt object is there.
+	Namespace string
+	// StopWaitsForBackup is how long a stop waits for a running backup at most.
+	StopWaitsForBackup time.Duration
+	// Cached reads the instances and backups of this node; writes go to the API server.
+	Cached client.Client
+	// Live reads from the API server.
+	Live     client.Reader
+	Links    *link.Links
+	Mounts   Mounts
+	Keeper   *checkpoint.Keeper
+	Events   events.EventRecorder
+	Measures *metric.Set
+	Clock    clock.PassiveClock
+	Log      logr.Logger
+
+	busy busy
+	mu   sync.Mutex
+	// written is when each instance's status was written last.
+	written map[types.NamespacedName]time.Time
+	// reviewed has the launcher pods whose checkpoints were brought into agreement with the trackers.
+	reviewed map[types.UID]bool
+}
+
+// Reconcile takes one instance one step further.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	err := r.Cached.Get(ctx, req.NamespacedName, vmi)
+	if apierrors.IsNotFound(err) {
+		return r.gone(ctx, req.NamespacedName)
+	}
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	pod, ok := launcherPod(vmi, r.NodeName)
+	if !ok {
+		return ctrl.Result{}, nil
+	}
+	r.Links.Retain(req.NamespacedName, pod)
+	var result ctrl.Result
+	if vmi.Status.Phase.Final() {
+		result, err = r.afterEnd(ctx, vmi, pod)
+	} else {
+		result, err = r.live(ctx, vmi, pod)
+	}
+	if apierrors.IsConflict(err) {
+		// The cache is behind; its next event brings the newer object.
+		return ctrl.Result{RequeueAfter: conflictInterval}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("instance %s: %w", req.NamespacedName, err)
+	}
+	return result, nil
+}
+
+// launcherPod is the instance's launcher pod on this node, once the controller has handed the instance over.
+func launcherPod(vmi *kubevirtv1.VirtualMachineInstance, node string) (types.UID, bool) {
+	if vmi.Status.NodeName != node {
+		return "", false
+	}
+	switch vmi.Status.Phase {
+	case kubevirtv1.PhaseScheduled, kubevirtv1.PhaseRunning, kubevirtv1.PhaseSucceeded, kubevirtv1.PhaseFailed:
+	default:
+		return "", false
+	}
+	for pod, on := range vmi.Status.ActivePods {
+		if on == node {
+			return pod, true
+		}
+	}
+	return "", false
+}
+
+// gone cleans up after an instance that does not exist any more.
+func (r *Reconciler) gone(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
+	r.Links.Retain(name, "")
+	r.mu.Lock()
+	delete(r.written, name)
+	r.mu.Unlock()
+	return ctrl.Result{}, r.Sweep(ctx)
+}
+
+// afterEnd unmounts the volumes of an instance in a final phase. Everything else of it is the controller's.
+func (r *Reconciler) afterEnd(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
+	next := vmi.DeepCopy()
+	_, again, err := r.volumes(ctx, vmi, pod, r.Links.Get(pod), &next.Status)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: again}, r.write(ctx, vmi, next)
+}
+
+// live takes a running instance, or one that is to run, one step further.
+func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
+	l, err := r.Links.Ensure(pod, client.ObjectKeyFromObject(vmi))
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	in, holder, err := r.gather(ctx, vmi, l)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	v := view{Now: in.Now, Launcher: l.Snapshot(), Decision: decide(in)}
+	var failed error
+	if v.Problem, failed = r.act(ctx, vmi, l, v.Decision, holder); failed != nil {
+		v.Problem = &problem{ReasonLauncherSilent, failed.Error()}
+	}
+	next := vmi.DeepCopy()
+	trouble, again, err := r.volumes(ctx, vmi, pod, l, &next.Status)
+	if err != nil {
+		return ctrl.Result{}, errors.Join(failed, err)
+	}
+	if v.Problem == nil {
+		v.Problem = trouble
+	} else if again == 0 {
+		again = retryInterval
+	}
+	v.Instance = next
+	next.Status = *project(v)
+	wait := r.holdBack(vmi, next)
+	if wait == 0 {
+		if err := r.write(ctx, vmi, next); err != nil {
+			return ctrl.Result{}, errors.Join(failed, err)
+		}
+		failed = errors.Join(failed, r.afterWrite(ctx, vmi, l, v))
+	}
+	return ctrl.Result{RequeueAfter: soonest(again, wait, r.untilWake(v))}, failed
+}
+
+// afterWrite does what must not happen before status is durable, or need not.
+func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, v view) error {
+	if v.Decision.Action == exit {
+		// The launcher ends by itself as well; an error here is no news.
+		_, err := l.Client().Exit(ctx, &launcherpb.ExitRequest{})
+		r.Log.V(1).Info("the launcher may exit", "instance", client.ObjectKeyFromObject(vmi), "error", err)
+		return nil
+	}
+	return r.review(ctx, vmi, l, v.Launcher)
+}
+
+// untilWake is how long until time alone changes what is decided or shown.
+func (r *Reconciler) untilWake(v view) time.Duration {
+	var waits []time.Duration
+	if !v.Decision.Wake.IsZero() {
+		waits = append(waits, max(v.Decision.Wake.Sub(v.Now), time.Millisecond))
+	}
+	if v.Launcher.Err != nil {
+		waits = append(waits, silence)
+	}
+	return soonest(waits...)
+}
+
+// soonest is the least of the durations that are not zero.
+func soonest(all ...time.Duration) time.Duration {
+	var least time.Duration
+	for _, d := range all {
+		if d > 0 && (least == 0 || d < least) {
+			least = d
+		}
+	}
+	return least
+}

@@ -1,0 +1,78 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// review brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest and after
+// a tracker was deleted. While a backup holds the instance it waits: the backup does the same for itself.
+func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, seen link.Snapshot) error {
+	phase := seen.State.GetPhase()
+	runs := phase == launcherpb.State_RUNNING || phase == launcherpb.State_PAUSED
+	if !runs || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
+		return nil
+	}
+	if held(vmi) || r.isReviewed(l.Launcher()) {
+		return nil
+	}
+	l.Checkpoints.Lock()
+	defer l.Checkpoints.Unlock()
+	name := client.ObjectKeyFromObject(vmi)
+	now := &kubevirtv1.VirtualMachineInstance{}
+	if err := r.Live.Get(ctx, name, now); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if now.UID != vmi.UID || held(now) {
+		return nil
+	}
+	// A tracker that is deleted from here on asks for another review.
+	r.setReviewed(l.Launcher(), true)
+	if err := r.agree(ctx, name, l, seen.State); err != nil {
+		r.setReviewed(l.Launcher(), false)
+		return fmt.Errorf("review checkpoints: %w", err)
+	}
+	return nil
+}
+
+func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l *link.Link, state *launcherpb.State) error {
+	trackers, err := r.Keeper.Trackers(ctx, machine)
+	if err != nil {
+		return err
+	}
+	if _, err := r.Keeper.Validate(ctx, l, state, trackers); err != nil {
+		return err
+	}
+	return r.Keeper.Prune(ctx, l, machine)
+}
+
+func held(vmi *kubevirtv1.VirtualMachineInstance) bool {
+	return vmi.Status.ChangedBlockTracking != nil && vmi.Status.ChangedBlockTracking.BackupStatus != nil
+}
+
+func (r *Reconciler) isReviewed(launcher types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reviewed[launcher]
+}
+
+func (r *Reconciler) setReviewed(launcher types.UID, done bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reviewed == nil {
+		r.reviewed = map[types.UID]bool{}
+	}
+	if done {
+		r.reviewed[launcher] = true
+	} else {
+		delete(r.reviewed, launcher)
+	}
+}

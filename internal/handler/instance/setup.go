@@ -1,0 +1,78 @@
+package instance
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// workers is how many instances are reconciled at the same time: a launcher that is slow to answer holds up one.
+const workers = 8
+
+// Setup adds the reconciler and its sweeper to mgr, whose cache has only this node's instances and backups.
+func (r *Reconciler) Setup(mgr ctrl.Manager) error {
+	// Only that a tracker went matters here, not what was in it.
+	trackers := &metav1.PartialObjectMetadata{}
+	trackers.SetGroupVersionKind(backupv1.GroupVersion.WithKind("VirtualMachineBackupTracker"))
+	deleted := predicate.Funcs{
+		CreateFunc:  func(event.CreateEvent) bool { return false },
+		UpdateFunc:  func(event.UpdateEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
+	err := ctrl.NewControllerManagedBy(mgr).Named("handler-instance").
+		For(&kubevirtv1.VirtualMachineInstance{}).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
+		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
+		WatchesRawSource(source.Func(r.links)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		Complete(r)
+	if err != nil {
+		return err
+	}
+	return mgr.Add(r)
+}
+
+func ofBackup(_ context.Context, obj client.Object) []reconcile.Request {
+	b, ok := obj.(*backupv1.VirtualMachineBackup)
+	if !ok || b.Status.SourceName == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}}}
+}
+
+// afterTracker asks for a review of every instance of the namespace: metadata does not say whose tracker it was.
+func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []reconcile.Request {
+	var all kubevirtv1.VirtualMachineInstanceList
+	if err := r.Cached.List(ctx, &all, client.InNamespace(obj.GetNamespace())); err != nil {
+		r.Log.Error(err, "list instances after a tracker was deleted; their checkpoints go with the next restart")
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range all.Items {
+		for pod := range all.Items[i].Status.ActivePods {
+			r.setReviewed(pod, false)
+		}
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+	}
+	return requests
+}
+
+// links wakes the reconciler whenever a launcher reports something new.
+func (r *Reconciler) links(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	r.Links.Subscribe(func(instance types.NamespacedName) { queue.Add(reconcile.Request{NamespacedName: instance}) })
+	return nil
+}

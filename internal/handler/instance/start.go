@@ -1,0 +1,95 @@
+package instance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// configurationName is the name of the KubeVirt object.
+const configurationName = "kubevirt"
+
+// startGuest tells the launcher to bring the guest up. A problem is for the user or for the next try.
+func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (*problem, error) {
+	sources, missing, err := r.sources(ctx, vmi)
+	if err != nil || missing != nil {
+		return missing, err
+	}
+	emulate, err := r.useEmulation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What the guest is made from, and nothing that changes while it runs.
+	bare := &kubevirtv1.VirtualMachineInstance{Spec: *vmi.Spec.DeepCopy()}
+	bare.Name, bare.Namespace, bare.UID = vmi.Name, vmi.Namespace, vmi.UID
+	bare.Labels, bare.Annotations = vmi.Labels, vmi.Annotations
+	bare.Spec.UtilityVolumes = nil
+	encoded, err := json.Marshal(bare)
+	if err != nil {
+		return nil, fmt.Errorf("encode the instance: %w", err)
+	}
+	_, err = l.Client().Start(ctx, &launcherpb.StartRequest{
+		Instance: encoded, UseEmulation: emulate,
+		ChangedBlockTracking: vmi.Annotations[layout.AnnotationTracking] == "true",
+		Disks:                sources,
+	})
+	switch status.Code(err) {
+	case codes.OK:
+		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Started", "Start", "The guest was started on node %s.", r.NodeName)
+		return nil, nil
+	case codes.FailedPrecondition, codes.InvalidArgument:
+		message := status.Convert(err).Message()
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonStartFailed, "Start", "%s", message)
+		return &problem{ReasonStartFailed, message}, nil
+	}
+	return nil, fmt.Errorf("start the guest: %w", err)
+}
+
+// sources reads the claims of the disks from the API server: their identity decides whether an overlay is trusted.
+func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]*launcherpb.DiskSource, *problem, error) {
+	var all []*launcherpb.DiskSource
+	for _, v := range vmi.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim := &corev1.PersistentVolumeClaim{}
+		err := r.Live.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: v.PersistentVolumeClaim.ClaimName}, claim)
+		if apierrors.IsNotFound(err) {
+			return nil, &problem{ReasonClaimNotFound, fmt.Sprintf("claim %s of volume %s does not exist: create it", v.PersistentVolumeClaim.ClaimName, v.Name)}, nil
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("read claim %s of volume %s: %w", v.PersistentVolumeClaim.ClaimName, v.Name, err)
+		}
+		all = append(all, &launcherpb.DiskSource{
+			Volume: v.Name, Block: tracking.IsBlock(claim.Spec.VolumeMode), ClaimUid: string(claim.UID),
+			ContentGeneration: claim.Annotations[layout.AnnotationContentGeneration],
+		})
+	}
+	return all, nil, nil
+}
+
+// useEmulation reads the setting at each start, so that it takes effect without a restart of the handler.
+func (r *Reconciler) useEmulation(ctx context.Context) (bool, error) {
+	kv := &kubevirtv1.KubeVirt{}
+	err := r.Live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: configurationName}, kv)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read KubeVirt %s/%s: %w", r.Namespace, configurationName, err)
+	}
+	dev := kv.Spec.Configuration.DeveloperConfiguration
+	return dev != nil && dev.UseEmulation, nil
+}

@@ -1,0 +1,97 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// sweepInterval is how often mounts without an instance are looked for.
+const sweepInterval = 15 * time.Second
+
+// Start sweeps now and from time to time until ctx ends. It is a manager's Runnable.
+func (r *Reconciler) Start(ctx context.Context) error {
+	tick := time.NewTicker(sweepInterval)
+	defer tick.Stop()
+	for {
+		if err := r.Sweep(ctx); err != nil && ctx.Err() == nil {
+			r.Log.Error(err, "sweep mounts; it is tried again")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// NeedLeaderElection says that every node's handler sweeps.
+func (r *Reconciler) NeedLeaderElection() bool { return false }
+
+// Sweep unmounts what is mounted for launcher pods that no instance of this node names: instances that went while no
+// handler ran. It also counts guests and mounts.
+func (r *Reconciler) Sweep(ctx context.Context) error {
+	var all kubevirtv1.VirtualMachineInstanceList
+	if err := r.Cached.List(ctx, &all); err != nil {
+		return fmt.Errorf("list instances: %w", err)
+	}
+	owned := map[types.UID]bool{}
+	guests := map[string]int{}
+	for i := range all.Items {
+		for pod := range all.Items[i].Status.ActivePods {
+			owned[pod] = true
+			if l := r.Links.Get(pod); l != nil && !all.Items[i].Status.Phase.Final() {
+				guests[launcherpb.State_Phase_name[int32(l.Snapshot().State.GetPhase())]]++
+			}
+		}
+	}
+	r.Measures.Guests(guests)
+	r.forgetReviews(owned)
+	mounted, err := r.Mounts.All()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	count := 0
+	for pod, names := range mounted {
+		count += len(names)
+		if owned[pod] {
+			continue
+		}
+		errs = append(errs, r.clear(pod, names))
+	}
+	r.Measures.Mounts(count)
+	return errors.Join(errs...)
+}
+
+// clear removes everything that is mounted for a pod. What is busy is left for the next sweep.
+func (r *Reconciler) clear(pod types.UID, names []string) error {
+	for _, name := range names {
+		if err := r.detach(pod, name, nil); errors.Is(err, mount.ErrBusy) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	if err := r.Mounts.Uncover(pod); err != nil && !errors.Is(err, mount.ErrBusy) {
+		return err
+	}
+	return nil
+}
+
+func (r *Reconciler) forgetReviews(owned map[types.UID]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for pod := range r.reviewed {
+		if !owned[pod] {
+			delete(r.reviewed, pod)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// lazyAfter is how long a volume may be busy until it is unmounted lazily, when no backup runs.
+const lazyAfter = time.Minute
+
+// Mounts are the utility volumes of launchers on this node; see package mount.
+type Mounts interface {
+	Cover(launcher types.UID) error
+	Attach(launcher types.UID, name string, attachment types.UID, persistentVolume string) error
+	Detach(launcher types.UID, name string, lazy bool) error
+	Uncover(launcher types.UID) error
+	Names(launcher types.UID) ([]string, error)
+	All() (map[types.UID][]string, error)
+}
+
+// wanted says which utility volumes have to be in the launcher: none of an instance whose guest has ended.
+func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
+	var names []string
+	if ended {
+		return nil
+	}
+	for _, v := range vmi.Spec.UtilityVolumes {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+// volumes mounts and unmounts the instance's utility volumes and writes what came of it into status. again says when to
+// look once more.
+func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
+	ended := status.Phase.Final()
+	keep := wanted(vmi, ended)
+	mounted, err := r.Mounts.Names(pod)
+	if err != nil {
+		return nil, 0, err
+	}
+	var trouble *problem
+	var again time.Duration
+	for _, name := range mounted {
+		if slices.Contains(keep, name) {
+			continue
+		}
+		if err := r.detach(pod, name, l); err != nil {
+			again = retryInterval
+			trouble = &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s cannot be unmounted yet: %v", name, err)}
+		}
+	}
+	if mounted, err = r.Mounts.Names(pod); err != nil {
+		return nil, 0, err
+	}
+	if len(mounted) == 0 && len(keep) == 0 {
+		if err := r.Mounts.Uncover(pod); err != nil && !errors.Is(err, mount.ErrBusy) {
+			return nil, 0, err
+		}
+	}
+	for i := range status.VolumeStatus {
+		s := &status.VolumeStatus[i]
+		if s.HotplugVolume == nil {
+			continue
+		}
+		if !slices.Contains(keep, s.Name) {
+			if detachable(s.Phase) && !slices.Contains(mounted, s.Name) {
+				s.Phase, s.Reason, s.Message = kubevirtv1.VolumeUnMountedFromPod, "", ""
+				r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "UtilityVolumeUnmounted", "Unmount", "Utility volume %s was unmounted from the launcher.", s.Name)
+			}
+			continue
+		}
+		p, err := r.attach(ctx, vmi, pod, l, s, slices.Contains(mounted, s.Name))
+		if err != nil {
+			return nil, 0, err
+		}
+		if p != nil {
+			trouble, again = p, retryInterval
+		}
+	}
+	return trouble, again, nil
+}
+
+// detachable says whether a volume in this phase may be in the launcher. Before and after, the controller writes.
+func detachable(p kubevirtv1.VolumePhase) bool {
+	return p == kubevirtv1.VolumeAttachedToNode || p == kubevirtv1.VolumeMountedToPod || p == kubevirtv1.VolumeDetaching
+}
+
+// attach mounts one volume that is attached to the node. What prevents it is in the volume's status and is tried again.
+func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus, mounted bool) (*problem, error) {
+	if (s.Phase != kubevirtv1.VolumeAttachedToNode && s.Phase != kubevirtv1.VolumeMountedToPod) || s.HotplugVolume.AttachPodUID == "" {
+		return nil, nil
+	}
+	if mounted && s.Phase == kubevirtv1.VolumeMountedToPod {
+		return nil, nil
+	}
+	if err := r.mount(ctx, vmi, pod, l, s); err != nil {
+		s.Reason, s.Message = ReasonMountFailed, err.Error()
+		return &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s: %v", s.Name, err)}, nil
+	}
+	s.Phase, s.Reason, s.Message = kubevirtv1.VolumeMountedToPod, "", ""
+	r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "UtilityVolumeMounted", "Mount", "Utility volume %s is mounted into the launcher.", s.Name)
+	return nil, nil
+}
+
+func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus) error {
+	i := slices.IndexFunc(vmi.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == s.Name })
+	claim := &corev1.PersistentVolumeClaim{}
+	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: vmi.Spec.UtilityVolumes[i].ClaimName}, claim); err != nil {
+		return fmt.Errorf("read claim %s: %w", vmi.Spec.UtilityVolumes[i].ClaimName, err)
+	}
+	if claim.Spec.VolumeName == "" {
+		return fmt.Errorf("claim %s is not bound", claim.Name)
+	}
+	if err := r.Mounts.Cover(pod); err != nil {
+		return err
+	}
+	// The launcher must be heard after the cover and before the mount: see mount.Mounts.Cover.
+	state, err := l.Fresh(ctx)
+	if err != nil {
+		return err
+	}
+	if state.GetPhase() == launcherpb.State_ENDED {
+		return errors.New("the guest has ended")
+	}
+	return r.Mounts.Attach(pod, s.Name, s.HotplugVolume.AttachPodUID, claim.Spec.VolumeName)
+}
+
+// detach unmounts one volume; lazily as the last resort, when it is busy for long although the launcher runs no backup.
+func (r *Reconciler) detach(pod types.UID, name string, l *link.Link) error {
+	key := mountKey{pod, name}
+	err := r.Mounts.Detach(pod, name, false)
+	if err == nil || !errors.Is(err, mount.ErrBusy) {
+		r.busy.clear(key)
+		return err
+	}
+	if since := r.busy.since(key, r.Clock.Now()); r.Clock.Since(since) < lazyAfter || backupRuns(l) {
+		return err
+	}
+	r.Log.Info("a utility volume stays busy, it is unmounted lazily", "pod", pod, "volume", name)
+	if err := r.Mounts.Detach(pod, name, true); err != nil {
+		return err
+	}
+	r.busy.clear(key)
+	return nil
+}
+
+// backupRuns says whether the launcher may still be writing to a target. A launcher that does not answer is dead or
+// unknown; its writes end with its pod.
+func backupRuns(l *link.Link) bool {
+	if l == nil {
+		return false
+	}
+	seen := l.Snapshot()
+	if seen.Err != nil || seen.State.GetBackup() == nil {
+		return false
+	}
+	p := seen.State.GetBackup().GetPhase()
+	return p != launcherpb.Backup_DONE && p != launcherpb.Backup_FAILED
+}

@@ -1,0 +1,58 @@
+package instance
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// writeInterval is the least time between two writes of one instance's status that nobody waits for.
+const writeInterval = time.Second
+
+// write sends the changed fields of status, and only if nobody has written the object since it was read.
+func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
+	if equality.Semantic.DeepEqual(old.Status, next.Status) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})
+	if err := r.Cached.Status().Patch(ctx, next, patch); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.written == nil {
+		r.written = map[types.NamespacedName]time.Time{}
+	}
+	r.written[client.ObjectKeyFromObject(old)] = r.Clock.Now()
+	return nil
+}
+
+// holdBack says how long a change that nobody waits for has to wait, so that a busy launcher does not flood the API server.
+func (r *Reconciler) holdBack(old, next *kubevirtv1.VirtualMachineInstance) time.Duration {
+	if urgent(&old.Status, &next.Status) || equality.Semantic.DeepEqual(old.Status, next.Status) {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ok := r.written[client.ObjectKeyFromObject(old)]
+	if !ok {
+		return 0
+	}
+	return max(0, writeInterval-r.Clock.Since(last))
+}
+
+// urgent says whether others act on the change.
+func urgent(old, next *kubevirtv1.VirtualMachineInstanceStatus) bool {
+	same := func(a, b kubevirtv1.Condition) bool {
+		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
+	}
+	return old.Phase != next.Phase || !slices.EqualFunc(old.Conditions, next.Conditions, same) ||
+		!equality.Semantic.DeepEqual(old.VolumeStatus, next.VolumeStatus) ||
+		!equality.Semantic.DeepEqual(old.ChangedBlockTracking, next.ChangedBlockTracking)
+}

@@ -1,0 +1,131 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeLauncher sends one state a stream and counts the streams. mute streams send nothing.
+type fakeLauncher struct {
+	pb.UnimplementedLauncherServer
+	listener *bufconn.Listener
+	streams  atomic.Int64
+	mute     atomic.Bool
+}
+
+func serve(t *testing.T) *fakeLauncher {
+	t.Helper()
+	f := &fakeLauncher{listener: bufconn.Listen(1 << 16)}
+	server := grpc.NewServer()
+	pb.RegisterLauncherServer(server, f)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(f.listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		<-done
+	})
+	return f
+}
+
+func (f *fakeLauncher) Dial(ctx context.Context, _ types.UID) (net.Conn, error) {
+	return f.listener.DialContext(ctx)
+}
+
+func (f *fakeLauncher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.State]) error {
+	f.streams.Add(1)
+	if !f.mute.Load() {
+		if err := stream.Send(&pb.State{Phase: pb.State_RUNNING}); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+func (f *fakeLauncher) Shutdown(ctx context.Context, _ *pb.ShutdownRequest) (*pb.ShutdownResponse, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		return nil, errors.New("the call has no deadline")
+	}
+	return &pb.ShutdownResponse{}, nil
+}
+
+var fast = Timing{First: 200 * time.Millisecond, Idle: 50 * time.Millisecond, Retry: 10 * time.Millisecond}
+
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if check() {
+			return
+		}
+	}
+	t.Fatalf("not in time: %s", what)
+}
+
+func TestASilentStreamIsOpenedAnewAndAHangIsNoticed(t *testing.T) {
+	f := serve(t)
+	links := New(f, fast, clock.RealClock{})
+	defer links.Close()
+	var changes atomic.Int64
+	links.Subscribe(func(types.NamespacedName) { changes.Add(1) })
+	k, err := links.Ensure("pod", types.NamespacedName{Name: "vm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "three streams", func() bool { return f.streams.Load() >= 3 })
+	if s := k.Snapshot(); s.Err != nil || s.State.GetPhase() != pb.State_RUNNING {
+		t.Fatalf("silence alone is no failure: %+v", s)
+	}
+	if n := changes.Load(); n != 1 {
+		t.Errorf("told of %d changes, there was one", n)
+	}
+	if _, err := k.Client().Shutdown(context.Background(), &pb.ShutdownRequest{}); err != nil {
+		t.Error(err)
+	}
+	f.mute.Store(true)
+	eventually(t, "the hang is seen", func() bool { return errors.Is(k.Snapshot().Err, errSilent) })
+	if k.Snapshot().State == nil || changes.Load() != 2 {
+		t.Errorf("the last state is kept, and the failure told once: %+v, %d", k.Snapshot(), changes.Load())
+	}
+	if _, err := k.Fresh(context.Background()); err == nil {
+		t.Error("a fresh state came from a mute launcher")
+	}
+	f.mute.Store(false)
+	eventually(t, "it answers again", func() bool { return k.Snapshot().Err == nil })
+}
+
+func TestLinksAreKeptForOnePodOnly(t *testing.T) {
+	f := serve(t)
+	links := New(f, fast, clock.RealClock{})
+	vm := types.NamespacedName{Name: "vm"}
+	for _, pod := range []types.UID{"old", "new", "other"} {
+		instance := vm
+		if pod == "other" {
+			instance.Name = "other"
+		}
+		if _, err := links.Ensure(pod, instance); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links.Retain(vm, "new")
+	if links.Get("old") != nil || links.Get("new") == nil || links.Get("other") == nil {
+		t.Error("the wrong links are left")
+	}
+	links.Close()
+	if _, err := links.Ensure("late", vm); err == nil {
+		t.Error("a link was made after Close")
+	}
+}

@@ -1,0 +1,271 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// coverSource marks the tmpfs that covers a utility directory in the mount table.
+const coverSource = "varve-utility"
+
+// coverOptions keep what a launcher can store in the cover small: it holds empty directories only.
+const coverOptions = "size=64k,nr_inodes=600,mode=0755"
+
+// ErrBusy says that the launcher still uses the volume; try again later.
+var ErrBusy = errors.New("the volume is in use")
+
+// ErrNotAttached says that the claim is not mounted on this node for the attachment pod.
+var ErrNotAttached = errors.New("the claim is not mounted on this node")
+
+// Mounts works below one kubelet's pods directory.
+type Mounts struct {
+	root    *os.File
+	podsDir string
+}
+
+// Open opens the pods directory, an absolute path. Everything that happens later happens below the
+// directory that was there now. Close releases it.
+func Open(podsDir string) (*Mounts, error) {
+	if !filepath.IsAbs(podsDir) {
+		return nil, fmt.Errorf("pods directory %q: must be absolute", podsDir)
+	}
+	// The mount table has real paths.
+	real, err := filepath.EvalSymlinks(podsDir)
+	if err != nil {
+		return nil, fmt.Errorf("pods directory: %w", err)
+	}
+	root, err := os.OpenFile(real, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pods directory: %w", err)
+	}
+	return &Mounts{root: root, podsDir: real}, nil
+}
+
+// Close releases the pods directory. Mounts stay.
+func (m *Mounts) Close() error { return m.root.Close() }
+
+func (m *Mounts) utilityDir(launcher types.UID) (*os.File, error) {
+	rel, err := below(launcher, strings.TrimPrefix(layout.NodeUtilityDir("", launcher), string(launcher)))
+	if err != nil {
+		return nil, err
+	}
+	dir, err := openDir(m.root, rel)
+	if err != nil {
+		return nil, fmt.Errorf("utility directory of pod %s: %w", launcher, err)
+	}
+	return dir, nil
+}
+
+// Cover makes sure that the launcher's utility directory is a tmpfs, so that the kubelet cannot delete what is
+// mounted below it when the pod ends (see the package comment). The caller must hear from the launcher after Cover
+// and before [Mounts.Attach]: that proves that the kubelet had not begun to remove the directory before it was covered.
+func (m *Mounts) Cover(launcher types.UID) error {
+	dir, err := m.utilityDir(launcher)
+	if err != nil {
+		return err
+	}
+	defer dir.Close() //nolint:errcheck // a handle
+	covered, err := isTmpfsMount(dir)
+	if err != nil || covered {
+		return err
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	if err := unix.Mount(coverSource, procPath(dir), "tmpfs", flags, coverOptions); err != nil {
+		return fmt.Errorf("cover the utility directory of pod %s: %w", launcher, err)
+	}
+	return nil
+}
+
+// Attach mounts the claim bound to persistentVolume, as the attachment pod has it on this node, at
+// utility/<name> of the launcher pod. It is idempotent. [Mounts.Cover] must have been called.
+// ErrNotAttached: the kubelet has not mounted the claim, or not any more. ErrUnsafePath: somebody put
+// something else in the place of the mount point.
+func (m *Mounts) Attach(launcher types.UID, name string, attachment types.UID, persistentVolume string) error {
+	if err := element(name); err != nil {
+		return err
+	}
+	source, err := m.claim(attachment, persistentVolume)
+	if err != nil {
+		return err
+	}
+	defer source.Close() //nolint:errcheck // a handle
+	dir, err := m.utilityDir(launcher)
+	if err != nil {
+		return err
+	}
+	defer dir.Close() //nolint:errcheck // a handle
+	if covered, err := isTmpfsMount(dir); err != nil || !covered {
+		return errors.Join(err, fmt.Errorf("utility directory of pod %s is not covered", launcher))
+	}
+	if err := unix.Mkdirat(fd(dir), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make the mount point %s: %w", name, err)
+	}
+	target, err := openDir(dir, name)
+	if err != nil {
+		if errors.Is(err, unix.ENOTDIR) {
+			err = fmt.Errorf("%w: %w", ErrUnsafePath, err)
+		}
+		return fmt.Errorf("mount point %s: %w", name, err)
+	}
+	defer target.Close() //nolint:errcheck // a handle
+	mounted, same, err := compare(target, source)
+	switch {
+	case err != nil:
+		return err
+	case same:
+		return nil
+	case mounted:
+		return fmt.Errorf("mount point %s: %w: another volume is mounted there", name, ErrBusy)
+	}
+	return clone(source, target, name)
+}
+
+// clone mounts source over target. The flags are set before the mount becomes visible anywhere.
+func clone(source, target *os.File, name string) error {
+	tree, err := unix.OpenTree(fd(source), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("clone the mount for %s: %w", name, err)
+	}
+	defer unix.Close(tree) //nolint:errcheck // a handle
+	attr := unix.MountAttr{
+		Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
+		// Leave the source's peer group: nothing that is mounted below the claim later may appear in the launcher.
+		Propagation: unix.MS_PRIVATE,
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("restrict the mount for %s: %w", name, err)
+	}
+	if err := unix.MoveMount(tree, "", fd(target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount at %s: %w", name, err)
+	}
+	return nil
+}
+
+// Attached says whether anything is mounted at utility/<name> of the launcher pod.
+func (m *Mounts) Attached(launcher types.UID, name string) (bool, error) {
+	names, err := m.Names(launcher)
+	return slices.Contains(names, name), err
+}
+
+// Detach unmounts utility/<name> of the launcher pod and removes the mount point. It is idempotent; a pod that is
+// gone has nothing mounted. ErrBusy: the launcher uses it. With lazy it disappears at once
+// and is released when the last user is done.
+func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
+	if err := element(name); err != nil {
+		return err
+	}
+	dir, err := m.utilityDir(launcher)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close() //nolint:errcheck // a handle
+	flags := unix.UMOUNT_NOFOLLOW
+	if lazy {
+		flags |= unix.MNT_DETACH
+	}
+	// The last element is not followed and the rest is a handle: only what is mounted at this name can go.
+	for {
+		err := unix.Unmount(path.Join(procPath(dir), name), flags)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break // not a mount point, or not there
+		}
+		if errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("unmount %s: %w", name, ErrBusy)
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", name, err)
+		}
+	}
+	return removeMountPoint(dir, name)
+}
+
+// removeMountPoint removes an empty directory. One that the launcher filled, or replaced by something
+// else, is left: it goes with the pod.
+func removeMountPoint(dir *os.File, name string) error {
+	err := unix.Unlinkat(fd(dir), name, unix.AT_REMOVEDIR)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.ENOTDIR):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("remove the mount point %s: %w", name, ErrBusy)
+	}
+	return fmt.Errorf("remove the mount point %s: %w", name, err)
+}
+
+// Uncover removes the tmpfs that Cover made, when nothing is mounted below it any more. Another tmpfs, as of an
+// emptyDir with medium Memory, stays.
+func (m *Mounts) Uncover(launcher types.UID) error {
+	points, err := Table()
+	if err != nil {
+		return err
+	}
+	at := layout.NodeUtilityDir(m.podsDir, launcher)
+	ours := slices.ContainsFunc(points, func(p Point) bool { return p.Path == at && p.Source == coverSource })
+	if !ours {
+		return nil
+	}
+	// The parent is the kubelet's own directory: no launcher can write there.
+	rel, err := below(launcher, strings.TrimPrefix(path.Dir(at), path.Join(m.podsDir, string(launcher))))
+	if err != nil {
+		return err
+	}
+	parent, err := openDir(m.root, rel)
+	if err != nil {
+		return fmt.Errorf("uncover the utility directory of pod %s: %w", launcher, err)
+	}
+	defer parent.Close() //nolint:errcheck // a handle
+	err = unix.Unmount(path.Join(procPath(parent), path.Base(at)), unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, unix.EBUSY) {
+			err = ErrBusy
+		}
+		return fmt.Errorf("uncover the utility directory of pod %s: %w", launcher, err)
+	}
+	return nil
+}
+
+// Names lists the names that something is mounted at below the launcher pod's utility directory.
+func (m *Mounts) Names(launcher types.UID) ([]string, error) {
+	all, err := m.All()
+	return all[launcher], err
+}
+
+// All lists what is mounted below every launcher pod's utility directory. A pod whose directory is covered and
+// empty has an entry without names.
+func (m *Mounts) All() (map[types.UID][]string, error) {
+	points, err := Table()
+	if err != nil {
+		return nil, err
+	}
+	found := map[types.UID][]string{}
+	for _, p := range points {
+		rel, ok := strings.CutPrefix(p.Path, m.podsDir+"/")
+		if !ok {
+			continue
+		}
+		pod, _, _ := strings.Cut(rel, "/")
+		base := layout.NodeUtilityDir(m.podsDir, types.UID(pod))
+		if p.Path == base && p.Source == coverSource {
+			found[types.UID(pod)] = append([]string{}, found[types.UID(pod)]...)
+			continue
+		}
+		name, ok := strings.CutPrefix(p.Path, base+"/")
+		if ok && !strings.Contains(name, "/") && !slices.Contains(found[types.UID(pod)], name) {
+			found[types.UID(pod)] = append(found[types.UID(pod)], name)
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,68 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ErrUnsafePath says that a path below the pods directory has a symbolic link, leaves the directory, or is
+// not of the kind that it must be. It is what an attack by a launcher looks like; it is never followed.
+var ErrUnsafePath = errors.New("path is not safe to follow")
+
+// maxName is the longest file name that Linux takes, in bytes.
+const maxName = 255
+
+// element checks that name is one element of a path, so that joining it cannot lead elsewhere.
+func element(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > maxName || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%w: %q is not a file name", ErrUnsafePath, name)
+	}
+	return nil
+}
+
+// openBelow opens a path below dir for use as a handle (O_PATH), without following any symbolic link.
+func openBelow(dir int, rel string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW | flags,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	for {
+		fd, err := unix.Openat2(dir, rel, &how)
+		switch {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			// EAGAIN: a rename or mount raced with the lookup (openat2(2)); look again.
+			continue
+		case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+			return nil, fmt.Errorf("%w: %s: %w", ErrUnsafePath, rel, err)
+		case err != nil:
+			return nil, &os.PathError{Op: "openat2", Path: rel, Err: err}
+		}
+		return os.NewFile(uintptr(fd), rel), nil
+	}
+}
+
+// openDir is openBelow for a directory.
+func openDir(dir *os.File, rel string) (*os.File, error) {
+	return openBelow(fd(dir), rel, unix.O_DIRECTORY)
+}
+
+func fd(f *os.File) int { return int(f.Fd()) }
+
+// procPath names an open file so that system calls without a descriptor argument can use it. It is a magic
+// link of this process: nobody else can redirect it.
+func procPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(fd(f)) }
+
+// below joins pod-relative elements after checking that the pod's UID is one element.
+func below(pod types.UID, rest ...string) (string, error) {
+	if err := element(string(pod)); err != nil {
+		return "", fmt.Errorf("pod UID: %w", err)
+	}
+	return path.Join(append([]string{string(pod)}, rest...)...), nil
+}
