@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/controller"
+)
+
+// controllerCommand is `varve controller`, the cluster's part.
+func controllerCommand(env environment) *cobra.Command {
+	var s server
+	var o controller.Options
+	var policy string
+	c := &cobra.Command{
+		Use:     "controller",
+		Short:   "Run the cluster's part: machines, volumes, backups",
+		Long:    "Run the cluster's part of Varve: machines to instances to launcher pods, attachment pods, and a backup's life\noutside the node. deploy/ runs it.",
+		Example: `  varve controller --kubeconfig ~/.kube/config --launcher-image varve-launcher:dev --varve-image varve:dev`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if o.Logger, err = s.logger(c.ErrOrStderr()); err != nil {
+				return err
+			}
+			if o.Config, err = s.config("controller"); err != nil {
+				return err
+			}
+			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
+			o.ImagePullPolicy = corev1.PullPolicy(policy)
+			switch o.ImagePullPolicy {
+			case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
+			default:
+				return fmt.Errorf("--image-pull-policy %s: use Always, IfNotPresent or Never", policy)
+			}
+			o.Webhook = &admission.Options{}
+			return controller.Run(c.Context(), o)
+		},
+	}
+	s.flags(c.Flags(), env)
+	c.Flags().StringVar(&o.LauncherImage, "launcher-image", "", "the image of launcher pods (required)")
+	c.Flags().StringVar(&o.VarveImage, "varve-image", "", "the image of attachment pods and init containers (required)")
+	c.Flags().StringVar(&policy, "image-pull-policy", "", "when both images are pulled: Always, IfNotPresent or Never")
+	c.Flags().BoolVar(&o.LeaderElection, "leader-elect", false, "let one of several replicas work at a time")
+	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup, as the handlers have it; 0: 10 minutes")
+	return c
+}

@@ -1,0 +1,58 @@
+// Command varve is the user's command line, also installed as kubectl-varve, and every static component of Varve as a
+// subcommand. It only wires: flags, signals, streams and the clock.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/version"
+)
+
+// stdio is what a process has of these.
+type stdio struct {
+	in       io.Reader
+	out, err io.Writer
+	terminal bool
+}
+
+// environment looks up a variable; absent is empty.
+type environment func(name string) string
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	// The first signal ends the run in order, the second one at once.
+	context.AfterFunc(ctx, stop)
+	s := stdio{in: os.Stdin, out: os.Stdout, err: os.Stderr, terminal: term.IsTerminal(int(os.Stderr.Fd()))}
+	err := run(ctx, os.Args, os.Getenv, s)
+	stop()
+	cli.Report(os.Stderr, err, filepath.Base(os.Args[0]))
+	os.Exit(cli.Code(err))
+}
+
+// run is the program: args[0] is its name.
+func run(ctx context.Context, args []string, env environment, s stdio) error {
+	root := cli.New(cli.Options{
+		Program: filepath.Base(args[0]),
+		Version: version.Version,
+		Streams: cli.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal},
+		Now:     time.Now,
+		Servers: servers(env),
+	})
+	root.SetArgs(args[1:])
+	return root.ExecuteContext(ctx)
+}
+
+// servers are the components.
+func servers(env environment) []*cobra.Command {
+	return []*cobra.Command{controllerCommand(env), handlerCommand(env), internal()}
+}

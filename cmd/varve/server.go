@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// server is what the controller and the handler have in common.
+type server struct {
+	kubeconfig, namespace, metrics, health, level string
+}
+
+func (s *server) flags(f *pflag.FlagSet, env environment) {
+	namespace := env("POD_NAMESPACE")
+	if namespace == "" {
+		namespace = "varve"
+	}
+	f.StringVar(&s.kubeconfig, "kubeconfig", env("KUBECONFIG"), "how to reach the API server; empty: as a pod")
+	f.StringVar(&s.namespace, "namespace", namespace, "Varve's own namespace")
+	f.StringVar(&s.metrics, "metrics-bind-address", ":8080", "where /metrics is served; 0: nowhere")
+	f.StringVar(&s.health, "health-probe-bind-address", ":8081", "where /healthz and /readyz are served; 0: nowhere")
+	f.StringVar(&s.level, "log-level", "info", "debug, info, warn or error")
+}
+
+func (s *server) config(component string) (*rest.Config, error) {
+	c, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	c.UserAgent = "varve-" + component
+	// A restart reconciles every object at once: client-go's default of 5 requests a second would take minutes.
+	c.QPS, c.Burst = 100, 200
+	return c, nil
+}
+
+// logger writes one JSON object a line, for Varve's components and the libraries below them.
+func (s *server) logger(w io.Writer) (logr.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.level)); err != nil {
+		return logr.Logger{}, fmt.Errorf("--log-level: %w", err)
+	}
+	l := logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}))
+	log.SetLogger(l)
+	klog.SetLogger(l)
+	return l, nil
+}

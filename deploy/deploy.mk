@@ -1,0 +1,30 @@
+# Installing Varve into a cluster, and what is generated. Included by the Makefile of the repository's root.
+
+KUBECTL ?= $(CURDIR)/build/kube/bin/kubectl
+CONTROLLER_GEN := $(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
+PROTO := internal/launcher/launcherpb
+
+.PHONY: install uninstall generate verify-generate docs
+
+install: images box ## Install Varve into the box, or bring it up to date, and wait until it runs
+	$(BOX_BIN) load build/images/*.tar
+	$(GO) run ./deploy/render
+	KUBECTL=$(KUBECTL) deploy/install.sh build/deploy deploy/box/kubevirt.yaml
+
+uninstall: ## Remove Varve, its kinds and all their objects from the box; claims and backups on them stay
+	KUBECTL=$(KUBECTL) deploy/uninstall.sh
+
+generate: ## Generate deepcopy, CRDs, RBAC, protobuf code and the tables of docs/
+	hack/deps.sh generate
+	$(CONTROLLER_GEN) object:headerFile=/dev/null crd paths=./api/... output:crd:dir=deploy/crd
+	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
+	$(CONTROLLER_GEN) rbac:roleName=varve-handler paths=./internal/handler/... output:rbac:dir=deploy/rbac/handler
+	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
+	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.1
+	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(PROTO) --go_out=$(PROTO) --go_opt=paths=source_relative \
+		--go-grpc_out=$(PROTO) --go-grpc_opt=paths=source_relative launcher.proto
+	$(GO) test ./internal/cli -run '^TestReference$$' -update
+	$(GO) test ./docs -run '^TestAPIReference$$' -update
+
+verify-generate: ## Fail when make generate would change something
+	deploy/verify-generate.sh

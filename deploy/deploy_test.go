@@ -1,0 +1,305 @@
+// Package deploy_test checks the manifests: that they are what their kinds say, that nobody gets more rights than they need, and
+// that names agree with the code.
+package deploy_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionregv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+func decoder(t *testing.T) runtime.Decoder {
+	t.Helper()
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
+}
+
+// manifests reads every object below this directory, by file. A field that a kind does not have fails the test.
+func manifests(t *testing.T) map[string][]runtime.Object {
+	t.Helper()
+	strict := decoder(t)
+	files := map[string][]runtime.Object{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || path == "kustomization.yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+		for {
+			document, err := documents.Read()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if len(bytes.TrimSpace(document)) == 0 {
+				continue
+			}
+			o, _, err := strict.Decode(document, nil, nil)
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+				continue
+			}
+			files[path] = append(files[path], o)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// find returns the one object of a type and name.
+func find[T runtime.Object](t *testing.T, name string) T {
+	t.Helper()
+	var found []T
+	for _, objects := range manifests(t) {
+		for _, o := range objects {
+			accessor, err := meta.Accessor(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if typed, ok := o.(T); ok && accessor.GetName() == name {
+				found = append(found, typed)
+			}
+		}
+	}
+	if len(found) != 1 {
+		var zero T
+		t.Fatalf("%d objects %T %s, want 1", len(found), zero, name)
+	}
+	return found[0]
+}
+
+func TestKustomizationHasEveryManifest(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var k struct {
+		Resources []string `json:"resources"`
+	}
+	if err := yaml.Unmarshal(text, &k); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for path := range manifests(t) {
+		if !strings.HasPrefix(path, "box/") {
+			want = append(want, path)
+		}
+	}
+	slices.Sort(k.Resources)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, k.Resources); diff != "" {
+		t.Errorf("files and kustomization.yaml differ: %s", diff)
+	}
+}
+
+// rules are all rules by the role that has them.
+func rules(t *testing.T) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	all := map[string][]rbacv1.PolicyRule{}
+	for _, objects := range manifests(t) {
+		for _, o := range objects {
+			switch o := o.(type) {
+			case *rbacv1.ClusterRole:
+				all[o.Name] = append(all[o.Name], o.Rules...)
+			case *rbacv1.Role:
+				all[o.Namespace+"/"+o.Name] = append(all[o.Namespace+"/"+o.Name], o.Rules...)
+			}
+		}
+	}
+	if len(all) < 6 {
+		t.Fatalf("only %d roles", len(all))
+	}
+	return all
+}
+
+func TestNoRoleHasWildcards(t *testing.T) {
+	t.Parallel()
+	for role, list := range rules(t) {
+		for _, r := range list {
+			for _, words := range [][]string{r.Verbs, r.Resources, r.APIGroups, r.NonResourceURLs} {
+				if slices.ContainsFunc(words, func(s string) bool { return strings.Contains(s, "*") }) {
+					t.Errorf("%s: wildcard in %v", role, r)
+				}
+			}
+			for _, verb := range []string{"escalate", "bind", "impersonate"} {
+				if slices.Contains(r.Verbs, verb) {
+					t.Errorf("%s may %s", role, verb)
+				}
+			}
+			for _, resource := range []string{"pods/exec", "pods/ephemeralcontainers", "nodes/proxy", "serviceaccounts/token"} {
+				if slices.Contains(r.Resources, resource) {
+					t.Errorf("%s may use %s", role, resource)
+				}
+			}
+		}
+	}
+}
+
+// Secrets are read by name alone, and in Varve's namespace.
+func TestSecretsAreOutOfReach(t *testing.T) {
+	t.Parallel()
+	for role, list := range rules(t) {
+		for _, r := range list {
+			if !slices.Contains(r.Resources, "secrets") {
+				continue
+			}
+			created := cmp.Equal(r.Verbs, []string{"create"})
+			if role != "varve/varve-controller" || (!created && !cmp.Equal(r.ResourceNames, []string{admission.DefaultSecret})) {
+				t.Errorf("%s: %v", role, r)
+			}
+		}
+	}
+}
+
+// A node that is taken over must not be able to run anything on another one, nor to change what users ask for.
+func TestHandlerIsConfined(t *testing.T) {
+	t.Parallel()
+	for _, r := range rules(t)["varve-handler"] {
+		for _, resource := range r.Resources {
+			reads := !slices.ContainsFunc(r.Verbs, func(v string) bool { return !slices.Contains([]string{"get", "list", "watch"}, v) })
+			if !reads && resource != "events" && !strings.HasSuffix(resource, "/status") {
+				t.Errorf("the handler may %v %s", r.Verbs, resource)
+			}
+		}
+	}
+}
+
+func TestControllerIsUnprivileged(t *testing.T) {
+	t.Parallel()
+	spec := find[*appsv1.Deployment](t, "varve-controller").Spec.Template.Spec
+	c := spec.Containers[0].SecurityContext
+	if spec.HostNetwork || spec.HostPID || spec.SecurityContext == nil || !*spec.SecurityContext.RunAsNonRoot || !*c.ReadOnlyRootFilesystem ||
+		*c.AllowPrivilegeEscalation || c.Privileged != nil || !cmp.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(spec.Volumes) > 0 {
+		t.Errorf("security: %+v %+v", spec.SecurityContext, c)
+	}
+}
+
+func TestHandlerReachesPods(t *testing.T) {
+	t.Parallel()
+	spec := find[*appsv1.DaemonSet](t, "varve-handler").Spec.Template.Spec
+	mount := spec.Containers[0].VolumeMounts[0]
+	if !strings.HasPrefix(layout.KubeletPods, mount.MountPath+"/") || mount.MountPropagation == nil || *mount.MountPropagation != corev1.MountPropagationBidirectional {
+		t.Errorf("mount %+v does not carry mounts below %s", mount, layout.KubeletPods)
+	}
+	if path := spec.Volumes[0].HostPath.Path; path != mount.MountPath {
+		t.Errorf("the node's %s is at %s: paths in /proc/self/mountinfo would not agree", path, mount.MountPath)
+	}
+	if !cmp.Equal(spec.Tolerations, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}) {
+		t.Errorf("a guest can be on a node where the handler is not: %v", spec.Tolerations)
+	}
+}
+
+func TestWebhookIsReachable(t *testing.T) {
+	t.Parallel()
+	service := find[*corev1.Service](t, admission.DefaultService)
+	hook := find[*admissionregv1.ValidatingWebhookConfiguration](t, admission.DefaultConfiguration).Webhooks[0].ClientConfig.Service
+	controller := find[*appsv1.Deployment](t, "varve-controller")
+	if hook.Name != service.Name || hook.Namespace != service.Namespace || *hook.Port != service.Spec.Ports[0].Port || *hook.Path != admission.Path {
+		t.Errorf("webhook %+v does not reach service %+v", hook, service.Spec.Ports)
+	}
+	for key, value := range service.Spec.Selector {
+		if controller.Spec.Template.Labels[key] != value {
+			t.Errorf("service selects %s=%s, the controller has %v", key, value, controller.Spec.Template.Labels)
+		}
+	}
+	ports := controller.Spec.Template.Spec.Containers[0].Ports
+	if !slices.ContainsFunc(ports, func(p corev1.ContainerPort) bool {
+		return intstr.FromString(p.Name) == service.Spec.Ports[0].TargetPort && p.ContainerPort == admission.DefaultPort
+	}) {
+		t.Errorf("no port of %v is the webhook's", ports)
+	}
+}
+
+func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
+	t.Parallel()
+	roles := rules(t)
+	seen := 0
+	check := func(name string, ref rbacv1.RoleRef, namespace string, subjects []rbacv1.Subject) {
+		seen++
+		key := ref.Name
+		if ref.Kind == "Role" {
+			key = namespace + "/" + ref.Name
+		}
+		if roles[key] == nil {
+			t.Errorf("binding %s: no %s %s", name, ref.Kind, key)
+		}
+		for _, s := range subjects {
+			find[*corev1.ServiceAccount](t, s.Name)
+		}
+	}
+	for _, objects := range manifests(t) {
+		for _, o := range objects {
+			switch o := o.(type) {
+			case *rbacv1.ClusterRoleBinding:
+				check(o.Name, o.RoleRef, "", o.Subjects)
+			case *rbacv1.RoleBinding:
+				check(o.Name, o.RoleRef, o.Namespace, o.Subjects)
+			}
+		}
+	}
+	if seen != 3 {
+		t.Errorf("%d bindings, want 3", seen)
+	}
+}
+
+func TestBoxIsConfigured(t *testing.T) {
+	t.Parallel()
+	kv := find[*kubevirtv1.KubeVirt](t, "kubevirt")
+	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes} {
+		if !tracking.GateEnabled(kv, gate) {
+			t.Errorf("gate %s is off", gate)
+		}
+	}
+	if !kv.Spec.Configuration.DeveloperConfiguration.UseEmulation {
+		t.Error("the box would use /dev/kvm")
+	}
+	label := map[string]string{"changedBlockTracking": "true"}
+	for name, c := range map[string]struct {
+		namespace, machine map[string]string
+		want               bool
+	}{"neither": {}, "machine": {nil, label, true}, "namespace": {label, nil, true}} {
+		if got, err := tracking.Selected(kv, c.namespace, c.machine); err != nil || got != c.want {
+			t.Errorf("%s: selected %v, %v", name, got, err)
+		}
+	}
+}

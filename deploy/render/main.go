@@ -1,0 +1,118 @@
+// Command render writes the kustomization that installs Varve with the images of an index: build/images/images.json in,
+// build/deploy/kustomization.yaml out. `kubectl apply -k build/deploy` does the rest.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	index := flag.String("images", "build/images/images.json", "the index of images")
+	base := flag.String("base", "deploy", "the kustomization to build on")
+	out := flag.String("out", "build/deploy", "the directory to write")
+	flag.Parse()
+	if err := run(*index, *base, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "render:", err)
+		os.Exit(1)
+	}
+}
+
+func run(index, base, out string) error {
+	text, err := os.ReadFile(index)
+	if err != nil {
+		return fmt.Errorf("read the index of images (make images builds them): %w", err)
+	}
+	images, err := decode(text)
+	if err != nil {
+		return fmt.Errorf("decode %s: %w", index, err)
+	}
+	absolute, err := filepath.Abs(base)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", base, err)
+	}
+	target, err := filepath.Abs(out)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", out, err)
+	}
+	relative, err := filepath.Rel(target, absolute)
+	if err != nil {
+		return fmt.Errorf("path from %s to %s: %w", out, base, err)
+	}
+	rendered, err := kustomization(relative, images)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return os.WriteFile(filepath.Join(out, "kustomization.yaml"), rendered, 0o644)
+}
+
+// references are the images of an installation.
+type references struct{ varve, launcher string }
+
+// decode takes what an installation needs from an index; other images in it are no concern of it.
+func decode(text []byte) (references, error) {
+	var index map[string]struct {
+		Ref string `json:"ref"`
+	}
+	if err := json.Unmarshal(text, &index); err != nil {
+		return references{}, err
+	}
+	r := references{varve: index["varve"].Ref, launcher: index["varve-launcher"].Ref}
+	if r.varve == "" || r.launcher == "" {
+		return references{}, errors.New("it must have the images varve and varve-launcher: make images builds them")
+	}
+	return r, nil
+}
+
+// localRegistry begins the names of images that are imported into the nodes and can be pulled from nowhere.
+const localRegistry = "varve.local/"
+
+type object = map[string]any
+
+// kustomization is base with these images.
+func kustomization(base string, r references) ([]byte, error) {
+	name, tag, ok := strings.Cut(r.varve, ":")
+	if !ok || strings.Contains(tag, "/") || strings.Contains(r.varve, "@") {
+		return nil, fmt.Errorf("image %s: want name:tag", r.varve)
+	}
+	policy := "IfNotPresent"
+	if strings.HasPrefix(r.varve, localRegistry) {
+		policy = "Never"
+	}
+	return yaml.Marshal(object{
+		"apiVersion": "kustomize.config.k8s.io/v1beta1",
+		"kind":       "Kustomization",
+		"resources":  []string{base},
+		"images":     []object{{"name": "varve", "newName": name, "newTag": tag}},
+		"patches": []object{
+			patch("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
+				{"name": "VARVE_IMAGE", "value": r.varve},
+				{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
+				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
+			}}),
+			patch("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
+		},
+	})
+}
+
+// patch changes one container of a workload.
+func patch(kind, name string, container object) object {
+	text, err := yaml.Marshal(object{
+		"apiVersion": "apps/v1", "kind": kind, "metadata": object{"name": name, "namespace": "varve"},
+		"spec": object{"template": object{"spec": object{"containers": []object{container}}}},
+	})
+	if err != nil {
+		panic(err) // Strings, lists and maps always marshal.
+	}
+	return object{"patch": string(text)}
+}

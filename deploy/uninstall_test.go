@@ -1,0 +1,140 @@
+//go:build controlplane
+
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+const stuck = `
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: stuck, namespace: default, finalizers: [test.example/nobody-removes-this]}
+spec: {template: {spec: {domain: {memory: {guest: 64Mi}, devices: {}}}}}
+`
+
+// Nothing runs in this cluster: whatever has a finalizer stays until uninstall.sh loses its patience.
+func TestUninstallLeavesNothing(t *testing.T) {
+	t.Parallel()
+	cluster, err := controlplane.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cluster.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	kubectl, kubeconfig := programs(t, cluster)
+	playNamespaceController(t, cluster)
+	run := func(stdin, name string, args ...string) string {
+		t.Helper()
+		c := exec.CommandContext(t.Context(), name, args...)
+		c.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBECTL="+kubectl, "UNINSTALL_TIMEOUT=5s")
+		c.Stdin = strings.NewReader(stdin)
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		}
+		return string(out)
+	}
+	run("", kubectl, "apply", "--server-side", "--force-conflicts", "-k", ".")
+	run(stuck, kubectl, "apply", "-f", "-")
+	out := run("", "./uninstall.sh")
+	if !strings.Contains(out, "warning: virtualmachines.kubevirt.io default/stuck did not end by itself") {
+		t.Errorf("a finalizer was removed in silence:\n%s", out)
+	}
+	run("", "./uninstall.sh") // Once more changes nothing, and is no error.
+	left := run("", kubectl, "get", "crd,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,namespace", "-o", "name")
+	for line := range strings.Lines(left) {
+		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") {
+			t.Errorf("left behind: %s", line)
+		}
+	}
+}
+
+func programs(t *testing.T, cluster *controlplane.Cluster) (kubectl, kubeconfig string) {
+	t.Helper()
+	dir := os.Getenv("KUBEBUILDER_ASSETS")
+	if dir == "" {
+		dir = "../build/kube/bin"
+	}
+	kubectl, err := filepath.Abs(filepath.Join(dir, "kubectl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := clientcmdapi.NewConfig()
+	c.Clusters["test"] = &clientcmdapi.Cluster{Server: cluster.Config.Host, CertificateAuthorityData: cluster.Config.CAData}
+	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: cluster.Config.CertData, ClientKeyData: cluster.Config.KeyData}
+	c.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	c.CurrentContext = "test"
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*c, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	return kubectl, kubeconfig
+}
+
+// playNamespaceController finalizes namespaces that are deleted: a control plane without a controller manager does not.
+func playNamespaceController(t *testing.T, cluster *controlplane.Cluster) {
+	t.Helper()
+	api, err := kubernetes.NewForConfig(cluster.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cluster.Client(t, controlplane.Admin)
+	finalize := func(ctx context.Context) error {
+		ns := &corev1.Namespace{}
+		err := c.Get(ctx, client.ObjectKey{Name: controlplane.SystemNamespace}, ns)
+		if err != nil || ns.DeletionTimestamp == nil {
+			return client.IgnoreNotFound(err)
+		}
+		ns.Spec.Finalizers = nil
+		_, err = api.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				done <- nil
+				return
+			case <-tick.C:
+				if err := finalize(ctx); err != nil && ctx.Err() == nil {
+					done <- fmt.Errorf("finalize: %w", err)
+					return
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

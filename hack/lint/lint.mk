@@ -1,0 +1,11 @@
+# Style that a machine can hold. The list and its reasons are in .golangci.yml.
+
+GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.10.1
+LINT_BIN := $(CURDIR)/build/bin/golangci-lint
+
+.PHONY: lint
+lint: ## Run the linters over every module (the first time builds them: minutes)
+	@test -x $(LINT_BIN) || GOBIN=$(dir $(LINT_BIN)) GOFLAGS=-buildvcs=false $(GO) install $(GOLANGCI_LINT)
+	$(LINT_BIN) run ./...
+	cd hack/box && $(LINT_BIN) run --config ../../.golangci.yml ./...
+	cd hack/image && $(LINT_BIN) run --config ../../.golangci.yml ./...

@@ -1,0 +1,140 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+func (s *session) backup() *cobra.Command {
+	return s.group("backup", "Create, list, describe and delete backups",
+		`Create, list, describe and delete backups of virtual machines.
+
+A backup writes a qcow2 file a disk, and a manifest, to a directory on a claim. Through a
+tracker it holds what changed since the tracker's last backup; without one it is full.`,
+		`  varve backup create --tracker web --pvc backups --wait
+  varve backup list
+  varve backup describe web-x7k2p`,
+		[]string{"backups", "vmbackup", "vmbackups"},
+		s.backupCreate(), s.backupList(), s.backupDescribe(), s.backupDelete())
+}
+
+func (s *session) backupList() *cobra.Command {
+	return s.list(listing{
+		short: "List backups",
+		long: `List backups, oldest first: the machine, the phase, whether the backup is full or
+incremental, and how much was written to the target.
+
+-o wide adds the target claim, the checkpoint and the message.`,
+		example: `  varve backup list
+
+  # What is wrong with the one that waits?
+  varve backup list -o wide
+
+  # Names of all that failed
+  varve backup list -o json | jq -r '.items[] | select(.status.phase == "Failed") | .metadata.name'`,
+		noun:    "backups",
+		newList: newBackups,
+		sort: func(list client.ObjectList) {
+			slices.SortStableFunc(list.(*backupv1.VirtualMachineBackupList).Items, func(a, b backupv1.VirtualMachineBackup) int {
+				return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+			})
+		},
+		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*table, error) {
+			return backupTable(list.(*backupv1.VirtualMachineBackupList).Items, s.Now(), wide), nil
+		},
+	})
+}
+
+func backupTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *table {
+	t := &table{header: []string{"NAME", "VM", "PHASE", "TYPE", "PROGRESS", "MOVED", "TOOK", "AGE"}}
+	if wide {
+		t.header = append(t.header, "TARGET", "CHECKPOINT", "MESSAGE")
+	}
+	for i := range items {
+		b := &items[i]
+		row := []string{b.Name, sourceOf(b), phaseOf(b), string(b.Status.BackupType), percentOf(b), movedOf(b), tookOf(b, now), human.Age(now, b.CreationTimestamp.Time)}
+		if wide {
+			row = append(row, b.Spec.PVCName, b.Status.CheckpointName, b.Status.Message)
+		}
+		t.add(row...)
+	}
+	return t
+}
+
+func sourceOf(b *backupv1.VirtualMachineBackup) string {
+	if b.Status.SourceName == "" && b.Spec.Source != nil {
+		return b.Spec.Source.Name
+	}
+	return b.Status.SourceName
+}
+
+// phaseOf is the phase; a backup that no controller has seen yet is pending.
+func phaseOf(b *backupv1.VirtualMachineBackup) string {
+	if b.Status.Phase == "" {
+		return string(backupv1.BackupPending)
+	}
+	return string(b.Status.Phase)
+}
+
+func percentOf(b *backupv1.VirtualMachineBackup) string {
+	if b.Status.Progress == nil {
+		return ""
+	}
+	return b.Status.Progress.Percent
+}
+
+// movedOf is what was written; nothing is a count too, once the copy is over.
+func movedOf(b *backupv1.VirtualMachineBackup) string {
+	if b.Status.MovedBytes == 0 && b.Status.Phase != backupv1.BackupDone {
+		return ""
+	}
+	return human.Bytes(b.Status.MovedBytes)
+}
+
+// tookOf is the time from the point in time to the end, or to now.
+func tookOf(b *backupv1.VirtualMachineBackup, now time.Time) string {
+	switch {
+	case b.Status.StartTimestamp == nil:
+		return ""
+	case b.Status.CompletionTimestamp != nil:
+		return human.Span(b.Status.CompletionTimestamp.Sub(b.Status.StartTimestamp.Time))
+	default:
+		return human.Span(now.Sub(b.Status.StartTimestamp.Time))
+	}
+}
+
+func (s *session) backupDelete() *cobra.Command {
+	return s.delete(deleting{
+		noun: "backup", argument: "the name of a backup",
+		short: "Delete backups",
+		long: `Delete backup objects. One that runs is aborted: its partial files are removed and the next
+backup starts from the same base as it did. The files of a finished backup stay on the
+claim: later incremental backups need them.`,
+		example: `  # Abort a backup, and wait until everything that it left is cleaned up
+  varve backup delete web-x7k2p --wait`,
+		object: func() client.Object { return &backupv1.VirtualMachineBackup{} }, newList: newBackups,
+		state: func(o client.Object) (string, string) {
+			b := o.(*backupv1.VirtualMachineBackup)
+			return phaseOf(b), b.Status.Message
+		},
+	})
+}
+
+// getBackup reads a backup in the selected namespace.
+func getBackup(ctx context.Context, c *cluster.Client, name string) (*backupv1.VirtualMachineBackup, error) {
+	b := &backupv1.VirtualMachineBackup{}
+	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
+	if err := c.Get(ctx, key, b); err != nil {
+		return nil, fmt.Errorf("get backup %s: %w", key, err)
+	}
+	return b, nil
+}

@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
+)
+
+// backupRequest is what the flags of `backup create` ask for.
+type backupRequest struct {
+	vm, tracker, pvc       string
+	forceFull, skipQuiesce bool
+	labels                 map[string]string
+}
+
+func (s *session) backupCreate() *cobra.Command {
+	var r backupRequest
+	var w waiting
+	var form string
+	c := &cobra.Command{
+		Use: "create [NAME]", Short: "Back up a virtual machine",
+		Long: `Back up a virtual machine to a claim in its namespace.
+
+--tracker makes an incremental backup: what changed since the tracker's last one. The first is
+full, and so is one of a disk whose changes were not tracked throughout; the backup then says
+why. --vm makes a full backup that no later one builds on.
+
+Without a name, one is made from the tracker's or the machine's.
+
+The backup runs in the cluster, whether this command waits or not. With --wait the command
+succeeds only when the backup did.`,
+		Example: `  # An incremental backup, with its progress
+  varve backup create --tracker web --pvc backups --wait
+
+  # A full one that stands alone
+  varve backup create before-upgrade --vm web --pvc backups --wait --timeout 1h
+
+  # Full, although the tracker has a base; progress for a program
+  varve backup create --tracker web --pvc backups --force-full --wait --progress json`,
+		Args: maxArgs(1, "at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
+		PreRunE: func(*cobra.Command, []string) error { return r.check() },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.connect()
+			if err != nil {
+				return err
+			}
+			b := r.object(c.Namespace, args)
+			if err := c.Create(cmd.Context(), b); err != nil {
+				return fmt.Errorf("create backup in namespace %s: %w", c.Namespace, err)
+			}
+			if form == "" {
+				if err := printDone(cmd.OutOrStdout(), b, "created"); err != nil {
+					return err
+				}
+			}
+			if w.wait {
+				if err := w.run(cmd.Context(), s, "backup "+b.Name+" is done", "varve backup describe "+b.Name, untilFinal(c, b)); err != nil {
+					return err
+				}
+			}
+			return r.report(cmd.OutOrStdout(), form, b, w.wait)
+		},
+	}
+	r.flags(s, c)
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	w.flags(c, "the backup is done or has failed", 0)
+	return c
+}
+
+func (r *backupRequest) flags(s *session, c *cobra.Command) {
+	c.Flags().StringVar(&r.vm, "vm", "", "the virtual machine to back up in full")
+	c.Flags().StringVar(&r.tracker, "tracker", "", "the tracker whose last backup is the base")
+	c.Flags().StringVar(&r.pvc, "pvc", "", "the claim (volume mode Filesystem) to write to; the backup waits until it exists")
+	c.Flags().BoolVar(&r.forceFull, "force-full", false, "with --tracker: copy everything, as a new base")
+	c.Flags().BoolVar(&r.skipQuiesce, "skip-quiesce", false, "do not freeze the guest's file systems: the backup is crash consistent")
+	c.Flags().StringToStringVar(&r.labels, "labels", nil, "labels of the backup object, such as schedule=nightly,tier=1")
+	s.completeFlag(c, "vm", newVMs)
+	s.completeFlag(c, "tracker", newTrackers)
+	s.completeFlag(c, "pvc", newClaims)
+}
+
+func (r *backupRequest) check() error {
+	switch {
+	case (r.vm == "") == (r.tracker == ""):
+		return usage("give exactly one of --tracker (incremental) and --vm (a full backup that stands alone)")
+	case r.pvc == "":
+		return usage("--pvc is required: the claim to write to")
+	case r.forceFull && r.tracker == "":
+		return usage("--force-full needs --tracker: without one every backup is full")
+	}
+	return nil
+}
+
+// object is the backup to create. Without a name the server completes one.
+func (r *backupRequest) object(namespace string, args []string) *backupv1.VirtualMachineBackup {
+	b := &backupv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: r.labels},
+		Spec: backupv1.VirtualMachineBackupSpec{
+			BackupTracker: r.tracker, Mode: backupv1.PushMode, PVCName: r.pvc, SkipQuiesce: r.skipQuiesce, ForceFullBackup: r.forceFull,
+		},
+	}
+	if r.vm != "" {
+		b.Spec.Source = virtualMachine(r.vm)
+	}
+	if len(args) == 1 {
+		b.Name = args[0]
+	} else {
+		b.GenerateName = r.vm + r.tracker + "-" // One of the two is empty.
+	}
+	return b
+}
+
+// virtualMachine refers to a machine.
+func virtualMachine(name string) *corev1.TypedLocalObjectReference {
+	group := kubevirtv1.GroupVersion.Group
+	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VirtualMachine", Name: name}
+}
+
+// report is the last word of a create that succeeded.
+func (r *backupRequest) report(w io.Writer, form string, b *backupv1.VirtualMachineBackup, waited bool) error {
+	if form != "" {
+		return printObject(w, form, b)
+	}
+	if !waited {
+		return nil
+	}
+	_, err := fmt.Fprintln(w, summary(b))
+	return err
+}
+
+// summary is a finished backup in a line.
+func summary(b *backupv1.VirtualMachineBackup) string {
+	text := fmt.Sprintf("backup %s done: %s, %s moved", b.Name, b.Status.BackupType, human.Bytes(b.Status.MovedBytes))
+	if b.Status.StartTimestamp != nil && b.Status.CompletionTimestamp != nil {
+		text += ", took " + human.Span(b.Status.CompletionTimestamp.Sub(b.Status.StartTimestamp.Time))
+	}
+	if b.Status.FrozenMillis != nil {
+		text += ", frozen " + human.Took(time.Duration(*b.Status.FrozenMillis)*time.Millisecond)
+	}
+	return human.Line(text + ", in " + b.Spec.PVCName + ":" + b.Status.Directory)
+}
+
+// untilFinal waits until the backup has ended, and leaves in b how it did.
+func untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
+	uid, name := b.UID, b.Name
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, newBackups(),
+			func(seen *backupv1.VirtualMachineBackup, exists bool) (bool, error) {
+				if !exists || seen.UID != uid {
+					return false, failed("", "backup %s was deleted while it ran: %s", name, backupv1.ReasonAborted)
+				}
+				show(reportOf(seen))
+				seen.DeepCopyInto(b)
+				switch seen.Status.Phase {
+				case backupv1.BackupDone:
+					return true, nil
+				case backupv1.BackupFailed:
+					return false, failed("`varve backup describe "+name+"` shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
+				default:
+					return false, nil
+				}
+			})
+	}
+}
+
+func reportOf(b *backupv1.VirtualMachineBackup) progress.Report {
+	r := progress.Report{Name: b.Name, Phase: phaseOf(b), Message: b.Status.Message}
+	if p := b.Status.Progress; p != nil {
+		r.ProcessedBytes, r.TotalBytes = p.ProcessedBytes, p.TotalBytes
+		r.Percent = progress.Percent(p.ProcessedBytes, p.TotalBytes)
+	}
+	return r
+}

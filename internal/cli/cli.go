@@ -1,0 +1,104 @@
+// Package cli is the user's side of Varve: the commands of `varve`, which is also installed as `kubectl-varve`.
+//
+// A command writes and watches objects, and nothing else: it may die at any moment, be repeated, and be replaced by kubectl.
+// Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The exit code
+// is 0 only when what was asked for is so (see Code). Text that comes from the cluster is stripped of control characters before a
+// terminal sees it.
+//
+// New builds a command tree that belongs to one run, in one goroutine.
+package cli
+
+import (
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+)
+
+// Streams are where a run reads and writes.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// Terminal says that Err is one: a live bar can be drawn on it.
+	Terminal bool
+}
+
+// Options is what the surroundings decide about a run.
+type Options struct {
+	// Program is the name that the program was started with; "kubectl-varve" makes help say "kubectl varve".
+	Program string
+	// Version is what `varve version` reports.
+	Version string
+	Streams Streams
+	// Now is the clock that ages are measured with.
+	Now func() time.Time
+	// Servers are the commands that run Varve's components. They are not shown to users.
+	Servers []*cobra.Command
+}
+
+// session is what the commands of one run share.
+type session struct {
+	Options
+	flags *genericclioptions.ConfigFlags
+}
+
+func (s *session) connect() (*cluster.Client, error) {
+	return cluster.Connect(s.flags, s.Streams.Err)
+}
+
+// isServer is the annotation of the commands that `varve help servers` lists.
+const isServer = "varve/server"
+
+const rootLong = `Varve backs up virtual machines on Kubernetes, incrementally forever: after one full
+backup, each next one holds what changed.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not found, 4 timeout,
+5 refused by the API server, 6 no answer from the API server, 130 interrupted.`
+
+const rootExample = `  # Which machines are there, and are their disks tracked?
+  varve vm list
+
+  # Make a full backup, then incremental ones
+  varve tracker create web --vm web
+  varve backup create --tracker web --pvc backups --wait`
+
+// New builds the command tree.
+func New(o Options) *cobra.Command {
+	s := &session{Options: o, flags: genericclioptions.NewConfigFlags(true)}
+	root := &cobra.Command{
+		Use:           "varve",
+		Short:         "Incremental-forever backup for virtual machines on Kubernetes",
+		Long:          rootLong,
+		Example:       rootExample,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetIn(o.Streams.In)
+	root.SetOut(o.Streams.Out)
+	root.SetErr(o.Streams.Err)
+	// A command that only holds others can be run, to complain: its usage does not offer that.
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%s", err) })
+	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.version())
+	for _, server := range o.Servers {
+		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
+		root.AddCommand(server)
+	}
+	root.AddCommand(serversTopic(root), optionsTopic(root))
+	root.InitDefaultCompletionCmd()
+	groups(root)
+	rename(root, o.Program)
+	return root
+}
+
+// group makes a command that only holds others.
+func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
+	c.AddCommand(children...)
+	clusterFlags(s.flags, c.PersistentFlags())
+	return c
+}

@@ -1,0 +1,85 @@
+// Package cluster is the command line's access to the API server: a client for the kinds that the commands show,
+// reads that survive a restart of the server, and the classes of error that decide exit codes and hints.
+//
+// Nothing is cached: every command sees what the server holds now. A Client may be used by several goroutines.
+package cluster
+
+import (
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// Requests a second, and at once: one command makes a handful.
+const (
+	qps   = 50
+	burst = 100
+)
+
+// Client reads, writes and watches objects in the namespace that the user's flags and kubeconfig select.
+type Client struct {
+	client.WithWatch
+	// Namespace is the selected one: -n, else the context's, else "default".
+	Namespace string
+}
+
+// Connect makes a client from kubectl's flags. Nothing is sent yet. The server's warnings go to warnings, one a line.
+func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Client, error) {
+	namespace, _, err := flags.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return nil, fmt.Errorf("load kubeconfig: %w", err)
+	}
+	config, err := flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("load kubeconfig: %w", err)
+	}
+	config.QPS, config.Burst = qps, burst
+	config.UserAgent = "varve"
+	config.WarningHandler = rest.NewWarningWriter(warnings, rest.WarningWriterOptions{Deduplicate: true})
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper(), FieldValidation: "Strict"})
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return &Client{WithWatch: c, Namespace: namespace}, nil
+}
+
+// Scheme knows the kinds that the commands show.
+func Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("register kinds: %w", err)
+		}
+	}
+	return scheme, nil
+}
+
+// mapper knows the resources without asking the server: discovery costs a start-up more than the command itself.
+func mapper() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, corev1.SchemeGroupVersion})
+	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
+		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineBackupTracker"} {
+		m.Add(backupv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	for _, k := range []string{"Event", "PersistentVolumeClaim"} {
+		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	return m
+}

@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// completionTimeout is how long a shell may hang on a cluster that does not answer.
+const completionTimeout = 3 * time.Second
+
+// completer offers words for what the user has typed.
+type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+func newVMs() client.ObjectList      { return &kubevirtv1.VirtualMachineList{} }
+func newBackups() client.ObjectList  { return &backupv1.VirtualMachineBackupList{} }
+func newTrackers() client.ObjectList { return &backupv1.VirtualMachineBackupTrackerList{} }
+func newClaims() client.ObjectList   { return &corev1.PersistentVolumeClaimList{} }
+
+// completeArgs offers the names of objects for the first most arguments.
+func (s *session) completeArgs(newList func() client.ObjectList, most int) completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= most {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return s.names(c.Context(), newList(), typed, args)
+	}
+}
+
+// completeFlag offers the names of objects as a flag's value.
+func (s *session) completeFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
+	register(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return s.names(c.Context(), newList(), typed, nil)
+	})
+}
+
+func completeFixed(c *cobra.Command, flag string, words ...string) {
+	register(c, flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return words, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// register panics where the flag does not exist: the tree is wrong, and every test of it says so.
+func register(c *cobra.Command, flag string, f completer) {
+	if err := c.RegisterFlagCompletionFunc(flag, f); err != nil {
+		panic(err)
+	}
+}
+
+// names lists the objects whose names begin with what was typed, except those that are there already. Completion has no
+// place for an error: without a cluster there is nothing to offer.
+func (s *session) names(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	c, err := s.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	if err := c.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	taken := map[string]bool{}
+	for _, name := range except {
+		taken[name] = true
+	}
+	var names []string
+	err = meta.EachListItem(list, func(item runtime.Object) error {
+		object, err := meta.Accessor(item)
+		if err == nil && strings.HasPrefix(object.GetName(), typed) && !taken[object.GetName()] {
+			names = append(names, object.GetName())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+// Exit codes. docs/cli.md and --help list them: a script may rely on them.
+const (
+	CodeOK          = 0
+	CodeFailure     = 1
+	CodeUsage       = 2
+	CodeNotFound    = 3
+	CodeTimeout     = 4
+	CodeRefused     = 5
+	CodeUnreachable = 6
+	CodeInterrupted = 130
+)
+
+// failure is an error with its exit code and what the user can do about it.
+type failure struct {
+	err  error
+	code int
+	hint string
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+func usage(format string, args ...any) error {
+	return &failure{err: fmt.Errorf(format, args...), code: CodeUsage}
+}
+
+func failed(hint, format string, args ...any) error {
+	return &failure{err: fmt.Errorf(format, args...), code: CodeFailure, hint: hint}
+}
+
+// errTimeout is the cause of a context that --timeout ended.
+var errTimeout = errors.New("timed out")
+
+// Code is the exit code of what a command returned.
+func Code(err error) int {
+	var f *failure
+	switch {
+	case err == nil:
+		return CodeOK
+	case errors.As(err, &f):
+		return f.code
+	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded):
+		return CodeTimeout
+	}
+	switch cluster.Classify(err) {
+	case cluster.NotFound:
+		return CodeNotFound
+	case cluster.Exists, cluster.Conflict, cluster.Invalid, cluster.Forbidden, cluster.Unauthorized:
+		return CodeRefused
+	case cluster.Unreachable:
+		return CodeUnreachable
+	case cluster.Interrupted:
+		return CodeInterrupted
+	default:
+		return CodeFailure
+	}
+}
+
+// hint says what the user can do about an error, or nothing. program is how the user calls this program.
+func hint(err error, program string) string {
+	var f *failure
+	if errors.As(err, &f) {
+		if f.hint == "" && f.code == CodeUsage {
+			return fmt.Sprintf("`%s --help` lists commands, and `--help` after a command shows its flags and examples", program)
+		}
+		return f.hint
+	}
+	switch cluster.Classify(err) {
+	case cluster.NotInstalled:
+		return "install Varve in this cluster (`make install` in its repository), or select another cluster with --context"
+	case cluster.NotFound:
+		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
+	case cluster.Exists:
+		return "choose another name, or delete the object that has it"
+	case cluster.Conflict:
+		return "the object changed meanwhile: run the command again"
+	case cluster.Forbidden:
+		return "ask for the cluster role varve-edit (or varve-view to read) in this namespace: see docs/cli.md"
+	case cluster.Unauthorized:
+		return "log in again: the cluster does not accept this kubeconfig's user"
+	case cluster.Unreachable:
+		return "check that the cluster runs and that --kubeconfig or --context selects it"
+	case cluster.Unconfigured:
+		return "set KUBECONFIG, or give --kubeconfig"
+	default:
+		return ""
+	}
+}
+
+// Report writes an error for the user, with a hint where there is one. What the server said is shown as it is.
+func Report(w io.Writer, err error, program string) {
+	if err == nil {
+		return
+	}
+	if program == "kubectl-varve" {
+		program = "kubectl varve"
+	}
+	prefix := "error: "
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintln(w, prefix+human.Line(line))
+		prefix = strings.Repeat(" ", len(prefix))
+	}
+	if h := hint(err, program); h != "" {
+		fmt.Fprintf(w, "hint: %s\n", h)
+	}
+}

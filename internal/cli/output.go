@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+// Values of -o. The empty one is each command's own text.
+const (
+	asTable = "table"
+	asWide  = "wide"
+	asJSON  = "json"
+	asYAML  = "yaml"
+	asName  = "name"
+)
+
+// outputFlag adds -o with the forms that a command has.
+func outputFlag(c *cobra.Command, into *string, forms ...string) {
+	c.Flags().StringVarP(into, "output", "o", "", "how to show the result: "+strings.Join(forms, ", "))
+	completeFixed(c, "output", forms...)
+	check := c.PreRunE
+	c.PreRunE = func(c *cobra.Command, args []string) error {
+		if *into != "" && !slices.Contains(forms, *into) {
+			return usage("-o %s: use one of %s", *into, strings.Join(forms, ", "))
+		}
+		if check != nil {
+			return check(c, args)
+		}
+		return nil
+	}
+}
+
+// printObject writes an API object, or a list, as the server has it, without managedFields.
+func printObject(w io.Writer, form string, object runtime.Object) error {
+	scheme, err := cluster.Scheme()
+	if err != nil {
+		return err
+	}
+	if err := setKind(object, scheme); err != nil {
+		return err
+	}
+	if form == asName && meta.IsListType(object) {
+		return meta.EachListItem(object, func(item runtime.Object) error { return printObject(w, form, item) })
+	}
+	var p printers.ResourcePrinter
+	switch form {
+	case asJSON:
+		p = &printers.JSONPrinter{}
+	case asYAML:
+		p = &printers.YAMLPrinter{}
+	default:
+		p = &printers.NamePrinter{}
+	}
+	if err := (&printers.OmitManagedFieldsPrinter{Delegate: p}).PrintObj(object, w); err != nil {
+		return fmt.Errorf("print %s: %w", form, err)
+	}
+	return nil
+}
+
+// printDone writes "kind.group/name created", as kubectl does.
+func printDone(w io.Writer, object runtime.Object, done string) error {
+	scheme, err := cluster.Scheme()
+	if err != nil {
+		return err
+	}
+	if err := setKind(object, scheme); err != nil {
+		return err
+	}
+	return (&printers.NamePrinter{Operation: done}).PrintObj(object, w)
+}
+
+// setKind fills in apiVersion and kind, which typed objects lose on the way.
+func setKind(object runtime.Object, scheme *runtime.Scheme) error {
+	gvk, err := apiutil.GVKForObject(object, scheme)
+	if err != nil {
+		return fmt.Errorf("kind of %T: %w", object, err)
+	}
+	object.GetObjectKind().SetGroupVersionKind(gvk)
+	if !meta.IsListType(object) {
+		return nil
+	}
+	return meta.EachListItem(object, func(item runtime.Object) error { return setKind(item, scheme) })
+}
+
+// table is rows under a header, aligned.
+type table struct {
+	header []string
+	rows   [][]string
+}
+
+func (t *table) add(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = human.Or(human.Line(cell))
+	}
+	t.rows = append(t.rows, cells)
+}
+
+func (t *table) write(w io.Writer) error {
+	aligned := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	for _, row := range append([][]string{t.header}, t.rows...) {
+		fmt.Fprintln(aligned, strings.Join(row, "\t"))
+	}
+	return aligned.Flush()
+}

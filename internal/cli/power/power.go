@@ -1,0 +1,119 @@
+// Package power decides how to ask for the start, the stop or the restart of a virtual machine: with spec.runStrategy where
+// that says it all, with status.stateChangeRequests where the strategy leaves it to requests, as KubeVirt's own clients do. It is pure.
+package power
+
+import (
+	"fmt"
+	"slices"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// Change is what to write. The zero Change writes nothing: the machine is already, or is becoming, what was asked for.
+type Change struct {
+	// RunStrategy is the new strategy; empty: it stays.
+	RunStrategy kubevirtv1.RunStrategy
+	// Requests replaces the state change requests when SetRequests is true.
+	Requests    []kubevirtv1.StateChangeRequest
+	SetRequests bool
+	// Note says in a few words what happens, such as "starts" or "is already running".
+	Note string
+}
+
+// NotRunningError says that there is no instance to restart.
+type NotRunningError struct{ VM string }
+
+func (e *NotRunningError) Error() string {
+	return fmt.Sprintf("virtual machine %s is not running", e.VM)
+}
+
+// Start asks for a running instance. vmi is the machine's instance, nil where there is none.
+func Start(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) Change {
+	switch strategy := Strategy(vm); {
+	case strategy == kubevirtv1.RunStrategyHalted:
+		return Change{RunStrategy: kubevirtv1.RunStrategyAlways, Note: "starts"}
+	case strategy == kubevirtv1.RunStrategyAlways && alive(vmi):
+		return Change{Note: "is already running"}
+	case strategy == kubevirtv1.RunStrategyAlways:
+		return Change{Note: "is already being started"}
+	}
+	pending := vm.Status.StateChangeRequests
+	switch {
+	case slices.ContainsFunc(pending, isStart):
+		return Change{Note: "is already being started"}
+	case alive(vmi) && !slices.ContainsFunc(pending, stops(vmi)):
+		return Change{Note: "is already running"}
+	}
+	requests := append(slices.DeleteFunc(slices.Clone(pending), func(r kubevirtv1.StateChangeRequest) bool { return !stops(vmi)(r) }),
+		kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	return Change{Requests: requests, SetRequests: true, Note: "starts"}
+}
+
+// Stop asks for no instance.
+func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) Change {
+	strategy := Strategy(vm)
+	if strategy == kubevirtv1.RunStrategyAlways {
+		return Change{RunStrategy: kubevirtv1.RunStrategyHalted, Note: "stops"}
+	}
+	pending := vm.Status.StateChangeRequests
+	switch {
+	case strategy == kubevirtv1.RunStrategyHalted && present(vmi):
+		return Change{Note: "is already being stopped"}
+	case strategy == kubevirtv1.RunStrategyHalted:
+		return Change{Note: "is already stopped"}
+	case alive(vmi) && slices.ContainsFunc(pending, stops(vmi)) && !slices.ContainsFunc(pending, isStart):
+		return Change{Note: "is already being stopped"}
+	case alive(vmi):
+		return Change{Requests: []kubevirtv1.StateChangeRequest{stopOf(vmi)}, SetRequests: true, Note: "stops"}
+	case slices.ContainsFunc(pending, isStart):
+		// A start that nobody acted on yet is taken back.
+		return Change{SetRequests: true, Note: "stops"}
+	case present(vmi):
+		return Change{Note: "is already being stopped"}
+	}
+	return Change{Note: "is already stopped"}
+}
+
+// Restart asks for another instance in the place of the present one.
+func Restart(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (Change, error) {
+	if !alive(vmi) || Strategy(vm) == kubevirtv1.RunStrategyHalted {
+		return Change{}, &NotRunningError{VM: vm.Name}
+	}
+	return Change{
+		Requests:    []kubevirtv1.StateChangeRequest{stopOf(vmi), {Action: kubevirtv1.StartRequest}},
+		SetRequests: true,
+		Note:        "restarts",
+	}, nil
+}
+
+// Strategy is the machine's run strategy, with the API's default.
+func Strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
+	if vm.Spec.RunStrategy == nil {
+		return kubevirtv1.RunStrategyHalted
+	}
+	return *vm.Spec.RunStrategy
+}
+
+// present: the instance holds resources still.
+func present(vmi *kubevirtv1.VirtualMachineInstance) bool {
+	return vmi != nil && !vmi.Status.Phase.Final()
+}
+
+// alive: the instance runs, or will, and nobody has ended it.
+func alive(vmi *kubevirtv1.VirtualMachineInstance) bool {
+	return present(vmi) && vmi.DeletionTimestamp.IsZero()
+}
+
+func isStart(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
+
+// stops says whether a request ends this instance.
+func stops(vmi *kubevirtv1.VirtualMachineInstance) func(kubevirtv1.StateChangeRequest) bool {
+	return func(r kubevirtv1.StateChangeRequest) bool {
+		return vmi != nil && r.Action == kubevirtv1.StopRequest && r.UID != nil && *r.UID == vmi.UID
+	}
+}
+
+func stopOf(vmi *kubevirtv1.VirtualMachineInstance) kubevirtv1.StateChangeRequest {
+	uid := vmi.UID
+	return kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: &uid}
+}

@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+const referenceIntro = `# The command line
+
+<!-- Generated from the command tree by make generate: change the commands, not this file. -->
+
+` + "`varve`" + ` is one static binary. Installed as ` + "`kubectl-varve`" + ` in the PATH it also answers to ` + "`kubectl varve`" + `.
+It finds the cluster as kubectl does: ` + "`KUBECONFIG`, `--kubeconfig`, `--context`, `-n`" + `; ` + "`varve help options`" + ` lists the rest.
+
+## Output
+
+Results go to standard output; progress, warnings and errors to standard error.
+
+| ` + "`-o`" + ` | what |
+|---|---|
+| (none), ` + "`table`" + ` | text for people: binary units, ages; it may change between versions |
+| ` + "`wide`" + ` | the same with every column |
+| ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields |
+| ` + "`name`" + ` | ` + "`kind.group/name`" + `, one a line |
+
+` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses how it shows:
+
+| ` + "`--progress`" + ` | what |
+|---|---|
+| ` + "`auto`" + ` | ` + "`bar`" + ` when standard error is a terminal, else ` + "`plain`" + ` |
+| ` + "`bar`" + ` | a live bar |
+| ` + "`plain`" + ` | a line for each change: ` + "`name: phase message 42% 1.2 GiB of 3 GiB`" + ` |
+| ` + "`json`" + ` | an object for each change, one a line: ` + "`name`, `phase`, `message`, `percent`, `processedBytes`, `totalBytes`" + ` |
+| ` + "`none`" + ` | nothing |
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | success: what was asked for is so (without ` + "`--wait`" + `: was accepted) |
+| 1 | failure, such as a backup that failed, or a cluster without Varve |
+| 2 | wrong usage: nothing was sent |
+| 3 | an object does not exist |
+| 4 | ` + "`--timeout`" + ` is over; what was asked for goes on in the cluster |
+| 5 | refused by the API server: not valid, not allowed, exists already, or changed meanwhile |
+| 6 | no answer from the API server |
+| 130 | interrupted; what was asked for goes on in the cluster |
+
+## Permissions
+
+Kubernetes' roles ` + "`view`, `edit` and `admin`" + ` include ` + "`varve-view`" + ` (list, describe) and ` + "`varve-edit`" + ` (everything else) where Varve is installed.
+` + "`varve-admin`" + ` adds the configuration of the cluster (kind KubeVirt).
+
+## Completion
+
+` + "`varve completion bash|zsh|fish|powershell`" + ` prints a script; it completes commands, flags and the names of objects. For ` + "`kubectl varve`" + `, put
+an executable ` + "`kubectl_complete-varve`" + ` in the PATH:
+
+` + "```sh\n#!/bin/sh\nexec kubectl-varve __complete \"$@\"\n```" + `
+
+## Commands
+`
+
+// Reference writes the documentation of every command for users, as Markdown.
+func Reference(w io.Writer, root *cobra.Command) error {
+	var b strings.Builder
+	b.WriteString(referenceIntro)
+	visit(root, func(c *cobra.Command) {
+		if c.HasSubCommands() || !c.Runnable() || hiddenCommand(c) || c.Name() == "help" || (c.HasParent() && c.Parent().Name() == "completion") {
+			return
+		}
+		reference(&b, c)
+	})
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func hiddenCommand(c *cobra.Command) bool {
+	for ; c != nil; c = c.Parent() {
+		if c.Hidden {
+			return true
+		}
+	}
+	return false
+}
+
+func reference(b *strings.Builder, c *cobra.Command) {
+	fmt.Fprintf(b, "\n### %s\n\n%s\n\n    %s\n", c.CommandPath(), c.Long, c.UseLine())
+	fmt.Fprintf(b, "\n```sh\n%s\n```\n", dedent(c.Example))
+	rows := ""
+	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		rows += fmt.Sprintf("| `%s` | %s | %s |\n", flagName(f), flagDefault(f), strings.ReplaceAll(f.Usage, "|", `\|`))
+	})
+	if rows != "" {
+		fmt.Fprintf(b, "\n| flag | default | what |\n|---|---|---|\n%s", rows)
+	}
+}
+
+func flagName(f *pflag.Flag) string {
+	if f.Shorthand == "" {
+		return "--" + f.Name
+	}
+	return "-" + f.Shorthand + ", --" + f.Name
+}
+
+func flagDefault(f *pflag.Flag) string {
+	switch f.DefValue {
+	case "", "[]", "false":
+		return ""
+	default:
+		return "`" + f.DefValue + "`"
+	}
+}
+
+// dedent removes the indentation that help gives to examples.
+func dedent(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimPrefix(lines[i], "  ")
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+func (s *session) tracker() *cobra.Command {
+	return s.group("tracker", "Create, list, describe and delete trackers",
+		`Create, list, describe and delete trackers.
+
+A tracker remembers the last backup of a virtual machine, so that the next one holds what
+changed since. Backups with different schedules or targets use a tracker each.`,
+		`  varve tracker create web --vm web
+  varve tracker list`,
+		[]string{"trackers", "vmbackuptracker", "vmbackuptrackers"},
+		s.trackerCreate(), s.trackerList(), s.trackerDescribe(), s.trackerDelete())
+}
+
+func (s *session) trackerCreate() *cobra.Command {
+	var vm, form string
+	c := &cobra.Command{
+		Use: "create NAME --vm VM", Short: "Create a tracker for a virtual machine",
+		Long: `Create a tracker for a virtual machine in the same namespace. The machine need not exist yet.
+The first backup through the tracker is full, the next ones are incremental.`,
+		Example: `  varve tracker create web-nightly --vm web`,
+		Args:    exactArgs(1, "a name for the tracker"), ValidArgsFunction: cobra.NoFileCompletions,
+		PreRunE: func(*cobra.Command, []string) error {
+			if vm == "" {
+				return usage("--vm is required: the virtual machine to track")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.connect()
+			if err != nil {
+				return err
+			}
+			t := &backupv1.VirtualMachineBackupTracker{
+				ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: args[0]},
+				Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: *virtualMachine(vm)},
+			}
+			if err := c.Create(cmd.Context(), t); err != nil {
+				return fmt.Errorf("create tracker %s/%s: %w", c.Namespace, t.Name, err)
+			}
+			if form != "" {
+				return printObject(cmd.OutOrStdout(), form, t)
+			}
+			return printDone(cmd.OutOrStdout(), t, "created")
+		},
+	}
+	c.Flags().StringVar(&vm, "vm", "", "the virtual machine to track")
+	s.completeFlag(c, "vm", newVMs)
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	return c
+}
+
+func (s *session) trackerList() *cobra.Command {
+	return s.list(listing{
+		short: "List trackers",
+		long: `List trackers with their machine and their checkpoint: the point in time that the next
+backup starts from. A tracker without one makes a full backup next.
+
+-o wide adds the backup that made the checkpoint and the disks that lost their base since.`,
+		example: `  varve tracker list
+  varve tracker list -A -o wide`,
+		noun:    "trackers",
+		newList: newTrackers,
+		sort: func(list client.ObjectList) {
+			slices.SortFunc(list.(*backupv1.VirtualMachineBackupTrackerList).Items, func(a, b backupv1.VirtualMachineBackupTracker) int {
+				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+			})
+		},
+		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*table, error) {
+			return trackerTable(list.(*backupv1.VirtualMachineBackupTrackerList).Items, s.Now(), wide), nil
+		},
+	})
+}
+
+func trackerTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, wide bool) *table {
+	t := &table{header: []string{"NAME", "VM", "CHECKPOINT", "TAKEN", "DISKS", "AGE"}}
+	if wide {
+		t.header = append(t.header, "BACKUP", "DISCARDED")
+	}
+	for i := range items {
+		tr := &items[i]
+		c := tr.Status.LatestCheckpoint
+		if c == nil {
+			c = &backupv1.Checkpoint{}
+		}
+		row := []string{tr.Name, tr.Spec.Source.Name, c.Name, human.Age(now, c.CreationTime.Time), strings.Join(c.Disks, ","), human.Age(now, tr.CreationTimestamp.Time)}
+		if wide {
+			row = append(row, c.BackupName, discardedNames(tr.Status.Discarded))
+		}
+		t.add(row...)
+	}
+	return t
+}
+
+func discardedNames(all []backupv1.DiscardedDisk) string {
+	var names []string
+	for _, d := range all {
+		names = append(names, d.Volume+":"+string(d.Reason))
+	}
+	return strings.Join(names, ",")
+}
+
+func (s *session) trackerDescribe() *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use: "describe NAME", Short: "Show a tracker with its checkpoint and the disks that lost their base",
+		Long: `Show a tracker: its machine, the checkpoint that the next backup starts from, the disks in
+it, the disks that lost their base and why, and the events.`,
+		Example: `  varve tracker describe web`,
+		Args:    exactArgs(1, "the name of a tracker"), ValidArgsFunction: s.completeArgs(newTrackers, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.connect()
+			if err != nil {
+				return err
+			}
+			t := &backupv1.VirtualMachineBackupTracker{}
+			key := client.ObjectKey{Namespace: c.Namespace, Name: args[0]}
+			if err := c.Get(cmd.Context(), key, t); err != nil {
+				return fmt.Errorf("get tracker %s: %w", key, err)
+			}
+			if form != "" {
+				return printObject(cmd.OutOrStdout(), form, t)
+			}
+			list, err := events(cmd.Context(), c, t.Namespace, t.UID)
+			if err != nil {
+				return err
+			}
+			p := &page{w: cmd.OutOrStdout(), now: s.Now()}
+			p.tracker(t)
+			p.events(list)
+			return p.err
+		},
+	}
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	return c
+}
+
+func (p *page) tracker(t *backupv1.VirtualMachineBackupTracker) {
+	p.fields("Name", t.Name, "Namespace", t.Namespace, "Created", p.moment(t.CreationTimestamp.Time), "Virtual machine", t.Spec.Source.Name)
+	if c := t.Status.LatestCheckpoint; c != nil {
+		p.fields("Checkpoint", c.Name, "Taken", p.moment(c.CreationTime.Time), "Made by backup", c.BackupName, "Disks", strings.Join(c.Disks, ", "), "Next backup", "incremental of these disks")
+	} else {
+		p.fields("Checkpoint", "none", "Next backup", "full")
+	}
+	lost := &table{header: []string{"DISK", "REASON", "MESSAGE"}}
+	for _, d := range t.Status.Discarded {
+		lost.add(d.Volume, string(d.Reason), d.Message)
+	}
+	p.section("Disks whose next backup is full", lost, "")
+}
+
+func (s *session) trackerDelete() *cobra.Command {
+	return s.delete(deleting{
+		noun: "tracker", argument: "the name of a tracker",
+		short: "Delete trackers",
+		long: `Delete trackers. The backups that were made through them stay and can be restored; the next
+backup through another tracker is full. A tracker that a running backup uses goes when that
+backup has ended.`,
+		example: `  varve tracker delete web --wait`,
+		object:  func() client.Object { return &backupv1.VirtualMachineBackupTracker{} }, newList: newTrackers,
+		state: func(o client.Object) (string, string) {
+			return "in use", "finalizers " + strings.Join(o.GetFinalizers(), ", ")
+		},
+	})
+}

@@ -1,0 +1,143 @@
+package cli_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli"
+)
+
+var update = flag.Bool("update", false, "write docs/cli.md")
+
+func tree(program string) *cobra.Command {
+	return cli.New(cli.Options{
+		Program: program,
+		Streams: cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}},
+		Now:     func() time.Time { return time.Unix(0, 0) },
+		Servers: []*cobra.Command{{Use: "controller", Run: func(*cobra.Command, []string) {}}},
+	})
+}
+
+func walk(c *cobra.Command, f func(*cobra.Command)) {
+	f(c)
+	for _, child := range c.Commands() {
+		if child.Name() != "completion" && child.Name() != "help" && !child.Hidden {
+			walk(child, f)
+		}
+	}
+}
+
+func TestEveryCommandExplainsItself(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	walk(tree("varve"), func(c *cobra.Command) {
+		if !c.Runnable() {
+			return // A topic of help.
+		}
+		seen++
+		if c.Short == "" || c.Long == "" {
+			t.Errorf("%s: no description", c.CommandPath())
+		}
+		if !strings.Contains(c.Example, "  varve ") {
+			t.Errorf("%s: no example that begins with two spaces and varve", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Long) {
+			if len(line) > 100 {
+				t.Errorf("%s: a line too long for a terminal: %s", c.CommandPath(), line)
+			}
+		}
+	})
+	if want := 4 + 5 + 4 + 4 + 1; seen < want {
+		t.Errorf("%d commands, want at least %d", seen, want)
+	}
+}
+
+func TestExamplesParse(t *testing.T) {
+	t.Parallel()
+	walk(tree("varve"), func(c *cobra.Command) {
+		for line := range strings.Lines(c.Example) {
+			words := strings.Fields(line)
+			if len(words) == 0 || words[0] != "varve" {
+				continue
+			}
+			// What follows a pipe is another program's.
+			line, _, _ := strings.Cut(strings.Join(words[1:], " "), " |")
+			found, rest, err := tree("varve").Find(strings.Fields(line))
+			if err != nil || !found.Runnable() || found.HasSubCommands() {
+				t.Errorf("%s: example %q runs nothing: %v", c.CommandPath(), line, err)
+				continue
+			}
+			if err := found.ParseFlags(rest); err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+				continue
+			}
+			if err := found.ValidateArgs(found.Flags().Args()); err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+			}
+		}
+	})
+}
+
+func TestPluginHelpNamesKubectl(t *testing.T) {
+	t.Parallel()
+	root := tree("kubectl-varve")
+	walk(root, func(c *cobra.Command) {
+		var out bytes.Buffer
+		root.SetOut(&out)
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		for _, wrong := range []string{"  varve", "`varve", "kubectl-varve"} {
+			if strings.Contains(out.String(), wrong) {
+				t.Errorf("help of %s has %q:\n%s", c.CommandPath(), wrong, out.String())
+			}
+		}
+	})
+}
+
+func TestServersAreHidden(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	root := tree("varve")
+	root.SetOut(&out)
+	if err := root.Help(); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "controller") {
+		t.Errorf("help shows servers:\n%s", out.String())
+	}
+	out.Reset()
+	root.SetArgs([]string{"help", "servers"})
+	if err := root.Execute(); err != nil || !strings.Contains(out.String(), "controller") {
+		t.Errorf("help servers: %v\n%s", err, out.String())
+	}
+}
+
+const reference = "../../docs/cli.md"
+
+func TestReference(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := cli.Reference(&out, tree("varve")); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(reference, out.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(have), out.String()); diff != "" {
+		t.Errorf("docs/cli.md is out of date, run make generate: %s", diff)
+	}
+}

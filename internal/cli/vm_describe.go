@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/power"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// lastBackups is how many backups the description of a machine shows.
+const lastBackups = 5
+
+func (s *session) vmDescribe() *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use: "describe NAME", Short: "Show a virtual machine with its disks, trackers and last backups",
+		Long: `Show a virtual machine: its state, its instance, its disks and whether they can be backed
+up incrementally, its trackers, its last backups and recent events.`,
+		Example: `  varve vm describe web
+
+  # The API object
+  varve vm describe web -o yaml`,
+		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.connect()
+			if err != nil {
+				return err
+			}
+			vm, vmi, err := getVM(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			if form != "" {
+				return printObject(cmd.OutOrStdout(), form, vm)
+			}
+			p := &page{w: cmd.OutOrStdout(), now: s.Now()}
+			if err := p.vm(cmd.Context(), c, vm, vmi); err != nil {
+				return err
+			}
+			return p.err
+		},
+	}
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	return c
+}
+
+func (p *page) vm(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) error {
+	inNamespace := client.InNamespace(vm.Namespace)
+	var trackers backupv1.VirtualMachineBackupTrackerList
+	if err := c.List(ctx, &trackers, inNamespace); err != nil {
+		return fmt.Errorf("list trackers: %w", err)
+	}
+	var backups backupv1.VirtualMachineBackupList
+	if err := c.List(ctx, &backups, inNamespace); err != nil {
+		return fmt.Errorf("list backups: %w", err)
+	}
+	uids := []types.UID{vm.UID}
+	if vmi != nil {
+		uids = append(uids, vmi.UID)
+	}
+	events, err := events(ctx, c, vm.Namespace, uids...)
+	if err != nil {
+		return err
+	}
+	p.vmState(vm, vmi)
+	p.disks(vm, vmi)
+	p.vmConditions(vm)
+	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
+	p.section("Trackers", trackerTable(mine, p.now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
+	p.section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.now, false), "none")
+	p.events(events)
+	return nil
+}
+
+func (p *page) vmState(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
+	pairs := []string{
+		"Name", vm.Name,
+		"Namespace", vm.Namespace,
+		"Created", p.moment(vm.CreationTimestamp.Time),
+		"Labels", keyValues(vm.Labels),
+		"Run strategy", string(power.Strategy(vm)),
+		"Status", string(vm.Status.PrintableStatus),
+		"Ready", yesNo(vm.Status.Ready),
+		"Requested", requested(vm.Status.StateChangeRequests),
+		"Changed block tracking", trackingSentence(vm.Status.ChangedBlockTracking),
+	}
+	if vmi != nil {
+		pairs = append(pairs,
+			"Instance", string(vmi.Status.Phase)+" for "+p.age(phaseSince(vmi)),
+			"Node", vmi.Status.NodeName,
+			"Address", firstAddress(vmi),
+			"Guest", vmi.Status.GuestOSInfo.PrettyName,
+			"Running backup", runningBackup(vmi.Status.ChangedBlockTracking),
+			"File systems", vmi.Status.FSFreezeStatus,
+		)
+	}
+	p.fields(pairs...)
+}
+
+func (p *page) disks(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
+	t := &table{header: []string{"DISK", "CLAIM", "SIZE", "DEVICE", "INCREMENTAL"}}
+	if vm.Spec.Template == nil {
+		return
+	}
+	eligible := tracking.EligibleVolumes(&vm.Spec.Template.Spec)
+	for _, v := range vm.Spec.Template.Spec.Volumes {
+		var status kubevirtv1.VolumeStatus
+		if vmi != nil {
+			if i := slices.IndexFunc(vmi.Status.VolumeStatus, func(s kubevirtv1.VolumeStatus) bool { return s.Name == v.Name }); i >= 0 {
+				status = vmi.Status.VolumeStatus[i]
+			}
+		}
+		claim, size := "", ""
+		if v.PersistentVolumeClaim != nil {
+			claim = v.PersistentVolumeClaim.ClaimName
+		}
+		if status.Size > 0 {
+			size = human.Bytes(status.Size)
+		}
+		can := "possible"
+		if !slices.Contains(eligible, v.Name) {
+			can = "no: read-only or shared"
+		}
+		t.add(v.Name, claim, size, status.Target, can)
+	}
+	p.section("Disks", t, "none")
+}
+
+func (p *page) vmConditions(vm *kubevirtv1.VirtualMachine) {
+	t := &table{header: []string{"CONDITION", "STATUS", "REASON", "MESSAGE"}}
+	for _, c := range vm.Status.Conditions {
+		t.add(string(c.Type), string(c.Status), c.Reason, c.Message)
+	}
+	p.section("Conditions", t, "")
+}
+
+// lastOf are the last backups of a machine, newest first: by status, and by spec where status does not name it yet.
+func lastOf(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
+	all = slices.DeleteFunc(all, func(b backupv1.VirtualMachineBackup) bool {
+		tracked := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Name == b.Spec.BackupTracker })
+		return b.Status.SourceName != vm && (b.Spec.Source == nil || b.Spec.Source.Name != vm) && !tracked
+	})
+	slices.SortStableFunc(all, func(a, b backupv1.VirtualMachineBackup) int {
+		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
+	})
+	return all[:min(len(all), lastBackups)]
+}
+
+func requested(all []kubevirtv1.StateChangeRequest) string {
+	var actions []string
+	for _, r := range all {
+		actions = append(actions, string(r.Action))
+	}
+	return strings.Join(actions, ", then ")
+}
+
+func trackingSentence(cbt *kubevirtv1.ChangedBlockTrackingStatus) string {
+	if cbt == nil {
+		return "not selected (label the machine or its namespace as the KubeVirt object's changedBlockTrackingLabelSelectors say)"
+	}
+	if cbt.State == kubevirtv1.ChangedBlockTrackingPendingRestart {
+		return "PendingRestart (`varve vm restart` applies it)"
+	}
+	return string(cbt.State)
+}
+
+func keyValues(set map[string]string) string {
+	pairs := make([]string, 0, len(set))
+	for k, v := range set {
+		pairs = append(pairs, k+"="+v)
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ", ")
+}

@@ -1,0 +1,245 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/power"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// powerTimeout is the default of --timeout: a guest's grace period and its boot fit in.
+const powerTimeout = 10 * time.Minute
+
+type decision func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance) (power.Change, error)
+
+func (s *session) vmStart() *cobra.Command {
+	var w waiting
+	c := &cobra.Command{
+		Use: "start NAME", Short: "Start a virtual machine",
+		Long: `Start a virtual machine. One that runs already is left alone.
+
+Run strategy Halted becomes Always. With Manual and RerunOnFailure the start is requested
+in the machine's status, and the strategy stays.`,
+		Example: `  varve vm start web
+
+  # Until the guest runs, or two minutes have passed
+  varve vm start web --wait --timeout 2m`,
+		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
+				return power.Start(vm, vmi), nil
+			}
+			c, _, err := s.changePower(cmd, args[0], decide, false)
+			if err != nil || !w.wait {
+				return err
+			}
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "varve vm describe "+args[0], s.untilReady(c, args[0]))
+		},
+	}
+	w.flags(c, "the guest runs", powerTimeout)
+	return c
+}
+
+func (s *session) vmStop() *cobra.Command {
+	var w waiting
+	var force bool
+	c := &cobra.Command{
+		Use: "stop NAME", Short: "Stop a virtual machine",
+		Long: `Stop a virtual machine: its guest is asked to shut down, and killed when its grace period
+is over. One that does not run is left alone.
+
+Run strategy Always becomes Halted. With Manual and RerunOnFailure the stop is requested in
+the machine's status, and the strategy stays.
+
+A stop waits for a running backup to end; --wait shows that. --force does not wait: the
+backup fails, and the next one starts from the same base as it did.`,
+		Example: `  varve vm stop web --wait
+
+  # At once, although a backup runs
+  varve vm stop web --force`,
+		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
+				return power.Stop(vm, vmi), nil
+			}
+			c, vmi, err := s.changePower(cmd, args[0], decide, force)
+			if err != nil || !w.wait || vmi == nil {
+				return err
+			}
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" has stopped", "varve vm describe "+args[0], untilStopped(c, vmi))
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")
+	w.flags(c, "the guest is gone", powerTimeout)
+	return c
+}
+
+func (s *session) vmRestart() *cobra.Command {
+	var w waiting
+	var force bool
+	c := &cobra.Command{
+		Use: "restart NAME", Short: "Restart a virtual machine",
+		Long: `Restart a virtual machine: its guest is shut down and a new instance is started. This is
+what changes of the machine's spec and of changed block tracking (PendingRestart) wait for.
+
+A restart waits for a running backup to end; --wait shows that, --force does not wait.`,
+		Example: `  # Switch changed block tracking on, then wait until it is
+  varve vm restart web --wait`,
+		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, vmi, err := s.changePower(cmd, args[0], power.Restart, force)
+			var notRunning *power.NotRunningError
+			if errors.As(err, &notRunning) {
+				return failed("`varve vm start "+args[0]+"` starts it", "%w", err)
+			}
+			if err != nil || !w.wait {
+				return err
+			}
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs again", "varve vm describe "+args[0], untilReplaced(c, vmi))
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")
+	w.flags(c, "the new guest runs", powerTimeout)
+	return c
+}
+
+// changePower reads, decides and writes, again when somebody else wrote in between. It returns the instance that it saw.
+func (s *session) changePower(cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
+	c, err := s.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	const tries = 5
+	for try := 1; ; try++ {
+		vm, vmi, err := getVM(cmd.Context(), c, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		change, err := decide(vm, vmi)
+		if err != nil {
+			return nil, nil, err
+		}
+		if force && vmi != nil {
+			err = forceStop(cmd.Context(), c, vmi)
+		}
+		if err == nil {
+			err = applyPower(cmd.Context(), c, vm, change)
+		}
+		if cluster.Classify(err) == cluster.Conflict && try < tries {
+			continue
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("change virtual machine %s/%s: %w", c.Namespace, name, err)
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "virtual machine %s %s\n", name, change.Note)
+		return c, vmi, err
+	}
+}
+
+// forceStop keeps the instance's stop from waiting for a backup. It comes before the stop, so that the stop never waits.
+func forceStop(ctx context.Context, c *cluster.Client, vmi *kubevirtv1.VirtualMachineInstance) error {
+	before := vmi.DeepCopy()
+	if vmi.Annotations == nil {
+		vmi.Annotations = map[string]string{}
+	}
+	vmi.Annotations[layout.AnnotationForceStop] = "true"
+	if err := c.Patch(ctx, vmi, client.MergeFrom(before)); cluster.Classify(err) != cluster.NotFound && err != nil {
+		return fmt.Errorf("mark instance %s: %w", vmi.Name, err)
+	}
+	return nil
+}
+
+// applyPower writes only what changes, and only over the machine that was read.
+func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, change power.Change) error {
+	before := vm.DeepCopy()
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if change.RunStrategy != "" {
+		vm.Spec.RunStrategy = &change.RunStrategy
+		return c.Patch(ctx, vm, patch)
+	}
+	if change.SetRequests {
+		vm.Status.StateChangeRequests = change.Requests
+		return c.Status().Patch(ctx, vm, patch)
+	}
+	return nil
+}
+
+type showing = func(ctx context.Context, show func(progress.Report)) error
+
+// untilReady waits until the machine's guest runs.
+func (s *session) untilReady(c *cluster.Client, name string) showing {
+	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, newVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {
+			if !exists {
+				return false, failed("", "virtual machine %s was deleted", name)
+			}
+			show(progress.Report{Name: name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)})
+			return vm.Status.Ready, nil
+		})
+	}
+}
+
+// untilStopped waits until this instance is over.
+func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
+			func(vmi *kubevirtv1.VirtualMachineInstance, exists bool) (bool, error) {
+				if !exists || vmi.UID != old.UID || vmi.Status.Phase.Final() {
+					show(progress.Report{Name: old.Name, Phase: "Stopped"})
+					return true, nil
+				}
+				show(stopping(vmi))
+				return false, nil
+			})
+	}
+}
+
+// untilReplaced waits until another instance than this one runs.
+func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
+			func(vmi *kubevirtv1.VirtualMachineInstance, exists bool) (bool, error) {
+				switch {
+				case !exists:
+					show(progress.Report{Name: old.Name, Phase: "Stopped", Message: "the new instance comes next"})
+					return false, nil
+				case vmi.UID == old.UID:
+					show(stopping(vmi))
+					return false, nil
+				}
+				show(progress.Report{Name: vmi.Name, Phase: string(vmi.Status.Phase), Message: falseCondition(vmi.Status.Conditions, kubevirtv1.ConditionReady)})
+				ready := findCondition(vmi.Status.Conditions, kubevirtv1.ConditionReady)
+				return vmi.Status.Phase == kubevirtv1.PhaseRunning && ready != nil && ready.Status == "True", nil
+			})
+	}
+}
+
+// stopping reports an instance on its way out: what it waits for comes before everything else.
+func stopping(vmi *kubevirtv1.VirtualMachineInstance) progress.Report {
+	r := progress.Report{Name: vmi.Name, Phase: "Stopping"}
+	if delayed := findCondition(vmi.Status.Conditions, kubevirtv1.ConditionStopDelayed); delayed != nil && delayed.Status == "True" {
+		r.Phase, r.Message = "StopDelayed", delayed.Message
+		if r.Message == "" {
+			r.Message = "a backup is running; --force ends it"
+		}
+	}
+	return r
+}
+
+// falseCondition is the message of a condition that does not hold.
+func falseCondition(all []kubevirtv1.Condition, kind kubevirtv1.ConditionType) string {
+	if c := findCondition(all, kind); c != nil && c.Status != "True" {
+		return c.Message
+	}
+	return ""
+}

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/progress"
+)
+
+// waiting is how a command waits for what it asked for.
+type waiting struct {
+	wait    bool
+	timeout time.Duration
+	mode    string
+}
+
+// flags adds --wait, --timeout and --progress. what completes "wait until".
+func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
+	c.Flags().BoolVar(&w.wait, "wait", false, "wait until "+what)
+	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits without end")
+	c.Flags().StringVar(&w.mode, "progress", string(progress.Auto), "how to show progress while waiting: auto (bar on a terminal, else plain), bar, plain, json or none")
+	completeFixed(c, "progress", progress.Modes()...)
+	check := c.PreRunE
+	c.PreRunE = func(c *cobra.Command, args []string) error {
+		if _, err := progress.New(progress.Mode(w.mode), c.ErrOrStderr(), false); err != nil {
+			return usage("--progress: %s", err)
+		}
+		if w.timeout < 0 {
+			return usage("--timeout %s: it must not be negative", w.timeout)
+		}
+		if !w.wait && (c.Flags().Changed("timeout") || c.Flags().Changed("progress")) {
+			return usage("--timeout and --progress need --wait")
+		}
+		if check != nil {
+			return check(c, args)
+		}
+		return nil
+	}
+}
+
+// run shows progress while f waits, within the timeout. goal completes "until"; meanwhile is a command that shows the state later.
+func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f func(ctx context.Context, show func(progress.Report)) error) error {
+	if w.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, errTimeout)
+		defer cancel()
+	}
+	renderer, err := progress.New(progress.Mode(w.mode), s.Streams.Err, s.Streams.Terminal)
+	if err != nil {
+		return err
+	}
+	last := progress.Report{}
+	err = f(ctx, func(r progress.Report) {
+		last = r
+		renderer.Show(r)
+	})
+	closed := renderer.Close()
+	switch {
+	case errors.Is(err, errTimeout):
+		return &failure{
+			err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", errTimeout, w.timeout, goal, last), code: CodeTimeout,
+			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
+		}
+	case cluster.Classify(err) == cluster.Interrupted && err != nil:
+		return &failure{
+			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: CodeInterrupted,
+			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
+		}
+	case err != nil:
+		return err
+	case closed != nil:
+		return fmt.Errorf("show progress: %w", closed)
+	}
+	return nil
+}

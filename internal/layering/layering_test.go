@@ -1,0 +1,200 @@
+// Package layering holds the order of docs/architecture.md: imports run downwards only, and a component never reaches into
+// another one. It also sees to it that every package says once what it is.
+package layering
+
+import (
+	"go/ast"
+	"go/build/constraint"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	root   = "../.."
+	module = "github.com/varvebackup/varve/"
+)
+
+// layers from the lowest to the highest. A package belongs to the longest entry that is a prefix of its path. It may import what is in
+// a lower layer, and packages of its own entry. A package that belongs to none fails the test: give it a place here
+// and in docs/architecture.md.
+var layers = [][]string{
+	{"api/backup", "api/kubevirt", "internal/version"},
+	{"internal/condition", "internal/errand", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/tracking"},
+	{"internal/admission", "internal/disk", "internal/domain"},
+	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},
+	{"cmd/varve", "cmd/varve-launcher"},
+	{"test"},
+	{"deploy", "docs", "hack", "internal/layering"},
+}
+
+// place is a package's layer and its entry.
+func place(pkg string) (layer int, entry string) {
+	layer = -1
+	for i, entries := range layers {
+		for _, e := range entries {
+			if (pkg == e || strings.HasPrefix(pkg, e+"/")) && len(e) > len(entry) {
+				layer, entry = i, e
+			}
+		}
+	}
+	return layer, entry
+}
+
+// file is a Go file: its package's path and how it was parsed.
+type file struct {
+	path, pkg string
+	parsed    *ast.File
+}
+
+// files are the Go files of this repository, those of other modules (hack/box, hack/image) included.
+func files(t *testing.T) []file {
+	t.Helper()
+	var all []file
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if relative == "build" || d.Name() == "testdata" || (strings.HasPrefix(d.Name(), ".") && relative != ".") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		if !neverBuilt(parsed) {
+			all = append(all, file{path: relative, pkg: filepath.ToSlash(filepath.Dir(relative)), parsed: parsed})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 50 {
+		t.Fatalf("only %d files", len(all))
+	}
+	return all
+}
+
+// neverBuilt says that a file's build constraint keeps it out of every build: it only pins modules.
+func neverBuilt(f *ast.File) bool {
+	for _, group := range f.Comments {
+		for _, c := range group.List {
+			if constraint.IsGoBuild(c.Text) && c.Text == "//go:build never" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func TestImportsRunDownwards(t *testing.T) {
+	t.Parallel()
+	for _, f := range files(t) {
+		if strings.HasPrefix(f.pkg, "hack/box") || strings.HasPrefix(f.pkg, "hack/image") {
+			continue // Other modules: they cannot import this one's packages.
+		}
+		layer, entry := place(f.pkg)
+		if layer < 0 {
+			t.Errorf("%s: package %s has no layer", f.path, f.pkg)
+			continue
+		}
+		for _, spec := range f.parsed.Imports {
+			path, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			imported, ours := strings.CutPrefix(path, module)
+			if !ours {
+				continue
+			}
+			below, other := place(imported)
+			switch {
+			case strings.HasSuffix(f.path, "_test.go") && strings.HasPrefix(imported, "test/"):
+				// The harnesses of tests are above everything that they test.
+			case below < 0:
+				t.Errorf("%s imports %s, which has no layer", f.path, imported)
+			case other != entry && below >= layer:
+				t.Errorf("%s imports %s: that is upwards or sideways (%s is in layer %d, %s in layer %d)", f.path, imported, entry, layer, other, below)
+			}
+		}
+	}
+}
+
+// What a user downloads must not carry the node's data path, nor the data path the API's clients.
+func TestForbiddenImports(t *testing.T) {
+	t.Parallel()
+	forbidden := map[string][]string{
+		"api/":                         {"sigs.k8s.io/controller-runtime", "k8s.io/client-go"},
+		"internal/domain":              {"sigs.k8s.io/controller-runtime", "k8s.io/client-go"},
+		"internal/launcher/launcherpb": {"k8s.io/"},
+		"internal/cli":                 {"libvirt.org/"},
+		"internal/controller":          {"libvirt.org/", module + "internal/launcher"},
+		"internal/handler":             {"libvirt.org/"},
+	}
+	for _, f := range files(t) {
+		for prefix, paths := range forbidden {
+			if !strings.HasPrefix(f.pkg+"/", strings.TrimSuffix(prefix, "/")+"/") || strings.HasSuffix(f.path, "_test.go") {
+				continue
+			}
+			for _, spec := range f.parsed.Imports {
+				if i := slices.IndexFunc(paths, func(p string) bool { return strings.HasPrefix(strings.Trim(spec.Path.Value, `"`), p) }); i >= 0 {
+					t.Errorf("%s imports %s", f.path, spec.Path.Value)
+				}
+			}
+		}
+	}
+}
+
+// A package that nobody describes, or that two files describe differently, has no contract.
+func TestEveryPackageHasOneComment(t *testing.T) {
+	t.Parallel()
+	type comments struct{ product, tests, files []string }
+	packages := map[string]*comments{}
+	for _, f := range files(t) {
+		c := packages[f.pkg]
+		if c == nil {
+			c = &comments{}
+			packages[f.pkg] = c
+		}
+		test := strings.HasSuffix(f.path, "_test.go")
+		if !test {
+			c.files = append(c.files, f.path)
+		}
+		if f.parsed.Doc == nil || generated(f.parsed) {
+			continue
+		}
+		if test {
+			c.tests = append(c.tests, f.path)
+		} else {
+			c.product = append(c.product, f.path)
+		}
+	}
+	for pkg, c := range packages {
+		said := c.product
+		if len(c.files) == 0 {
+			said = c.tests
+		}
+		onlyGenerated := len(c.files) > 0 && !slices.ContainsFunc(c.files, func(p string) bool { return !strings.HasSuffix(p, ".pb.go") })
+		if len(said) != 1 && !onlyGenerated {
+			t.Errorf("package %s has %d package comments %v, want 1", pkg, len(said), said)
+		}
+	}
+}
+
+func generated(f *ast.File) bool { return ast.IsGenerated(f) }
