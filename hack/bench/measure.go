@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/lab"
+)
+
+const (
+	namespace = "varve-bench"
+	vmName    = "bench"
+	target    = "backups"
+	mib       = int64(1) << 20
+	gib       = int64(1) << 30
+)
+
+// bench is the machine that is measured: "dense" holds random data, "sparse" is 10 GiB with 300 MiB in it.
+type bench struct {
+	*lab.Lab
+	watcher client.WithWatch
+	rounds  int
+	dataMiB int64
+	count   int
+}
+
+func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []row, err error) {
+	b := &bench{rounds: rounds, dataMiB: dataMiB}
+	if err := b.open(ctx, kubeconfig, build); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.DeleteNamespace(context.WithoutCancel(ctx), 5*time.Minute)) }()
+	var rows []row
+	for _, part := range []func(context.Context) ([]row, error){b.throughput, b.incremental, b.overhead} {
+		more, err := part(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) {
+	if b.Lab, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
+		return err
+	}
+	if err := b.DeleteNamespace(ctx, 5*time.Minute); err != nil {
+		return err
+	}
+	if b.Lab, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
+		return err
+	}
+	scheme, err := lab.Scheme()
+	if err != nil {
+		return err
+	}
+	if b.watcher, err = client.NewWithWatch(b.Config, client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	return nil
+}
+
+// boot starts the machine with one disk and leaves it with a tracker.
+func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes int64) error {
+	if err := b.CreateClaims(ctx, vmName, disk); err != nil {
+		return err
+	}
+	if err := b.PopulateExt4(ctx, vmName, disk.Name, fileBytes, disk.Name); err != nil {
+		return err
+	}
+	vm, err := b.Machine(vmName, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disk)
+	if err != nil {
+		return err
+	}
+	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
+	if err := b.Create(ctx, vm); err != nil {
+		return err
+	}
+	if _, err := b.WaitAgent(ctx, vmName, 5*time.Minute); err != nil {
+		return err
+	}
+	if err := b.WaitTracking(ctx, vmName, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute); err != nil {
+		return err
+	}
+	if err := b.Create(ctx, b.Tracker("t", vmName)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return b.Claim(ctx, target, 12*gib, corev1.PersistentVolumeFilesystem)
+}
+
+func (b *bench) guest(ctx context.Context, script string) error {
+	g, err := b.Guest(ctx, vmName)
+	if err != nil {
+		return err
+	}
+	_, err = g.Run(ctx, script)
+	return err
+}
+
+// timing is when a backup got where, by this program's clock.
+type timing struct {
+	backup                       *backupv1alpha1.VirtualMachineBackup
+	created, locked, copied, end time.Time
+}
+
+func (t *timing) copying() float64 { return t.copied.Sub(t.locked).Seconds() }
+func (t *timing) total() float64   { return t.end.Sub(t.created).Seconds() }
+
+// backup takes a backup and times its phases as a watch shows them.
+func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
+	b.count++
+	obj := b.Backup(fmt.Sprintf("b%03d", b.count), "t", target)
+	obj.Spec.ForceFullBackup = forceFull
+	w, err := b.watcher.Watch(ctx, &backupv1alpha1.VirtualMachineBackupList{}, client.InNamespace(namespace),
+		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", obj.Name)})
+	if err != nil {
+		return nil, fmt.Errorf("watch backups: %w", err)
+	}
+	defer w.Stop()
+	t := &timing{created: time.Now()}
+	if err := b.Create(ctx, obj); err != nil {
+		return nil, err
+	}
+	deadline := time.After(10 * time.Minute)
+	for {
+		select {
+		case e, ok := <-w.ResultChan():
+			if !ok || e.Type == watch.Error {
+				return nil, fmt.Errorf("watch of backup %s ended: %v", obj.Name, e.Object)
+			}
+			if t.see(e.Object.(*backupv1alpha1.VirtualMachineBackup)) {
+				return t, t.failed()
+			}
+		case <-deadline:
+			return nil, fmt.Errorf("backup %s did not end in 10 minutes", obj.Name)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (t *timing) see(b *backupv1alpha1.VirtualMachineBackup) (over bool) {
+	now := time.Now()
+	switch b.Status.Phase {
+	case backupv1alpha1.BackupStarting, backupv1alpha1.BackupCopying:
+		if t.locked.IsZero() {
+			t.locked = now
+		}
+	case backupv1alpha1.BackupCopied, backupv1alpha1.BackupPruning, backupv1alpha1.BackupPruned:
+		if t.copied.IsZero() {
+			t.copied = now
+		}
+	case backupv1alpha1.BackupDone, backupv1alpha1.BackupFailed:
+		t.end, t.backup = now, b
+		return true
+	}
+	return false
+}
+
+func (t *timing) failed() error {
+	if t.backup.Status.Phase == backupv1alpha1.BackupDone {
+		return nil
+	}
+	return fmt.Errorf("backup %s: %s: %s", t.backup.Name, t.backup.Status.Reason, t.backup.Status.Message)
+}
+
+// allocated returns the bytes that a file has on its storage.
+func allocated(ctx context.Context, tool *lab.Toolbox, file string) (int64, error) {
+	out, err := tool.Run(ctx, fmt.Sprintf("echo $(( $(stat -c '%%b' %[1]s) * $(stat -c '%%B' %[1]s) ))", file))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(out), 10, 64)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+)
+
+// result is what the demo found; its JSON form stands in build/demo/result.json.
+type result struct {
+	Backups []backupResult `json:"backups"`
+	OK      bool           `json:"ok"`
+}
+
+type backupResult struct {
+	Name         string         `json:"name"`
+	Type         string         `json:"type"`
+	Volumes      []volumeResult `json:"volumes"`
+	Seconds      float64        `json:"seconds"`
+	FrozenMillis int64          `json:"frozenMillis"`
+}
+
+type volumeResult struct {
+	Name           string `json:"name"`
+	Type           string `json:"type"`
+	VirtualBytes   int64  `json:"virtualBytes"`
+	MovedBytes     int64  `json:"movedBytes"`
+	SHA256Expected string `json:"sha256Expected"`
+	SHA256Restored string `json:"sha256Restored"`
+	Identical      bool   `json:"identical"`
+}
+
+// judge sets OK: three points in time, each with both disks, all identical.
+func (r *result) judge() {
+	r.OK = len(r.Backups) == 3
+	for _, b := range r.Backups {
+		r.OK = r.OK && len(b.Volumes) == 2
+		for _, v := range b.Volumes {
+			r.OK = r.OK && v.Identical
+		}
+	}
+}
+
+func (r *result) write(file string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(data, '\n'), 0o644)
+}
+
+func (r *result) table(out io.Writer) {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "BACKUP\tTYPE\tVOLUME\tMOVED\tVIRTUAL\tSECONDS\tFROZEN MS\tVERDICT")
+	for _, b := range r.Backups {
+		for i, v := range b.Volumes {
+			name, kind, seconds, frozen := "", "", "", ""
+			if i == 0 {
+				name, kind = b.Name, b.Type
+				seconds, frozen = fmt.Sprintf("%.1f", b.Seconds), fmt.Sprint(b.FrozenMillis)
+			}
+			verdict := "identical"
+			if !v.Identical {
+				verdict = "DIFFERENT"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s (%s)\t%s\t%s\t%s\t%s\t%s\n", name, kind, v.Name, v.Type, mib(v.MovedBytes), mib(v.VirtualBytes), seconds, frozen, verdict)
+		}
+	}
+	w.Flush()
+}
+
+func mib(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

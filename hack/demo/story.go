@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/lab"
+)
+
+const (
+	namespace = "varve-demo"
+	vmName    = "demo"
+	tracker   = "nightly"
+	target    = "backups"
+	gib       = int64(1) << 30
+
+	bootTimeout   = 5 * time.Minute
+	backupTimeout = 10 * time.Minute
+)
+
+var disks = []lab.Disk{{Name: "root", Bytes: 3 * gib}, {Name: "data", Bytes: 2 * gib}}
+
+// story is the demo while it runs.
+type story struct {
+	*teller
+	lab    *lab.Lab
+	chain  []*backupv1alpha1.VirtualMachineBackup
+	result *result
+}
+
+// demonstrate runs the main job. What it found so far is returned with an error, too.
+func demonstrate(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
+	l, err := lab.Open(ctx, kubeconfig, build, namespace, nil)
+	if err != nil {
+		return nil, err
+	}
+	t.step("clean up what an earlier demo left")
+	if err := l.DeleteNamespace(ctx, 5*time.Minute); err != nil {
+		return nil, err
+	}
+	if l, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
+		return nil, err
+	}
+	s := &story{teller: t, lab: l, result: &result{}}
+	for _, chapter := range []func(context.Context) error{
+		s.prepare, s.track, s.full, s.incremental, s.restart, s.incrementalAfterRestart,
+	} {
+		if err := chapter(ctx); err != nil {
+			return s.result, err
+		}
+	}
+	s.result.judge()
+	return s.result, nil
+}
+
+func (s *story) prepare(ctx context.Context) error {
+	s.step("claims for a root disk, a data disk and the backups")
+	if err := s.lab.CreateClaims(ctx, vmName, disks...); err != nil {
+		return err
+	}
+	if err := s.lab.Claim(ctx, target, 8*gib, corev1.PersistentVolumeFilesystem); err != nil {
+		return err
+	}
+	s.step("write Debian to the root disk and an ext4 file system to the data disk")
+	if err := s.lab.PopulateRoot(ctx, vmName, "root", lab.Debian); err != nil {
+		return err
+	}
+	if err := s.lab.PopulateExt4(ctx, vmName, "data", gib, "data"); err != nil {
+		return err
+	}
+	s.step("create and start the virtual machine %s", vmName)
+	vm, err := s.lab.Machine(vmName, lab.Debian, nil, disks...)
+	if err != nil {
+		return err
+	}
+	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
+	if err := s.lab.Create(ctx, vm); err != nil {
+		return fmt.Errorf("create virtual machine: %w", err)
+	}
+	if _, err := s.lab.WaitAgent(ctx, vmName, bootTimeout); err != nil {
+		return err
+	}
+	s.step("  the guest runs and its agent answers")
+	return nil
+}
+
+func (s *story) track(ctx context.Context) error {
+	s.step("label the machine: its disks are to be tracked")
+	vm := &kubevirtv1.VirtualMachine{}
+	if err := s.lab.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vm); err != nil {
+		return err
+	}
+	before := vm.DeepCopy()
+	vm.Labels = map[string]string{lab.TrackingLabel: "true"}
+	if err := s.lab.Patch(ctx, vm, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("label virtual machine: %w", err)
+	}
+	if err := s.lab.WaitTracking(ctx, vmName, kubevirtv1.ChangedBlockTrackingPendingRestart, time.Minute); err != nil {
+		return err
+	}
+	s.step("  changed block tracking: PendingRestart; restart")
+	if err := s.lab.Restart(ctx, vmName); err != nil {
+		return err
+	}
+	seen := ""
+	err := s.lab.WatchTracking(ctx, vmName, bootTimeout, func(state kubevirtv1.ChangedBlockTrackingState) bool {
+		if string(state) != seen {
+			seen = string(state)
+			s.step("  changed block tracking: %s", state)
+		}
+		return state == kubevirtv1.ChangedBlockTrackingEnabled
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.lab.WaitAgent(ctx, vmName, bootTimeout)
+	return err
+}
+
+func (s *story) full(ctx context.Context) error {
+	s.step("the guest writes files")
+	if err := s.guest(ctx, `mkdir -p /data/a; for i in $(seq 20); do head -c 3000000 /dev/urandom >/data/a/$i; done
+		cp -r /etc /data/etc; echo first >/etc/note; sync`); err != nil {
+		return err
+	}
+	if err := s.lab.Create(ctx, s.lab.Tracker(tracker, vmName)); err != nil {
+		return fmt.Errorf("create tracker: %w", err)
+	}
+	return s.backup(ctx, "monday", backupv1alpha1.Full)
+}
+
+func (s *story) incremental(ctx context.Context) error {
+	s.step("the guest changes some")
+	if err := s.guest(ctx, `head -c 5000000 /dev/urandom >/data/a/3; rm /data/a/7; echo second >/etc/note; sync; fstrim /data || true`); err != nil {
+		return err
+	}
+	return s.backup(ctx, "tuesday", backupv1alpha1.Incremental)
+}
+
+func (s *story) restart(ctx context.Context) error {
+	s.step("stop and start the machine: libvirt forgets its checkpoints, the overlays remember")
+	if err := s.lab.Restart(ctx, vmName); err != nil {
+		return err
+	}
+	_, err := s.lab.WaitAgent(ctx, vmName, bootTimeout)
+	return err
+}
+
+func (s *story) incrementalAfterRestart(ctx context.Context) error {
+	s.step("the guest changes some more")
+	if err := s.guest(ctx, `head -c 2000000 /dev/urandom >/data/a/new; dd if=/dev/zero of=/data/a/5 bs=1M count=2 conv=notrunc status=none; echo third >/etc/note; sync`); err != nil {
+		return err
+	}
+	return s.backup(ctx, "wednesday", backupv1alpha1.Incremental)
+}
+
+func (s *story) guest(ctx context.Context, script string) error {
+	g, err := s.lab.Guest(ctx, vmName)
+	if err != nil {
+		return err
+	}
+	_, err = g.Run(ctx, script)
+	return err
+}
+
+// backup takes a backup at a moment at which the disks are known exactly: the guest is frozen around it and each
+// disk is hashed. Then it rebuilds the disks from the files of the chain and compares.
+func (s *story) backup(ctx context.Context, name string, want backupv1alpha1.BackupType) error {
+	s.step("backup %s: freeze the guest and hash its disks, so that the point in time is known", name)
+	show, done := s.teller.backup(name)
+	p, err := s.lab.PointInTime(ctx, vmName, s.lab.Backup(name, tracker, target), backupTimeout, show)
+	done()
+	if err != nil {
+		return err
+	}
+	b := p.Backup
+	s.chain = append(s.chain, b)
+	r := backupResult{
+		Name: name, Type: string(b.Status.BackupType),
+		Seconds: b.Status.CompletionTimestamp.Sub(b.CreationTimestamp.Time).Seconds(),
+	}
+	if b.Status.FrozenMillis != nil {
+		r.FrozenMillis = *b.Status.FrozenMillis
+	}
+	s.step("  rebuild the disks of %s with qemu-img, compare, and check the file systems", name)
+	tool, err := s.lab.Toolbox(ctx, "restore-"+name, target)
+	if err != nil {
+		return err
+	}
+	for _, v := range b.Status.IncludedVolumes {
+		restored, err := tool.Restore(ctx, target, s.chain, v.Name, true)
+		if err != nil {
+			_ = tool.Close(context.WithoutCancel(ctx))
+			return err
+		}
+		r.Volumes = append(r.Volumes, volumeResult{
+			Name: v.Name, Type: string(v.Type), VirtualBytes: v.VirtualBytes, MovedBytes: v.MovedBytes,
+			SHA256Expected: p.Sums[v.Name], SHA256Restored: restored.SHA256, Identical: p.Sums[v.Name] == restored.SHA256,
+		})
+	}
+	s.result.Backups = append(s.result.Backups, r)
+	if err := tool.Close(ctx); err != nil {
+		return err
+	}
+	if b.Status.BackupType != want {
+		return fmt.Errorf("backup %s is %s, not %s: %s", name, b.Status.BackupType, want, b.Status.Message)
+	}
+	return nil
+}

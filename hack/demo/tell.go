@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// teller says what the demo does, with the time since its start.
+type teller struct {
+	out      io.Writer
+	terminal bool
+	start    time.Time
+}
+
+func newTeller(out *os.File) *teller {
+	return &teller{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
+}
+
+// step says what happens next.
+func (t *teller) step(format string, args ...any) {
+	fmt.Fprintf(t.out, "[%6.1fs] %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// backup returns a function that shows how a backup goes, and one that ends the show: a bar on a
+// terminal, a line for each phase and each tenth elsewhere.
+func (t *teller) backup(name string) (show func(*backupv1alpha1.VirtualMachineBackupStatus), done func()) {
+	if !t.terminal {
+		last := ""
+		return func(s *backupv1alpha1.VirtualMachineBackupStatus) {
+			line := fmt.Sprintf("%s: %s %s", name, s.Phase, s.Message)
+			if line != last {
+				t.step("    %s", line)
+			}
+			last = line
+		}, func() {}
+	}
+	progress := mpb.New(mpb.WithOutput(t.out), mpb.WithWidth(40))
+	phase := ""
+	bar := progress.AddBar(1, mpb.PrependDecorators(decor.Name("    "+name+" "), decor.Any(func(decor.Statistics) string { return phase })),
+		mpb.AppendDecorators(decor.CountersKibiByte("% .1f / % .1f")))
+	return func(s *backupv1alpha1.VirtualMachineBackupStatus) {
+			phase = fmt.Sprintf("%-10s", s.Phase)
+			if s.Progress != nil && s.Progress.TotalBytes > 0 {
+				bar.SetTotal(s.Progress.TotalBytes, false)
+				bar.SetCurrent(s.Progress.ProcessedBytes)
+			}
+		}, func() {
+			bar.SetTotal(-1, true)
+			progress.Wait()
+		}
+}

@@ -1,0 +1,104 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// Tracker describes a tracker of a machine.
+func (l *Lab) Tracker(name, vm string) *backupv1alpha1.VirtualMachineBackupTracker {
+	return &backupv1alpha1.VirtualMachineBackupTracker{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
+		Spec: backupv1alpha1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: vm,
+		}},
+	}
+}
+
+// Backup describes a push backup through a tracker to a claim.
+func (l *Lab) Backup(name, tracker, claim string) *backupv1alpha1.VirtualMachineBackup {
+	return &backupv1alpha1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
+		Spec:       backupv1alpha1.VirtualMachineBackupSpec{BackupTracker: tracker, Mode: backupv1alpha1.PushMode, PVCName: claim},
+	}
+}
+
+// WaitBackup waits until done says true of a backup's status. seen, if not nil, gets each status.
+func (l *Lab) WaitBackup(ctx context.Context, name string, timeout time.Duration, what string,
+	done func(*backupv1alpha1.VirtualMachineBackupStatus) bool, seen func(*backupv1alpha1.VirtualMachineBackupStatus),
+) (*backupv1alpha1.VirtualMachineBackup, error) {
+	b := &backupv1alpha1.VirtualMachineBackup{}
+	err := Wait(ctx, timeout, fmt.Sprintf("backup %s to be %s", name, what), func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: name}, b); err != nil {
+			return false, "", err
+		}
+		if seen != nil {
+			seen(&b.Status)
+		}
+		return done(&b.Status), fmt.Sprintf("phase %s, reason %s: %s", b.Status.Phase, b.Status.Reason, b.Status.Message), nil
+	})
+	return b, err
+}
+
+// WaitDone waits until a backup ended and makes a failed one an error.
+func (l *Lab) WaitDone(ctx context.Context, name string, timeout time.Duration, seen func(*backupv1alpha1.VirtualMachineBackupStatus)) (*backupv1alpha1.VirtualMachineBackup, error) {
+	b, err := l.WaitBackup(ctx, name, timeout, "over", func(s *backupv1alpha1.VirtualMachineBackupStatus) bool { return s.Phase.Final() }, seen)
+	if err == nil && b.Status.Phase != backupv1alpha1.BackupDone {
+		err = fmt.Errorf("backup %s failed: %s: %s", name, b.Status.Reason, b.Status.Message)
+	}
+	return b, err
+}
+
+// Restored is a volume that was rebuilt from the files of a chain of backups.
+type Restored struct {
+	SHA256 string
+	// Fsck is what `e2fsck -fn` printed; empty when it was not asked for.
+	Fsck string
+}
+
+// Restore rebuilds a volume in a toolbox that has the target claim, from copies of its files with qemu-img alone:
+// rebase each incremental onto its predecessor, in order, and convert the last to raw (VEP 25, Restore).
+// chain is the full backup and the incrementals up to the wanted point, oldest first.
+// With fsck the file system on the restored disk must be clean.
+func (t *Toolbox) Restore(ctx context.Context, claim string, chain []*backupv1alpha1.VirtualMachineBackup, volume string, fsck bool) (*Restored, error) {
+	var script strings.Builder
+	script.WriteString("d=$(mktemp -d); trap 'rm -rf $d' EXIT; cd $d\n")
+	for i, b := range chain {
+		file := ""
+		for _, v := range b.Status.IncludedVolumes {
+			if v.Name == volume {
+				file = path.Join("/mnt", claim, v.File)
+				if v.Type == backupv1alpha1.Full {
+					script.WriteString("rm -f *.qcow2\n")
+				}
+			}
+		}
+		if file == "" {
+			return nil, fmt.Errorf("backup %s has no file of volume %s", b.Name, volume)
+		}
+		fmt.Fprintf(&script, "cp --sparse=always %s %d.qcow2\n", file, i)
+		fmt.Fprintf(&script, "[ ! -e %[1]d.qcow2 ] || qemu-img rebase -u -f qcow2 -F qcow2 -b %[1]d.qcow2 %[2]d.qcow2\n", i-1, i)
+		fmt.Fprintf(&script, "[ -e %[1]d.qcow2 ] || qemu-img rebase -u -f qcow2 -b '' %[2]d.qcow2\n", i-1, i)
+	}
+	fmt.Fprintf(&script, "qemu-img convert -f qcow2 -O raw %d.qcow2 disk.raw\n", len(chain)-1)
+	script.WriteString("sha256sum disk.raw | cut -d' ' -f1\n")
+	if fsck {
+		script.WriteString("e2fsck -fn disk.raw 2>&1\n")
+	}
+	out, err := t.Run(ctx, script.String())
+	if err != nil {
+		return nil, fmt.Errorf("restore volume %s of backup %s: %w", volume, chain[len(chain)-1].Name, err)
+	}
+	sum, rest, _ := strings.Cut(out, "\n")
+	return &Restored{SHA256: sum, Fsck: rest}, nil
+}

@@ -1,0 +1,143 @@
+// Package lab runs virtual machines on a cluster for whoever wants to see Varve work: the demo, the
+// end-to-end tests and the benchmarks. It talks to the cluster as a user would (objects, exec, logs)
+// and to guests through their agent, by way of virsh in the launcher pod.
+//
+// A Lab owns one namespace. Its methods return errors that name the object; every wait has a deadline.
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// Lab is a namespace on a cluster with Varve in it.
+type Lab struct {
+	client.Client
+
+	Config    *rest.Config
+	Clientset kubernetes.Interface
+	Namespace string
+	// Images maps an image's name (varve, varve-launcher, varve-guest-test, …) to its reference.
+	Images map[string]string
+	// GuestDir is the directory with kernels and root disks that `make guest` fills.
+	GuestDir string
+}
+
+// Scheme knows Kubernetes' own kinds and Varve's.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s))
+}
+
+// Open connects to the cluster of kubeconfig and makes the namespace with these labels if it is not there.
+// build is the repository's build directory.
+func Open(ctx context.Context, kubeconfig, build, namespace string, labels map[string]string) (*Lab, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read %s (is the box up? make box-up): %w", kubeconfig, err)
+	}
+	cfg.QPS, cfg.Burst = 200, 400
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
+	}
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	images, err := readImages(filepath.Join(build, "images", "images.json"))
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{Client: c, Config: cfg, Clientset: cs, Namespace: namespace, Images: images, GuestDir: filepath.Join(build, "guest")}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: labels}}
+	if err := c.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("create namespace %s: %w", namespace, err)
+	}
+	return l, nil
+}
+
+func readImages(path string) (map[string]string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the list of images (make images): %w", err)
+	}
+	var list map[string]struct {
+		Ref string `json:"ref"`
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	images := map[string]string{}
+	for name, image := range list {
+		images[name] = image.Ref
+	}
+	return images, nil
+}
+
+// Image returns the reference of an image.
+func (l *Lab) Image(name string) (string, error) {
+	if ref, ok := l.Images[name]; ok {
+		return ref, nil
+	}
+	return "", fmt.Errorf("image %s is not in build/images/images.json (make images)", name)
+}
+
+// Wait polls done every 200 ms until it says true. what stands in the error after the deadline, with
+// the last thing that done said.
+func Wait(ctx context.Context, timeout time.Duration, what string, done func(ctx context.Context) (ok bool, seen string, err error)) error {
+	var last string
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+		ok, seen, err := done(ctx)
+		last = seen
+		return ok, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s (%s): %w; last seen: %s", what, timeout, err, last)
+	}
+	return nil
+}
+
+// WaitGone waits until an object does not exist any more.
+func (l *Lab) WaitGone(ctx context.Context, obj client.Object, timeout time.Duration) error {
+	what := fmt.Sprintf("%T %s to be gone", obj, obj.GetName())
+	return Wait(ctx, timeout, what, func(ctx context.Context) (bool, string, error) {
+		err := l.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		if apierrors.IsNotFound(err) {
+			return true, "gone", nil
+		}
+		return false, fmt.Sprintf("still there, finalizers %v", obj.GetFinalizers()), err
+	})
+}
+
+// DeleteNamespace deletes the lab's namespace and waits until it is gone.
+func (l *Lab) DeleteNamespace(ctx context.Context, timeout time.Duration) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.Namespace}}
+	if err := client.IgnoreNotFound(l.Delete(ctx, ns)); err != nil {
+		return fmt.Errorf("delete namespace %s: %w", l.Namespace, err)
+	}
+	return l.WaitGone(ctx, ns, timeout)
+}

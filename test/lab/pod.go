@@ -1,0 +1,142 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Claim makes a claim of bytes on the default StorageClass.
+func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.PersistentVolumeMode) error {
+	pvc := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			VolumeMode:  &mode,
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)},
+			},
+		},
+	}
+	if err := l.Create(ctx, pvc); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create claim %s: %w", name, err)
+	}
+	return nil
+}
+
+// Toolbox is a running pod with qemu-img, e2fsprogs and the claims that it was made with, each
+// mounted at /mnt/<claim> or, if it is a Block claim, as the device /dev/<claim>.
+type Toolbox struct {
+	lab  *Lab
+	name string
+}
+
+// Toolbox starts a toolbox pod. It must be closed: it holds its claims.
+func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Toolbox, error) {
+	image, err := l.Image("varve-launcher")
+	if err != nil {
+		return nil, err
+	}
+	c := corev1.Container{
+		Name: "toolbox", Image: image, ImagePullPolicy: corev1.PullNever,
+		Command: []string{"sleep", "infinity"},
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			AutomountServiceAccountToken:  ptr.To(false),
+		},
+	}
+	for _, claim := range claims {
+		pvc := &corev1.PersistentVolumeClaim{}
+		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: claim}, pvc); err != nil {
+			return nil, fmt.Errorf("toolbox %s: claim %s: %w", name, claim, err)
+		}
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+		if ptr.Deref(pvc.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock {
+			c.VolumeDevices = append(c.VolumeDevices, corev1.VolumeDevice{Name: claim, DevicePath: "/dev/" + claim})
+		} else {
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/mnt/" + claim})
+		}
+	}
+	pod.Spec.Containers = []corev1.Container{c}
+	if err := l.Create(ctx, pod); err != nil {
+		return nil, fmt.Errorf("create toolbox %s: %w", name, err)
+	}
+	t := &Toolbox{lab: l, name: name}
+	err = Wait(ctx, 2*time.Minute, "toolbox "+name+" to run", func(ctx context.Context) (bool, string, error) {
+		err := l.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+		return pod.Status.Phase == corev1.PodRunning, describePod(pod), err
+	})
+	if err != nil {
+		_ = t.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return t, nil
+}
+
+func describePod(pod *corev1.Pod) string {
+	s := string(pod.Status.Phase)
+	for _, c := range pod.Status.Conditions {
+		if c.Status == corev1.ConditionFalse {
+			s += fmt.Sprintf(", %s: %s %s", c.Type, c.Reason, c.Message)
+		}
+	}
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.State.Waiting != nil {
+			s += fmt.Sprintf(", %s waits: %s %s", c.Name, c.State.Waiting.Reason, c.State.Waiting.Message)
+		}
+	}
+	return s
+}
+
+// Run runs a shell script in the toolbox and returns what it printed. A script that fails is an error with its output.
+func (t *Toolbox) Run(ctx context.Context, script string) (string, error) {
+	return t.RunWithInput(ctx, script, nil)
+}
+
+// RunWithInput is Run with a standard input.
+func (t *Toolbox) RunWithInput(ctx context.Context, script string, stdin io.Reader) (string, error) {
+	return t.lab.Exec(ctx, t.name, "toolbox", stdin, "bash", "-euo", "pipefail", "-c", script)
+}
+
+// Close deletes the pod and waits until it is gone.
+func (t *Toolbox) Close(ctx context.Context) error {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: t.name, Namespace: t.lab.Namespace}}
+	if err := client.IgnoreNotFound(t.lab.Delete(ctx, pod)); err != nil {
+		return fmt.Errorf("delete toolbox %s: %w", t.name, err)
+	}
+	return t.lab.WaitGone(ctx, pod, time.Minute)
+}
+
+// Exec runs a command in a container and returns its standard output. Its standard error stands in the error.
+func (l *Lab) Exec(ctx context.Context, pod, container string, stdin io.Reader, command ...string) (string, error) {
+	req := l.Clientset.CoreV1().RESTClient().Post().Resource("pods").Namespace(l.Namespace).Name(pod).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{
+			Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
+		}, clientgoscheme.ParameterCodec)
+	exec, err := remotecommand.NewWebSocketExecutor(l.Config, "GET", req.URL().String())
+	if err != nil {
+		return "", fmt.Errorf("exec in %s: %w", pod, err)
+	}
+	var stdout, stderr bytes.Buffer
+	if err := exec.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: &stdout, Stderr: &stderr}); err != nil {
+		return stdout.String(), fmt.Errorf("exec in %s: %v: %w\n%s%s", pod, command, err, stdout.String(), stderr.String())
+	}
+	return stdout.String(), nil
+}

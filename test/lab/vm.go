@@ -1,0 +1,221 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+const kernelArgs = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
+
+// System is what a guest boots.
+type System struct {
+	// Image holds the kernel: a name in build/images/images.json.
+	Image          string
+	Kernel, Initrd string
+	Args           string
+	// RootDisk is a qcow2 file in the guest directory that Populate writes; empty for a guest that runs from its initrd.
+	RootDisk string
+	Memory   string
+}
+
+// Debian is a real Debian that boots from its first disk, TestSystem a busybox that runs from its initrd.
+var (
+	Debian = System{
+		Image: "varve-guest-debian", Kernel: "/boot/debian-vmlinuz", Initrd: "/boot/debian-initrd.img",
+		Args: kernelArgs + " root=LABEL=root rw", RootDisk: "debian-root.qcow2", Memory: "512Mi",
+	}
+	TestSystem = System{
+		Image: "varve-guest-test", Kernel: "/boot/vmlinuz", Initrd: "/boot/initrd-test.img",
+		Args: kernelArgs, Memory: "256Mi",
+	}
+)
+
+// Disk is a disk of a machine: the claim has the same name as the machine's with the disk's appended.
+type Disk struct {
+	Name string
+	// Bytes is the claim's size; a Filesystem claim holds a somewhat smaller disk.
+	Bytes int64
+	Block bool
+	Bus   string
+}
+
+// ClaimName is the name of the claim behind a machine's disk.
+func ClaimName(vm, disk string) string { return vm + "-" + disk }
+
+// Machine describes a virtual machine with Varve's defaults for tests: halted, one core, agent, network.
+func (l *Lab) Machine(name string, sys System, labels map[string]string, disks ...Disk) (*kubevirtv1.VirtualMachine, error) {
+	image, err := l.Image(sys.Image)
+	if err != nil {
+		return nil, err
+	}
+	memory := resource.MustParse(sys.Memory)
+	spec := kubevirtv1.VirtualMachineInstanceSpec{
+		TerminationGracePeriodSeconds: ptr.To[int64](60),
+		Networks:                      []kubevirtv1.Network{{Name: "default", Pod: &kubevirtv1.PodNetwork{}}},
+		Domain: kubevirtv1.DomainSpec{
+			CPU:    &kubevirtv1.CPU{Cores: 1},
+			Memory: &kubevirtv1.Memory{Guest: &memory},
+			Firmware: &kubevirtv1.Firmware{KernelBoot: &kubevirtv1.KernelBoot{
+				KernelArgs: sys.Args,
+				Container: &kubevirtv1.KernelBootContainer{
+					Image: image, ImagePullPolicy: corev1.PullNever, KernelPath: sys.Kernel, InitrdPath: sys.Initrd,
+				},
+			}},
+			Devices: kubevirtv1.Devices{
+				Rng:        &kubevirtv1.Rng{},
+				Interfaces: []kubevirtv1.Interface{{Name: "default", Masquerade: &kubevirtv1.InterfaceMasquerade{}}},
+			},
+		},
+	}
+	for _, d := range disks {
+		bus := d.Bus
+		if bus == "" {
+			bus = "virtio"
+		}
+		spec.Domain.Devices.Disks = append(spec.Domain.Devices.Disks, kubevirtv1.Disk{
+			Name: d.Name, Serial: d.Name, Disk: &kubevirtv1.DiskTarget{Bus: bus},
+		})
+		source := &kubevirtv1.PersistentVolumeClaimVolumeSource{}
+		source.ClaimName = ClaimName(name, d.Name)
+		spec.Volumes = append(spec.Volumes, kubevirtv1.Volume{Name: d.Name, PersistentVolumeClaim: source})
+	}
+	return &kubevirtv1.VirtualMachine{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace, Labels: labels},
+		Spec: kubevirtv1.VirtualMachineSpec{
+			RunStrategy: ptr.To(kubevirtv1.RunStrategyHalted),
+			Template:    &kubevirtv1.VirtualMachineInstanceTemplateSpec{Spec: spec},
+		},
+	}, nil
+}
+
+// CreateClaims makes the claims behind a machine's disks.
+func (l *Lab) CreateClaims(ctx context.Context, vm string, disks ...Disk) error {
+	for _, d := range disks {
+		mode := corev1.PersistentVolumeFilesystem
+		if d.Block {
+			mode = corev1.PersistentVolumeBlock
+		}
+		if err := l.Claim(ctx, ClaimName(vm, d.Name), d.Bytes, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PopulateRoot writes the system's root disk to a machine's Filesystem claim as disk.img.
+func (l *Lab) PopulateRoot(ctx context.Context, vm, disk string, sys System) (err error) {
+	claim := ClaimName(vm, disk)
+	src, err := os.Open(filepath.Join(l.GuestDir, sys.RootDisk))
+	if err != nil {
+		return fmt.Errorf("root disk (make guest): %w", err)
+	}
+	defer src.Close()
+	t, err := l.Toolbox(ctx, "populate-"+claim, claim)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := t.Close(context.WithoutCancel(ctx)); err == nil {
+			err = closeErr
+		}
+	}()
+	script := fmt.Sprintf("cat >/tmp/root.qcow2; qemu-img convert -O raw /tmp/root.qcow2 /mnt/%[1]s/disk.img; sync -f /mnt/%[1]s/disk.img", claim)
+	_, err = t.RunWithInput(ctx, script, src)
+	return err
+}
+
+// PopulateExt4 makes a sparse raw disk of bytes with an ext4 file system on a machine's Filesystem claim.
+func (l *Lab) PopulateExt4(ctx context.Context, vm, disk string, bytes int64, label string) (err error) {
+	claim := ClaimName(vm, disk)
+	t, err := l.Toolbox(ctx, "populate-"+claim, claim)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := t.Close(context.WithoutCancel(ctx)); err == nil {
+			err = closeErr
+		}
+	}()
+	_, err = t.Run(ctx, fmt.Sprintf("truncate -s %[2]d /mnt/%[1]s/disk.img; mkfs.ext4 -q -L %[3]s /mnt/%[1]s/disk.img; sync -f /mnt/%[1]s/disk.img", claim, bytes, label))
+	return err
+}
+
+// WaitAgent waits until the machine's guest runs and its agent answers, and returns the instance.
+func (l *Lab) WaitAgent(ctx context.Context, vm string, timeout time.Duration) (*kubevirtv1.VirtualMachineInstance, error) {
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: vm}}
+	err := Wait(ctx, timeout, "the guest agent of "+vm, func(ctx context.Context) (bool, string, error) {
+		if err := client.IgnoreNotFound(l.Get(ctx, client.ObjectKeyFromObject(vmi), vmi)); err != nil {
+			return false, "", err
+		}
+		seen := fmt.Sprintf("phase %q", vmi.Status.Phase)
+		agent := false
+		for _, c := range vmi.Status.Conditions {
+			seen += fmt.Sprintf(", %s=%s %s %s", c.Type, c.Status, c.Reason, c.Message)
+			agent = agent || c.Type == kubevirtv1.ConditionAgentConnected && c.Status == corev1.ConditionTrue
+		}
+		return agent && vmi.Status.Phase == kubevirtv1.PhaseRunning && vmi.DeletionTimestamp == nil, seen, nil
+	})
+	return vmi, err
+}
+
+// TrackingLabel is the label by which the box's configuration selects machines for changed block tracking.
+const TrackingLabel = "changedBlockTracking"
+
+// WatchTracking shows each state of changed block tracking until done says true.
+func (l *Lab) WatchTracking(ctx context.Context, vm string, timeout time.Duration, done func(kubevirtv1.ChangedBlockTrackingState) bool) error {
+	obj := &kubevirtv1.VirtualMachine{}
+	return Wait(ctx, timeout, "changed block tracking of "+vm, func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, obj); err != nil {
+			return false, "", err
+		}
+		if obj.Status.ChangedBlockTracking == nil {
+			return false, "no state", nil
+		}
+		state := obj.Status.ChangedBlockTracking.State
+		return done(state), string(state), nil
+	})
+}
+
+// WaitTracking waits until changed block tracking of the machine is in a state.
+func (l *Lab) WaitTracking(ctx context.Context, vm string, state kubevirtv1.ChangedBlockTrackingState, timeout time.Duration) error {
+	err := l.WatchTracking(ctx, vm, timeout, func(s kubevirtv1.ChangedBlockTrackingState) bool { return s == state })
+	if err != nil {
+		return fmt.Errorf("want %s: %w", state, err)
+	}
+	return nil
+}
+
+// Restart asks for a restart as kubectl varve vm restart does and waits until the old instance is gone.
+func (l *Lab) Restart(ctx context.Context, vm string) error {
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi); err != nil {
+		return err
+	}
+	obj := &kubevirtv1.VirtualMachine{}
+	if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, obj); err != nil {
+		return err
+	}
+	before := obj.DeepCopy()
+	obj.Status.StateChangeRequests = []kubevirtv1.StateChangeRequest{
+		{Action: kubevirtv1.StopRequest, UID: &vmi.UID}, {Action: kubevirtv1.StartRequest},
+	}
+	if err := l.Status().Patch(ctx, obj, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("restart %s: %w", vm, err)
+	}
+	old := vmi.UID
+	return Wait(ctx, 5*time.Minute, "the old instance of "+vm+" to be gone", func(ctx context.Context) (bool, string, error) {
+		err := client.IgnoreNotFound(l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi))
+		return vmi.UID != old, string(vmi.Status.Phase), err
+	})
+}

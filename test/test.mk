@@ -1,0 +1,35 @@
+# The tiers of docs/testing.md, cheapest first.
+
+.PHONY: test-unit
+test-unit: ## Unit tests: no root, no cluster
+	$(GO) test ./...
+	cd hack/box && $(GO) test ./cmd/... ./internal/...
+
+.PHONY: test-control-plane
+test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd
+	$(GO) test -tags controlplane -p 2 -timeout 15m $$(hack/packages-with-tag.sh controlplane)
+
+.PHONY: test-interop
+test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
+	hack/deps.sh interop
+	$(GO) test -tags root -timeout 10m ./internal/handler/mount/
+	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
+
+.PHONY: test-e2e
+test-e2e: box-up install ## Real pods, virtual machines and guests on the box; bytes compared
+	$(GO) test -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
+
+.PHONY: test
+test: test-unit test-control-plane test-interop test-image test-box test-e2e ## Every tier; installs what it needs
+
+.PHONY: demo
+demo: box-up install ## The main job on a box, told step by step; result in build/demo/result.json
+	$(GO) run ./hack/demo -kubeconfig $(KUBECONFIG)
+
+.PHONY: bench
+bench: box-up install ## Benchmarks against their peers; build/bench.json
+	$(GO) run ./hack/bench -kubeconfig $(KUBECONFIG)
+
+.PHONY: soak
+soak: box-up install ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
+	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/
