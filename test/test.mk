@@ -3,7 +3,6 @@
 .PHONY: test-unit
 test-unit: ## Unit tests: no root, no cluster
 	$(GO) test ./...
-	cd hack/box && $(GO) test ./cmd/... ./internal/...
 
 .PHONY: test-control-plane
 test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd

@@ -271,6 +271,8 @@ func (s *soak) leaks() {
 		if err != nil {
 			return false, "", err
 		}
+		// libvirt has no colons in its names.
+		checkpoints = strings.ReplaceAll(checkpoints, "_", ":")
 		locked := vmi.Status.ChangedBlockTracking != nil && vmi.Status.ChangedBlockTracking.BackupStatus != nil
 		seen := fmt.Sprintf("%d pods, %d utility volumes, lock %v, %s mounts, checkpoints %q (want %q)",
 			len(pods.Items), len(vmi.Spec.UtilityVolumes), locked, strings.TrimSpace(mounts), strings.TrimSpace(checkpoints), want)

@@ -221,6 +221,16 @@ func kill(t *testing.T, node int) {
 	}
 }
 
+// TestUpDuringDeath runs `box up` at once after each of two kills, when the killed node may still look alive.
+func TestUpDuringDeath(t *testing.T) {
+	w := newWitness(t)
+	for range 2 {
+		kill(t, 1)
+		mustUp(t)
+	}
+	w.check(t)
+}
+
 func truncate(t *testing.T, file string) {
 	t.Helper()
 	if err := os.Truncate(file, 0); err != nil {

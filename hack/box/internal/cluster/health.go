@@ -67,13 +67,29 @@ func (s *State) healthy(ctx context.Context, dir layout.Box, p *Progress) error 
 	return s.serviceAnswers(ctx, dir)
 }
 
+// errNodeDied says that a node's init ended while something on the node was waited for.
+var errNodeDied = errors.New("the node's init has ended")
+
+// await is the function await, for something on node i: it gives up when the node dies.
+func (s *State) await(
+	ctx context.Context, dir layout.Box, i int, what string, limit time.Duration, log string, check func(context.Context) error,
+) error {
+	err := await(ctx, what, limit, log, func(ctx context.Context) error {
+		if !s.Nodes[i-1].Init.Alive() {
+			return errGiveUp{errNodeDied}
+		}
+		return check(ctx)
+	})
+	if errors.Is(err, errNodeDied) {
+		return fmt.Errorf("%w%s", err, tail(dir.Node(i).Log("init")))
+	}
+	return err
+}
+
 // supervised waits until the node's init has started its services.
 func (s *State) supervised(ctx context.Context, dir layout.Box, i int) error {
 	l := dir.Node(i)
-	return await(ctx, "the init of "+l.Name, time.Minute, l.Log("init"), func(context.Context) error {
-		if !s.Nodes[i-1].Init.Alive() {
-			return errGiveUp{errors.New("it has ended")}
-		}
+	return s.await(ctx, dir, i, "the init of "+l.Name, time.Minute, l.Log("init"), func(context.Context) error {
 		_, err := services(l)
 		return err
 	})
@@ -91,8 +107,8 @@ func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p 
 		}
 		return err
 	}
-	err := await(ctx, "containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
-	if giveUp := (errGiveUp{}); !errors.As(err, &giveUp) {
+	err := s.await(ctx, dir, i, "containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
+	if giveUp := (errGiveUp{}); !errors.As(err, &giveUp) || errors.Is(err, errNodeDied) {
 		return err
 	}
 	p.Say("%v", err)
@@ -109,12 +125,12 @@ func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p 
 	if err := s.supervised(ctx, dir, i); err != nil {
 		return err
 	}
-	return await(ctx, "the fresh containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
+	return s.await(ctx, dir, i, "the fresh containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
 }
 
 func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Interface) error {
 	l := dir.Node(1)
-	return await(ctx, "the API server", 3*time.Minute, l.Log("kube-apiserver"), func(ctx context.Context) error {
+	return s.await(ctx, dir, 1, "the API server", 3*time.Minute, l.Log("kube-apiserver"), func(ctx context.Context) error {
 		if svc, err := services(l); err == nil && crashing(svc["etcd"]) {
 			return errGiveUp{fmt.Errorf("%w%s", errEtcdDamaged, tail(l.Log("etcd")))}
 		}
@@ -129,7 +145,7 @@ func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Inter
 // take volumes.
 func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Interface, i int) error {
 	l, started := dir.Node(i), s.Nodes[i-1].Started.Truncate(time.Second) // the API's times have seconds
-	err := await(ctx, l.Name+" to be Ready", 3*time.Minute, l.Log("kubelet"), func(ctx context.Context) error {
+	err := s.await(ctx, dir, i, l.Name+" to be Ready", 3*time.Minute, l.Log("kubelet"), func(ctx context.Context) error {
 		n, err := c.CoreV1().Nodes().Get(ctx, l.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -151,7 +167,7 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 	if err != nil {
 		return err
 	}
-	return await(ctx, "the volumes of "+l.Name, 2*time.Minute, l.Log("csi"), func(ctx context.Context) error {
+	return s.await(ctx, dir, i, "the volumes of "+l.Name, 2*time.Minute, l.Log("csi"), func(ctx context.Context) error {
 		svc, err := services(l)
 		if err != nil {
 			return err
@@ -167,7 +183,7 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 func (s *State) serviceAnswers(ctx context.Context, dir layout.Box) error {
 	l := dir.Node(1)
 	target := net.JoinHostPort(s.Plan.APIService().String(), "443")
-	return await(ctx, "the Service kubernetes at "+target, 60*time.Second, l.Log("kube-proxy"), func(ctx context.Context) error {
+	return s.await(ctx, dir, 1, "the Service kubernetes at "+target, 60*time.Second, l.Log("kube-proxy"), func(ctx context.Context) error {
 		d := net.Dialer{Timeout: 2 * time.Second}
 		conn, err := d.DialContext(ctx, "tcp", target)
 		if err != nil {

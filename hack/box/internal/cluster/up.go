@@ -65,19 +65,29 @@ func up(ctx context.Context, cfg Config, p *Progress) error {
 	if err := service.Credentials(cfg.Dir, st.Plan, len(st.Nodes), time.Now()); err != nil {
 		return err
 	}
-	for i := 1; i <= len(st.Nodes); i++ {
-		if err := service.Configure(st.spec(cfg.Dir, i)); err != nil {
-			return err
-		}
-		if err := st.ensureNode(ctx, cfg.Dir, i, changed, p); err != nil {
-			return err
-		}
+	// A node may die at any time, even now: a process that was killed a moment ago can still look alive.
+	err = st.converge(ctx, cfg.Dir, changed, p)
+	for again := 0; errors.Is(err, errNodeDied) && again < 2; again++ {
+		err = st.converge(ctx, cfg.Dir, false, p)
 	}
-	if err := st.healthy(ctx, cfg.Dir, p); err != nil {
+	if err != nil {
 		return err
 	}
 	p.Say("the box is up: %d node(s), export KUBECONFIG=%s", len(st.Nodes), cfg.Dir.Kubeconfig())
 	return nil
+}
+
+// converge starts the nodes that do not run, and waits for all to work.
+func (s *State) converge(ctx context.Context, dir layout.Box, changed bool, p *Progress) error {
+	for i := 1; i <= len(s.Nodes); i++ {
+		if err := service.Configure(s.spec(dir, i)); err != nil {
+			return err
+		}
+		if err := s.ensureNode(ctx, dir, i, changed, p); err != nil {
+			return err
+		}
+	}
+	return s.healthy(ctx, dir, p)
 }
 
 // open loads the box's state or makes a new one, with room for the wanted nodes.
