@@ -29,7 +29,7 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib); err != nil {
 		return nil, err
 	}
-	fill := fmt.Sprintf("dd if=/dev/urandom of=/disks/dense/data bs=1M count=%d; sync", b.dataMiB)
+	fill := lab.Fill("/disks/dense/data", int(b.dataMiB)) + "sync"
 	if err := b.guest(ctx, fill); err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (b *bench) incremental(ctx context.Context) ([]row, error) {
 	if err := b.boot(ctx, disk, 10*gib); err != nil {
 		return nil, err
 	}
-	if err := b.guest(ctx, "dd if=/dev/urandom of=/disks/sparse/data bs=1M count=300; sync"); err != nil {
+	if err := b.guest(ctx, lab.Fill("/disks/sparse/data", 304)+"sync"); err != nil {
 		return nil, err
 	}
 	claim := lab.ClaimName(vmName, disk.Name)

@@ -94,7 +94,7 @@ func TestSparseFullMovesWhatIsUsed(t *testing.T) {
 	s.boot(lab.Disk{Name: "big", Bytes: 12 * gib})
 	s.target("backups", 4*gib)
 	s.tracker("daily")
-	s.guest(`head -c 300000000 /dev/urandom >/disks/big/data; sync`)
+	s.guest(lab.Fill("/disks/big/data", 304) + `sync`)
 	g, err := s.Guest(t.Context(), s.vm)
 	s.must(err)
 	used := number(t, must(g.Launcher(t.Context(), "sh", "-c", `stat -c '%b*%B' /run/varve/disks/big/disk.img | tr -d '\n' | sed 's/$/\n/' | { IFS='*' read a b; echo $((a*b)); }`)))
@@ -134,7 +134,7 @@ func TestTargetThatCannotTakeIt(t *testing.T) {
 	s := newScene(t, "target")
 	s.boot(lab.Disk{Name: "data", Bytes: 512 * mib})
 	s.tracker("daily")
-	s.guest(`head -c 100000000 /dev/urandom >/disks/data/x; sync`)
+	s.guest(lab.Fill("/disks/data/x", 96) + `sync`)
 
 	// Missing: waits, says so, proceeds when it appears.
 	s.must(s.Create(t.Context(), s.Backup("missing", "daily", "later")))
@@ -177,7 +177,7 @@ func TestOneBackupAtATime(t *testing.T) {
 	s.target("backups", 4*gib)
 	s.tracker("a")
 	s.tracker("b")
-	s.guest(`head -c 500000000 /dev/urandom >/disks/data/x; sync`)
+	s.guest(lab.Fill("/disks/data/x", 512) + `sync`)
 	s.must(s.Create(t.Context(), s.Backup("first", "a", "backups")))
 	s.waitFor("first", "under way", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase != backupv1alpha1.BackupPending && st.Phase != ""
@@ -207,7 +207,7 @@ func TestDeleteWhileRunningAborts(t *testing.T) {
 	s.must(s.Create(t.Context(), s.Backup("base", "daily", "backups")))
 	base, err := s.WaitDone(t.Context(), "base", backupTimeout, nil)
 	s.must(err)
-	s.guest(`head -c 900000000 /dev/urandom >/disks/data/x; sync`)
+	s.guest(lab.Fill("/disks/data/x", 1024) + `sync`)
 	s.must(s.Create(t.Context(), s.Backup("gone", "daily", "backups")))
 	b := s.waitFor("gone", "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase == backupv1alpha1.BackupCopying

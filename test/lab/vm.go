@@ -219,3 +219,10 @@ func (l *Lab) Restart(ctx context.Context, vm string) error {
 		return vmi.UID != old, string(vmi.Status.Phase), err
 	})
 }
+
+// Fill is a shell command that writes a file of mib MiB in a guest: one random MiB, sixteen times,
+// then the next, because an emulated processor makes random numbers slowly. Different files have nothing in common.
+func Fill(file string, mib int) string {
+	return fmt.Sprintf(`s=$(mktemp); : >%[1]s; i=0; while [ $i -lt %[2]d ]; do head -c 1048576 /dev/urandom >$s; `+
+		`for j in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do cat $s; done >>%[1]s; i=$((i+16)); done; rm $s; `, file, mib)
+}

@@ -130,7 +130,7 @@ func (s *soak) boot() {
 	s.must(s.Create(ctx, vm))
 	s.must(s.Create(ctx, s.Tracker("t", vmName)))
 	s.ready()
-	_, err = s.guest(`for d in one two; do head -c 150000000 /dev/urandom >/disks/$d/base; done; sync`)
+	_, err = s.guest(lab.Fill("/disks/one/base", 160) + lab.Fill("/disks/two/base", 160) + `sync`)
 	s.must(err)
 }
 
@@ -154,7 +154,7 @@ func (s *soak) guest(script string) (string, error) {
 func (s *soak) round(i int) {
 	ctx := s.t.Context()
 	s.ready()
-	change := fmt.Sprintf(`for d in one two; do head -c %d /dev/urandom >/disks/$d/r%d; dd if=/dev/urandom of=/disks/$d/base bs=64k count=3 seek=%d conv=notrunc; done; rm -f /disks/one/r%d; sync`,
+	change := fmt.Sprintf(`for d in one two; do head -c %[1]d /disks/$d/base >/disks/$d/r%[2]d; head -c 500000 /dev/urandom >>/disks/$d/r%[2]d; dd if=/dev/urandom of=/disks/$d/base bs=64k count=3 seek=%[3]d conv=notrunc; done; rm -f /disks/one/r%[4]d; sync`,
 		1000000+s.rand.IntN(60000000), i%4, s.rand.IntN(2000), (i+2)%4)
 	if _, err := s.guest(change); err != nil {
 		// A guest that was killed a moment ago comes back; the next round tries again.
