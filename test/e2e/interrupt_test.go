@@ -31,7 +31,7 @@ func (s *scene) interrupted(strategy kubevirtv1.RunStrategy) *backupv1alpha1.Vir
 	s.must(s.Create(s.t.Context(), s.Backup("base", "daily", "backups")))
 	base, err := s.WaitDone(s.t.Context(), "base", backupTimeout, nil)
 	s.must(err)
-	s.guest(lab.Fill("/disks/data/x", 1200) + `sync`)
+	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
 	s.must(s.Create(s.t.Context(), s.Backup("cut", "daily", "backups")))
 	s.waitFor("cut", "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase == backupv1alpha1.BackupCopying || st.Phase.Final()

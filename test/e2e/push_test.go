@@ -177,7 +177,7 @@ func TestOneBackupAtATime(t *testing.T) {
 	s.target("backups", 4*gib)
 	s.tracker("a")
 	s.tracker("b")
-	s.guest(lab.Fill("/disks/data/x", 512) + `sync`)
+	s.guest(lab.Fill("/disks/data/x", 256) + `sync`)
 	s.must(s.Create(t.Context(), s.Backup("first", "a", "backups")))
 	s.waitFor("first", "under way", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase != backupv1alpha1.BackupPending && st.Phase != ""
@@ -207,7 +207,7 @@ func TestDeleteWhileRunningAborts(t *testing.T) {
 	s.must(s.Create(t.Context(), s.Backup("base", "daily", "backups")))
 	base, err := s.WaitDone(t.Context(), "base", backupTimeout, nil)
 	s.must(err)
-	s.guest(lab.Fill("/disks/data/x", 1024) + `sync`)
+	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
 	s.must(s.Create(t.Context(), s.Backup("gone", "daily", "backups")))
 	b := s.waitFor("gone", "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase == backupv1alpha1.BackupCopying
@@ -226,7 +226,7 @@ func TestWithoutAgentIsAWarning(t *testing.T) {
 	s := newScene(t, "noagent")
 	s.boot(lab.Disk{Name: "data", Bytes: 256 * mib})
 	s.target("backups", gib)
-	s.guest(`(sleep 1; killall -9 qemu-ga) >/dev/null 2>&1 &`)
+	s.guest(`printf '#!/bin/sh\nexec sleep 99999\n' >/usr/bin/run-agent; (sleep 1; killall -9 qemu-ga) >/dev/null 2>&1 &`)
 	s.must(lab.Wait(t.Context(), time.Minute, "the agent to be gone", func(ctx contextT) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}
 		err := s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi)
