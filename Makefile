@@ -17,6 +17,7 @@ help: ## List the targets
 
 .PHONY: build
 build: ## Build varve (static) and varve-launcher (cgo) into build/bin
+	hack/deps.sh build
 	CGO_ENABLED=0 $(GO) build $(GOFLAGS_VARVE) -o build/bin/varve ./cmd/varve
 	CGO_ENABLED=1 $(GO) build $(GOFLAGS_VARVE) -tags libvirt_dlopen -o build/bin/varve-launcher ./cmd/varve-launcher
 	ln -sf varve build/bin/kubectl-varve

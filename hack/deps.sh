@@ -1,17 +1,18 @@
 #!/bin/sh
 # Installs the Debian packages that a part of the project needs, and nothing that is there already.
-# Usage: hack/deps.sh GROUP...   with GROUP one of: box image guest interop generate
+# Usage: hack/deps.sh GROUP...   with GROUP one of: build box image guest interop generate
 # A missing package is installed without asking; what cannot be installed is an error that names it.
 set -eu
 
 packages() {
 	case "$1" in
 	box) echo containerd runc containernetworking-plugins iproute2 iptables nftables conntrack e2fsprogs util-linux socat ebtables ;;
-	image) echo mmdebstrap debian-archive-keyring gcc libc6-dev ;;
+	build) echo gcc libc6-dev ;;
+	image) echo mmdebstrap debian-archive-keyring ;;
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
 	generate) echo protobuf-compiler ;;
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
-	*) echo "deps.sh: unknown group '$1' (box, image, guest, interop, generate)" >&2; exit 2 ;;
+	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate)" >&2; exit 2 ;;
 	esac
 }
 
