@@ -16,8 +16,6 @@ var (
 	ErrNoSpace = errors.New("no space left")
 	// ErrAgent: the guest agent is not there, did not answer in time or refused.
 	ErrAgent = errors.New("guest agent failed")
-	// ErrAlreadyFrozen: somebody else has frozen the guest's file systems; to thaw them is theirs.
-	ErrAlreadyFrozen = errors.New("the file systems are frozen already")
 	// ErrClosed: the connection to libvirtd is gone; connect again.
 	ErrClosed = errors.New("connection to libvirt is closed")
 	// ErrInvalid: what was asked for cannot be done for this instance or disk; the message says what to mend.

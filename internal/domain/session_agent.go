@@ -92,31 +92,35 @@ func agentConnected(d *libvirt.Domain) (bool, error) {
 
 // Freeze asks the agent to flush and freeze all file systems of the guest and returns when they are
 // frozen. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the context ended meanwhile, the guest
-// is thawed again, as far as its agent answers, unless somebody else had frozen it: ErrAlreadyFrozen. ErrAgent: there is no agent, or it refused,
-// or it was too slow.
+// is thawed again, as far as its agent answers. ErrAgent: there is no agent, or it refused, or it was too slow.
 func (s *Session) Freeze(ctx context.Context, timeout time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("freeze guest: %w", err)
 	}
 	// Not abandoned when ctx ends: whoever freezes must be there to thaw.
 	err := s.useAgent("freeze guest", timeout, func(d *libvirt.Domain) error {
-		status, err := d.QemuAgentCommand(`{"execute":"guest-fsfreeze-status"}`, libvirt.DOMAIN_QEMU_AGENT_COMMAND_DEFAULT, 0)
-		if err != nil {
-			return err
-		}
-		if !s.agent.frozen && saysFrozen(status) {
-			return ErrAlreadyFrozen
-		}
 		s.agent.frozen = true
 		return d.FSFreeze(nil, 0)
 	})
 	if err == nil && ctx.Err() != nil {
 		err = fmt.Errorf("freeze guest: %w", ctx.Err())
 	}
-	if err == nil || errors.Is(err, ErrAlreadyFrozen) {
-		return err
+	if err != nil {
+		return errors.Join(err, s.thawAfterFailure())
 	}
-	return errors.Join(err, s.thawAfterFailure())
+	return nil
+}
+
+// FSFrozen asks the agent whether the guest's file systems are frozen, by whomever. The agent has the timeout,
+// rounded up to seconds, to answer. ErrAgent: there is no agent, or it refused, or it was too slow.
+func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (bool, error) {
+	frozen := false
+	err := s.useAgent("ask whether the guest is frozen", timeout, func(d *libvirt.Domain) error {
+		answer, err := d.QemuAgentCommand(`{"execute":"guest-fsfreeze-status"}`, libvirt.DOMAIN_QEMU_AGENT_COMMAND_DEFAULT, 0)
+		frozen = saysFrozen(answer)
+		return err
+	})
+	return frozen, err
 }
 
 // thawAfterFailure thaws a guest that may be frozen. That it is not there or its agent is not is no second error.

@@ -139,7 +139,12 @@ func (f *fakeGuest) DeleteCheckpoint(_ context.Context, name string) error {
 	return nil
 }
 
-func (f *fakeGuest) Resume(context.Context) error                { f.call("Resume"); return nil }
+func (f *fakeGuest) Resume(context.Context) error { f.call("Resume"); return nil }
+func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
+	f.call("FSFrozen")
+	return false, nil
+}
+
 func (f *fakeGuest) Freeze(context.Context, time.Duration) error { f.call("Freeze"); return nil }
 func (f *fakeGuest) Thaw(context.Context) error                  { f.call("Thaw"); return nil }
 func (f *fakeGuest) Events() <-chan domain.Event                 { return f.events }

@@ -61,6 +61,13 @@ func (f *fakeGuest) Info(context.Context) (domain.Info, error) {
 
 func (f *fakeGuest) Resume(context.Context) error { return f.call("Resume") }
 
+func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
+	err := f.call("FSFrozen")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.frozen, err
+}
+
 func (f *fakeGuest) Freeze(context.Context, time.Duration) error {
 	err := f.call("Freeze")
 	f.set(func() { f.frozen = true }) // a freeze that fails may have frozen something

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
-
-	"github.com/varvebackup/varve/internal/domain"
 )
 
 const (
@@ -30,6 +28,7 @@ var ErrFrozen = errors.New("the guest is still frozen")
 
 // Agent freezes and thaws the guest's file systems.
 type Agent interface {
+	FSFrozen(ctx context.Context, timeout time.Duration) (bool, error)
 	Freeze(ctx context.Context, timeout time.Duration) error
 	Thaw(ctx context.Context) error
 }
@@ -70,7 +69,7 @@ type Frozen struct {
 	since time.Time
 
 	once sync.Once
-	// foreign: somebody else had frozen the guest, and thaws it. Set before release is closed.
+	// foreign: somebody else had frozen the guest, and thaws it.
 	foreign bool
 	release chan struct{} // closed by Thaw
 	thawed  chan struct{} // closed when the guest is thawed or has ended
@@ -80,18 +79,23 @@ type Frozen struct {
 // Freeze freezes the guest's file systems. A guest that somebody else has frozen already is as good; it is not thawed then.
 // After an error the guest is not frozen, or is being thawed.
 func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
-	z := &Frozen{clock: f.clock, since: f.clock.Now(), release: make(chan struct{}), thawed: make(chan struct{})}
+	z := &Frozen{clock: f.clock, release: make(chan struct{}), thawed: make(chan struct{})}
 	if !f.claim(z) {
 		return nil, ErrFrozen
 	}
-	f.holders.Go(func() { f.hold(z) })
 	ctx, cancel := context.WithTimeout(ctx, freezeTimeout+thawTimeout)
 	defer cancel()
-	err := f.agent.Freeze(ctx, freezeTimeout)
-	if z.foreign = errors.Is(err, domain.ErrAlreadyFrozen); z.foreign {
+	foreign, err := f.agent.FSFrozen(ctx, freezeTimeout)
+	if err != nil {
+		f.drop()
+		return nil, fmt.Errorf("ask whether it is frozen: %w", err)
+	}
+	z.foreign, z.since = foreign, f.clock.Now()
+	f.holders.Go(func() { f.hold(z) })
+	if foreign {
 		return z, nil
 	}
-	if err != nil {
+	if err := f.agent.Freeze(ctx, freezeTimeout); err != nil {
 		// A freeze that failed or came too late may still have frozen something.
 		z.Thaw()
 		return nil, fmt.Errorf("freeze: %w", err)
@@ -111,6 +115,13 @@ func (f *Freezer) claim(z *Frozen) bool {
 	return true
 }
 
+func (f *Freezer) drop() {
+	f.mu.Lock()
+	f.current = nil
+	f.mu.Unlock()
+	f.changed()
+}
+
 // hold is the watchdog of one freeze.
 func (f *Freezer) hold(z *Frozen) {
 	timer := f.clock.NewTimer(frozenAtMost)
@@ -121,25 +132,12 @@ func (f *Freezer) hold(z *Frozen) {
 		f.log.Error("guest frozen for too long, thawing it", "limit", frozenAtMost)
 	case <-f.life.Done():
 	}
-	if !z.released() || !z.foreign {
+	if !z.foreign {
 		f.thaw()
 	}
 	z.after = f.clock.Since(z.since)
-	f.mu.Lock()
-	f.current = nil
-	f.mu.Unlock()
+	f.drop()
 	close(z.thawed)
-	f.changed()
-}
-
-// released says that whoever froze has asked for the thaw, so that foreign is known.
-func (z *Frozen) released() bool {
-	select {
-	case <-z.release:
-		return true
-	default:
-		return false
-	}
 }
 
 // thaw returns when the guest is thawed or has ended.

@@ -34,8 +34,8 @@ func TestFullBackup(t *testing.T) {
 		if got.Phase != pb.Backup_DONE || got.Quiesce != pb.Backup_FROZEN || got.ProcessedBytes != 200 || got.PointInTime == nil {
 			t.Fatalf("%v", got)
 		}
-		want := []string{"Freeze", "BeginBackup", "Thaw"}
-		if diff := cmp.Diff(want, b.guest.calls[:3]); diff != "" {
+		want := []string{"FSFrozen", "Freeze", "BeginBackup", "Thaw"}
+		if diff := cmp.Diff(want, b.guest.calls[:len(want)]); diff != "" {
 			t.Errorf("calls: %s", diff)
 		}
 		for i, v := range got.Volumes {
@@ -284,9 +284,10 @@ func TestQuiesce(t *testing.T) {
 		"agent absent": {func(b *bench, _ *pb.BeginBackupRequest) { b.agent = false }, pb.Backup_AGENT_ABSENT, 0},
 		"refused":      {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.fail["Freeze"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 1},
 		"frozen by somebody else": {func(b *bench, _ *pb.BeginBackupRequest) {
-			b.guest.fail["Freeze"] = domain.ErrAlreadyFrozen
+			b.guest.frozen = true
 			b.guest.on["Thaw"] = func() { panic("thawed what it did not freeze") }
-		}, pb.Backup_FROZEN, 1},
+		}, pb.Backup_FROZEN, 0},
+		"silent": {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.fail["FSFrozen"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 0},
 		"frozen": {func(*bench, *pb.BeginBackupRequest) {}, pb.Backup_FROZEN, 1},
 		"thaw fails at first": {func(b *bench, _ *pb.BeginBackupRequest) {
 			b.guest.fail["Thaw"] = domain.ErrAgent
