@@ -191,11 +191,20 @@ func infoMerges(t *testing.T, m *machine) {
 	}
 }
 
+func frozenIs(t *testing.T, m *machine, want bool) {
+	t.Helper()
+	if got, err := m.FSFrozen(t.Context(), 10*time.Second); err != nil || got != want {
+		t.Errorf("frozen is %v (%v), want %v", got, err, want)
+	}
+}
+
 func frozenBackup(t *testing.T, m *machine) {
 	m.exec("mkfs.ext4 -q /dev/vda && mount-disks && cd /disks/serial-0 && head -c 5000000 /dev/urandom > a && sha256sum < a > a.sum")
+	frozenIs(t, m, false)
 	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
+	frozenIs(t, m, true)
 	reference, target := m.reference("d0", "c0"), m.target("d0", "c0")
 	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
 	for range 2 {
