@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -193,16 +195,23 @@ func (s *story) backup(ctx context.Context, name string, want backupv1alpha1.Bac
 	if err != nil {
 		return err
 	}
-	for _, v := range b.Status.IncludedVolumes {
-		restored, err := tool.Restore(ctx, target, s.chain, v.Name, true)
-		if err != nil {
-			_ = tool.Close(context.WithoutCancel(ctx))
-			return err
-		}
-		r.Volumes = append(r.Volumes, volumeResult{
-			Name: v.Name, Type: string(v.Type), VirtualBytes: v.VirtualBytes, MovedBytes: v.MovedBytes,
-			SHA256Expected: p.Sums[v.Name], SHA256Restored: restored.SHA256, Identical: p.Sums[v.Name] == restored.SHA256,
+	r.Volumes = make([]volumeResult, len(b.Status.IncludedVolumes))
+	group, groupCtx := errgroup.WithContext(ctx)
+	for i, v := range b.Status.IncludedVolumes {
+		group.Go(func() error {
+			restored, err := tool.Restore(groupCtx, target, s.chain, v.Name, true)
+			if err != nil {
+				return err
+			}
+			r.Volumes[i] = volumeResult{
+				Name: v.Name, Type: string(v.Type), VirtualBytes: v.VirtualBytes, MovedBytes: v.MovedBytes,
+				SHA256Expected: p.Sums[v.Name], SHA256Restored: restored.SHA256, Identical: p.Sums[v.Name] == restored.SHA256,
+			}
+			return nil
 		})
+	}
+	if err := group.Wait(); err != nil {
+		return errors.Join(err, tool.Close(context.WithoutCancel(ctx)))
 	}
 	s.result.Backups = append(s.result.Backups, r)
 	if err := tool.Close(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -120,13 +121,27 @@ func (g *Guest) Freeze(ctx context.Context) error {
 // Thaw undoes Freeze.
 func (g *Guest) Thaw(ctx context.Context) error { return g.agent(ctx, "guest-fsfreeze-thaw", nil, nil) }
 
-// DiskSum returns the SHA-256 of the raw disk behind a volume. It is exact only while nothing writes.
-func (g *Guest) DiskSum(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, volume string) (string, error) {
-	file := layout.DiskFile(volume)
-	script := fmt.Sprintf(`f=%s; [ -e "$f" ] || f=%s; sha256sum "$f" | cut -d' ' -f1`, file, layout.DiskDevice(volume))
-	out, err := g.Launcher(ctx, "sh", "-euc", script)
-	if err != nil {
-		return "", fmt.Errorf("hash disk %s of %s: %w", volume, vmi.Name, err)
+// DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes.
+func (g *Guest) DiskSums(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (map[string]string, error) {
+	sums := make([]string, len(vmi.Spec.Volumes))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, v := range vmi.Spec.Volumes {
+		group.Go(func() error {
+			script := fmt.Sprintf(`f=%s; [ -e "$f" ] || f=%s; sha256sum "$f" | cut -d' ' -f1`, layout.DiskFile(v.Name), layout.DiskDevice(v.Name))
+			out, err := g.Launcher(ctx, "sh", "-euc", script)
+			if err != nil {
+				return fmt.Errorf("hash disk %s of %s: %w", v.Name, vmi.Name, err)
+			}
+			sums[i] = strings.TrimSpace(out)
+			return nil
+		})
 	}
-	return strings.TrimSpace(out), nil
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	byName := map[string]string{}
+	for i, v := range vmi.Spec.Volumes {
+		byName[v.Name] = sums[i]
+	}
+	return byName, nil
 }

@@ -44,11 +44,9 @@ func (l *Lab) PointInTime(ctx context.Context, vm string, b *backupv1alpha1.Virt
 		return g.Thaw(context.WithoutCancel(ctx))
 	}
 	defer func() { err = errors.Join(err, thaw()) }()
-	p := &PointInTime{Sums: map[string]string{}}
-	for _, v := range vmi.Spec.Volumes {
-		if p.Sums[v.Name], err = g.DiskSum(ctx, vmi, v.Name); err != nil {
-			return nil, err
-		}
+	p := &PointInTime{}
+	if p.Sums, err = g.DiskSums(ctx, vmi); err != nil {
+		return nil, err
 	}
 	if err := l.Create(ctx, b); err != nil {
 		return nil, fmt.Errorf("create backup %s: %w", b.Name, err)

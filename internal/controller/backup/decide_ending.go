@@ -2,6 +2,7 @@ package backup
 
 import (
 	"fmt"
+	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -107,5 +108,9 @@ func after(message string, s *backupv1.VirtualMachineBackupStatus) string {
 
 func completed(in *Input) string {
 	s := &in.Backup.Status
-	return fmt.Sprintf("%d disks of VirtualMachine %s are in %s on PersistentVolumeClaim %s.", len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+	disks := "1 disk of VirtualMachine %s is"
+	if n := len(s.IncludedVolumes); n != 1 {
+		disks = strconv.Itoa(n) + " disks of VirtualMachine %s are"
+	}
+	return fmt.Sprintf(disks+" in %s on PersistentVolumeClaim %s.", s.SourceName, s.Directory, in.Backup.Spec.PVCName)
 }
