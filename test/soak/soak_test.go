@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -161,15 +162,20 @@ func (s *soak) round(i int) {
 		s.t.Logf("round %d: guest: %v", i, err)
 		return
 	}
-	hit := make(chan string, 1)
+	hit, created := make(chan string, 1), make(chan struct{})
+	begin := sync.OnceFunc(func() { close(created) })
 	if i%3 != 0 {
-		victim, after := s.rand.IntN(len(victims)), time.Duration(s.rand.IntN(8000))*time.Millisecond
-		go func() { hit <- s.strike(victim, after) }()
+		victim, after := s.rand.IntN(len(victims)), time.Duration(s.rand.IntN(5000))*time.Millisecond
+		go func() {
+			<-created
+			hit <- s.strike(victim, after)
+		}()
 	} else {
 		hit <- "nothing"
 	}
 	name := fmt.Sprintf("b%03d", i)
-	p, err := s.PointInTime(ctx, vmName, s.Backup(name, "t", target), 10*time.Minute, nil)
+	p, err := s.PointInTime(ctx, vmName, s.Backup(name, "t", target), 10*time.Minute, func(*backupv1alpha1.VirtualMachineBackupStatus) { begin() })
+	begin()
 	what := <-hit
 	s.killed[what]++
 	b := &backupv1alpha1.VirtualMachineBackup{}
