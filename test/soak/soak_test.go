@@ -252,30 +252,35 @@ func (s *soak) compare(sums map[string]string) {
 func (s *soak) leaks() {
 	ctx := s.t.Context()
 	s.ready()
-	tracker := &backupv1alpha1.VirtualMachineBackupTracker{}
-	s.must(s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "t"}, tracker))
-	want := ""
-	if tracker.Status.LatestCheckpoint != nil {
-		want = tracker.Status.LatestCheckpoint.Name
-	}
-	g, err := s.Guest(ctx, vmName)
-	s.must(err)
-	s.must(lab.Wait(ctx, time.Minute, "nothing to be left", func(ctx context.Context) (bool, string, error) {
+	s.must(lab.Wait(ctx, 3*time.Minute, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}
 		if err := s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vmi); err != nil {
-			return false, "", err
+			return false, err.Error(), nil
 		}
 		var pods corev1.PodList
 		if err := s.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 			return false, "", err
 		}
+		// The last kill may still be on its way through the layers: what cannot be looked at yet is looked at again.
+		g, err := s.Guest(ctx, vmName)
+		if err != nil {
+			return false, err.Error(), nil
+		}
 		mounts, err := g.Launcher(ctx, "sh", "-c", "grep -c "+layout.UtilityDir+"/ /proc/self/mountinfo || true")
 		if err != nil {
-			return false, "", err
+			return false, err.Error(), nil
 		}
 		checkpoints, err := g.Launcher(ctx, "sh", "-c", `virsh -q -c qemu:///system checkpoint-list --name "$(virsh -q -c qemu:///system list --name | head -n 1)"`)
 		if err != nil {
+			return false, err.Error(), nil
+		}
+		tracker := &backupv1alpha1.VirtualMachineBackupTracker{}
+		if err := s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "t"}, tracker); err != nil {
 			return false, "", err
+		}
+		want := ""
+		if tracker.Status.LatestCheckpoint != nil {
+			want = tracker.Status.LatestCheckpoint.Name
 		}
 		// libvirt has no colons in its names.
 		checkpoints = strings.ReplaceAll(checkpoints, "_", ":")
