@@ -12,6 +12,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/hack/box/internal/netplan"
 )
@@ -91,8 +92,29 @@ func RemoveBridge(name, owner string) error {
 	if err != nil {
 		return err
 	}
+	if err := unplug(link); err != nil {
+		return err
+	}
 	if err := netlink.LinkDel(link); err != nil {
 		return fmt.Errorf("remove the bridge %s: %w", name, err)
+	}
+	return nil
+}
+
+// unplug removes the ports of a bridge. They go with the nodes' network namespaces, but the kernel takes a namespace down in its
+// own time: a connection that lingers in it can hold it, and the port on the host, for a minute.
+func unplug(bridge netlink.Link) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the ports of %s: %w", bridge.Attrs().Name, err)
+	}
+	for _, l := range links {
+		if l.Type() != "veth" || l.Attrs().MasterIndex != bridge.Attrs().Index {
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("remove the port %s: %w", l.Attrs().Name, err)
+		}
 	}
 	return nil
 }
