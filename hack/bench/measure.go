@@ -54,13 +54,7 @@ func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB 
 }
 
 func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) {
-	if b.Lab, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
-		return err
-	}
-	if err := b.DeleteNamespace(ctx, 5*time.Minute); err != nil {
-		return err
-	}
-	if b.Lab, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
+	if b.Lab, err = lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute); err != nil {
 		return err
 	}
 	scheme, err := lab.Scheme()

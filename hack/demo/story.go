@@ -38,15 +38,9 @@ type story struct {
 
 // demonstrate runs the main job. What it found so far is returned with an error, too.
 func demonstrate(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
-	l, err := lab.Open(ctx, kubeconfig, build, namespace, nil)
-	if err != nil {
-		return nil, err
-	}
 	t.step("clean up what an earlier demo left")
-	if err := l.DeleteNamespace(ctx, 5*time.Minute); err != nil {
-		return nil, err
-	}
-	if l, err = lab.Open(ctx, kubeconfig, build, namespace, nil); err != nil {
+	l, err := lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute)
+	if err != nil {
 		return nil, err
 	}
 	s := &story{teller: t, lab: l, result: &result{}}

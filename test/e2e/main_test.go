@@ -57,14 +57,7 @@ func newScene(t *testing.T, name string) *scene {
 	t.Helper()
 	t.Parallel()
 	ctx := t.Context()
-	old, err := lab.Open(ctx, cluster.kubeconfig, cluster.build, "e2e-"+name, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := old.DeleteNamespace(ctx, 3*time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	l, err := lab.Open(ctx, cluster.kubeconfig, cluster.build, "e2e-"+name, nil)
+	l, err := lab.OpenFresh(ctx, cluster.kubeconfig, cluster.build, "e2e-"+name, 3*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

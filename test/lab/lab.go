@@ -80,6 +80,18 @@ func Open(ctx context.Context, kubeconfig, build, namespace string, labels map[s
 	return l, nil
 }
 
+// OpenFresh is Open after everything that an earlier lab left in the namespace is gone, for which it has the timeout.
+func OpenFresh(ctx context.Context, kubeconfig, build, namespace string, timeout time.Duration) (*Lab, error) {
+	old, err := Open(ctx, kubeconfig, build, namespace, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := old.DeleteNamespace(ctx, timeout); err != nil {
+		return nil, err
+	}
+	return Open(ctx, kubeconfig, build, namespace, nil)
+}
+
 func readImages(path string) (map[string]string, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -89,14 +89,7 @@ func open(t *testing.T, r *rand.Rand) *soak {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	old, err := lab.Open(ctx, os.Getenv("KUBECONFIG"), build, namespace, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := old.DeleteNamespace(ctx, 5*time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	l, err := lab.Open(ctx, os.Getenv("KUBECONFIG"), build, namespace, nil)
+	l, err := lab.OpenFresh(ctx, os.Getenv("KUBECONFIG"), build, namespace, 5*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
