@@ -13,10 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/selection"
 )
-
-// errInvalidSelector wraps what is wrong with a selector.
-var errInvalidSelector = errors.New("invalid selector")
 
 // conflictDelay is how long the cache is given to catch up after a conflict.
 const conflictDelay = 50 * time.Millisecond
@@ -33,7 +31,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	err := r.step(ctx, vm)
 	switch {
-	case errors.Is(err, errInvalidSelector):
+	case errors.Is(err, selection.ErrInvalid):
 		// Reported by selectorReconciler. A mended selector comes as an event.
 		return reconcile.Result{}, nil
 	case apierrors.IsConflict(err):
@@ -47,8 +45,8 @@ func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) er
 	if err != nil {
 		return err
 	}
-	selected, err := r.selected(ctx, vm)
-	if errors.Is(err, errInvalidSelector) && instance != nil {
+	selected, err := selection.Wanted(ctx, r.client, r.configuration, vm)
+	if errors.Is(err, selection.ErrInvalid) && instance != nil {
 		if kept := r.keep(ctx, vm, instance); kept != nil {
 			return kept
 		}

@@ -26,25 +26,6 @@ var selectorsInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
 
 func init() { metrics.Registry.MustRegister(selectorsInvalid) }
 
-// selected says whether the configuration wants the disks of vm tracked. An error names an invalid selector.
-func (r *reconciler) selected(ctx context.Context, vm *kubevirtv1.VirtualMachine) (bool, error) {
-	kv := &kubevirtv1.KubeVirt{}
-	if err := r.client.Get(ctx, r.configuration, kv); apierrors.IsNotFound(err) {
-		kv = nil
-	} else if err != nil {
-		return false, fmt.Errorf("get the configuration %s: %w", r.configuration, err)
-	}
-	ns := &corev1.Namespace{}
-	if err := r.client.Get(ctx, types.NamespacedName{Name: vm.Namespace}, ns); err != nil {
-		return false, fmt.Errorf("get namespace %s: %w", vm.Namespace, err)
-	}
-	selected, err := tracking.Selected(kv, ns.Labels, vm.Labels)
-	if err != nil {
-		return false, fmt.Errorf("%w: %w", errInvalidSelector, err)
-	}
-	return selected, nil
-}
-
 // selectorReconciler reports invalid selectors, once for the configuration and not once for each machine.
 type selectorReconciler struct {
 	client        client.Client

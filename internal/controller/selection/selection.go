@@ -1,0 +1,39 @@
+// Package selection reads what decides whether a machine is to be tracked: the configuration and the labels of the machine and
+// of its namespace. The decision itself is tracking.Selected. Its callers differ only in what they make of an invalid selector.
+package selection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// ErrInvalid says that a selector of the configuration cannot be evaluated; the error that wraps it names the selector.
+var ErrInvalid = errors.New("invalid selector of changed block tracking")
+
+// Wanted says whether the configuration wants the disks of vm tracked. Without a configuration it does not.
+func Wanted(ctx context.Context, r client.Reader, configuration types.NamespacedName, vm *kubevirtv1.VirtualMachine) (bool, error) {
+	kv := &kubevirtv1.KubeVirt{}
+	if err := r.Get(ctx, configuration, kv); apierrors.IsNotFound(err) {
+		kv = nil
+	} else if err != nil {
+		return false, fmt.Errorf("get the configuration %s: %w", configuration, err)
+	}
+	ns := &corev1.Namespace{}
+	if err := r.Get(ctx, types.NamespacedName{Name: vm.Namespace}, ns); err != nil {
+		return false, fmt.Errorf("get namespace %s: %w", vm.Namespace, err)
+	}
+	selected, err := tracking.Selected(kv, ns.Labels, vm.Labels)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return selected, nil
+}
