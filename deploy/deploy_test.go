@@ -218,6 +218,7 @@ func TestHandlerReachesPods(t *testing.T) {
 	t.Parallel()
 	spec := find[*appsv1.DaemonSet](t, "varve-handler").Spec.Template.Spec
 	mount := spec.Containers[0].VolumeMounts[0]
+	//nolint:gocritic // the constant is the longer path
 	if !strings.HasPrefix(layout.KubeletPods, mount.MountPath+"/") || mount.MountPropagation == nil || *mount.MountPropagation != corev1.MountPropagationBidirectional {
 		t.Errorf("mount %+v does not carry mounts below %s", mount, layout.KubeletPods)
 	}

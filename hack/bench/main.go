@@ -35,13 +35,13 @@ func run(ctx context.Context, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
-	rows, err := measure(ctx, *kubeconfig, *build, *rounds, *dataMiB)
+	rows, hypervisor, err := measure(ctx, *kubeconfig, *build, *rounds, *dataMiB)
 	if err != nil {
 		return err
 	}
 	table(os.Stdout, rows)
 	return errors.Join(
 		writeJSON(filepath.Join(*build, "bench.json"), rows),
-		writeJSON(filepath.Join(*build, "bench-machine.json"), machine(*rounds, *dataMiB)),
+		writeJSON(filepath.Join(*build, "bench-machine.json"), machine(*rounds, *dataMiB, hypervisor)),
 	)
 }

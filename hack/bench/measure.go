@@ -27,30 +27,33 @@ const (
 	gib       = int64(1) << 30
 )
 
-// bench is the machine that is measured: "dense" holds random data, "sparse" is 10 GiB with 300 MiB in it.
+// bench is the machine that is measured, each time with another disk.
 type bench struct {
 	*lab.Lab
 	watcher client.WithWatch
 	rounds  int
 	dataMiB int64
 	count   int
+	// hypervisor are libvirt's and QEMU's versions.
+	hypervisor []string
 }
 
-func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []row, err error) {
+// measure returns the figures and the versions of libvirt and QEMU that they are of.
+func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []row, hypervisor []string, err error) {
 	b := &bench{rounds: rounds, dataMiB: dataMiB}
 	if err := b.open(ctx, kubeconfig, build); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, b.DeleteNamespace(context.WithoutCancel(ctx), 5*time.Minute)) }()
 	var rows []row
-	for _, part := range []func(context.Context) ([]row, error){b.throughput, b.incremental, b.overhead} {
+	for _, part := range []func(context.Context) ([]row, error){b.throughput, b.sparse, b.incremental} {
 		more, err := part(ctx)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		rows = append(rows, more...)
 	}
-	return rows, nil
+	return rows, b.hypervisor, nil
 }
 
 func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) {
@@ -67,12 +70,12 @@ func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) 
 	return nil
 }
 
-// boot starts the machine with one disk and leaves it with a tracker.
-func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes int64) error {
+// boot starts the machine with one disk, which has a file filler of random data on it, and leaves it with a tracker.
+func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int64) error {
 	if err := b.CreateClaims(ctx, vmName, disk); err != nil {
 		return err
 	}
-	if err := b.PopulateExt4(ctx, vmName, disk.Name, fileBytes, disk.Name); err != nil {
+	if err := b.PopulateExt4(ctx, vmName, disk.Name, fileBytes, disk.Name, fillMiB); err != nil {
 		return err
 	}
 	vm, err := b.Machine(vmName, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disk)
@@ -92,7 +95,20 @@ func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes int64) error 
 	if err := b.Create(ctx, b.Tracker("t", vmName)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
+	if err := b.versions(ctx); err != nil {
+		return err
+	}
 	return b.Claim(ctx, target, 12*gib, corev1.PersistentVolumeFilesystem)
+}
+
+func (b *bench) versions(ctx context.Context) error {
+	g, err := b.Guest(ctx, vmName)
+	if err != nil {
+		return err
+	}
+	out, err := g.Virsh(ctx, "version")
+	b.hypervisor = strings.FieldsFunc(out, func(r rune) bool { return r == '\n' })
+	return err
 }
 
 func (b *bench) guest(ctx context.Context, script string) error {
@@ -104,16 +120,15 @@ func (b *bench) guest(ctx context.Context, script string) error {
 	return err
 }
 
-// timing is when a backup got where, by this program's clock.
+// timing is when a backup was created and when it ended, by this program's clock.
 type timing struct {
-	backup                       *backupv1alpha1.VirtualMachineBackup
-	created, locked, copied, end time.Time
+	backup       *backupv1alpha1.VirtualMachineBackup
+	created, end time.Time
 }
 
-func (t *timing) copying() float64 { return t.copied.Sub(t.locked).Seconds() }
-func (t *timing) total() float64   { return t.end.Sub(t.created).Seconds() }
+func (t *timing) total() float64 { return t.end.Sub(t.created).Seconds() }
 
-// backup takes a backup and times its phases as a watch shows them.
+// backup takes a backup and times it as a watch shows it.
 func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
 	b.count++
 	obj := b.Backup(fmt.Sprintf("b%03d", b.count), "t", target)
@@ -147,21 +162,8 @@ func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
 }
 
 func (t *timing) see(b *backupv1alpha1.VirtualMachineBackup) (over bool) {
-	now := time.Now()
-	switch b.Status.Phase {
-	case backupv1alpha1.BackupStarting, backupv1alpha1.BackupCopying:
-		if t.locked.IsZero() {
-			t.locked = now
-		}
-	case backupv1alpha1.BackupCopied, backupv1alpha1.BackupPruning, backupv1alpha1.BackupPruned:
-		if t.copied.IsZero() {
-			t.copied = now
-		}
-	case backupv1alpha1.BackupDone, backupv1alpha1.BackupFailed:
-		t.end, t.backup = now, b
-		return true
-	}
-	return false
+	t.end, t.backup = time.Now(), b
+	return b.Status.Phase.Final()
 }
 
 func (t *timing) failed() error {

@@ -9,6 +9,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/lab"
 )
@@ -23,14 +24,12 @@ func (b *bench) drop(ctx context.Context) error {
 	return b.WaitGone(ctx, vm, 2*time.Minute)
 }
 
-// throughput compares a full push of random data with qemu-img convert of the same disk to the same target.
+// throughput compares a full push of random data with what does the same work: qemu-img convert to the same target, synced, and then
+// sha256sum of the file that it wrote. Both read the disk from storage: QEMU because it runs with cache=none, the peer because its
+// source is dropped from the page cache before each round.
 func (b *bench) throughput(ctx context.Context) ([]row, error) {
 	disk := lab.Disk{Name: "dense", Bytes: (b.dataMiB + 1024) * mib}
-	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib); err != nil {
-		return nil, err
-	}
-	fill := lab.Fill("/disks/dense/data", int(b.dataMiB)) + "sync"
-	if err := b.guest(ctx, fill); err != nil {
+	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib, b.dataMiB); err != nil {
 		return nil, err
 	}
 	claim := lab.ClaimName(vmName, disk.Name)
@@ -38,7 +37,7 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ours, theirs, frozen sample
+	var ours, oursHashed, theirs, theirsHashed, frozen sample
 	for i := range b.rounds + 1 {
 		t, err := b.backup(ctx, true)
 		if err != nil {
@@ -48,49 +47,69 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		if _, err := tool.Run(ctx, "rm -rf /mnt/"+target+"/*"); err != nil {
+		if _, err := tool.Run(ctx, "rm -rf /mnt/"+target+"/*; sync -f /mnt/"+target); err != nil {
 			return nil, err
 		}
 		if i == 0 {
 			continue
 		}
-		ours = append(ours, float64(t.backup.Status.MovedBytes)/float64(mib)/t.copying())
-		theirs = append(theirs, float64(t.backup.Status.MovedBytes)/float64(mib)/peer)
-		if t.backup.Status.FrozenMillis != nil {
-			frozen = append(frozen, float64(*t.backup.Status.FrozenMillis))
+		s := &t.backup.Status
+		moved := float64(s.MovedBytes) / float64(mib)
+		ours = append(ours, moved/millis(s.CopyMillis))
+		oursHashed = append(oursHashed, moved/millis(s.CopyMillis+s.SealMillis))
+		theirs = append(theirs, moved/peer.copied.Seconds())
+		theirsHashed = append(theirsHashed, moved/(peer.copied+peer.hashed).Seconds())
+		if frozen, err = frozen.frozen(s); err != nil {
+			return nil, err
 		}
 	}
 	if err := tool.Close(ctx); err != nil {
 		return nil, err
 	}
-	if len(frozen) == 0 {
-		return nil, fmt.Errorf("no backup froze the guest")
-	}
+	what := fmt.Sprintf("full push of %d MiB random data", b.dataMiB)
 	rows := []row{
-		larger("push-throughput", fmt.Sprintf("full push of %d MiB random data, hashed and synced", b.dataMiB), "MiB/s", ours, "qemu-img convert, synced", theirs),
-		smaller("push-frozen", "guest file systems frozen, idle guest", "ms", frozen, "aim", sample{200}),
+		larger("push-throughput", what+", synced", "MiB/s", ours, "qemu-img convert, synced", theirs),
+		larger("push-throughput-hashed", what+", synced and hashed", "MiB/s", oursHashed, "the same and sha256sum", theirsHashed),
+		smaller("push-frozen-full", "guest file systems frozen, idle guest, that full push", "ms", frozen, "aim", sample{200}),
 	}
 	return rows, b.drop(ctx)
 }
 
-// convert returns how long qemu-img takes to copy the disk to the target, in seconds.
-func convert(ctx context.Context, tool *lab.Toolbox, claim string) (float64, error) {
-	script := fmt.Sprintf(`s=$(date +%%s%%N); qemu-img convert -U -f raw -O qcow2 /mnt/%s/disk.img /mnt/%s/peer.qcow2; sync /mnt/%[2]s/peer.qcow2; echo $(( $(date +%%s%%N) - s ))`, claim, target)
-	out, err := tool.Run(ctx, script)
-	if err != nil {
-		return 0, err
+func millis(n int64) float64 { return (time.Duration(n) * time.Millisecond).Seconds() }
+
+// frozen adds how long a backup froze its guest.
+func (s sample) frozen(b *backupv1alpha1.VirtualMachineBackupStatus) (sample, error) {
+	if b.FrozenMillis == nil {
+		return nil, fmt.Errorf("a backup did not freeze the guest: %s", b.Message)
 	}
-	ns, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
-	return float64(ns) / 1e9, err
+	return append(s, float64(*b.FrozenMillis)), nil
 }
 
-// incremental measures a sparse full of 10 GiB with 300 MiB in it, and incrementals of 32 MiB scattered over it.
-func (b *bench) incremental(ctx context.Context) ([]row, error) {
-	disk := lab.Disk{Name: "sparse", Bytes: 12 * gib}
-	if err := b.boot(ctx, disk, 10*gib); err != nil {
-		return nil, err
+// peerTimes is how long qemu-img took to copy a disk and make it durable, and sha256sum to read the copy.
+type peerTimes struct{ copied, hashed time.Duration }
+
+// convert copies the disk to the target as Varve's peer.
+func convert(ctx context.Context, tool *lab.Toolbox, claim string) (peerTimes, error) {
+	script := fmt.Sprintf(`in=/mnt/%s/disk.img; out=/mnt/%s/peer.qcow2
+rm -f $out; sync; dd if=$in iflag=nocache count=0 status=none
+a=$(date +%%s%%N); qemu-img convert -U -f raw -O qcow2 $in $out; sync $out
+b=$(date +%%s%%N); sha256sum $out >/dev/null
+c=$(date +%%s%%N); echo $((b-a)) $((c-b))`, claim, target)
+	out, err := tool.Run(ctx, script)
+	if err != nil {
+		return peerTimes{}, err
 	}
-	if err := b.guest(ctx, lab.Fill("/disks/sparse/data", 304)+"sync"); err != nil {
+	var t peerTimes
+	if _, err := fmt.Sscan(out, &t.copied, &t.hashed); err != nil {
+		return peerTimes{}, fmt.Errorf("times of the peer %q: %w", out, err)
+	}
+	return t, nil
+}
+
+// sparse measures a full of a 10 GiB disk with 300 MiB in it.
+func (b *bench) sparse(ctx context.Context) ([]row, error) {
+	disk := lab.Disk{Name: "sparse", Bytes: 12 * gib}
+	if err := b.boot(ctx, disk, 10*gib, 304); err != nil {
 		return nil, err
 	}
 	claim := lab.ClaimName(vmName, disk.Name)
@@ -102,23 +121,44 @@ func (b *bench) incremental(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sparse, sparsePeer, moved, fullSeconds, incrSeconds sample
+	var ours, theirs sample
 	for range b.rounds {
 		full, err := b.backup(ctx, true)
 		if err != nil {
 			return nil, err
 		}
-		sparse = append(sparse, float64(full.backup.Status.MovedBytes)/float64(used))
-		fullSeconds = append(fullSeconds, full.total())
+		ours = append(ours, float64(full.backup.Status.MovedBytes)/float64(used))
 		if _, err := convert(ctx, tool, claim); err != nil {
 			return nil, err
 		}
-		theirs, err := allocated(ctx, tool, "/mnt/"+target+"/peer.qcow2")
+		peer, err := allocated(ctx, tool, "/mnt/"+target+"/peer.qcow2")
 		if err != nil {
 			return nil, err
 		}
-		sparsePeer = append(sparsePeer, float64(theirs)/float64(used))
-		scatter := `f=/disks/sparse/data; for i in $(seq 0 511); do dd if=/dev/urandom of=$f bs=64k count=1 seek=$((i*9)) conv=notrunc status=none; done; sync`
+		theirs = append(theirs, float64(peer)/float64(used))
+	}
+	if err := tool.Close(ctx); err != nil {
+		return nil, err
+	}
+	return []row{smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.drop(ctx)
+}
+
+// fullMiB is how much of the 10 GiB disk is used whose incrementals are measured.
+const fullMiB = 8 << 10
+
+// incremental measures incrementals of 32 MiB scattered over a 10 GiB disk that is in use, and empty ones.
+func (b *bench) incremental(ctx context.Context) ([]row, error) {
+	disk := lab.Disk{Name: "used", Bytes: 12 * gib}
+	if err := b.boot(ctx, disk, 10*gib, fullMiB); err != nil {
+		return nil, err
+	}
+	full, err := b.backup(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	var moved, seconds, empty, frozen sample
+	for range b.rounds {
+		scatter := fmt.Sprintf(`f=/disks/used/filler; for i in $(seq 0 511); do dd if=/dev/urandom of=$f bs=64k count=1 seek=$((i*%d)) conv=notrunc status=none; done; sync`, fullMiB*16/512-1)
 		if err := b.guest(ctx, scatter); err != nil {
 			return nil, err
 		}
@@ -131,17 +171,23 @@ func (b *bench) incremental(ctx context.Context) ([]row, error) {
 			return nil, err
 		}
 		moved = append(moved, float64(incr.backup.Status.MovedBytes)/float64(dirty))
-		incrSeconds = append(incrSeconds, incr.total())
-	}
-	if err := tool.Close(ctx); err != nil {
-		return nil, err
+		seconds = append(seconds, incr.total())
+		none, err := b.backup(ctx, false)
+		if err != nil {
+			return nil, err
+		}
+		empty = append(empty, none.total())
+		if frozen, err = frozen.frozen(&none.backup.Status); err != nil {
+			return nil, err
+		}
 	}
 	rows := []row{
-		smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", sparse, "qemu-img convert", sparsePeer),
-		smaller("push-incremental", "32 MiB of scattered 64 KiB writes: bytes moved / dirty clusters", "ratio", moved, "aim", sample{1.2}),
-		smaller("push-incremental-seconds", "the same incremental, create to Done", "s", incrSeconds, "the full of that disk", fullSeconds),
+		smaller("push-incremental", "32 MiB of scattered 64 KiB writes on a 10 GiB disk: bytes moved / dirty clusters", "ratio", moved, "aim", sample{1.2}),
+		smaller("push-incremental-seconds", "the same incremental, create to Done", "s", seconds, "the full of that disk, 8 GiB used", sample{full.total()}),
+		smaller("push-overhead", "empty incremental, create to Done", "s", empty, "aim", sample{5}),
+		smaller("push-frozen", "guest file systems frozen, idle guest, that incremental", "ms", frozen, "aim", sample{200}),
 	}
-	return rows, nil
+	return rows, b.drop(ctx)
 }
 
 // dirtyBytes is what QEMU's bitmaps say has changed since the tracker's checkpoint.
@@ -162,19 +208,4 @@ virsh -q -c qemu:///system checkpoint-dumpxml --size "$d" "$c" | grep -o "size='
 		err = fmt.Errorf("libvirt reports no dirty bytes after a write")
 	}
 	return n, err
-}
-
-// overhead times an incremental backup of an idle guest from the creation of the object to Done.
-func (b *bench) overhead(ctx context.Context) ([]row, error) {
-	var seconds sample
-	for i := range b.rounds + 1 {
-		t, err := b.backup(ctx, false)
-		if err != nil {
-			return nil, err
-		}
-		if i > 0 {
-			seconds = append(seconds, t.total())
-		}
-	}
-	return []row{smaller("push-overhead", "empty incremental, create to Done", "s", seconds, "aim", sample{5})}, b.drop(ctx)
 }

@@ -72,7 +72,7 @@ func writeJSON(file string, v any) error {
 }
 
 // machine says what the figures were measured on.
-func machine(rounds int, dataMiB int64) map[string]any {
+func machine(rounds int, dataMiB int64, hypervisor []string) map[string]any {
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	cpuinfo, _ := os.ReadFile("/proc/cpuinfo")
 	model := ""
@@ -83,6 +83,6 @@ func machine(rounds int, dataMiB int64) map[string]any {
 	}
 	return map[string]any{
 		"cores": runtime.NumCPU(), "cpu": model, "kernel": strings.TrimSpace(string(kernel)), "go": runtime.Version(),
-		"rounds": rounds, "dataMiB": dataMiB, "emulation": "tcg",
+		"rounds": rounds, "dataMiB": dataMiB, "usedMiB": fullMiB, "hypervisor": hypervisor, "emulation": "tcg",
 	}
 }

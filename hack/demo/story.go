@@ -67,7 +67,7 @@ func (s *story) prepare(ctx context.Context) error {
 	if err := s.lab.PopulateRoot(ctx, vmName, "root", lab.Debian); err != nil {
 		return err
 	}
-	if err := s.lab.PopulateExt4(ctx, vmName, "data", gib, "data"); err != nil {
+	if err := s.lab.PopulateExt4(ctx, vmName, "data", gib, "data", 0); err != nil {
 		return err
 	}
 	s.step("create and start the virtual machine %s", vmName)

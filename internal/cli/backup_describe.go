@@ -69,7 +69,9 @@ func (p *page) backup(b *backupv1.VirtualMachineBackup) {
 		"Point in time", p.timestamp(b.Status.StartTimestamp),
 		"Completed", p.timestamp(b.Status.CompletionTimestamp),
 		"Took", tookOf(b, p.now),
-		"Frozen", frozenOf(b),
+		"Copied in", millis(&b.Status.CopyMillis),
+		"Hashed in", millis(&b.Status.SealMillis),
+		"Frozen", millis(b.Status.FrozenMillis),
 		"Moved", movedOf(b),
 	)
 	p.volumes(b.Status.IncludedVolumes)
@@ -145,9 +147,10 @@ func target(b *backupv1.VirtualMachineBackup) string {
 	return text
 }
 
-func frozenOf(b *backupv1.VirtualMachineBackup) string {
-	if b.Status.FrozenMillis == nil {
+// millis is a duration that may be absent.
+func millis(n *int64) string {
+	if n == nil || *n == 0 {
 		return ""
 	}
-	return human.Took(time.Duration(*b.Status.FrozenMillis) * time.Millisecond)
+	return human.Took(time.Duration(*n) * time.Millisecond)
 }

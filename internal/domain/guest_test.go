@@ -44,13 +44,13 @@ type machine struct {
 
 // newMachine makes a machine with tracked virtio disks of these sizes, named d0, d1, …, and a libvirtd for it; it
 // does not start it.
-func newMachine(t testing.TB, sizes ...int64) *machine {
-	t.Helper()
-	dir := t.TempDir()
-	m := &machine{TB: t, dir: dir, libvirt: domaintest.StartLibvirt(t), overlays: &Overlays{Dir: filepath.Join(dir, "cbt")}}
-	t.Cleanup(m.disconnect)
+func newMachine(tb testing.TB, sizes ...int64) *machine {
+	tb.Helper()
+	dir := tb.TempDir()
+	m := &machine{TB: tb, dir: dir, libvirt: domaintest.StartLibvirt(tb), overlays: &Overlays{Dir: filepath.Join(dir, "cbt")}}
+	tb.Cleanup(m.disconnect)
 	if err := os.Mkdir(m.overlays.Dir, 0o755); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	m.vmi = &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm"}}
 	m.vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
@@ -200,9 +200,18 @@ func (m *machine) target(volume, name string) string {
 // begin starts a backup and fails the test if that fails.
 func (m *machine) begin(b Backup) {
 	m.Helper()
-	if err := m.BeginBackup(m.Context(), b); err != nil {
+	if err := m.tryBegin(b); err != nil {
 		m.Fatal(err)
 	}
+}
+
+// tryBegin prepares a backup and begins it.
+func (m *machine) tryBegin(b Backup) error {
+	begin, err := m.PrepareBackup(m.Context(), b)
+	if err != nil {
+		return err
+	}
+	return begin(m.Context())
 }
 
 // backup runs a backup to its good end.
@@ -268,34 +277,34 @@ func (m *machine) run(name string, args ...string) string {
 	return run(m, name, args...)
 }
 
-func run(t testing.TB, name string, args ...string) string {
-	t.Helper()
+func run(tb testing.TB, name string, args ...string) string {
+	tb.Helper()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(name, args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s %v: %v\n%s%s", name, args, err, stdout.Bytes(), stderr.Bytes())
+		tb.Fatalf("%s %v: %v\n%s%s", name, args, err, stdout.Bytes(), stderr.Bytes())
 	}
 	return stdout.String()
 }
 
 // sameBytes compares a raw reference with a backup, read through its chain.
-func sameBytes(t testing.TB, reference, backup string) {
-	t.Helper()
-	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, backup)
+func sameBytes(tb testing.TB, reference, backup string) {
+	tb.Helper()
+	run(tb, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, backup)
 }
 
 // ownClusters are the clusters that a qcow2 file itself has, data or zero, whatever is below it.
-func ownClusters(t testing.TB, file string) []int64 {
-	t.Helper()
+func ownClusters(tb testing.TB, file string) []int64 {
+	tb.Helper()
 	var extents []struct {
 		Start, Length int64
 		Depth         int
 		Present       bool
 		Data, Zero    bool
 	}
-	if err := json.Unmarshal([]byte(run(t, "qemu-img", "map", "--output=json", file)), &extents); err != nil {
-		t.Fatal(err)
+	if err := json.Unmarshal([]byte(run(tb, "qemu-img", "map", "--output=json", file)), &extents); err != nil {
+		tb.Fatal(err)
 	}
 	var out []int64
 	for _, e := range extents {
@@ -310,11 +319,11 @@ func ownClusters(t testing.TB, file string) []int64 {
 }
 
 // diskUsage is how many bytes a file has allocated.
-func diskUsage(t testing.TB, file string) int64 {
-	t.Helper()
+func diskUsage(tb testing.TB, file string) int64 {
+	tb.Helper()
 	var bytes int64
-	if _, err := fmt.Sscanf(run(t, "stat", "-c", "%b", file), "%d", &bytes); err != nil {
-		t.Fatal(err)
+	if _, err := fmt.Sscanf(run(tb, "stat", "-c", "%b", file), "%d", &bytes); err != nil {
+		tb.Fatal(err)
 	}
 	return bytes * 512
 }

@@ -10,30 +10,34 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// BeginBackup starts a push backup and returns when its moment is fixed: from then on the guest may
-// write, and the copy goes on in the background until EventBackupCompleted. The target files must exist (CreateTarget); libvirt deletes none of
-// them, whatever happens. It is not idempotent: look at BackupJob after an error that is not one of these classes.
+// PrepareBackup checks a push backup and makes everything that needs no point in time, so that begin, which a frozen
+// guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called; libvirt deletes none of them, whatever happens.
 //
-// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrBusy: another job runs.
-// ErrInvalid: a disk is not there or not tracked. ErrNotRunning: the domain does not run.
-func (s *Session) BeginBackup(ctx context.Context, b Backup) error {
-	return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
+// ErrBusy: another job runs. ErrInvalid: a disk is not there or not tracked. ErrNotRunning: the domain does not run.
+func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc, err error) {
+	var job, checkpoint string
+	err = s.with(ctx, "prepare backup", func(d *libvirt.Domain) error {
 		// libvirt would wait 30 seconds for the job of another backup to end.
-		if job, err := backupJob(d); err != nil {
+		if running, err := backupJob(d); err != nil {
 			return err
-		} else if job.Active {
+		} else if running.Active {
 			return fmt.Errorf("%w: another backup runs", ErrBusy)
 		}
 		_, disks, err := disksOf(d)
 		if err != nil {
 			return err
 		}
-		job, checkpoint, err := backupXML(b.forLibvirt(), disks)
-		if err != nil {
-			return err
-		}
-		return d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
+		job, checkpoint, err = backupXML(b.forLibvirt(), disks)
+		return err
 	})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
+			return d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
+		})
+	}, nil
 }
 
 // BackupJob says how the backup job goes, or how the last one of this run of the guest ended.

@@ -50,7 +50,7 @@ func TestUntrackedDiskIsLeftOut(t *testing.T) {
 	if diff := cmp.Diff([]int64{2}, ownClusters(t, m.capture("c1", "c0", "d0")["d0"])); diff != "" {
 		t.Error(diff)
 	}
-	err := m.BeginBackup(t.Context(), Backup{Checkpoint: "c2", Disks: []BackupDisk{{Volume: "plain", Target: m.target("plain", "x")}}})
+	err := m.tryBegin(Backup{Checkpoint: "c2", Disks: []BackupDisk{{Volume: "plain", Target: m.target("plain", "x")}}})
 	if !errors.Is(err, ErrInvalid) {
 		t.Errorf("a checkpoint of an untracked disk: %v", err)
 	}
@@ -118,7 +118,7 @@ func TestAbortAndBusy(t *testing.T) {
 	if err != nil || !job.Active || !job.Known || job.TotalBytes == 0 {
 		t.Errorf("job %+v, %v", job, err)
 	}
-	if err := m.BeginBackup(t.Context(), Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "second")}}}); !errors.Is(err, ErrBusy) {
+	if err := m.tryBegin(Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "second")}}}); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second backup: %v", err)
 	}
 	for range 2 {

@@ -129,7 +129,7 @@ func TestCrashedBitmapsAreLostAndRemoved(t *testing.T) {
 	}
 
 	m.restart()
-	if err := m.BeginBackup(t.Context(), Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "refused"), Incremental: "old"}}}); !errors.Is(err, ErrCheckpointLost) {
+	if err := m.tryBegin(Backup{Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "refused"), Incremental: "old"}}}); !errors.Is(err, ErrCheckpointLost) {
 		t.Errorf("incremental from a checkpoint that libvirt does not know: %v", err)
 	}
 	if _, err := m.DirtyBytes(t.Context(), "old"); !errors.Is(err, ErrCheckpointLost) {
@@ -223,7 +223,7 @@ func TestUnknownBaseStartsNothing(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()
-	err := m.BeginBackup(t.Context(), Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "x"), Incremental: "c0"}}})
+	err := m.tryBegin(Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "x"), Incremental: "c0"}}})
 	if !errors.Is(err, ErrCheckpointLost) {
 		t.Errorf("got %v", err)
 	}

@@ -1,6 +1,9 @@
 package domain
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // AgentChannel is the name of the virtio channel of the QEMU guest agent.
 const AgentChannel = "org.qemu.guest_agent.0"
@@ -104,6 +107,12 @@ type BackupDisk struct {
 	// Incremental is the checkpoint whose changes since then are written; empty writes the whole disk.
 	Incremental string
 }
+
+// BeginFunc starts a prepared backup and returns when its moment is fixed: from then on the guest may write, and the copy
+// goes on in the background until EventBackupCompleted. It is not idempotent: look at BackupJob after an error that is not one of these classes.
+//
+// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrNotRunning: the domain does not run.
+type BeginFunc func(ctx context.Context) error
 
 // JobInfo is how the backup job goes or how the last one ended.
 type JobInfo struct {

@@ -101,12 +101,14 @@ func (f *fakeGuest) Info(context.Context) (domain.Info, error) {
 	return f.info, nil
 }
 
-func (f *fakeGuest) BeginBackup(context.Context, domain.Backup) error {
-	f.call("BeginBackup")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.job = domain.JobInfo{Active: true, Known: true}
-	return nil
+func (f *fakeGuest) PrepareBackup(context.Context, domain.Backup) (domain.BeginFunc, error) {
+	return func(context.Context) error {
+		f.call("BeginBackup")
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.job = domain.JobInfo{Active: true, Known: true}
+		return nil
+	}, nil
 }
 
 func (f *fakeGuest) BackupJob(context.Context) (domain.JobInfo, error) {

@@ -119,7 +119,7 @@ func (s *scene) boot(disks ...lab.Disk) {
 	s.must(s.CreateClaims(ctx, s.vm, disks...))
 	for _, d := range disks {
 		if !d.Block {
-			s.must(s.PopulateExt4(ctx, s.vm, d.Name, d.Bytes/8*7/mib*mib, d.Name))
+			s.must(s.PopulateExt4(ctx, s.vm, d.Name, d.Bytes/8*7/mib*mib, d.Name, 0))
 		}
 	}
 	vm, err := s.Machine(s.vm, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disks...)
@@ -202,7 +202,7 @@ func (s *scene) failed(name, reason string) *backupv1alpha1.VirtualMachineBackup
 }
 
 // waitFor waits until a backup is in a phase, or has a reason while it waits.
-func (s *scene) waitFor(name string, what string, done func(*backupv1alpha1.VirtualMachineBackupStatus) bool) *backupv1alpha1.VirtualMachineBackup {
+func (s *scene) waitFor(name, what string, done func(*backupv1alpha1.VirtualMachineBackupStatus) bool) *backupv1alpha1.VirtualMachineBackup {
 	s.t.Helper()
 	b, err := s.WaitBackup(s.t.Context(), name, 2*time.Minute, what, done, nil)
 	s.must(err)

@@ -43,7 +43,7 @@ func (g *Guest) Launcher(ctx context.Context, command ...string) (string, error)
 // Pod is the launcher pod's name.
 func (g *Guest) Pod() string { return g.pod }
 
-func (g *Guest) agent(ctx context.Context, command string, arguments any, result any) error {
+func (g *Guest) agent(ctx context.Context, command string, arguments, result any) error {
 	request := map[string]any{"execute": command}
 	if arguments != nil {
 		request["arguments"] = arguments

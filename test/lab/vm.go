@@ -120,7 +120,7 @@ func (l *Lab) PopulateRoot(ctx context.Context, vm, disk string, sys System) (er
 	if err != nil {
 		return fmt.Errorf("root disk (make guest): %w", err)
 	}
-	defer src.Close()
+	defer src.Close() //nolint:errcheck // opened for reading
 	t, err := l.Toolbox(ctx, "populate-"+claim, claim)
 	if err != nil {
 		return err
@@ -135,8 +135,9 @@ func (l *Lab) PopulateRoot(ctx context.Context, vm, disk string, sys System) (er
 	return err
 }
 
-// PopulateExt4 makes a sparse raw disk of bytes with an ext4 file system on a machine's Filesystem claim.
-func (l *Lab) PopulateExt4(ctx context.Context, vm, disk string, bytes int64, label string) (err error) {
+// PopulateExt4 makes a sparse raw disk of bytes with an ext4 file system on a machine's Filesystem claim. With fillMiB, a file
+// "filler" with that much random data is on it.
+func (l *Lab) PopulateExt4(ctx context.Context, vm, disk string, bytes int64, label string, fillMiB int64) (err error) {
 	claim := ClaimName(vm, disk)
 	t, err := l.Toolbox(ctx, "populate-"+claim, claim)
 	if err != nil {
@@ -147,7 +148,9 @@ func (l *Lab) PopulateExt4(ctx context.Context, vm, disk string, bytes int64, la
 			err = closeErr
 		}
 	}()
-	_, err = t.Run(ctx, fmt.Sprintf("truncate -s %[2]d /mnt/%[1]s/disk.img; mkfs.ext4 -q -L %[3]s /mnt/%[1]s/disk.img; sync -f /mnt/%[1]s/disk.img", claim, bytes, label))
+	_, err = t.Run(ctx, fmt.Sprintf(`f=/mnt/%[1]s/disk.img; d=$(mktemp -d); trap 'rm -rf $d' EXIT
+[ %[4]d = 0 ] || head -c %[4]dM /dev/urandom >$d/filler
+truncate -s %[2]d $f; mkfs.ext4 -q -L %[3]s -d $d $f; sync -f $f`, claim, bytes, label, fillMiB))
 	return err
 }
 

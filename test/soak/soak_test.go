@@ -115,7 +115,7 @@ func (s *soak) boot() {
 	disks := []lab.Disk{{Name: "one", Bytes: gib}, {Name: "two", Bytes: 512 * mib}}
 	s.must(s.CreateClaims(ctx, vmName, disks...))
 	for _, d := range disks {
-		s.must(s.PopulateExt4(ctx, vmName, d.Name, d.Bytes/8*7/mib*mib, d.Name))
+		s.must(s.PopulateExt4(ctx, vmName, d.Name, d.Bytes/8*7/mib*mib, d.Name, 0))
 	}
 	s.must(s.Claim(ctx, target, 30*gib, corev1.PersistentVolumeFilesystem))
 	vm, err := s.Machine(vmName, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disks...)
@@ -241,6 +241,9 @@ func (s *soak) compare(sums map[string]string) {
 	s.must(tool.Close(ctx))
 }
 
+// notYet has Wait look again: the last kill may still be on its way through the layers.
+func notYet(err error) (bool, string, error) { return false, err.Error(), nil }
+
 // leaks checks that nothing is left once everything came to rest.
 func (s *soak) leaks() {
 	ctx := s.t.Context()
@@ -248,24 +251,23 @@ func (s *soak) leaks() {
 	s.must(lab.Wait(ctx, 3*time.Minute, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}
 		if err := s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vmi); err != nil {
-			return false, err.Error(), nil
+			return notYet(err)
 		}
 		var pods corev1.PodList
 		if err := s.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 			return false, "", err
 		}
-		// The last kill may still be on its way through the layers: what cannot be looked at yet is looked at again.
 		g, err := s.Guest(ctx, vmName)
 		if err != nil {
-			return false, err.Error(), nil
+			return notYet(err)
 		}
 		mounts, err := g.Launcher(ctx, "sh", "-c", "grep -c "+layout.UtilityDir+"/ /proc/self/mountinfo || true")
 		if err != nil {
-			return false, err.Error(), nil
+			return notYet(err)
 		}
 		checkpoints, err := g.Launcher(ctx, "sh", "-c", `virsh -q -c qemu:///system checkpoint-list --name "$(virsh -q -c qemu:///system list --name | head -n 1)"`)
 		if err != nil {
-			return false, err.Error(), nil
+			return notYet(err)
 		}
 		tracker := &backupv1alpha1.VirtualMachineBackupTracker{}
 		if err := s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "t"}, tracker); err != nil {

@@ -47,7 +47,7 @@ type VirtualMachineBackupList struct {
 // +kubebuilder:validation:Enum=push
 type BackupMode string
 
-// PushMode: the hypervisor writes the data to a volume.
+// PushMode has the hypervisor write the data to a volume.
 const PushMode BackupMode = "push"
 
 // VirtualMachineBackupSpec says what is backed up, from which base and to where.
@@ -244,6 +244,12 @@ type VirtualMachineBackupStatus struct {
 	// frozenMillis is how long the guest's file systems were frozen, in milliseconds.
 	// +optional
 	FrozenMillis *int64 `json:"frozenMillis,omitempty"`
+	// copyMillis is how long the hypervisor's copy took, in milliseconds.
+	// +optional
+	CopyMillis int64 `json:"copyMillis,omitempty"`
+	// sealMillis is how long it took then to make the files durable and to hash them, in milliseconds.
+	// +optional
+	SealMillis int64 `json:"sealMillis,omitempty"`
 
 	// startTimestamp is the point in time that the backup shows.
 	// +optional
@@ -258,9 +264,9 @@ type VirtualMachineBackupStatus struct {
 
 // Progress is how far a copy is.
 type Progress struct {
-	// totalBytes is what the hypervisor expects to process.
+	// totalBytes is what the hypervisor expects to process and what is then read again to be hashed.
 	TotalBytes int64 `json:"totalBytes"`
-	// processedBytes is what it has processed.
+	// processedBytes is how much of it is done.
 	ProcessedBytes int64 `json:"processedBytes"`
 	// percent is their quotient, such as "42%".
 	Percent string `json:"percent"`

@@ -96,8 +96,7 @@ func (d *Decision) advance(in Input) {
 		d.prepare(in)
 		return
 	}
-	switch d.Status.Phase {
-	case kubevirtv1.PhasePending, kubevirtv1.PhaseScheduling:
+	if phase := d.Status.Phase; phase == kubevirtv1.PhasePending || phase == kubevirtv1.PhaseScheduling {
 		d.schedule(in)
 	}
 }

@@ -145,6 +145,8 @@ func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.Virtu
 		r.events.Eventf(instance, nil, corev1.EventTypeNormal, "Stopped", "Stop", "%s", endMessage(status))
 	case kubevirtv1.PhaseFailed:
 		r.events.Eventf(instance, nil, corev1.EventTypeWarning, "Failed", "Stop", "%s", endMessage(status))
+	case kubevirtv1.PhasePending, kubevirtv1.PhaseScheduling, kubevirtv1.PhaseRunning:
+		// The way to a node is in the conditions, and the node's handler tells of the start.
 	}
 	return nil
 }

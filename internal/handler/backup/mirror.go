@@ -30,6 +30,7 @@ func mirror(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 		at := metav1.NewTime(t.AsTime()).Rfc3339Copy()
 		s.StartTimestamp = &at
 	}
+	s.CopyMillis, s.SealMillis = job.GetCopyMillis(), job.GetSealMillis()
 	mirrorVolumes(s, job)
 	mirrorProgress(s, job)
 	mirrorQuiesce(b, job)
@@ -42,7 +43,7 @@ func mirrorProgress(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Back
 	case job.GetPhase() == launcherpb.Backup_DONE:
 		percent = "100%"
 	case total > 0:
-		// 100% is what a user takes for done: files are still to be hashed.
+		// 100% is what a user takes for done: the files do not have their names yet.
 		percent = fmt.Sprintf("%d%%", min(99, int(float64(processed)/float64(total)*100)))
 	}
 	if job.GetPhase() >= launcherpb.Backup_COPYING && job.GetPhase() != launcherpb.Backup_FAILED {

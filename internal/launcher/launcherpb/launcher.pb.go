@@ -1658,11 +1658,15 @@ type Backup struct {
 	QuiesceMessage string                 `protobuf:"bytes,6,opt,name=quiesce_message,json=quiesceMessage,proto3" json:"quiesce_message,omitempty"`
 	FrozenMillis   int64                  `protobuf:"varint,7,opt,name=frozen_millis,json=frozenMillis,proto3" json:"frozen_millis,omitempty"`
 	PointInTime    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=point_in_time,json=pointInTime,proto3" json:"point_in_time,omitempty"`
-	TotalBytes     uint64                 `protobuf:"varint,9,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	ProcessedBytes uint64                 `protobuf:"varint,10,opt,name=processed_bytes,json=processedBytes,proto3" json:"processed_bytes,omitempty"`
-	Volumes        []*BackedUpVolume      `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What libvirt processes and what is then read again to be hashed.
+	TotalBytes     uint64            `protobuf:"varint,9,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	ProcessedBytes uint64            `protobuf:"varint,10,opt,name=processed_bytes,json=processedBytes,proto3" json:"processed_bytes,omitempty"`
+	Volumes        []*BackedUpVolume `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// How long libvirt's job took, and then making the files durable and hashing them, in milliseconds.
+	CopyMillis    int64 `protobuf:"varint,12,opt,name=copy_millis,json=copyMillis,proto3" json:"copy_millis,omitempty"`
+	SealMillis    int64 `protobuf:"varint,13,opt,name=seal_millis,json=sealMillis,proto3" json:"seal_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Backup) Reset() {
@@ -1770,6 +1774,20 @@ func (x *Backup) GetVolumes() []*BackedUpVolume {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *Backup) GetCopyMillis() int64 {
+	if x != nil {
+		return x.CopyMillis
+	}
+	return 0
+}
+
+func (x *Backup) GetSealMillis() int64 {
+	if x != nil {
+		return x.SealMillis
+	}
+	return 0
 }
 
 type BackedUpVolume struct {
@@ -2048,7 +2066,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x13AbortBackupResponse\"'\n" +
 	"\x13ForgetBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
-	"\x14ForgetBackupResponse\"\x85\a\n" +
+	"\x14ForgetBackupResponse\"\xc7\a\n" +
 	"\x06Backup\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.varve.launcher.v1.Backup.PhaseR\x05phase\x12;\n" +
@@ -2062,7 +2080,11 @@ const file_launcher_proto_rawDesc = "" +
 	"totalBytes\x12'\n" +
 	"\x0fprocessed_bytes\x18\n" +
 	" \x01(\x04R\x0eprocessedBytes\x12;\n" +
-	"\avolumes\x18\v \x03(\v2!.varve.launcher.v1.BackedUpVolumeR\avolumes\"_\n" +
+	"\avolumes\x18\v \x03(\v2!.varve.launcher.v1.BackedUpVolumeR\avolumes\x12\x1f\n" +
+	"\vcopy_millis\x18\f \x01(\x03R\n" +
+	"copyMillis\x12\x1f\n" +
+	"\vseal_millis\x18\r \x01(\x03R\n" +
+	"sealMillis\"_\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPREPARING\x10\x01\x12\v\n" +

@@ -68,8 +68,11 @@ func (j *Job) backupJob(ctx context.Context) (domain.JobInfo, error) {
 	return j.cfg.Guest.BackupJob(ctx)
 }
 
+// report counts what the files cost to hash from the beginning, so that the total stays the same.
 func (j *Job) report(job domain.JobInfo) {
-	j.update(func(b *pb.Backup) { b.TotalBytes, b.ProcessedBytes = job.TotalBytes, job.ProcessedBytes })
+	j.update(func(b *pb.Backup) {
+		b.TotalBytes, b.ProcessedBytes = job.TotalBytes+j.progress.sealBytes, job.ProcessedBytes
+	})
 }
 
 // jobEnded judges libvirt's job, which runs no more. Success must be said: a job of which nothing is known has failed.
@@ -84,8 +87,8 @@ func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
 		return errors.New("backup job: it ended and libvirt does not know how")
 	}
 	j.update(func(b *pb.Backup) {
-		b.TotalBytes = max(b.TotalBytes, job.TotalBytes)
-		b.ProcessedBytes = b.TotalBytes
+		b.TotalBytes = max(b.TotalBytes, job.TotalBytes+j.progress.sealBytes)
+		b.ProcessedBytes = b.TotalBytes - j.progress.sealBytes
 	})
 	return nil
 }

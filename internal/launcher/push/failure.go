@@ -14,7 +14,7 @@ import (
 )
 
 // Failure is why a backup failed: an error with its class on the wire.
-type Failure struct {
+type Failure struct { //nolint:errname // the name it has on the wire
 	Kind pb.Backup_Failure
 	// Message says what failed and what to do.
 	Message string

@@ -82,17 +82,22 @@ func (f *fakeGuest) Thaw(context.Context) error {
 	return err
 }
 
-func (f *fakeGuest) BeginBackup(_ context.Context, b domain.Backup) error {
-	if err := f.call("BeginBackup"); err != nil {
-		return err
+func (f *fakeGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain.BeginFunc, error) {
+	if err := f.call("PrepareBackup"); err != nil {
+		return nil, err
 	}
-	f.set(func() {
-		f.job = domain.JobInfo{Active: true, Known: true, TotalBytes: 100}
-		for _, d := range b.Disks {
-			f.targets = append(f.targets, d.Target)
+	return func(context.Context) error {
+		if err := f.call("BeginBackup"); err != nil {
+			return err
 		}
-	})
-	return nil
+		f.set(func() {
+			f.job = domain.JobInfo{Active: true, Known: true, TotalBytes: 100}
+			for _, d := range b.Disks {
+				f.targets = append(f.targets, d.Target)
+			}
+		})
+		return nil
+	}, nil
 }
 
 func (f *fakeGuest) BackupJob(context.Context) (domain.JobInfo, error) {

@@ -20,7 +20,6 @@ func (j *Job) finish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	j.update(func(b *pb.Backup) { b.Phase = pb.Backup_FINISHING })
 	parent, err := j.link(ctx)
 	if err != nil {
 		return err
@@ -42,6 +41,7 @@ func (j *Job) finish(ctx context.Context) error {
 			v.File = layout.BackupFile(j.req.Directory, v.Volume)
 			v.MovedBytes, v.Sha256 = sealed[i].AllocatedBytes, sealed[i].SHA256
 		}
+		b.ProcessedBytes = b.TotalBytes
 	})
 	return j.progress.volume.Close()
 }
@@ -79,7 +79,7 @@ func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
 	for i, v := range j.req.Volumes {
 		group.Go(func() error {
 			var err error
-			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume))
+			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume), j.hashed)
 			return err
 		})
 	}
@@ -87,6 +87,11 @@ func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
 		return nil, fmt.Errorf("make the backup durable: %w", err)
 	}
 	return sealed, nil
+}
+
+// hashed reports bytes that were read again. The estimate that they count against is an upper bound.
+func (j *Job) hashed(bytes int) {
+	j.update(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
 }
 
 // causeOr is why the context was ended, or err.

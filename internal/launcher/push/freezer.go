@@ -41,7 +41,7 @@ type Freezer struct {
 	log     *slog.Logger
 	changed func()
 	// life ends with the guest.
-	life context.Context
+	life context.Context //nolint:containedctx // the guest's life, not a call's
 
 	mu      sync.Mutex
 	current *Frozen

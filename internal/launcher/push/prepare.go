@@ -19,37 +19,38 @@ const (
 	beginTimeout = 60 * time.Second
 )
 
-// prepare makes the target ready. The guest does not notice.
-func (j *Job) prepare(ctx context.Context) error {
+// prepare makes the target and libvirt's job ready. The guest does not notice.
+func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
 	volume, err := j.cfg.OpenTarget(j.req.TargetVolume)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	j.progress.volume = volume
 	need, err := j.estimate(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	j.progress.sealBytes = need
 	// What an earlier attempt left is removed first: its space counts as free.
 	j.progress.partial = true
 	if err := volume.Begin(j.req.Directory, j.req.Uid); err != nil {
-		return err
+		return nil, err
 	}
 	free, err := volume.FreeBytes()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := checkSpace(need, free); err != nil {
-		return err
+		return nil, err
 	}
 	for _, v := range j.req.Volumes {
 		if err := j.cfg.Images.CreateTarget(ctx, j.targetPath(v.Volume), j.cfg.Disks[v.Volume].VirtualBytes); err != nil {
-			return fmt.Errorf("volume %s: %w", v.Volume, err)
+			return nil, fmt.Errorf("volume %s: %w", v.Volume, err)
 		}
 	}
-	return ctx.Err()
+	return j.cfg.Guest.PrepareBackup(ctx, j.plan())
 }
 
 func (j *Job) targetPath(volume string) string {
@@ -57,7 +58,7 @@ func (j *Job) targetPath(volume string) string {
 }
 
 // begin fixes the point in time, with the guest frozen if that can be.
-func (j *Job) begin(ctx context.Context) error {
+func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -66,10 +67,10 @@ func (j *Job) begin(ctx context.Context) error {
 
 	pointInTime := j.cfg.Clock.Now()
 	j.progress.begun = true
-	err := j.beginJob(frozen)
-	if err != nil {
+	if err := j.beginJob(begin, frozen); err != nil {
 		return j.beginFailed(err)
 	}
+	j.cfg.Log.Info("point in time fixed", "backup", j.req.Name, "uid", j.req.Uid, "quiesce", quiesce.String(), "begin", j.cfg.Clock.Since(pointInTime), "frozenMillis", j.Snapshot().FrozenMillis)
 	j.update(func(b *pb.Backup) {
 		b.Phase, b.PointInTime = pb.Backup_COPYING, timestamppb.New(pointInTime)
 	})
@@ -77,7 +78,7 @@ func (j *Job) begin(ctx context.Context) error {
 }
 
 // beginJob begins libvirt's job and thaws at once, even when this panics.
-func (j *Job) beginJob(frozen *Frozen) error {
+func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	defer func() {
 		if frozen == nil {
 			return
@@ -88,7 +89,7 @@ func (j *Job) beginJob(frozen *Frozen) error {
 	// Not cut off by an abort: half a beginning is worse than a whole one that is undone.
 	ctx, cancel := j.bounded(beginTimeout)
 	defer cancel()
-	return j.cfg.Guest.BeginBackup(ctx, j.plan())
+	return begin(ctx)
 }
 
 // freeze never fails a backup: without it the backup is crash consistent, and the state says so.
@@ -125,7 +126,7 @@ func (j *Job) plan() domain.Backup {
 func (j *Job) beginFailed(err error) error {
 	wanted := incremental(j.req)
 	if !isLost(err) || len(wanted) == 0 {
-		return fmt.Errorf("begin backup: %w", err)
+		return err // it says what was attempted
 	}
 	ctx, cancel := j.bounded(callTimeout)
 	defer cancel()

@@ -34,7 +34,7 @@ type Guest interface {
 	Agent
 	Info(ctx context.Context) (domain.Info, error)
 	Resume(ctx context.Context) error
-	BeginBackup(ctx context.Context, b domain.Backup) error
+	PrepareBackup(ctx context.Context, b domain.Backup) (domain.BeginFunc, error)
 	BackupJob(ctx context.Context) (domain.JobInfo, error)
 	AbortBackup(ctx context.Context) error
 	DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error)
@@ -81,7 +81,8 @@ type Job struct {
 	cfg Config
 	req *pb.BeginBackupRequest
 
-	ctx    context.Context // ends the work before its cleanup; the cause is a *Failure
+	// ctx ends the work before its cleanup; the cause is a *Failure.
+	ctx    context.Context //nolint:containedctx // the job's life, not a call's
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	// completed holds the last event about the end of libvirt's job.
@@ -104,6 +105,8 @@ type progress struct {
 	begun bool
 	// copied: libvirt's job has ended.
 	copied bool
+	// sealBytes is the estimate of what finish reads again, in bytes.
+	sealBytes uint64
 }
 
 // GuestEnd says how the guest ended.
@@ -239,16 +242,24 @@ func (j *Job) protected() (err error) {
 }
 
 func (j *Job) run(ctx context.Context) error {
-	if err := j.prepare(ctx); err != nil {
+	begin, err := j.prepare(ctx)
+	if err != nil {
 		return err
 	}
-	if err := j.begin(ctx); err != nil {
+	if err := j.begin(ctx, begin); err != nil {
 		return err
 	}
+	begun := j.cfg.Clock.Now()
 	if err := j.copy(ctx); err != nil {
 		return err
 	}
-	return j.finish(ctx)
+	copied := j.cfg.Clock.Now()
+	j.update(func(b *pb.Backup) { b.Phase, b.CopyMillis = pb.Backup_FINISHING, copied.Sub(begun).Milliseconds() })
+	if err := j.finish(ctx); err != nil {
+		return err
+	}
+	j.update(func(b *pb.Backup) { b.SealMillis = j.cfg.Clock.Since(copied).Milliseconds() })
+	return nil
 }
 
 // bounded is for calls that must not be cut off in the middle: it ends after d and not with the backup.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,10 +32,10 @@ func TestFullBackup(t *testing.T) {
 		j := b.job(request())
 		b.complete(j)
 		got := b.run(j)
-		if got.Phase != pb.Backup_DONE || got.Quiesce != pb.Backup_FROZEN || got.ProcessedBytes != 200 || got.PointInTime == nil {
+		if got.Phase != pb.Backup_DONE || got.Quiesce != pb.Backup_FROZEN || got.CopyMillis != 1000 || got.PointInTime == nil {
 			t.Fatalf("%v", got)
 		}
-		want := []string{"FSFrozen", "Freeze", "BeginBackup", "Thaw"}
+		want := []string{"PrepareBackup", "FSFrozen", "Freeze", "BeginBackup", "Thaw"}
 		if diff := cmp.Diff(want, b.guest.calls[:len(want)]); diff != "" {
 			t.Errorf("calls: %s", diff)
 		}
@@ -56,6 +57,40 @@ func TestFullBackup(t *testing.T) {
 		}
 		if b.guest.count("DeleteCheckpoint cp2") > 0 || b.guest.frozen {
 			t.Error("the checkpoint is gone or the guest frozen")
+		}
+	})
+}
+
+// A disk may take hours to hash, and a copy without progress is given up.
+func TestProgressGoesOnWhileFilesAreHashed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		var seen []*pb.Backup
+		var mu sync.Mutex
+		j.cfg.Changed = func() {
+			mu.Lock()
+			defer mu.Unlock()
+			if s := j.Snapshot(); s.Phase >= pb.Backup_COPYING {
+				seen = append(seen, s)
+			}
+		}
+		b.complete(j)
+		b.run(j)
+		steps, last := 0, uint64(0)
+		for _, s := range seen {
+			if s.ProcessedBytes < last || s.ProcessedBytes > s.TotalBytes {
+				t.Errorf("%d of %d after %d", s.ProcessedBytes, s.TotalBytes, last)
+			}
+			if s.Phase == pb.Backup_FINISHING && s.ProcessedBytes > last {
+				steps++
+			}
+			last = s.ProcessedBytes
+		}
+		end := seen[len(seen)-1]
+		if steps < len(request().Volumes) || end.ProcessedBytes != end.TotalBytes {
+			t.Errorf("%d steps while files were hashed, at the end %d of %d", steps, end.ProcessedBytes, end.TotalBytes)
 		}
 	})
 }
@@ -117,14 +152,22 @@ func TestFailures(t *testing.T) {
 		}, want: pb.Backup_BASE_LOST, says: "data"},
 		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
 		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", domain.ErrNoSpace) }, want: pb.Backup_TARGET_FULL, says: "out of space"},
-		"aborted while preparing": {arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
-			want: pb.Backup_ABORTED, says: "aborted"},
-		"aborted while freezing": {arrange: func(b *bench, j *Job) { b.guest.on["Freeze"] = func() { j.Fail(Aborted()) } },
-			want: pb.Backup_ABORTED, begun: true},
-		"begin refused": {arrange: func(b *bench, _ *Job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
-			want: pb.Backup_HYPERVISOR_ERROR, says: "libvirt's words", begun: true},
-		"begin panics": {arrange: func(b *bench, _ *Job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
-			want: pb.Backup_HYPERVISOR_ERROR, says: "a mistake", begun: true},
+		"aborted while preparing": {
+			arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
+			want:    pb.Backup_ABORTED, says: "aborted",
+		},
+		"aborted while freezing": {
+			arrange: func(b *bench, j *Job) { b.guest.on["Freeze"] = func() { j.Fail(Aborted()) } },
+			want:    pb.Backup_ABORTED, begun: true,
+		},
+		"begin refused": {
+			arrange: func(b *bench, _ *Job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
+			want:    pb.Backup_HYPERVISOR_ERROR, says: "libvirt's words", begun: true,
+		},
+		"begin panics": {
+			arrange: func(b *bench, _ *Job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
+			want:    pb.Backup_HYPERVISOR_ERROR, says: "a mistake", begun: true,
+		},
 		"base lost at begin": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
 			b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
@@ -142,10 +185,14 @@ func TestFailures(t *testing.T) {
 			}
 			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
-		"job fails for want of space": {arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", domain.ErrNoSpace)) },
-			want: pb.Backup_TARGET_FULL, begun: true},
-		"job fails": {arrange: func(b *bench, j *Job) { endsWith(b, j, errors.New("bad sector")) },
-			want: pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true},
+		"job fails for want of space": {
+			arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", domain.ErrNoSpace)) },
+			want:    pb.Backup_TARGET_FULL, begun: true,
+		},
+		"job fails": {
+			arrange: func(b *bench, j *Job) { endsWith(b, j, errors.New("bad sector")) },
+			want:    pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true,
+		},
 		"job fails and the event is lost": {arrange: func(b *bench, _ *Job) {
 			b.guest.on["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() {

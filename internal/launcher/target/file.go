@@ -26,8 +26,8 @@ type Sealed struct {
 }
 
 // Seal makes a finished file durable and hashes it. Both go on at once: the bytes that are still in memory are hashed
-// while they are written back.
-func (v *Volume) Seal(ctx context.Context, name string) (Sealed, error) {
+// while they are written back. read is called with the number of bytes that were hashed since its last call.
+func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (Sealed, error) {
 	f, err := v.root.Open(name)
 	if err != nil {
 		return Sealed{}, fmt.Errorf("seal file: %w", err)
@@ -37,7 +37,7 @@ func (v *Volume) Seal(ctx context.Context, name string) (Sealed, error) {
 	group.Go(f.Sync)
 	group.Go(func() error {
 		var err error
-		sealed.SHA256, err = hash(ctx, f)
+		sealed.SHA256, err = hash(ctx, f, read)
 		return err
 	})
 	err = group.Wait()
@@ -50,7 +50,7 @@ func (v *Volume) Seal(ctx context.Context, name string) (Sealed, error) {
 	return sealed, nil
 }
 
-func hash(ctx context.Context, r io.Reader) (string, error) {
+func hash(ctx context.Context, r io.Reader, read func(bytes int)) (string, error) {
 	h := sha256.New()
 	buf := make([]byte, hashBuffer)
 	for {
@@ -59,6 +59,7 @@ func hash(ctx context.Context, r io.Reader) (string, error) {
 		}
 		n, err := r.Read(buf)
 		h.Write(buf[:n])
+		read(n)
 		if errors.Is(err, io.EOF) {
 			return hex.EncodeToString(h.Sum(nil)), nil
 		}

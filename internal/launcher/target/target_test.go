@@ -121,10 +121,11 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	if err != nil || m.Backup.UID != "u1" {
 		t.Errorf("%+v, %v", m, err)
 	}
-	sealed, err := v.Seal(t.Context(), "vm/b1/root.qcow2")
+	read := 0
+	sealed, err := v.Seal(t.Context(), "vm/b1/root.qcow2", func(n int) { read += n })
 	const ofData = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-	if err != nil || sealed.SHA256 != ofData || sealed.AllocatedBytes == 0 {
-		t.Errorf("%+v, %v", sealed, err)
+	if err != nil || sealed.SHA256 != ofData || sealed.AllocatedBytes == 0 || read != len("data") {
+		t.Errorf("%+v after %d bytes, %v", sealed, read, err)
 	}
 	if err := v.Begin("vm/b1", "another"); !errors.Is(err, ErrInvalid) {
 		t.Errorf("over another backup: %v", err)
