@@ -43,7 +43,7 @@ func runWorker(ctx context.Context, o options, log *slog.Logger) int {
 }
 
 func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, error) {
-	listener, err := listen(o.socket)
+	listener, err := listen(ctx, o.socket)
 	if err != nil {
 		return launcher.Outcome{}, err
 	}
@@ -92,14 +92,14 @@ func connect(uri string) (launcher.Guest, error) {
 }
 
 // listen takes the place of a socket that an earlier container left.
-func listen(path string) (net.Listener, error) {
+func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -118,7 +118,7 @@ func drain(server *grpc.Server) {
 	}()
 	select {
 	case <-stopped:
-	case <-time.After(drainTimeout): //nolint:forbidigo // wiring
+	case <-time.After(drainTimeout):
 		server.Stop()
 		<-stopped
 	}

@@ -72,7 +72,7 @@ func issue(now time.Time, hosts []string) (*bundle, error) {
 
 func template(now time.Time, name string) *x509.Certificate {
 	serial := make([]byte, 16)
-	rand.Read(serial) // never fails: crypto/rand ends the program instead
+	_, _ = rand.Read(serial) // never fails: crypto/rand ends the program instead
 	return &x509.Certificate{
 		SerialNumber: new(big.Int).SetBytes(serial),
 		Subject:      pkix.Name{CommonName: name},
@@ -93,25 +93,24 @@ func renew(now time.Time, hosts []string, old *bundle) (*bundle, error) {
 	return b, nil
 }
 
-// check returns the certificate of a bundle that can be served at now, and when it has to be renewed.
-func (b *bundle) check(now time.Time, hosts []string) (*tls.Certificate, time.Time, error) {
+// check returns the certificate of a bundle that can be served at now.
+func (b *bundle) check(now time.Time, hosts []string) (*tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(b.certificate, b.key)
 	if err != nil {
-		return nil, time.Time{}, fmt.Errorf("parse the certificate: %w", err)
+		return nil, fmt.Errorf("parse the certificate: %w", err)
 	}
 	leaf := pair.Leaf
-	due := leaf.NotAfter.Add(-renewBefore)
-	if !now.Before(due) {
-		return nil, time.Time{}, fmt.Errorf("the certificate ends on %s and is due for renewal", leaf.NotAfter)
+	if due := leaf.NotAfter.Add(-renewBefore); !now.Before(due) {
+		return nil, fmt.Errorf("the certificate ends on %s and is due for renewal", leaf.NotAfter)
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(b.authorities) {
-		return nil, time.Time{}, errors.New("the certificate's authority is missing")
+		return nil, errors.New("the certificate's authority is missing")
 	}
 	for _, h := range hosts {
 		if _, err := leaf.Verify(x509.VerifyOptions{DNSName: h, Roots: roots, CurrentTime: now}); err != nil {
-			return nil, time.Time{}, fmt.Errorf("verify the certificate for %s: %w", h, err)
+			return nil, fmt.Errorf("verify the certificate for %s: %w", h, err)
 		}
 	}
-	return &pair, due, nil
+	return &pair, nil
 }

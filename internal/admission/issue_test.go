@@ -48,7 +48,7 @@ func TestCertificate(t *testing.T) {
 		{"only one authority back", bundle{good.certificate, good.key, twice.authorities}, now, hosts, false},
 	}
 	for _, c := range cases {
-		if _, _, err := c.bundle.check(c.at, c.hosts); (err == nil) != c.ok {
+		if _, err := c.bundle.check(c.at, c.hosts); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

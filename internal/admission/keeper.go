@@ -73,7 +73,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pair, _, err := b.check(k.clock.Now(), k.hosts())
+	pair, err := b.check(k.clock.Now(), k.hosts())
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
 	}
 	have := &bundle{certificate: secret.Data[corev1.TLSCertKey], key: secret.Data[corev1.TLSPrivateKeyKey], authorities: secret.Data[authorityKey]}
 	if !missing {
-		if _, _, err := have.check(k.clock.Now(), k.hosts()); err == nil {
+		if _, err := have.check(k.clock.Now(), k.hosts()); err == nil {
 			return have, nil
 		}
 	}

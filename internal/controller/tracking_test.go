@@ -139,7 +139,7 @@ func trackingByNamespace(w *world) {
 func invalidSelector(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyAlways, selected)
-	vmi := w.vmi(exists)
+	w.vmi(exists)
 	wait(w, w.stateClaim(), exists)
 	vmi, pod := w.boot()
 	w.overlaysUp(vmi)

@@ -30,7 +30,7 @@ var cluster *controlplane.Cluster
 func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
 // TestControlPlane runs every test that needs the API server, after what they share was made.
-func TestControlPlane(t *testing.T) {
+func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, whose controllers see every namespace
 	admin := cluster.Client(t, controlplane.Admin)
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
@@ -78,6 +78,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	t.Helper()
 	w := &world{
 		T: t, ns: cluster.Namespace(t),
 		user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin), node: cluster.Client(t, controlplane.Handler),

@@ -31,13 +31,14 @@ func punchZeroes(f *os.File) error {
 	buf := make([]byte, 256*holeBytes)
 	for at := int64(0); ; at += int64(len(buf)) {
 		n, err := f.ReadAt(buf, at)
-		if err != nil && !errors.Is(err, io.EOF) {
+		end := errors.Is(err, io.EOF)
+		if err != nil && !end {
 			return err
 		}
-		if punch := punchWithin(f, at, buf[:n]); punch != nil {
-			return punch
+		if err := punchWithin(f, at, buf[:n]); err != nil {
+			return err
 		}
-		if err != nil {
+		if end {
 			return nil
 		}
 	}

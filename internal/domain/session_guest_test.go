@@ -110,7 +110,7 @@ func TestGuest(t *testing.T) {
 	m.boot()
 	for _, step := range []struct {
 		name string
-		run  func(*testing.T, *machine)
+		run  func(*machine)
 	}{
 		{"has what the instance says", hasHardware},
 		{"is what Info says", infoMerges},
@@ -120,14 +120,14 @@ func TestGuest(t *testing.T) {
 		if !t.Run(step.name, func(t *testing.T) {
 			inner := *m
 			inner.TB = t
-			step.run(t, &inner)
+			step.run(&inner)
 		}) {
 			return
 		}
 	}
 }
 
-func hasHardware(t *testing.T, m *machine) {
+func hasHardware(m *machine) {
 	disks := m.vmi.Spec.Domain.Devices.Disks
 	for command, want := range map[string]string{
 		"grep -c ^processor /proc/cpuinfo":                                     "2",
@@ -143,123 +143,123 @@ func hasHardware(t *testing.T, m *machine) {
 		"ls -d /sys/bus/virtio/drivers/virtio_rng/virtio* | wc -l":             "1",
 	} {
 		if got := m.exec(command); got != want {
-			t.Errorf("%s: %q, want %q", command, got, want)
+			m.Errorf("%s: %q, want %q", command, got, want)
 		}
 	}
 	for _, d := range m.info().Disks {
 		if want := TargetDevices(disks)[d.Volume]; d.Target != want {
-			t.Errorf("disk %s is %s, not %s", d.Volume, d.Target, want)
+			m.Errorf("disk %s is %s, not %s", d.Volume, d.Target, want)
 		}
 		if want := d.Volume == "d0"; d.Tracked != want {
-			t.Errorf("disk %s tracked: %v", d.Volume, d.Tracked)
+			m.Errorf("disk %s tracked: %v", d.Volume, d.Tracked)
 		}
 	}
 	log, err := os.ReadFile(m.options.SerialLog)
 	if err != nil || len(log) == 0 {
-		t.Errorf("serial log: %d bytes, %v", len(log), err)
+		m.Errorf("serial log: %d bytes, %v", len(log), err)
 	}
 }
 
-func infoMerges(t *testing.T, m *machine) {
+func infoMerges(m *machine) {
 	mac := MAC(m.vmi, &m.vmi.Spec.Domain.Devices.Interfaces[0])
 	var got Info
-	domaintest.Eventually(t, 60*time.Second, "the guest has an address", func() bool {
+	domaintest.Eventually(m, 60*time.Second, "the guest has an address", func() bool {
 		got = m.info()
 		return len(got.Interfaces) == 1 && len(got.Interfaces[0].IPs) > 0
 	})
 	i := got.Interfaces[0]
 	if i.Name != "default" || i.MAC != mac || i.GuestName != "eth0" || !i.FromAgent {
-		t.Errorf("interface %+v", i)
+		m.Errorf("interface %+v", i)
 	}
 	if got.State != StateRunning || !got.AgentConnected || got.GuestOS == nil || got.GuestOS.KernelRelease == "" {
-		t.Errorf("info %+v, guest %+v", got, got.GuestOS)
+		m.Errorf("info %+v, guest %+v", got, got.GuestOS)
 	}
 	if d := got.Disks; len(d) != 4 || d[0] != (DiskInfo{Volume: "d0", Target: "vda", VirtualBytes: uint64(64 * mib), Tracked: true}) {
-		t.Errorf("disks %+v", d)
+		m.Errorf("disks %+v", d)
 	}
 
 	// While it is frozen the agent answers nothing else; what it said stays.
-	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
-		t.Fatal(err)
+	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
+		m.Fatal(err)
 	}
 	frozen := m.info()
 	if frozen.GuestOS == nil || *frozen.GuestOS != *got.GuestOS || len(frozen.Interfaces[0].IPs) == 0 {
-		t.Errorf("frozen: %+v", frozen)
+		m.Errorf("frozen: %+v", frozen)
 	}
-	if err := m.Thaw(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func frozenIs(t *testing.T, m *machine, want bool) {
-	t.Helper()
-	if got, err := m.FSFrozen(t.Context(), 10*time.Second); err != nil || got != want {
-		t.Errorf("frozen is %v (%v), want %v", got, err, want)
+	if err := m.Thaw(m.Context()); err != nil {
+		m.Fatal(err)
 	}
 }
 
-func frozenBackup(t *testing.T, m *machine) {
+func frozenIs(m *machine, want bool) {
+	m.Helper()
+	if got, err := m.FSFrozen(m.Context(), 10*time.Second); err != nil || got != want {
+		m.Errorf("frozen is %v (%v), want %v", got, err, want)
+	}
+}
+
+func frozenBackup(m *machine) {
 	m.exec("mkfs.ext4 -q /dev/vda && mount-disks && cd /disks/serial-0 && head -c 5000000 /dev/urandom > a && sha256sum < a > a.sum")
-	frozenIs(t, m, false)
-	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
-		t.Fatal(err)
+	frozenIs(m, false)
+	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
+		m.Fatal(err)
 	}
-	frozenIs(t, m, true)
+	frozenIs(m, true)
 	reference, target := m.reference("d0", "c0"), m.target("d0", "c0")
 	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
 	for range 2 {
-		if err := m.Thaw(t.Context()); err != nil {
-			t.Fatal(err)
+		if err := m.Thaw(m.Context()); err != nil {
+			m.Fatal(err)
 		}
 	}
 	m.exec("cd /disks/serial-0 && dd if=/dev/zero of=a bs=1M count=4 conv=fsync,notrunc && rm a.sum && sync && fstrim .")
 	if e := m.await(EventBackupCompleted); e.Err != nil {
-		t.Fatal(e.Err)
+		m.Fatal(e.Err)
 	}
-	sameBytes(t, reference, target)
+	sameBytes(m, reference, target)
 
 	// The incremental has the overwritten, deleted and trimmed parts; read through its chain it is the disk.
-	if err := m.Freeze(t.Context(), 10*time.Second); err != nil {
-		t.Fatal(err)
+	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
+		m.Fatal(err)
 	}
 	reference, next := m.reference("d0", "c1"), m.target("d0", "c1")
 	m.begin(Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: next, Incremental: "c0"}}})
-	if err := m.Thaw(t.Context()); err != nil {
-		t.Fatal(err)
+	if err := m.Thaw(m.Context()); err != nil {
+		m.Fatal(err)
 	}
 	if e := m.await(EventBackupCompleted); e.Err != nil {
-		t.Fatal(e.Err)
+		m.Fatal(e.Err)
 	}
-	if err := SetBacking(t.Context(), next, "c0-d0.qcow2"); err != nil {
-		t.Fatal(err)
+	if err := SetBacking(m.Context(), next, "c0-d0.qcow2"); err != nil {
+		m.Fatal(err)
 	}
-	sameBytes(t, reference, next)
+	sameBytes(m, reference, next)
 	restored := m.dir + "/restored.raw"
-	run(t, "qemu-img", "convert", "-O", "raw", target, restored)
-	run(t, "e2fsck", "-f", "-n", restored)
+	run(m, "qemu-img", "convert", "-O", "raw", target, restored)
+	run(m, "e2fsck", "-f", "-n", restored)
 }
 
-func shutsDown(t *testing.T, m *machine) {
-	if err := m.ShutdownRequest(t.Context()); err != nil {
-		t.Fatal(err)
+func shutsDown(m *machine) {
+	if err := m.ShutdownRequest(m.Context()); err != nil {
+		m.Fatal(err)
 	}
 	if e := m.awaitState(StateShutOff); e.Reason != ReasonShutdown {
-		t.Errorf("reason %s", e.Reason)
+		m.Errorf("reason %s", e.Reason)
 	}
 	if info := m.info(); info.State != StateShutOff || info.Reason != ReasonShutdown || info.AgentConnected {
-		t.Errorf("info %+v", info)
+		m.Errorf("info %+v", info)
 	}
 	for what, f := range map[string]func() error{
-		"ShutdownRequest": func() error { return m.ShutdownRequest(t.Context()) },
-		"Destroy":         func() error { return m.Destroy(t.Context()) },
-		"AbortBackup":     func() error { return m.AbortBackup(t.Context()) },
+		"ShutdownRequest": func() error { return m.ShutdownRequest(m.Context()) },
+		"Destroy":         func() error { return m.Destroy(m.Context()) },
+		"AbortBackup":     func() error { return m.AbortBackup(m.Context()) },
 	} {
 		if err := f(); err != nil {
-			t.Errorf("%s of a machine that ended: %v", what, err)
+			m.Errorf("%s of a machine that ended: %v", what, err)
 		}
 	}
-	if _, err := m.DirtyBytes(t.Context(), "c0"); !errors.Is(err, ErrNotRunning) {
-		t.Errorf("DirtyBytes of a machine that ended: %v", err)
+	if _, err := m.DirtyBytes(m.Context(), "c0"); !errors.Is(err, ErrNotRunning) {
+		m.Errorf("DirtyBytes of a machine that ended: %v", err)
 	}
 }
 

@@ -43,6 +43,8 @@ func (l *Launcher) handle(e domain.Event) {
 		l.work.Go(func() { l.libvirtLost("the connection to libvirtd was lost") })
 	case domain.EventResync:
 		l.work.Go(l.resync)
+	case domain.EventBackupCompleted, domain.EventThreshold:
+		// These concern the backup only.
 	}
 	if job := l.currentJob(); job != nil && job.Running() {
 		job.Deliver(e)

@@ -93,7 +93,7 @@ type Launcher struct {
 	guest     Guest
 	freezer   *push.Freezer
 	// guestLife ends with the guest.
-	guestLife    context.Context
+	guestLife    context.Context //nolint:containedctx // the guest's life, not a call's
 	endGuestLife context.CancelFunc
 	// ended is closed when the guest has.
 	ended chan struct{}

@@ -66,6 +66,8 @@ func (l life) stopping() life {
 		return l.ending(pb.State_REQUESTED_SHUTDOWN, "stopped before the guest was started")
 	case pb.State_RUNNING, pb.State_PAUSED:
 		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
+	case pb.State_STARTING, pb.State_SHUTTING_DOWN, pb.State_ENDED:
+		// A guest that starts is stopped once it runs (see started); the others need nothing.
 	}
 	return l
 }
@@ -126,8 +128,9 @@ func (l life) pauseMessage(reason domain.Reason) string {
 		return "paused: I/O error on a disk"
 	case domain.ReasonUser:
 		return "paused by a user of libvirt"
+	default:
+		return "paused: " + string(reason)
 	}
-	return "paused: " + string(reason)
 }
 
 func (l life) endOf(reason domain.Reason) (pb.State_End, string) {

@@ -76,13 +76,12 @@ func (l *Launcher) stopGuest(s *stop) {
 	}
 	l.failJob()
 	for !l.currentLife().ended() {
-		left, sooner := l.timeLeft(s)
-		if left <= 0 {
+		if left, _ := l.timeLeft(s); left <= 0 {
 			l.destroy(s)
 			return
 		}
 		l.ask()
-		left, sooner = l.timeLeft(s)
+		left, sooner := l.timeLeft(s)
 		timer := l.cfg.Clock.NewTimer(max(0, min(left, askEvery)))
 		select {
 		case <-timer.C():

@@ -40,18 +40,26 @@ func sourced(edit func(*corev1.TypedLocalObjectReference)) func(string) client.O
 }
 
 var rules = []rule{
-	{"backup changed", "spec is immutable: create another backup", func(ns string) client.Object { return newBackup(ns) },
-		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true }},
-	{"neither source nor tracker", "name exactly one of source (a full backup that leaves no checkpoint) and backupTracker",
-		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.BackupTracker = "" }), nil},
-	{"both source and tracker", "name exactly one of source",
-		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = source() }), nil},
-	{"forced without a tracker", "forceFullBackup needs a backupTracker: without one every backup is full",
+	{
+		"backup changed", "spec is immutable: create another backup", func(ns string) client.Object { return newBackup(ns) },
+		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true },
+	},
+	{
+		"neither source nor tracker", "name exactly one of source (a full backup that leaves no checkpoint) and backupTracker",
+		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.BackupTracker = "" }), nil,
+	},
+	{
+		"both source and tracker", "name exactly one of source",
+		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = source() }), nil,
+	},
+	{
+		"forced without a tracker", "forceFullBackup needs a backupTracker: without one every backup is full",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) {
 			s.BackupTracker = ""
 			s.Source = source()
 			s.ForceFullBackup = true
-		}), nil},
+		}), nil,
+	},
 	{"source group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = ptr.To("apps") }), nil},
 	{"source without a group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = nil }), nil},
 	{"source kind", "kind must be VirtualMachine", sourced(func(r *corev1.TypedLocalObjectReference) { r.Kind = "VirtualMachineInstance" }), nil},
@@ -59,79 +67,123 @@ var rules = []rule{
 	{"no claim", "spec.pvcName", backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.PVCName = "" }), nil},
 	{"mode", `Unsupported value: "pull"`, backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = "pull" }), nil},
 
-	{"tracker changed", "spec is immutable: create another tracker", func(ns string) client.Object { return newTracker(ns) },
-		func(o client.Object) { o.(*backupv1.VirtualMachineBackupTracker).Spec.Source.Name = "other" }},
+	{
+		"tracker changed", "spec is immutable: create another tracker", func(ns string) client.Object { return newTracker(ns) },
+		func(o client.Object) { o.(*backupv1.VirtualMachineBackupTracker).Spec.Source.Name = "other" },
+	},
 	{"tracker's group", "apiGroup must be kubevirt.io", trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Spec.Source.APIGroup = nil }), nil},
 	{"tracker's kind", "kind must be VirtualMachine", trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Spec.Source.Kind = "Pod" }), nil},
 	{"tracker's machine", "name is required", trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Spec.Source.Name = "" }), nil},
-	{"tracker's name", "metadata.name must be at most 200 characters: checkpoints are named after it",
-		trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Name = strings.Repeat("t", 201) }), nil},
+	{
+		"tracker's name", "metadata.name must be at most 200 characters: checkpoints are named after it",
+		trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Name = strings.Repeat("t", 201) }), nil,
+	},
 
-	{"machine's name", "metadata.name must be at most 63 characters: it is the value of a label",
-		func(ns string) client.Object { m := newMachine(ns); m.Name = strings.Repeat("m", 64); return m }, nil},
-	{"instance's name", "metadata.name must be at most 63 characters: it is the value of a label",
-		func(ns string) client.Object { i := newInstance(ns); i.Name = strings.Repeat("m", 64); return i }, nil},
-	{"run strategy", `Unsupported value: "Sometimes"`,
+	{
+		"machine's name", "metadata.name must be at most 63 characters: it is the value of a label",
+		func(ns string) client.Object { m := newMachine(ns); m.Name = strings.Repeat("m", 64); return m }, nil,
+	},
+	{
+		"instance's name", "metadata.name must be at most 63 characters: it is the value of a label",
+		func(ns string) client.Object { i := newInstance(ns); i.Name = strings.Repeat("m", 64); return i }, nil,
+	},
+	{
+		"run strategy", `Unsupported value: "Sometimes"`,
 		func(ns string) client.Object {
 			m := newMachine(ns)
 			m.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategy("Sometimes"))
 			return m
-		}, nil},
-	{"utility volumes in a template", "utilityVolumes are attached to a running VirtualMachineInstance by Varve's controllers; remove the field from the template",
+		}, nil,
+	},
+	{
+		"utility volumes in a template", "utilityVolumes are attached to a running VirtualMachineInstance by Varve's controllers; remove the field from the template",
 		func(ns string) client.Object {
 			m := newMachine(ns)
 			m.Spec.Template.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
 			return m
-		}, nil},
-	{"disk without a volume", "every disk needs a volume of the same name in spec.volumes",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes = nil }), nil},
-	{"volume without a disk", "every volume needs a disk of the same name in spec.domain.devices.disks",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks = nil }), nil},
-	{"interface without a network", "every interface needs a network of the same name in spec.networks",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Networks = nil }), nil},
-	{"utility volume named like a volume", "a utility volume must not have the name of a volume",
+		}, nil,
+	},
+	{
+		"disk without a volume", "every disk needs a volume of the same name in spec.volumes",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes = nil }), nil,
+	},
+	{
+		"volume without a disk", "every volume needs a disk of the same name in spec.domain.devices.disks",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks = nil }), nil,
+	},
+	{
+		"interface without a network", "every interface needs a network of the same name in spec.networks",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Networks = nil }), nil,
+	},
+	{
+		"utility volume named like a volume", "a utility volume must not have the name of a volume",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("root", "claim")}
-		}), nil},
-	{"utility volumes of one name", "Duplicate value",
+		}), nil,
+	},
+	{
+		"utility volumes of one name", "Duplicate value",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "one"), utility("u", "two")}
-		}), nil},
-	{"utility volume without a claim", "claimName is required",
+		}), nil,
+	},
+	{
+		"utility volume without a claim", "claimName is required",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "")}
-		}), nil},
-	{"utility volume's type", `Unsupported value: "Disk"`,
+		}), nil,
+	},
+	{
+		"utility volume's type", `Unsupported value: "Disk"`,
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			u := utility("u", "claim")
 			u.Type = ptr.To(kubevirtv1.UtilityVolumeType("Disk"))
 			s.UtilityVolumes = []kubevirtv1.UtilityVolume{u}
-		}), nil},
-	{"utility volume changed", "a utility volume is immutable: remove it and add another",
+		}), nil,
+	},
+	{
+		"utility volume changed", "a utility volume is immutable: remove it and add another",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
 		}),
 		func(o client.Object) {
 			o.(*kubevirtv1.VirtualMachineInstance).Spec.UtilityVolumes[0].ClaimName = "other"
-		}},
-	{"kernel arguments without a kernel", "kernelArgs need a container with a kernel",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container = nil }), nil},
-	{"kernel container without a path", "name kernelPath, initrdPath or both",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container.KernelPath = "" }), nil},
-	{"no device", "only disk is supported as a device",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk = nil }), nil},
-	{"bus", `Unsupported value: "ide"`,
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk.Bus = "ide" }), nil},
-	{"no binding", "only masquerade is supported as a binding",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Masquerade = nil }), nil},
-	{"no pod network", "only the pod network is supported",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Networks[0].Pod = nil }), nil},
-	{"no source", "only persistentVolumeClaim is supported as a source",
-		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes[0].PersistentVolumeClaim = nil }), nil},
-	{"machine type", "spec.domain.machine.type",
+		},
+	},
+	{
+		"kernel arguments without a kernel", "kernelArgs need a container with a kernel",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container = nil }), nil,
+	},
+	{
+		"kernel container without a path", "name kernelPath, initrdPath or both",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container.KernelPath = "" }), nil,
+	},
+	{
+		"no device", "only disk is supported as a device",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk = nil }), nil,
+	},
+	{
+		"bus", `Unsupported value: "ide"`,
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk.Bus = "ide" }), nil,
+	},
+	{
+		"no binding", "only masquerade is supported as a binding",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Masquerade = nil }), nil,
+	},
+	{
+		"no pod network", "only the pod network is supported",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Networks[0].Pod = nil }), nil,
+	},
+	{
+		"no source", "only persistentVolumeClaim is supported as a source",
+		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes[0].PersistentVolumeClaim = nil }), nil,
+	},
+	{
+		"machine type", "spec.domain.machine.type",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.Domain.Machine = &kubevirtv1.Machine{Type: "microvm"}
-		}), nil},
+		}), nil,
+	},
 }
 
 func TestRules(t *testing.T) {

@@ -22,9 +22,9 @@ func TestKubeVirtTypesAreUpstreams(t *testing.T) {
 	kv.ObjectMeta, vm.ObjectMeta, vmi.ObjectMeta = meta, meta, meta
 	vm.Spec.Template.ObjectMeta = meta
 
-	t.Run("KubeVirt", func(t *testing.T) { roundTrip(t, kv, &upstream.KubeVirt{}) })
-	t.Run("VirtualMachine", func(t *testing.T) { roundTrip(t, vm, &upstream.VirtualMachine{}) })
-	t.Run("VirtualMachineInstance", func(t *testing.T) { roundTrip(t, vmi, &upstream.VirtualMachineInstance{}) })
+	t.Run("KubeVirt", func(t *testing.T) { t.Parallel(); roundTrip(t, kv, &upstream.KubeVirt{}) })
+	t.Run("VirtualMachine", func(t *testing.T) { t.Parallel(); roundTrip(t, vm, &upstream.VirtualMachine{}) })
+	t.Run("VirtualMachineInstance", func(t *testing.T) { t.Parallel(); roundTrip(t, vmi, &upstream.VirtualMachineInstance{}) })
 }
 
 // roundTrip holds that theirs knows every field of ours, and that nothing of ours is lost or changed on the way

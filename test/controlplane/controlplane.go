@@ -135,22 +135,22 @@ func Start(ctx context.Context) (*Cluster, error) {
 func (c *Cluster) Stop() error { return c.environment.Stop() }
 
 // Namespace makes a namespace for one test, named after it. Labels are optional.
-func (c *Cluster) Namespace(t testing.TB, labels ...map[string]string) string {
-	t.Helper()
+func (c *Cluster) Namespace(tb testing.TB, labels ...map[string]string) string {
+	tb.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
 	if len(labels) > 0 {
 		ns.Labels = labels[0]
 	}
-	if err := c.admin.Create(t.Context(), ns); err != nil {
-		t.Fatalf("create a namespace: %v", err)
+	if err := c.admin.Create(tb.Context(), ns); err != nil {
+		tb.Fatalf("create a namespace: %v", err)
 	}
 	return ns.Name
 }
 
 // Manager makes a manager that acts as user. Its servers and leader election are off, and many managers may have
 // controllers of the same name. Set options with edit; StartManager starts it.
-func (c *Cluster) Manager(t testing.TB, user User, edit ...func(*ctrl.Options)) ctrl.Manager {
-	t.Helper()
+func (c *Cluster) Manager(tb testing.TB, user User, edit ...func(*ctrl.Options)) ctrl.Manager {
+	tb.Helper()
 	options := ctrl.Options{
 		Scheme:                 c.Scheme,
 		Metrics:                metricsserver.Options{BindAddress: "0"},
@@ -162,15 +162,15 @@ func (c *Cluster) Manager(t testing.TB, user User, edit ...func(*ctrl.Options)) 
 	}
 	mgr, err := ctrl.NewManager(c.ConfigFor(user), options)
 	if err != nil {
-		t.Fatalf("make a manager: %v", err)
+		tb.Fatalf("make a manager: %v", err)
 	}
 	return mgr
 }
 
 // StartManager runs a manager until the test ends or until the function that it returns is called, which waits for
 // its end. It returns when the caches are filled.
-func StartManager(t testing.TB, mgr ctrl.Manager) (stop func()) {
-	t.Helper()
+func StartManager(tb testing.TB, mgr ctrl.Manager) (stop func()) {
+	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -182,19 +182,19 @@ func StartManager(t testing.TB, mgr ctrl.Manager) (stop func()) {
 		stopped = true
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("manager: %v", err)
+			tb.Errorf("manager: %v", err)
 		}
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		t.Fatal("the manager's caches were not filled")
+		tb.Fatal("the manager's caches were not filled")
 	}
 	return stop
 }
 
 // Eventually calls check every 20 ms until it returns nil, and fails the test with its last error after a minute.
-func Eventually(t testing.TB, check func() error) {
-	t.Helper()
+func Eventually(tb testing.TB, check func() error) {
+	tb.Helper()
 	const interval, limit = 20 * time.Millisecond, time.Minute
 	var err error
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(interval) {
@@ -202,35 +202,35 @@ func Eventually(t testing.TB, check func() error) {
 			return
 		}
 	}
-	t.Fatalf("not within %s: %v", limit, err)
+	tb.Fatalf("not within %s: %v", limit, err)
 }
 
 // Consistently calls check every 20 ms for the given time and fails the test at its first error.
-func Consistently(t testing.TB, during time.Duration, check func() error) {
-	t.Helper()
+func Consistently(tb testing.TB, during time.Duration, check func() error) {
+	tb.Helper()
 	for deadline := time.Now().Add(during); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if err := check(); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 }
 
 // Update reads an object, lets edit change it, and writes it (status: its status subresource), again after a conflict.
-func Update[T client.Object](t testing.TB, c client.Client, obj T, status bool, edit func(T)) {
-	t.Helper()
-	Eventually(t, func() error {
-		if err := c.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+func Update[T client.Object](tb testing.TB, c client.Client, obj T, status bool, edit func(T)) {
+	tb.Helper()
+	Eventually(tb, func() error {
+		if err := c.Get(tb.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
 		edit(obj)
 		var err error
 		if status {
-			err = c.Status().Update(t.Context(), obj)
+			err = c.Status().Update(tb.Context(), obj)
 		} else {
-			err = c.Update(t.Context(), obj)
+			err = c.Update(tb.Context(), obj)
 		}
 		if err != nil && !apierrors.IsConflict(err) {
-			t.Fatalf("update %T %s: %v", obj, obj.GetName(), err)
+			tb.Fatalf("update %T %s: %v", obj, obj.GetName(), err)
 		}
 		return err
 	})

@@ -52,11 +52,11 @@ func (c *Cluster) ConfigFor(user User) *rest.Config {
 }
 
 // Client reads and writes as user, without a cache. Unknown and duplicate fields are refused.
-func (c *Cluster) Client(t testing.TB, user User) client.Client {
-	t.Helper()
+func (c *Cluster) Client(tb testing.TB, user User) client.Client {
+	tb.Helper()
 	cl, err := client.New(c.ConfigFor(user), client.Options{Scheme: c.Scheme})
 	if err != nil {
-		t.Fatalf("make a client for %s: %v", user.Name, err)
+		tb.Fatalf("make a client for %s: %v", user.Name, err)
 	}
 	return client.WithFieldValidation(cl, "Strict")
 }

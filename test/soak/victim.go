@@ -59,8 +59,11 @@ func shim(pid int) (int, error) {
 		return 0, err
 	}
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", parent))
-	if err != nil || !strings.HasPrefix(filepath.Base(exe), "containerd-shim") {
-		return 0, fmt.Errorf("the parent of process %d is %s, not a shim (%v)", pid, exe, err)
+	if err != nil {
+		return 0, fmt.Errorf("the parent of process %d: %w", pid, err)
+	}
+	if !strings.HasPrefix(filepath.Base(exe), "containerd-shim") {
+		return 0, fmt.Errorf("the parent of process %d is %s, not a shim", pid, exe)
 	}
 	return parent, nil
 }

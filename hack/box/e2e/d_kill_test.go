@@ -130,13 +130,13 @@ func TestKillNodes(t *testing.T) {
 // TestKillUp kills `box up` itself at several moments of a repair.
 func TestKillUp(t *testing.T) {
 	w := newWitness(t)
-	for _, after := range []time.Duration{10, 30, 60, 100, 200, 400, 1000} {
+	for _, after := range []int{10, 30, 60, 100, 200, 400, 1000} {
 		if init := readState(t).Nodes[0].Init.PID; init > 0 {
 			if err := syscall.Kill(init, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 				t.Fatal(err)
 			}
 		}
-		killUp(t, after*time.Millisecond)
+		killUp(t, time.Duration(after)*time.Millisecond)
 	}
 	mustUp(t)
 	w.check(t)
@@ -153,7 +153,7 @@ func killUp(t *testing.T, after time.Duration) {
 	if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Fatal(err)
 	}
-	cmd.Wait() //nolint:errcheck // it was killed
+	_ = cmd.Wait() // it was killed: that is no news
 }
 
 // TestReset does to the box what a reset of the machine does: no process, no bridge, another boot, damaged files.

@@ -67,9 +67,9 @@ func TestDownLeavesNothing(t *testing.T) {
 
 // TestKillFirstUp kills `box up` at several moments of a box's first start, and `box down` cleans up after each.
 func TestKillFirstUp(t *testing.T) {
-	for _, after := range []time.Duration{2, 10, 20, 50, 150, 300, 700, 2000} {
+	for _, after := range []int{2, 10, 20, 50, 150, 300, 700, 2000} {
 		mustRun(t, "down")
-		killUp(t, after*time.Millisecond)
+		killUp(t, time.Duration(after)*time.Millisecond)
 		mustRun(t, "down")
 		if _, err := os.Stat(string(dir)); !os.IsNotExist(err) {
 			t.Fatalf("%s is still there (%v), after a kill at %d ms", dir, err, after)
@@ -77,8 +77,8 @@ func TestKillFirstUp(t *testing.T) {
 		noCgroups(t)
 		noProcesses(t)
 	}
-	for _, after := range []time.Duration{5, 100, 1000} {
-		killUp(t, after*time.Millisecond)
+	for _, after := range []int{5, 100, 1000} {
+		killUp(t, time.Duration(after)*time.Millisecond)
 	}
 	mustUp(t)
 }

@@ -57,27 +57,43 @@ func TestDecide(t *testing.T) {
 		want expect
 	}{
 		// Pending
-		{"no tracker", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "create it", 24 * time.Hour}},
+		{
+			"no tracker", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "create it", 24 * time.Hour},
+		},
 		{"tracker goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.tracker.DeletionTimestamp = &metav1.Time{Time: w.now}
 		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "being deleted", 0}},
-		{"no machine", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm, w.instance = nil, nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "VirtualMachine vm, which does not exist", 0}},
-		{"machine goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm.DeletionTimestamp = &metav1.Time{Time: w.now} },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "being deleted", 0}},
-		{"no instance", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "start it", 0}},
-		{"instance stops", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.instance.DeletionTimestamp = &metav1.Time{Time: w.now}
+		{
+			"no machine", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm, w.instance = nil, nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "VirtualMachine vm, which does not exist", 0},
 		},
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "stopping", 0}},
-		{"instance starts", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseScheduling },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "Scheduling", 0}},
-		{"guest ended", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseFailed },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "ended (Failed)", 0}},
-		{"not tracked", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.ChangedBlockTracking = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "changedBlockTrackingLabelSelectors", 0}},
+		{
+			"machine goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm.DeletionTimestamp = &metav1.Time{Time: w.now} },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "being deleted", 0},
+		},
+		{
+			"no instance", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "start it", 0},
+		},
+		{
+			"instance stops", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+				w.instance.DeletionTimestamp = &metav1.Time{Time: w.now}
+			},
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "stopping", 0},
+		},
+		{
+			"instance starts", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseScheduling },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "Scheduling", 0},
+		},
+		{
+			"guest ended", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseFailed },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "ended (Failed)", 0},
+		},
+		{
+			"not tracked", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.ChangedBlockTracking = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "changedBlockTrackingLabelSelectors", 0},
+		},
 		{"tracking wants a restart", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingPendingRestart
 		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "restart the machine", 0}},
@@ -87,26 +103,36 @@ func TestDecide(t *testing.T) {
 		{"no disk", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Spec.Domain.Devices.Disks[0].Shareable = ptr.To(true)
 		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNoEligibleDisk, "no disk", 0}},
-		{"no claim", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "PersistentVolumeClaim target, which does not exist", 0}},
-		{"claim goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.claim.DeletionTimestamp = &metav1.Time{Time: w.now}
+		{
+			"no claim", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "PersistentVolumeClaim target, which does not exist", 0},
 		},
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "being deleted", 0}},
+		{
+			"claim goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+				w.claim.DeletionTimestamp = &metav1.Time{Time: w.now}
+			},
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "being deleted", 0},
+		},
 		{"Block claim, even before the machine exists", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 			w.vm = nil
 		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonPVCIsBlock, "volumeMode is Filesystem", 0}},
-		{"the machine's own disk", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.PVCName = "root" },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInvalid, "disk root", 0}},
-		{"a day later", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil; w.now = w.now.Add(24 * time.Hour) },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "PersistentVolumeClaim target", 0}},
+		{
+			"the machine's own disk", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.PVCName = "root" },
+			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInvalid, "disk root", 0},
+		},
+		{
+			"a day later", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil; w.now = w.now.Add(24 * time.Hour) },
+			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "PersistentVolumeClaim target", 0},
+		},
 		{"deleted while it waits", pending, deleted, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "deleted", 0}},
 		{"another runs", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.create("z", false).Status.Phase = backupv1.BackupCopying
 		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup z", 0}},
-		{"an older one that nobody has looked at yet", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.create("a", false) },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
+		{
+			"an older one that nobody has looked at yet", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.create("a", false) },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0},
+		},
 		{"an older one in line", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonOtherBackup
@@ -126,8 +152,10 @@ func TestDecide(t *testing.T) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "b", StartTimestamp: &metav1.Time{Time: w.now.Add(-time.Minute)}}
 		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "", 0}},
 		{"everything there", pending, nil, expect{step: StepHold}},
-		{"held", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute}},
+		{
+			"held", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute},
+		},
 
 		// Attaching
 		{"tracker first", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: StepProtectTracker}},
@@ -136,16 +164,22 @@ func TestDecide(t *testing.T) {
 			w.mount()
 			w.instance.Status.VolumeStatus[0].Phase, w.instance.Status.VolumeStatus[0].Message = kubevirtv1.VolumePending, "the claim is not bound"
 		}, expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "It is Pending: the claim is not bound", 10 * time.Minute}},
-		{"volume takes too long", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
+		{
+			"volume takes too long", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) },
+			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0},
+		},
 		{"mounted in the last moment", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) }, expect{step: StepLock}},
 		{"claim becomes a Block one", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonPVCIsBlock, "", 0}},
-		{"guest stops before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "", 24 * time.Hour}},
-		{"tracker replaced before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonAttaching, "replaced", 0}},
+		{
+			"guest stops before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "", 24 * time.Hour},
+		},
+		{
+			"tracker replaced before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonAttaching, "replaced", 0},
+		},
 		{"back in Pending, the volume goes", attaching, func(w *world, b *backupv1.VirtualMachineBackup) { w.claim = nil; w.step(b) }, expect{step: StepDetach}},
 		{"back in Pending, the lock goes", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.claim = nil; w.step(b) }, expect{step: StepUnlock}},
 		{"deleted while attaching", attaching, deleted, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonAborted, "deleted", 0}},
@@ -157,15 +191,21 @@ func TestDecide(t *testing.T) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "a"}
 			w.now = w.now.Add(24 * time.Hour)
 		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "VirtualMachineBackup a", 0}},
-		{"locked", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupStarting, backupv1.ReasonStarting, "Node node", 5 * time.Minute}},
+		{
+			"locked", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupStarting, backupv1.ReasonStarting, "Node node", 5 * time.Minute},
+		},
 
 		// Starting and Copying
 		{"node at work", starting, nil, expect{step: StepNone, phase: backupv1.BackupStarting, wake: 5 * time.Minute}},
-		{"node does not start", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
-			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "varve-handler", 0}},
-		{"guest gone, the handler has a moment", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{step: StepNone, phase: backupv1.BackupStarting, wake: 15 * time.Second}},
+		{
+			"node does not start", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
+			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "varve-handler", 0},
+		},
+		{
+			"guest gone, the handler has a moment", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
+			expect{step: StepNone, phase: backupv1.BackupStarting, wake: 15 * time.Second},
+		},
 		{"instance gone", copying, gone(func(w *world) { w.instance = nil }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachineInstance vm was deleted", 0}},
 		{"machine gone", copying, gone(func(w *world) { w.instance, w.vm = nil, nil }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachine vm was deleted", 0}},
 		{"instance replaced", copying, gone(func(w *world) { w.boot() }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "replaced", 0}},
@@ -174,8 +214,10 @@ func TestDecide(t *testing.T) {
 			w.instance.Status.Phase, w.instance.Status.Reason = kubevirtv1.PhaseFailed, "QEMUDied"
 		}), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestCrashed, "(QEMUDied)", 0}},
 		{"copy goes on", copying, nil, expect{step: StepNone, phase: backupv1.BackupCopying, wake: 30 * time.Minute}},
-		{"copy stalls", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(30 * time.Minute) },
-			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "no progress for 30m0s", 0}},
+		{
+			"copy stalls", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(30 * time.Minute) },
+			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "no progress for 30m0s", 0},
+		},
 		{"copy progresses in the last moment", copying, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.now = w.now.Add(30 * time.Minute)
 			b.Status.Progress = &backupv1.Progress{ProcessedBytes: 1}
@@ -189,52 +231,82 @@ func TestDecide(t *testing.T) {
 		// Copied and CopyFailed
 		{"copied", copied, nil, expect{step: StepMoveTracker}},
 		{"copied and deleted: too late to abort", copied, deleted, expect{step: StepMoveTracker}},
-		{"copied and moved", copied, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "complete on the target", 5 * time.Minute}},
-		{"tracker gone", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was deleted", 0}},
-		{"tracker replaced", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was replaced", 0}},
+		{
+			"copied and moved", copied, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "complete on the target", 5 * time.Minute},
+		},
+		{
+			"tracker gone", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
+			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was deleted", 0},
+		},
+		{
+			"tracker replaced", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
+			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was replaced", 0},
+		},
 		{"tracker moved by somebody else", copied, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "other", BackupUID: "other"}
 		}, expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "moved to checkpoint other", 0}},
-		{"without a tracker", copied, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.BackupTracker = "" },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "", 0}},
-		{"the handler's reason is kept", failed, nil,
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTargetFull, "No space is left", 5 * time.Minute}},
+		{
+			"without a tracker", copied, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.BackupTracker = "" },
+			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "", 0},
+		},
+		{
+			"the handler's reason is kept", failed, nil,
+			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTargetFull, "No space is left", 5 * time.Minute},
+		},
 
 		// Pruning and Pruned
 		{"node prunes", pruningBad, nil, expect{step: StepNone, phase: backupv1.BackupPruning, wake: 5 * time.Minute}},
-		{"guest gone, the handler has a moment for the files", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{step: StepNone, phase: backupv1.BackupPruning, wake: 30 * time.Second}},
-		{"guest gone, the handler too", pruningBad, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, ".partial on PersistentVolumeClaim target", 0}},
-		{"guest gone after success", pruningOK, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "complete on the target", 0}},
-		{"node does not prune", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, "did not confirm", 0}},
+		{
+			"guest gone, the handler has a moment for the files", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
+			expect{step: StepNone, phase: backupv1.BackupPruning, wake: 30 * time.Second},
+		},
+		{
+			"guest gone, the handler too", pruningBad, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
+			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, ".partial on PersistentVolumeClaim target", 0},
+		},
+		{
+			"guest gone after success", pruningOK, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
+			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "complete on the target", 0},
+		},
+		{
+			"node does not prune", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
+			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, "did not confirm", 0},
+		},
 		{"pruned: detach", pruned(pruningOK), nil, expect{step: StepDetach}},
-		{"pruned: wait for the volume", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "", 10 * time.Minute}},
+		{
+			"pruned: wait for the volume", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "", 10 * time.Minute},
+		},
 		{"pruned: volume stays", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.settle(b)
 			w.now = w.now.Add(10 * time.Minute)
 		}, expect{step: StepUnlock}},
 		{"pruned: unlock", detached(pruningOK), nil, expect{step: StepUnlock}},
-		{"done", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "vm/b-20260303T16132", 0}},
-		{"failed", detached(pruningBad), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "No space is left", 0}},
-		{"pruned without a guest", pruned(pruningBad), func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "", 0}},
+		{
+			"done", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "vm/b-20260303T16132", 0},
+		},
+		{
+			"failed", detached(pruningBad), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
+			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "No space is left", 0},
+		},
+		{
+			"pruned without a guest", pruned(pruningBad), func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
+			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "", 0},
+		},
 
 		// Final
 		{"the finalizer goes", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: StepLetGo}},
-		{"nothing left", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.settle(b) },
-			expect{step: StepNone, phase: backupv1.BackupDone}},
-		{"an unknown phase is left alone", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Status.Phase = "Future" },
-			expect{step: StepNone, phase: "Future"}},
+		{
+			"nothing left", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.settle(b) },
+			expect{step: StepNone, phase: backupv1.BackupDone},
+		},
+		{
+			"an unknown phase is left alone", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Status.Phase = "Future" },
+			expect{step: StepNone, phase: "Future"},
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

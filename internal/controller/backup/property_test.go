@@ -70,7 +70,6 @@ func (p *play) cooperate(t *rapid.T) {
 
 type play struct {
 	*world
-	created    int
 	copiedOnce map[string]bool // by UID
 	names      map[string]bool // checkpoint names given out
 }

@@ -113,8 +113,7 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Inp
 	if in.Instance, err = get(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return err
 	}
-	switch in.Backup.Status.Phase {
-	case "", backupv1.BackupPending, backupv1.BackupAttaching:
+	if p := in.Backup.Status.Phase; p == "" || p == backupv1.BackupPending || p == backupv1.BackupAttaching {
 		in.Others, err = r.others(ctx, c, in.Backup, name)
 	}
 	return err

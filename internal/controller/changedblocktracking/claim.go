@@ -102,6 +102,8 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 	case claimForeign:
 		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimForeign, "Track",
 			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it, so that it can be made for the overlays.", have.Name)
+	case claimKeep, claimWait:
+		// The claim is as it should be, or its end comes as an event.
 	}
 	return nil
 }

@@ -130,6 +130,8 @@ func (d *Decision) follow(in Input) {
 			d.RunStrategy = kubevirtv1.RunStrategyAlways
 		}
 		return
+	case kubevirtv1.RunStrategyManual, kubevirtv1.RunStrategyRerunOnFailure:
+		// These start on request only.
 	}
 	if start {
 		d.start(in)

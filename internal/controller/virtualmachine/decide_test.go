@@ -22,7 +22,7 @@ var (
 	stopOther    = request{Action: kubevirtv1.StopRequest, UID: ptr.To(types.UID("other"))}
 )
 
-func machine(s kubevirtv1.RunStrategy, seen kubevirtv1.RunStrategy, requests ...request) *kubevirtv1.VirtualMachine {
+func machine(s, seen kubevirtv1.RunStrategy, requests ...request) *kubevirtv1.VirtualMachine {
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns", UID: "vm"}}
 	vm.Spec.RunStrategy = &s
 	vm.Status.RunStrategy = seen
@@ -147,8 +147,8 @@ func TestBackoffGrowsAndIsForgottenAfterARun(t *testing.T) {
 	t.Parallel()
 	vm := machine(kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyAlways)
 	clock := now
-	for n, want := range []time.Duration{10, 20, 40, 80, 160, 300, 300} {
-		want *= time.Second
+	for n, seconds := range []int{10, 20, 40, 80, 160, 300, 300} {
+		want := time.Duration(seconds) * time.Second
 		failed := instance(kubevirtv1.PhaseFailed)
 		failed.UID = types.UID(string(rune('a' + n)))
 		d := Decide(Input{Now: clock, VM: vm, Instance: failed})

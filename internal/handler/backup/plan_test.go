@@ -23,26 +23,57 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 		want map[string]backupv1.FullReason
 	}{
 		{"no tracker", Input{}, map[string]backupv1.FullReason{"a": "NoTracker", "b": "NoTracker"}},
-		{"the first backup of a tracker", Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{}},
-			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
-		{"the tracker went", Input{Spec: tracked, Base: base("a", "b")},
-			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
-		{"all incremental", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
-			map[string]backupv1.FullReason{"a": "", "b": ""}},
-		{"forced", Input{Spec: backupv1.VirtualMachineBackupSpec{BackupTracker: "tr", ForceFullBackup: true}, Base: base("a", "b"),
-			Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
-			map[string]backupv1.FullReason{"a": "ForceFullBackup", "b": "ForceFullBackup"}},
-		{"a new disk", Input{Spec: tracked, Base: base("a"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a")}},
-			map[string]backupv1.FullReason{"a": "", "b": "NewDisk"}},
-		{"one disk was discarded", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("b"), Discarded: lost[:1]}},
-			map[string]backupv1.FullReason{"a": "BitmapLost", "b": ""}},
-		{"every disk was discarded", Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{Discarded: lost}},
-			map[string]backupv1.FullReason{"a": "BitmapLost", "b": "DiskReplaced"}},
-		{"the tracker has another checkpoint than the controller read", Input{Spec: tracked, Base: base("a", "b"),
-			Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: &backupv1.Checkpoint{Name: "tr-9", Disks: []string{"a", "b"}}}},
-			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
-		{"the controller read no checkpoint", Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
-			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"}},
+		{
+			"the first backup of a tracker",
+			Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{}},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
+		},
+		{
+			"the tracker went",
+			Input{Spec: tracked, Base: base("a", "b")},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
+		},
+		{
+			"all incremental",
+			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			map[string]backupv1.FullReason{"a": "", "b": ""},
+		},
+		{
+			"forced",
+			Input{
+				Spec: backupv1.VirtualMachineBackupSpec{BackupTracker: "tr", ForceFullBackup: true}, Base: base("a", "b"),
+				Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")},
+			},
+			map[string]backupv1.FullReason{"a": "ForceFullBackup", "b": "ForceFullBackup"},
+		},
+		{
+			"a new disk",
+			Input{Spec: tracked, Base: base("a"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a")}},
+			map[string]backupv1.FullReason{"a": "", "b": "NewDisk"},
+		},
+		{
+			"one disk was discarded",
+			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("b"), Discarded: lost[:1]}},
+			map[string]backupv1.FullReason{"a": "BitmapLost", "b": ""},
+		},
+		{
+			"every disk was discarded",
+			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{Discarded: lost}},
+			map[string]backupv1.FullReason{"a": "BitmapLost", "b": "DiskReplaced"},
+		},
+		{
+			"the tracker has another checkpoint than the controller read",
+			Input{
+				Spec: tracked, Base: base("a", "b"),
+				Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: &backupv1.Checkpoint{Name: "tr-9", Disks: []string{"a", "b"}}},
+			},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
+		},
+		{
+			"the controller read no checkpoint",
+			Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

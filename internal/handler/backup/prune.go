@@ -21,7 +21,7 @@ import (
 func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
 	if _, gone := guestGone(s.backup, s.instance, s.state); !gone {
 		if s.link == nil || s.state == nil || s.err != nil {
-			return ctrl.Result{RequeueAfter: retryInterval}, nil
+			return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
 		}
 		if err := r.pruneLauncher(ctx, s); err != nil {
 			return ctrl.Result{}, err

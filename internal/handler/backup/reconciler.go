@@ -153,7 +153,7 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 	}
 	if s.link == nil || s.state == nil || s.err != nil {
 		// Nothing is known of the job now. The controller's deadline bounds the wait.
-		return ctrl.Result{RequeueAfter: retryInterval}, nil
+		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
 	}
 	if s.job() == nil {
 		return r.noJob(ctx, s)

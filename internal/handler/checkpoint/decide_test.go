@@ -42,8 +42,10 @@ func TestWhatIsNotValidIsLost(t *testing.T) {
 		Name: "k", Valid: []string{"valid"}, Lost: map[string]string{"lost": "inconsistent", "replaced": "m", "written": "m", "crashed": "m"},
 	}}
 	disks := []*pb.Disk{
-		{Volume: "replaced", OverlayRenewed: "DiskReplaced"}, {Volume: "written", OverlayRenewed: "WrittenWithoutOverlay"},
-		{Volume: "crashed", OverlayRenewed: "NotClean"}, {Volume: "lost"},
+		{Volume: "replaced", OverlayRenewed: "DiskReplaced"},
+		{Volume: "written", OverlayRenewed: "WrittenWithoutOverlay"},
+		{Volume: "crashed", OverlayRenewed: "NotClean"},
+		{Volume: "lost"},
 	}
 	got := map[string]backupv1.FullReason{}
 	for _, d := range lost(asked, results, disks) {

@@ -81,20 +81,41 @@ func TestConditionsFollowTheLauncher(t *testing.T) {
 	}{
 		{"nothing heard yet", view{}, map[string]string{}},
 		{"never answered", view{Launcher: link.Snapshot{Err: silent}}, map[string]string{"Synchronized": "False/LauncherNotResponding"}},
-		{"runs", view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, AgentConnected: true}}},
-			map[string]string{"Ready": "True/", "AgentConnected": "True/", "LiveMigratable": fixed, "Synchronized": "True/"}},
-		{"paused", view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_PAUSED}}},
-			map[string]string{"Ready": "False/GuestPaused", "Paused": "True/GuestPaused", "LiveMigratable": fixed, "Synchronized": "True/"}},
-		{"silent for a moment", view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now}},
-			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"}},
-		{"silent for long", view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now.Add(-time.Minute)}},
-			map[string]string{"Ready": "False/LauncherNotResponding", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"}},
-		{"a stop that waits", view{Decision: decision{Delayed: "b runs"}, Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
-			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"}},
-		{"did not start", view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_START_FAILED, Message: "no disk"}, Err: silent}},
-			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/StartFailed"}},
-		{"a problem", view{Problem: &problem{ReasonClaimNotFound, "m"}, Launcher: link.Snapshot{State: &pb.State{}}},
-			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/ClaimNotFound"}},
+		{
+			"runs",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, AgentConnected: true}}},
+			map[string]string{"Ready": "True/", "AgentConnected": "True/", "LiveMigratable": fixed, "Synchronized": "True/"},
+		},
+		{
+			"paused",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_PAUSED}}},
+			map[string]string{"Ready": "False/GuestPaused", "Paused": "True/GuestPaused", "LiveMigratable": fixed, "Synchronized": "True/"},
+		},
+		{
+			"silent for a moment",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now}},
+			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
+		},
+		{
+			"silent for long",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now.Add(-time.Minute)}},
+			map[string]string{"Ready": "False/LauncherNotResponding", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
+		},
+		{
+			"a stop that waits",
+			view{Decision: decision{Delayed: "b runs"}, Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
+			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
+		},
+		{
+			"did not start",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_START_FAILED, Message: "no disk"}, Err: silent}},
+			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/StartFailed"},
+		},
+		{
+			"a problem",
+			view{Problem: &problem{ReasonClaimNotFound, "m"}, Launcher: link.Snapshot{State: &pb.State{}}},
+			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/ClaimNotFound"},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -81,11 +81,7 @@ func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 			}
 			continue
 		}
-		p, err := r.attach(ctx, vmi, pod, l, s, slices.Contains(mounted, s.Name))
-		if err != nil {
-			return nil, 0, err
-		}
-		if p != nil {
+		if p := r.attach(ctx, vmi, pod, l, s, slices.Contains(mounted, s.Name)); p != nil {
 			trouble, again = p, retryInterval
 		}
 	}
@@ -98,20 +94,20 @@ func detachable(p kubevirtv1.VolumePhase) bool {
 }
 
 // attach mounts one volume that is attached to the node. What prevents it is in the volume's status and is tried again.
-func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus, mounted bool) (*problem, error) {
+func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
 	if (s.Phase != kubevirtv1.VolumeAttachedToNode && s.Phase != kubevirtv1.VolumeMountedToPod) || s.HotplugVolume.AttachPodUID == "" {
-		return nil, nil
+		return nil
 	}
 	if mounted && s.Phase == kubevirtv1.VolumeMountedToPod {
-		return nil, nil
+		return nil
 	}
 	if err := r.mount(ctx, vmi, pod, l, s); err != nil {
 		s.Reason, s.Message = ReasonMountFailed, err.Error()
-		return &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s: %v", s.Name, err)}, nil
+		return &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s: %v", s.Name, err)}
 	}
 	s.Phase, s.Reason, s.Message = kubevirtv1.VolumeMountedToPod, "", ""
 	r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "UtilityVolumeMounted", "Mount", "Utility volume %s is mounted into the launcher.", s.Name)
-	return nil, nil
+	return nil
 }
 
 func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus) error {

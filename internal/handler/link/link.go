@@ -128,10 +128,12 @@ func (k *Link) run() {
 			continue
 		}
 		k.failed(err)
+		retry := time.NewTimer(k.links.timing.Retry)
 		select {
 		case <-k.ctx.Done():
+			retry.Stop()
 			return
-		case <-time.After(k.links.timing.Retry):
+		case <-retry.C:
 		}
 	}
 }

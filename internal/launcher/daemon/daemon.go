@@ -43,7 +43,7 @@ func Start(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Path, err)
 	}
-	cmd := exec.Command(spec.Path, spec.Args...)
+	cmd := exec.Command(spec.Path, spec.Args...) //nolint:noctx // Stop ends it, gently first
 	cmd.Stdout, cmd.Stderr = in, in
 	err = cmd.Start()
 	_ = in.Close()

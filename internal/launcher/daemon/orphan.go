@@ -52,7 +52,7 @@ func endEmulator(ctx context.Context, pidFile string) error {
 	defer func() { _ = unix.Close(fd) }()
 	// The id may have been given to another process meanwhile; the descriptor now holds the one that is looked at.
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(comm), "qemu") {
-		return nil //nolint:nilerr // no such process any more: nothing to end
+		return nil // no such process any more: nothing to end
 	}
 	if err := signalAndWait(ctx, fd, unix.SIGTERM); err == nil || ctx.Err() == nil {
 		return err

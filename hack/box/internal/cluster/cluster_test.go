@@ -55,7 +55,7 @@ func TestAwaitGivesUp(t *testing.T) {
 	looks := 0
 	err := await(context.Background(), "x", time.Hour, "", func(context.Context) error {
 		looks++
-		return errGiveUp{errEtcdDamaged}
+		return giveUpError{errEtcdDamaged}
 	})
 	if !errors.Is(err, errEtcdDamaged) || looks != 1 {
 		t.Errorf("%d looks, %v", looks, err)

@@ -76,7 +76,7 @@ func (s *State) await(
 ) error {
 	err := await(ctx, what, limit, log, func(ctx context.Context) error {
 		if !s.Nodes[i-1].Init.Alive() {
-			return errGiveUp{errNodeDied}
+			return giveUpError{errNodeDied}
 		}
 		return check(ctx)
 	})
@@ -99,16 +99,16 @@ func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p 
 	l := dir.Node(i)
 	look := func(ctx context.Context) error {
 		if svc, err := services(l); err == nil && crashing(svc["containerd"]) {
-			return errGiveUp{errors.New("it dies at each start")}
+			return giveUpError{errors.New("it dies at each start")}
 		}
-		err := s.withRuntime(ctx, i, func(r runtime) error { return r.version(ctx) })
+		err := s.withRuntime(i, func(r runtime) error { return r.version(ctx) })
 		if status.Code(err) == codes.Unimplemented { // it serves, but without its CRI plugin, which could not read the store
-			return errGiveUp{err}
+			return giveUpError{err}
 		}
 		return err
 	}
 	err := s.await(ctx, dir, i, "containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
-	if giveUp := (errGiveUp{}); !errors.As(err, &giveUp) || errors.Is(err, errNodeDied) {
+	if giveUp := (giveUpError{}); !errors.As(err, &giveUp) || errors.Is(err, errNodeDied) {
 		return err
 	}
 	p.Say("%v", err)
@@ -132,7 +132,7 @@ func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Inter
 	l := dir.Node(1)
 	return s.await(ctx, dir, 1, "the API server", 3*time.Minute, l.Log("kube-apiserver"), func(ctx context.Context) error {
 		if svc, err := services(l); err == nil && crashing(svc["etcd"]) {
-			return errGiveUp{fmt.Errorf("%w%s", errEtcdDamaged, tail(l.Log("etcd")))}
+			return giveUpError{fmt.Errorf("%w%s", errEtcdDamaged, tail(l.Log("etcd")))}
 		}
 		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 		defer cancel()

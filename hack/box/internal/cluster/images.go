@@ -191,7 +191,7 @@ func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file str
 	ctx, cancel := context.WithTimeout(ctx, importLimit)
 	defer cancel()
 	name := layout.NodeName(i)
-	return s.withRuntime(ctx, i, func(r runtime) error {
+	return s.withRuntime(i, func(r runtime) error {
 		if r.has(ctx, images) == nil {
 			return nil
 		}

@@ -26,10 +26,10 @@ func (p *Progress) Say(format string, args ...any) {
 	_, _ = fmt.Fprintf(p.w, "[%5.1fs] %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// errGiveUp wraps a failure that more waiting does not cure.
-type errGiveUp struct{ error }
+// giveUpError wraps a failure that more waiting does not cure.
+type giveUpError struct{ error }
 
-func (e errGiveUp) Unwrap() error { return e.error }
+func (e giveUpError) Unwrap() error { return e.error }
 
 // await polls until check succeeds. When limit is over, or check gives up, the error says what was waited for, why the last
 // look failed, and how the given log ends.
@@ -41,7 +41,7 @@ func await(ctx context.Context, what string, limit time.Duration, log string, ch
 		if err == nil {
 			return nil
 		}
-		if giveUp := (errGiveUp{}); errors.As(err, &giveUp) {
+		if giveUp := (giveUpError{}); errors.As(err, &giveUp) {
 			return fmt.Errorf("wait for %s: %w%s", what, err, tail(log))
 		}
 		select {

@@ -15,7 +15,7 @@ import (
 type runtime struct{ conn *grpc.ClientConn }
 
 // withRuntime calls f with the containerd of node i, which it reaches from the host through the root of the node's init.
-func (s *State) withRuntime(ctx context.Context, i int, f func(runtime) error) (err error) {
+func (s *State) withRuntime(i int, f func(runtime) error) (err error) {
 	socket := fmt.Sprintf("unix:///proc/%d/root/run/containerd/containerd.sock", s.Nodes[i-1].Init.PID)
 	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -56,7 +56,7 @@ func serve(ctx context.Context, s *grpc.Server, socket string) error {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(socket), 0o750), skipMissing(os.Remove(socket))); err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}
-	listener, err := net.Listen("unix", socket)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}

@@ -135,7 +135,7 @@ func Owned(owner string) (string, error) {
 
 // Plug makes a veth pair between the bridge and the network namespace of process pid, where its end is called eth0.
 // A port that a dead node left behind is replaced.
-func Plug(bridge, owner string, node int, pid int) error {
+func Plug(bridge, owner string, node, pid int) error {
 	master, err := find(bridge, owner)
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func sysctls() error {
 		"net/bridge/bridge-nf-call-iptables": "1", // or a pod cannot reach a Service whose endpoint is on its own node
 	} {
 		err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
-		if err != nil && !(errors.Is(err, os.ErrNotExist) && name != "net/ipv4/ip_forward") {
+		if err != nil && (!errors.Is(err, os.ErrNotExist) || name == "net/ipv4/ip_forward") {
 			return fmt.Errorf("set the sysctl %s: %w", name, err)
 		}
 	}

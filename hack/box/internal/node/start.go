@@ -29,6 +29,7 @@ func Start(ctx context.Context, spec Spec, prepare func(proc.ID) error) (id proc
 		return proc.ID{}, fmt.Errorf("start %s: %w", spec.Layout().Name, err)
 	}
 	defer w.Close() //nolint:errcheck // closing it twice is harmless: the send below reports its own close
+	//nolint:noctx // the node outlives the call
 	cmd := exec.Command(spec.Dir.Program("box"), "node-enter")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{r}

@@ -135,7 +135,7 @@ func controllerManager(box layout.Box, plan netplan.Plan) []string {
 func Configure(spec node.Spec) error {
 	l := spec.Layout()
 	for name, data := range map[string]func() ([]byte, error){
-		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil },
+		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil }, //nolint:unparam // as the others
 		"kubelet.json":    func() ([]byte, error) { return kubeletConfig(spec) },
 		"proxy.json":      func() ([]byte, error) { return proxyConfig(spec) },
 	} {

@@ -28,7 +28,7 @@ func Docs(name string) bool {
 	for _, dir := range emptied {
 		if strings.HasPrefix(name, dir+"/") {
 			// libvirt and dbus expect their own directories below these.
-			return !(strings.HasPrefix(name, "var/cache/libvirt") || strings.HasPrefix(name, "var/log/libvirt"))
+			return !strings.HasPrefix(name, "var/cache/libvirt") && !strings.HasPrefix(name, "var/log/libvirt")
 		}
 	}
 	for _, tree := range undesired {

@@ -11,7 +11,7 @@ import (
 const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // varve is the static binary on nothing, with a place for temporary files.
-func varve(_ context.Context, k *Kitchen) (image, error) {
+func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // a recipe, as the others
 	return image{
 		parts: []part{{entries: []layer.Entry{
 			{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},

@@ -56,18 +56,18 @@ type Kubelet struct {
 }
 
 // NewKubelet makes a pods directory. It goes with the test.
-func NewKubelet(t testing.TB) *Kubelet {
-	t.Helper()
+func NewKubelet(tb testing.TB) *Kubelet {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "varve-pods")
-	must(t, err)
-	must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
-	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
-	t.Cleanup(func() {
+	must(tb, err)
+	must(tb, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	must(tb, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	tb.Cleanup(func() {
 		// Nothing may be mounted below when the files are deleted.
-		must(t, unix.Unmount(dir, unix.MNT_DETACH))
-		must(t, os.RemoveAll(dir))
+		must(tb, unix.Unmount(dir, unix.MNT_DETACH))
+		must(tb, os.RemoveAll(dir))
 	})
-	return &Kubelet{t: t, PodsDir: dir}
+	return &Kubelet{t: tb, PodsDir: dir}
 }
 
 // Claim mounts an empty file system as the kubelet does for a pod's claim, and returns its root.
@@ -101,9 +101,9 @@ func (k *Kubelet) Launcher(pod types.UID) string {
 	return view
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
