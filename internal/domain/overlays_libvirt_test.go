@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/sparse"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -238,7 +239,7 @@ func TestDigHolesKeepsTheContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := diskUsage(t, path)
-	if err := digHoles(path); err != nil {
+	if err := sparse.Dig(path, holeBytes); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.ReadFile(path)

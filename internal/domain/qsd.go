@@ -11,7 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"time"
+
+	"github.com/varvebackup/varve/internal/sparse"
 )
+
+// holeBytes is the size of what is freed of an overlay at least: a block of the usual file systems. It must be this small: QEMU
+// counts the blocks of clusters that are nearly empty.
+const holeBytes = 4 << 10
 
 // createOverlay makes the qcow2 file at path over the raw disk at rawPath, which it does not change.
 //
@@ -40,7 +46,7 @@ func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64
 	if err != nil {
 		return fmt.Errorf("create overlay %s: %w", path, err)
 	}
-	if err := digHoles(path); err != nil {
+	if err := sparse.Dig(path, holeBytes); err != nil {
 		return fmt.Errorf("create overlay %s: %w", path, err)
 	}
 	return nil

@@ -11,10 +11,15 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/sparse"
 )
 
 // hashBuffer is how many bytes are read at once for hashing; the context is looked at between.
 const hashBuffer = 1 << 20
+
+// holeBytes is the size of a block of zeroes that is freed: a cluster of the file.
+const holeBytes = 64 << 10
 
 // Sealed is what Seal finds of a file.
 type Sealed struct {
@@ -25,10 +30,11 @@ type Sealed struct {
 	AllocatedBytes uint64
 }
 
-// Seal makes a finished file durable and hashes it. Both go on at once: the bytes that are still in memory are hashed
-// while they are written back. read is called with the number of bytes that were hashed since its last call.
+// Seal makes a finished file durable, hashes it and frees its zero blocks. All goes on at once: the bytes that are still in memory are
+// hashed while they are written back. Zeroes are what a full backup of a block device has where nothing was ever written, and what
+// a guest has wiped. read is called with the number of bytes that were hashed since its last call.
 func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (Sealed, error) {
-	f, err := v.root.Open(name)
+	f, err := v.root.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return Sealed{}, fmt.Errorf("seal file: %w", err)
 	}
@@ -42,6 +48,9 @@ func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (S
 	})
 	err = group.Wait()
 	if err == nil {
+		err = f.Sync() // the holes
+	}
+	if err == nil {
 		sealed.AllocatedBytes, err = allocated(f)
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
@@ -50,21 +59,26 @@ func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (S
 	return sealed, nil
 }
 
-func hash(ctx context.Context, r io.Reader, read func(bytes int)) (string, error) {
+// hash returns the SHA-256 of the file's content and frees its zero blocks.
+func hash(ctx context.Context, f *os.File, read func(bytes int)) (string, error) {
 	h := sha256.New()
 	buf := make([]byte, hashBuffer)
-	for {
+	for at := int64(0); ; at += int64(len(buf)) {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		n, err := r.Read(buf)
+		n, err := f.ReadAt(buf, at)
+		end := errors.Is(err, io.EOF)
+		if err != nil && !end {
+			return "", err
+		}
 		h.Write(buf[:n])
 		read(n)
-		if errors.Is(err, io.EOF) {
-			return hex.EncodeToString(h.Sum(nil)), nil
-		}
-		if err != nil {
+		if err := sparse.Punch(f, at, buf[:n], holeBytes); err != nil {
 			return "", err
+		}
+		if end {
+			return hex.EncodeToString(h.Sum(nil)), nil
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package target
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -135,6 +137,30 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	}
 	if _, err := v.Manifest("vm/b1"); err != nil {
 		t.Errorf("a complete backup was discarded: %v", err)
+	}
+}
+
+func TestSealFreesZeroes(t *testing.T) {
+	t.Parallel()
+	v := open(t, t.TempDir())
+	if err := v.Begin("vm/b1", "u1"); err != nil {
+		t.Fatal(err)
+	}
+	data := make([]byte, 3*hashBuffer+1)
+	copy(data[hashBuffer:], "data")
+	name := PartialFile("vm/b1", "root")
+	if err := os.WriteFile(v.Path(name), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sealed, err := v.Seal(t.Context(), name, func(int) {})
+	if err != nil || sealed.AllocatedBytes == 0 || sealed.AllocatedBytes > holeBytes+4<<10 { // the last block is a part of one
+		t.Errorf("%+v, %v", sealed, err)
+	}
+	if want := fmt.Sprintf("%x", sha256.Sum256(data)); sealed.SHA256 != want {
+		t.Errorf("hash %s, want %s", sealed.SHA256, want)
+	}
+	if got, err := os.ReadFile(v.Path(name)); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("the content changed (%v)", err)
 	}
 }
 
