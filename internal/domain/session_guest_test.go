@@ -293,6 +293,19 @@ func TestSilentAgent(t *testing.T) {
 	}
 }
 
+func TestPanic(t *testing.T) {
+	m := newGuest(t, 64*mib)
+	m.boot()
+	m.exec("(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
+	if e := m.awaitState(StateShuttingDown); e.Reason != ReasonCrashed {
+		t.Errorf("reason %s", e.Reason)
+	}
+	m.awaitState(StateShutOff)
+	if info := m.info(); info.State != StateShutOff || info.AgentConnected {
+		t.Errorf("info %+v", info)
+	}
+}
+
 func TestFreezeWithoutAnAgent(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()

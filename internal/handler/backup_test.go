@@ -4,6 +4,7 @@ package handler_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -160,7 +161,7 @@ func TestTheLastWordOfALauncherDecides(t *testing.T) {
 		s.Backup.Phase, s.Backup.Failure, s.Backup.Message = pb.Backup_FAILED, pb.Backup_GUEST_SHUTDOWN, "the guest powered off"
 	})
 	w.untilPhase(b, "CopyFailed")
-	if b.Status.Reason != "GuestShutdown" || b.Status.Message != "the guest powered off" {
+	if b.Status.Reason != "GuestShutdown" || !strings.HasPrefix(b.Status.Message, "the guest powered off: ") {
 		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
 	}
 	w.until(func() error { return want(w.launcher.count("Exit") > 0, "the launcher is not released") })

@@ -4,15 +4,14 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -25,16 +24,8 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup-lock"+opts.ControllerSuffix).
 		For(&kubevirtv1.VirtualMachineInstance{}).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(instanceOf), builder.WithPredicates(lineMoves())).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp), builder.WithPredicates(lineMoves())).
 		Complete(r)
-}
-
-func instanceOf(_ context.Context, o client.Object) []reconcile.Request {
-	name := o.(*backupv1.VirtualMachineBackup).Status.SourceName
-	if name == "" {
-		return nil // it never had anything of an instance
-	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
 }
 
 // abandoned is what an instance has of backups that are no more.

@@ -1,7 +1,6 @@
 package utilityvolume
 
 import (
-	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,12 +9,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/controller/watch"
 )
 
 // Options are what Setup needs beside the manager.
@@ -36,36 +34,15 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		Named("utilityvolume").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&corev1.Pod{}).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.usersOf)).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, uses))).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp)).
 		WithOptions(pace.Options()).
 		Complete(r)
 }
 
-// ofBackup is the instance that a backup holds.
-func ofBackup(_ context.Context, o client.Object) []reconcile.Request {
-	backup, ok := o.(*backupv1.VirtualMachineBackup)
-	if !ok || backup.Status.SourceName == "" {
-		return nil
-	}
-	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: backup.Namespace, Name: backup.Status.SourceName}}}
-}
-
-// usersOf are the instances with a utility volume on a claim.
-func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []reconcile.Request {
-	list := &kubevirtv1.VirtualMachineInstanceList{}
-	if err := r.client.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
-		log.FromContext(ctx).Error(err, "list instances", "claim", client.ObjectKeyFromObject(claim))
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		instance := &list.Items[i]
-		if slices.ContainsFunc(instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.ClaimName == claim.GetName() }) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(instance)})
-		}
-	}
-	return requests
+// uses says that the instance has a utility volume on a claim.
+func uses(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
+	return slices.ContainsFunc(instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.ClaimName == claim })
 }
 
 // reconciler applies what Decide says.

@@ -1,7 +1,6 @@
 package virtualmachineinstance
 
 import (
-	"context"
 	"slices"
 	"time"
 
@@ -12,11 +11,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -47,7 +45,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.usersOf)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, waitsFor))).
 		WithOptions(pace.Options()).
 		Complete(r)
 }
@@ -60,22 +58,9 @@ type reconciler struct {
 	events events.EventRecorder
 }
 
-// usersOf are the instances that a claim keeps waiting.
-func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []reconcile.Request {
-	list := &kubevirtv1.VirtualMachineInstanceList{}
-	if err := r.client.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
-		// The list comes from a cache in memory: this does not happen while the manager runs.
-		log.FromContext(ctx).Error(err, "list instances", "claim", client.ObjectKeyFromObject(claim))
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		instance := &list.Items[i]
-		if !handedOver(instance.Status.Phase) && slices.Contains(claimNames(instance), claim.GetName()) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(instance)})
-		}
-	}
-	return requests
+// waitsFor says that a claim may keep the instance waiting.
+func waitsFor(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
+	return !handedOver(instance.Status.Phase) && slices.Contains(claimNames(instance), claim)
 }
 
 // claimNames are the claims that the launcher pod mounts.

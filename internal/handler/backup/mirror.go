@@ -92,5 +92,5 @@ func mirrorQuiesce(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 
 // fail makes the backup CopyFailed.
 func fail(b *backupv1.VirtualMachineBackup, f Failure) {
-	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, f.Reason, f.Message
+	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, f.Reason, advised(f)
 }

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -61,6 +62,11 @@ func TestEveryFailureHasItsReason(t *testing.T) {
 		f := failed(b, r.vmi, &pb.Backup{Failure: r.failure})
 		if f.Reason != r.want || f.Message == "" {
 			t.Errorf("%s (deleted %v): %+v, want %s", r.failure, r.deleted, f, r.want)
+		}
+		// What the launcher says of a target's space has its own advice.
+		space := f.Reason == backupv1.ReasonInsufficientSpace || f.Reason == backupv1.ReasonTargetFull
+		if text := advised(f); !space && (!strings.HasPrefix(text, f.Message) || !strings.Contains(text, "create another backup")) {
+			t.Errorf("%s says %q, and not what to do", f.Reason, text)
 		}
 	}
 	for value, name := range pb.Backup_Failure_name {

@@ -40,15 +40,15 @@ func Aborted() *Failure {
 
 // Stopped is the failure of a backup whose guest is being stopped.
 func Stopped() *Failure {
-	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped: back it up again when it runs"}
+	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped"}
 }
 
 // guestFailure is what an end of the guest makes of a backup.
 func guestFailure(end GuestEnd) *Failure {
 	if end == GuestShutDown {
-		return &Failure{Kind: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup: back it up again when it runs"}
+		return &Failure{Kind: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup"}
 	}
-	return &Failure{Kind: pb.Backup_GUEST_CRASHED, Message: "the guest crashed during the backup: back it up again when it runs"}
+	return &Failure{Kind: pb.Backup_GUEST_CRASHED, Message: "the guest crashed during the backup"}
 }
 
 func baseLost(lost, wanted []string, err error) *Failure {

@@ -1,0 +1,31 @@
+package backup
+
+import (
+	"strings"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// again is what to do after a failure that nothing has to be mended for.
+const again = "create another backup when the machine runs; it starts from the same base"
+
+// advice is what to do after each failure that a node finds. The launcher's words of a full target say it themselves: they have the numbers.
+var advice = map[string]string{
+	backupv1.ReasonAborted:         again,
+	backupv1.ReasonStopForced:      again,
+	backupv1.ReasonVMDeleted:       "create another backup when the machine runs again",
+	backupv1.ReasonGuestShutdown:   again,
+	backupv1.ReasonGuestCrashed:    "create another backup when the machine runs; it is full, because the record of changes died with the guest",
+	backupv1.ReasonHypervisorError: "see the launcher pod's log, and create another backup; it starts from the same base if that is usable",
+	backupv1.ReasonTargetInvalid:   "mend the target claim or name another one, and create another backup",
+	backupv1.ReasonNoEligibleDisk:  "put a disk on a claim that is writable and not shared, and restart the machine",
+}
+
+// advised is what happened and what to do about it.
+func advised(f Failure) string {
+	text, ok := advice[f.Reason]
+	if !ok {
+		return f.Message
+	}
+	return strings.TrimSuffix(f.Message, ".") + ": " + text
+}
