@@ -178,8 +178,9 @@ func serialConsole(log string) libvirtxml.DomainSerial {
 	return out
 }
 
-// networkInterface is one interface behind QEMU's own network stack: the guest reaches what the pod
-// reaches, through an address translation that needs no privilege, no bridge and no second process.
+// networkInterface is one interface behind QEMU's own network stack: the guest reaches what the pod reaches, through an
+// address translation that needs no privilege, no bridge and no second process. passt would also let others reach the guest; it
+// wants a user namespace, which the runtime's default seccomp profile refuses to this pod.
 func networkInterface(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Interface) libvirtxml.DomainInterface {
 	model := i.Model
 	if model == "" {

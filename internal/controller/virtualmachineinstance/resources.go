@@ -15,7 +15,7 @@ const kvmResource = corev1.ResourceName("devices.kubevirt.io/kvm")
 
 const (
 	mib = int64(1) << 20
-	// launcherBytes is for varve-launcher, libvirtd, passt, QEMU itself, and the buffers of a backup.
+	// launcherBytes is for varve-launcher, libvirtd and its files, QEMU itself, and the buffers of a backup.
 	launcherBytes = 224 * mib
 	// emulationBytes is for code that software emulation translated.
 	emulationBytes = 128 * mib

@@ -17,7 +17,7 @@ func LauncherRoot() debian.Root {
 		Packages: []string{
 			"libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients",
 			"qemu-system-x86", "qemu-utils", // qemu-utils has qemu-storage-daemon, which creates overlays without truncating.
-			"passt", "e2fsprogs", "util-linux",
+			"e2fsprogs", "util-linux",
 		},
 		Drop:        launcherDrops,
 		DropVersion: debian.DocsVersion + ".1",

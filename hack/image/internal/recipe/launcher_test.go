@@ -15,7 +15,7 @@ func TestLauncherRootHasWhatVarveRuns(t *testing.T) {
 	}
 	for _, program := range []string{
 		"usr/sbin/libvirtd", "usr/bin/virsh", "usr/bin/qemu-system-x86_64", "usr/bin/qemu-img", "usr/bin/qemu-storage-daemon",
-		"usr/bin/passt", "usr/sbin/mke2fs", "usr/sbin/e2fsck", "usr/bin/fallocate", "usr/bin/mount",
+		"usr/sbin/mke2fs", "usr/sbin/e2fsck", "usr/bin/fallocate", "usr/bin/mount",
 	} {
 		if info, err := os.Stat(filepath.Join(root, program)); err != nil || info.Mode()&0o111 == 0 {
 			t.Errorf("%s: %v, %v", program, info, err)
