@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -111,16 +112,23 @@ func TestOnlyVarveWritesStatus(t *testing.T) {
 	backup.Status.Phase = backupv1.BackupCopied
 	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "forged", CreationTime: metav1.Now()}
 	vm.Status.Ready = true
+	vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
 	for _, o := range []client.Object{vmi, backup, tracker, vm} {
 		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin} {
 			refused(t, cluster.Client(t, who).Status().Update(t.Context(), o.DeepCopyObject().(client.Object)), text)
 		}
 		admitted(t, varve.Status().Update(t.Context(), o))
 	}
+	// What a typed client sends back is not always what it read: a time that is not set becomes null.
+	admitted(t, varve.Status().Patch(t.Context(), vm, client.RawPatch(types.MergePatchType,
+		[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2026-11-20T00:00:00Z"}]}}`))))
 	// Users ask for starts and stops in status, and for nothing else.
 	vm.Status.StateChangeRequests = []kubevirtv1.StateChangeRequest{{Action: kubevirtv1.StartRequest}}
 	admitted(t, user.Status().Update(t.Context(), vm))
 	vm.Status.Created = true
+	refused(t, user.Status().Update(t.Context(), vm), "only stateChangeRequests may be written by others")
+	vm.Status.Created = false
+	vm.Status.Conditions[0].Status = "False"
 	refused(t, user.Status().Update(t.Context(), vm), "only stateChangeRequests may be written by others")
 	fresh := newMachine(ns)
 	fresh.Name = "never-reconciled"
