@@ -93,10 +93,7 @@ func TestChainOverARestart(t *testing.T) {
 	}
 	p.guest("echo first >/disks/fs/file; sync")
 	reference := p.reference("full")
-	throttled := p.throttle(slow)
-	p.begin(p.request("full", "backup-1"))
-	p.copying("full")
-	throttled()
+	p.beginSlowly(p.request("full", "backup-1"))
 	// Over what was not copied yet: none of it may be in the backup.
 	p.guest("echo late >/disks/fs/file; sync; dd if=/dev/zero of=/dev/vdb bs=64k count=200 seek=1500 oflag=direct 2>/dev/null")
 	p.fullSpeed()
@@ -217,9 +214,7 @@ func TestFailuresLeaveTheGuestAlone(t *testing.T) {
 	}
 	p.sameBytes(reference, target+"/vm/backup-plain")
 
-	throttled := p.throttle(slow)
-	p.begin(p.request("off", "backup-1"))
-	throttled()
+	p.beginSlowly(p.request("off", "backup-1"))
 	p.run("virsh", "-q", "shutdown", "ns_vm", "--mode", "acpi")
 	p.failed("off", pb.Backup_GUEST_SHUTDOWN)
 	p.await("the guest is off", func(s *pb.State) bool { return s.Phase == pb.State_ENDED && s.End == pb.State_GUEST_SHUTDOWN })
@@ -236,10 +231,7 @@ func TestFailuresLeaveTheGuestAlone(t *testing.T) {
 func (p *pod) fullWhileCopying(target string) {
 	p.Helper()
 	for _, uid := range []string{"idle", "busy"} {
-		throttled := p.throttle(slow)
-		p.begin(p.request(uid, "narrow"))
-		p.copying(uid)
-		throttled()
+		p.beginSlowly(p.request(uid, "narrow"))
 		p.fill(target + "/filler")
 		if uid == "busy" {
 			p.guest("dd if=/dev/zero of=/dev/vdb bs=64k count=256 seek=1000 oflag=direct 2>/dev/null")
@@ -278,9 +270,7 @@ func (p *pod) fill(path string) {
 
 func (p *pod) aborted() {
 	p.Helper()
-	throttled := p.throttle(slow)
-	p.begin(p.request("c", "backup-1"))
-	throttled()
+	p.beginSlowly(p.request("c", "backup-1"))
 	p.begin(p.request("c", "backup-1")) // the same again is the same
 	_, err := p.client.BeginBackup(p.Context(), p.request("other", "backup-1"))
 	if status.Code(err) != codes.AlreadyExists {
@@ -302,9 +292,7 @@ func TestQEMUKilledDuringABackup(t *testing.T) {
 	p := newPod(t, 128*mib)
 	p.target("backup-1", 512*mib)
 	p.up()
-	throttled := p.throttle(slow)
-	p.begin(p.request("a", "backup-1"))
-	throttled()
+	p.beginSlowly(p.request("a", "backup-1"))
 	domaintest.KillQEMU(t)
 	p.failed("a", pb.Backup_GUEST_CRASHED)
 	p.await("the guest crashed", func(s *pb.State) bool { return s.End == pb.State_CRASHED })
@@ -317,9 +305,7 @@ func TestQEMUKilledDuringABackup(t *testing.T) {
 		t.Errorf("after the crash: %v", s.Disks)
 	}
 	// A guest that is stopped in the middle of a backup, at once.
-	throttled = p.throttle(slow)
-	p.begin(p.request("b", "backup-1"))
-	throttled()
+	p.beginSlowly(p.request("b", "backup-1"))
 	if _, err := p.client.Shutdown(t.Context(), &pb.ShutdownRequest{GraceSeconds: 0}); err != nil {
 		t.Fatal(err)
 	}
