@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,10 +21,22 @@ import (
 // MaxBridgeName is the longest bridge name, in bytes: ports are named after the bridge, and the kernel allows 15.
 const MaxBridgeName = 12
 
+// whole lists again while the kernel says that the list changed under it, as on a host where links come and go.
+func whole[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 100 {
+		all, err = list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil, err
+}
+
 // Taken returns the networks that the host has addresses in or routes to.
 func Taken() ([]netip.Prefix, error) {
 	var taken []netip.Prefix
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list the host's routes: %w", err)
 	}
@@ -32,7 +45,7 @@ func Taken() ([]netip.Prefix, error) {
 			taken = append(taken, p)
 		}
 	}
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list the host's addresses: %w", err)
 	}
@@ -104,7 +117,7 @@ func RemoveBridge(name, owner string) error {
 // unplug removes the ports of a bridge. They go with the nodes' network namespaces, but the kernel takes a namespace down in its
 // own time: a connection that lingers in it can hold it, and the port on the host, for a minute.
 func unplug(bridge netlink.Link) error {
-	links, err := netlink.LinkList()
+	links, err := whole(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list the ports of %s: %w", bridge.Attrs().Name, err)
 	}
@@ -121,7 +134,7 @@ func unplug(bridge netlink.Link) error {
 
 // Owned returns the name of the owner's bridge, or "" if it has none.
 func Owned(owner string) (string, error) {
-	links, err := netlink.LinkList()
+	links, err := whole(netlink.LinkList)
 	if err != nil {
 		return "", fmt.Errorf("list the host's links: %w", err)
 	}
