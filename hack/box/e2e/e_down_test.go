@@ -65,6 +65,22 @@ func TestDownLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestFrozenNode freezes a whole node, as runc freezes a container, and removes the box. On v1 what is frozen does not die.
+func TestFrozenNode(t *testing.T) {
+	mustUp(t)
+	freezer := filepath.Join("/sys/fs/cgroup/freezer", dir.Node(1).Cgroup(), "freezer.state")
+	frozen := "FROZEN"
+	if _, err := os.Stat(freezer); err != nil {
+		freezer, frozen = filepath.Join("/sys/fs/cgroup", dir.Node(1).Cgroup(), "cgroup.freeze"), "1"
+	}
+	if err := os.WriteFile(freezer, []byte(frozen), 0); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, "down")
+	noCgroups(t)
+	noProcesses(t)
+}
+
 // TestKillFirstUp kills `box up` at several moments of a box's first start, and `box down` cleans up after each.
 func TestKillFirstUp(t *testing.T) {
 	for _, after := range []int{2, 10, 20, 50, 150, 300, 700, 2000} {

@@ -245,9 +245,9 @@ func Members(name string) ([]int, error) {
 	return pids, nil
 }
 
-// Remove removes the group name and everything below it. Its processes must have been killed; the kernel takes a moment
-// to take them out, which Remove waits for, at most until ctx ends.
-func Remove(ctx context.Context, name string) error {
+// Remove ends the processes of the group name, with end, and removes it and everything below it. The kernel takes a moment to take
+// the dead out, in which others may have come by a fork: Remove tries again, at most until ctx ends.
+func Remove(ctx context.Context, name string, end func(ctx context.Context, pid int) error) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
@@ -256,19 +256,78 @@ func Remove(ctx context.Context, name string) error {
 		return err
 	}
 	for {
-		var failed error
-		for _, h := range hs {
-			failed = errors.Join(failed, removeTree(filepath.Join(h.Mount, name)))
-		}
+		failed := remove(ctx, hs, name, end)
 		if failed == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("remove the cgroup %s: %w", name, errors.Join(ctx.Err(), failed))
+			return fmt.Errorf("remove the cgroup %s: %w%s", name, errors.Join(ctx.Err(), failed), describe(name))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+func remove(ctx context.Context, hs []Hierarchy, name string, end func(ctx context.Context, pid int) error) error {
+	if err := Thaw(name); err != nil {
+		return err
+	}
+	pids, err := Members(name)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := end(ctx, pid); err != nil {
+			return err
+		}
+	}
+	var failed error
+	for _, h := range hs {
+		failed = errors.Join(failed, removeTree(filepath.Join(h.Mount, name)))
+	}
+	return failed
+}
+
+// Thaw lets frozen processes of the group name and below it go on. On v1 a frozen process does not die, and runc, which freezes a
+// container to change its devices, may have been killed in the middle.
+func Thaw(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	hs, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, h := range hs {
+		if err := thaw(filepath.Join(h.Mount, name)); err != nil {
+			return fmt.Errorf("thaw the cgroup %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func thaw(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Name() != "freezer.state" {
+			return skipGone(err)
+		}
+		return skipGone(os.WriteFile(path, []byte("THAWED"), 0))
+	})
+}
+
+// describe says which processes are left in a group, for an error.
+func describe(name string) string {
+	var text strings.Builder
+	pids, err := Members(name)
+	if err != nil {
+		return ""
+	}
+	for _, pid := range pids {
+		// A process that has ended meanwhile has no words.
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		fmt.Fprintf(&text, "\nit holds the process %.80s", status)
+	}
+	return text.String()
 }
 
 func removeTree(dir string) error {

@@ -34,7 +34,7 @@ func TestParseMount(t *testing.T) {
 func TestNamesAreChecked(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", ".", "/", "/node1", "..", "a/../..", "a/"} {
-		if err := Remove(context.Background(), name); err == nil {
+		if err := Remove(context.Background(), name, nil); err == nil {
 			t.Errorf("Remove accepts %q", name)
 		}
 		if _, err := Members(name); err == nil {

@@ -102,7 +102,7 @@ func (s *State) remove(ctx context.Context, dir layout.Box) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
-	return errors.Join(cgroup.Remove(ctx, dir.Cgroup()), hostnet.RemoveBridge(s.Bridge, string(dir)))
+	return errors.Join(cgroup.Remove(ctx, dir.Cgroup(), kill), hostnet.RemoveBridge(s.Bridge, string(dir)))
 }
 
 // salvage finds what a box with a damaged state owns: the bridge by its alias; the rest follows from the directory.

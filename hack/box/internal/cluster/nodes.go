@@ -79,35 +79,34 @@ func forgetContainerd(l layout.Node) error {
 func (s *State) stopNode(ctx context.Context, dir layout.Box, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
+	if err := cgroup.Thaw(dir.Node(i).Cgroup()); err != nil {
+		return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
+	}
 	if i <= len(s.Nodes) {
 		if err := s.Nodes[i-1].Init.Kill(ctx); err != nil {
 			return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 		}
 	}
-	// Killing init took everything with it; this is for an init that was killed by others and whose namespace still drains.
-	pids, err := cgroup.Members(dir.Node(i).Cgroup())
-	if err != nil {
-		return err
-	}
-	for _, pid := range pids {
-		id, err := proc.Of(pid)
-		if missing(err) {
-			continue
-		}
-		if err == nil {
-			err = id.Kill(ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
-		}
-	}
-	if err := cgroup.Remove(ctx, dir.Node(i).Cgroup()); err != nil {
+	// Killing init took everything with it, unless others killed it and its namespace still drains.
+	if err := cgroup.Remove(ctx, dir.Node(i).Cgroup(), kill); err != nil {
 		return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 	}
 	if err := loop.DetachTree(dir.Node(i).Volumes()); err != nil {
 		return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 	}
 	return nil
+}
+
+// kill ends a process that may have ended already.
+func kill(ctx context.Context, pid int) error {
+	id, err := proc.Of(pid)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return id.Kill(ctx)
 }
 
 // services returns what the node's init last wrote about its services.
