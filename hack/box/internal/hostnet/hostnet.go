@@ -108,8 +108,16 @@ func RemoveBridge(name, owner string) error {
 	if err := unplug(link); err != nil {
 		return err
 	}
-	if err := netlink.LinkDel(link); err != nil {
+	if err := remove(link); err != nil {
 		return fmt.Errorf("remove the bridge %s: %w", name, err)
+	}
+	return nil
+}
+
+// remove removes a link that may be on its way out already, as a port is whose node has died.
+func remove(link netlink.Link) error {
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return err
 	}
 	return nil
 }
@@ -125,7 +133,7 @@ func unplug(bridge netlink.Link) error {
 		if l.Type() != "veth" || l.Attrs().MasterIndex != bridge.Attrs().Index {
 			continue
 		}
-		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := remove(l); err != nil {
 			return fmt.Errorf("remove the port %s: %w", l.Attrs().Name, err)
 		}
 	}
@@ -158,7 +166,7 @@ func Plug(bridge, owner string, node, pid int) error {
 	}
 	port := fmt.Sprintf("%s-n%d", bridge, node)
 	if old, err := netlink.LinkByName(port); err == nil {
-		if err := netlink.LinkDel(old); err != nil {
+		if err := remove(old); err != nil {
 			return fmt.Errorf("remove the stale port %s: %w", port, err)
 		}
 	}
