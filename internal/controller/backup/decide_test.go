@@ -212,7 +212,7 @@ func TestDecide(t *testing.T) {
 		{"guest shut down", copying, gone(func(w *world) { w.instance.Status.Phase = kubevirtv1.PhaseSucceeded }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestShutdown, "shut down", 0}},
 		{"guest crashed", copying, gone(func(w *world) {
 			w.instance.Status.Phase, w.instance.Status.Reason = kubevirtv1.PhaseFailed, "QEMUDied"
-		}), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestCrashed, "(QEMUDied)", 0}},
+		}), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestCrashed, "(QEMUDied); its next backup is full", 0}},
 		{"copy goes on", copying, nil, expect{step: StepNone, phase: backupv1.BackupCopying, wake: 30 * time.Minute}},
 		{
 			"copy stalls", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(30 * time.Minute) },
@@ -460,6 +460,9 @@ func TestConditions(t *testing.T) {
 			if got := meta.IsStatusConditionTrue(s.Conditions, other); got != (other == want) {
 				t.Errorf("%s: %s is %v", phase, other, got)
 			}
+		}
+		if c := meta.FindStatusCondition(s.Conditions, want); c.Message == "" || phase.Final() && (c.Reason != "Why" || c.Message != "what") {
+			t.Errorf("%s: %s says %q: %q", phase, want, c.Reason, c.Message)
 		}
 		if !meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionDeleting) {
 			t.Errorf("%s: not Deleting", phase)

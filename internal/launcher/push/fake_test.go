@@ -33,6 +33,8 @@ type fakeGuest struct {
 	dirty   map[string]uint64
 	frozen  bool
 	targets []string
+	// begun is the last backup that was begun.
+	begun domain.Backup
 }
 
 func (f *fakeGuest) call(name string) error {
@@ -91,7 +93,7 @@ func (f *fakeGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain.Be
 			return err
 		}
 		f.set(func() {
-			f.job = domain.JobInfo{Active: true, Known: true, TotalBytes: 100}
+			f.job, f.begun = domain.JobInfo{Active: true, Known: true, TotalBytes: 100}, b
 			for _, d := range b.Disks {
 				f.targets = append(f.targets, d.Target)
 			}

@@ -120,6 +120,97 @@ func TestIncrementalLinksToItsParent(t *testing.T) {
 	})
 }
 
+// mixedRequest has an incremental disk and one whose base is lost.
+func mixedRequest() *pb.BeginBackupRequest {
+	req := incrementalRequest()
+	req.Volumes[1].Incremental, req.Volumes[1].FullReason = false, "BitmapLost"
+	return req
+}
+
+func TestADiskWithoutABaseIsFullAlone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := request()
+		first.Uid, first.Name, first.Checkpoint, first.Directory = "u1", "b1", "cp1", "vm/b1"
+		j := b.job(first)
+		b.complete(j)
+		j.Run()
+		if b.guest.begun.Checkpoint != "cp1" || b.guest.begun.Disks[0].Incremental != "" {
+			t.Errorf("the full backup began %+v", b.guest.begun)
+		}
+		j = b.job(mixedRequest())
+		b.complete(j)
+		if got := b.run(j); got.Phase != pb.Backup_DONE {
+			t.Fatalf("%v", got)
+		}
+		if d := b.guest.begun.Disks; len(d) != 2 || d[0].Incremental != "cp1" || d[1].Incremental != "" {
+			t.Errorf("libvirt was asked for %+v", d)
+		}
+		if diff := cmp.Diff(map[string]string{"root.qcow2": "../b1/root.qcow2"}, b.images.backing); diff != "" {
+			t.Error(diff)
+		}
+		data, err := os.ReadFile(filepath.Join(b.dir, "vm/b2/backup.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := manifest.Decode(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := m.Volumes; v[0].Type != manifest.Incremental || v[1].Type != manifest.Full || v[1].FullReason != "BitmapLost" {
+			t.Errorf("the manifest has %+v", v)
+		}
+	})
+}
+
+func TestOnlyTheDiskThatLostItsBaseIsNamed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		delete(b.guest.dirty, "data")
+		got := b.run(b.job(incrementalRequest()))
+		if got.Failure != pb.Backup_BASE_LOST || got.Volumes[0].BaseLost || !got.Volumes[1].BaseLost {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+func TestWithoutATrackerNoCheckpointIsMade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		req := request()
+		req.Tracker, req.Checkpoint = "", ""
+		j := b.job(req)
+		b.complete(j)
+		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.begun.Checkpoint != "" || len(b.guest.begun.Disks) != 2 {
+			t.Errorf("%v, began %+v", got, b.guest.begun)
+		}
+	})
+}
+
+func TestAbortWhileFilesAreHashed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		j.cfg.Changed = func() {
+			if j.Snapshot().Phase == pb.Backup_FINISHING {
+				j.Fail(Aborted())
+			}
+		}
+		b.complete(j)
+		got := b.run(j)
+		if got.Failure != pb.Backup_ABORTED || b.guest.count("DeleteCheckpoint cp2") == 0 {
+			t.Errorf("%v", got)
+		}
+		if left, err := os.ReadDir(b.dir + "/vm"); err == nil && len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+}
+
 // Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor paused.
 func TestFailures(t *testing.T) {
 	t.Parallel()
@@ -145,13 +236,13 @@ func TestFailures(t *testing.T) {
 			disk := j.cfg.Disks["data"]
 			disk.VirtualBytes = 1 << 62
 			j.cfg.Disks["data"] = disk
-		}, want: pb.Backup_INSUFFICIENT_SPACE, says: "bytes"},
+		}, want: pb.Backup_INSUFFICIENT_SPACE, says: "bytes) free: delete old backups"},
 		"base lost, seen early": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
 			delete(b.guest.dirty, "data")
 			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 		}, want: pb.Backup_BASE_LOST, says: "data"},
 		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
-		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", domain.ErrNoSpace) }, want: pb.Backup_TARGET_FULL, says: "out of space"},
+		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", domain.ErrNoSpace) }, want: pb.Backup_TARGET_FULL, says: "free then): delete old backups"},
 		"aborted while preparing": {
 			arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
 			want:    pb.Backup_ABORTED, says: "aborted",
