@@ -49,7 +49,7 @@ func TestAGuestIsStartedAndItsStatusIsMirrored(t *testing.T) {
 	}
 	w.launcher.view(func() {
 		r := w.launcher.started
-		if len(r.GetDisks()) != 1 || r.GetDisks()[0].GetContentGeneration() != "7" || r.GetDisks()[0].GetClaimUid() == "" || !r.GetUseEmulation() || !r.GetChangedBlockTracking() {
+		if len(r.GetDisks()) != 1 || r.GetDisks()[0].GetContentGeneration() != "7" || r.GetDisks()[0].GetClaimUid() != string(w.rootUID) || !r.GetUseEmulation() || !r.GetChangedBlockTracking() {
 			t.Errorf("started with %+v", r)
 		}
 	})

@@ -43,6 +43,7 @@ type world struct {
 	pod      types.UID
 	launcher *fakeLauncher
 	vmi      *kubevirtv1.VirtualMachineInstance
+	rootUID  types.UID // of the claim of the instance's disk
 	stop     func()
 	// waits is StopWaitsForBackup of the handlers that run starts.
 	waits time.Duration
@@ -65,7 +66,7 @@ func newWorld(t *testing.T, podsDir string) *world {
 		w.podsDir = dir
 	}
 	w.launcher = newFakeLauncher(t, w.podsDir, w.pod)
-	w.claim("root", "pv-root")
+	w.rootUID = w.claim("root", "pv-root").UID
 	w.vmi = w.instance("vm")
 	return w
 }
