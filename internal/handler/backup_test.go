@@ -180,6 +180,40 @@ func TestADeletedBackupIsAborted(t *testing.T) {
 	}
 }
 
+func TestABackupThatWasDeletedBeforeItBeganDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.stop()
+	b := w.backup("b1", nil)
+	w.delete(b)
+	w.run()
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != "Aborted" || w.launcher.count("BeginBackup") > 0 {
+		t.Errorf("%s: %s, begun %d times", b.Status.Reason, b.Status.Message, w.launcher.count("BeginBackup"))
+	}
+}
+
+func TestABackupWithoutTheLockDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.stop()
+	b := w.backup("b1", nil)
+	controlplane.Update(w.t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.ChangedBlockTracking.BackupStatus.BackupName = "other"
+	})
+	w.run()
+	controlplane.Consistently(t, 3*time.Second, func() error {
+		return want(w.launcher.count("BeginBackup") == 0, "a backup that does not hold the instance was begun")
+	})
+	// When it gets the lock it goes on.
+	controlplane.Update(w.t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.ChangedBlockTracking.BackupStatus.BackupName = b.Name
+	})
+	w.begun(1)
+}
+
 func TestADeletedInstanceFailsItsBackup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
