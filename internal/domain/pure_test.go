@@ -3,6 +3,8 @@ package domain
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -126,6 +128,12 @@ func TestBitmapsAreAssessedPerDisk(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{"root": 131072}, dirty); diff != "" || err != nil {
 		t.Errorf("%v, %s", err, diff)
 	}
+	// A disk that lost its bitmap does not take the other's count away.
+	partial := bitmapsByVolume{"root": {"c": {Name: "c", Recording: true, Count: 65536}}, "data": {"c": {Name: "c", Inconsistent: true}}}
+	dirty, err = dirtyBytes(partial, "c")
+	if diff := cmp.Diff(map[string]uint64{"root": 65536}, dirty); diff != "" || !errors.Is(err, ErrCheckpointLost) {
+		t.Errorf("%v, %s", err, diff)
+	}
 	for _, name := range []string{"broken", "stopped", "foreign", ""} {
 		if _, err := dirtyBytes(bitmaps, name); !errors.Is(err, ErrCheckpointLost) {
 			t.Errorf("%s: %v", name, err)
@@ -215,6 +223,60 @@ func TestJudge(t *testing.T) {
 	} {
 		if got := judge(c.seen, id); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAStampTellsVersionsOfAFileApart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	at := time.Unix(1000, 1)
+	write := func(size int) stamp {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, make([]byte, size), 0o600), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := stampOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	first := write(1024)
+	if again := write(1024); again != first {
+		t.Errorf("nothing changed: %+v and %+v", first, again)
+	}
+	if grown := write(2048); grown == first {
+		t.Error("another size has the same stamp")
+	}
+	at = at.Add(time.Nanosecond)
+	if later := write(1024); later == first {
+		t.Error("another time has the same stamp")
+	}
+	at = time.Unix(1000, 1)
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if replaced := write(1024); replaced == first {
+		t.Error("another file has the same stamp")
+	}
+}
+
+func TestARecordOfAnotherVersionIsUnreadable(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "root.json")
+	if err := writeRecord(path, &record{Identity: Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 512}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readRecord(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{`{"version":2,"identity":{"claimUID":"a"}}`, `{}`, `{"version":`, ``} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readRecord(path); !errors.Is(err, errBadRecord) {
+			t.Errorf("%q: %v", content, err)
 		}
 	}
 }

@@ -256,6 +256,28 @@ func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 	})
 }
 
+func TestTheCheckpointsOfOtherMachinesAreNotValidatedHere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	other := w.trackerOf("another", "foreign", "root")
+	tr := w.tracker("tr", "root")
+	w.launcher.view(func() { w.launcher.lost["root"] = "it is a bitmap of another machine's disk" })
+	w.started()
+	w.backup("b1", tr)
+	w.begun(1)
+	w.launcher.view(func() {
+		if slices.Contains(w.launcher.redefined, "foreign-1") || !slices.Contains(w.launcher.redefined, "tr-1") {
+			t.Errorf("redefined %v", w.launcher.redefined)
+		}
+	})
+	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(other), other); err != nil {
+		t.Fatal(err)
+	}
+	if other.Status.LatestCheckpoint == nil || len(other.Status.Discarded) > 0 {
+		t.Errorf("the other machine's tracker lost its base: %+v", other.Status)
+	}
+}
+
 func (w *world) hasEvent(reason string) error {
 	var all corev1.EventList
 	if err := w.client.List(w.t.Context(), &all, client.InNamespace(w.ns)); err != nil {

@@ -37,6 +37,8 @@ type fakeLauncher struct {
 	begun   []*pb.BeginBackupRequest
 	stops   []int64
 	deleted []string
+	// redefined are the names of every RedefineCheckpoints so far.
+	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
 	lost map[string]string
 	// refuse is what BeginBackup answers instead of beginning.
@@ -180,6 +182,7 @@ func (f *fakeLauncher) RedefineCheckpoints(_ context.Context, r *pb.RedefineChec
 	defer f.called("RedefineCheckpoints")()
 	response := &pb.RedefineCheckpointsResponse{}
 	for _, c := range r.GetCheckpoints() {
+		f.redefined = append(f.redefined, c.GetName())
 		result := &pb.RedefineCheckpointsResponse_Result{Name: c.GetName(), Lost: map[string]string{}}
 		for _, v := range c.GetVolumes() {
 			if why, ok := f.lost[v]; ok {

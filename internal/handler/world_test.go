@@ -216,8 +216,13 @@ func (w *world) untilPhase(b *backupv1.VirtualMachineBackup, phase backupv1.Back
 // tracker makes a tracker whose latest checkpoint has the given disks; none: it has no checkpoint.
 func (w *world) tracker(name string, disks ...string) *backupv1.VirtualMachineBackupTracker {
 	w.t.Helper()
+	return w.trackerOf("vm", name, disks...)
+}
+
+func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.VirtualMachineBackupTracker {
+	w.t.Helper()
 	tr := &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
-	tr.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
+	tr.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: machine}
 	w.create(tr)
 	if len(disks) > 0 {
 		controlplane.Update(w.t, w.client, tr, true, func(tr *backupv1.VirtualMachineBackupTracker) {

@@ -441,26 +441,35 @@ func TestALostEventIsFoundByReading(t *testing.T) {
 	})
 }
 
-// The pause of a guest whose backup runs is found even if its event was lost.
-func TestAPauseIsFoundAfterAResync(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		b := newBench(t)
-		b.up()
-		if _, err := b.BeginBackup(t.Context(), request("a")); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Second)
-		b.guest.mu.Lock()
-		b.guest.info.State, b.guest.info.Reason = domain.StatePaused, domain.ReasonIOError
-		b.guest.mu.Unlock()
-		b.guest.events <- domain.Event{Kind: domain.EventResync}
-		time.Sleep(time.Minute)
-		if state, _ := b.State(); state.Backup.GetPhase() != pb.Backup_FAILED || b.guest.count("Resume") != 1 {
-			t.Errorf("%v, %d times resumed", state.Backup, b.guest.count("Resume"))
-		}
-		b.cancel()
-		<-b.outcome
-	})
+// A guest that stands still because of an I/O error ends its backup and goes on, whichever event says so, and even if that
+// event was lost.
+func TestAPauseEndsTheBackupAndTheGuestGoesOn(t *testing.T) {
+	for name, event := range map[string]domain.Event{
+		"I/O error": {Kind: domain.EventIOError, Volume: "root", Message: "enospc", Paused: true},
+		"lifecycle": {Kind: domain.EventLifecycle, State: domain.StatePaused, Reason: domain.ReasonIOError},
+		"resync":    {Kind: domain.EventResync},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				b := newBench(t)
+				b.up()
+				if _, err := b.BeginBackup(t.Context(), request("a")); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				b.guest.mu.Lock()
+				b.guest.info.State, b.guest.info.Reason = domain.StatePaused, domain.ReasonIOError
+				b.guest.mu.Unlock()
+				b.guest.events <- event
+				time.Sleep(time.Minute)
+				if state, _ := b.State(); state.Backup.GetPhase() != pb.Backup_FAILED || b.guest.count("Resume") != 1 {
+					t.Errorf("%v, %d times resumed", state.Backup, b.guest.count("Resume"))
+				}
+				b.cancel()
+				<-b.outcome
+			})
+		})
+	}
 }
 
 func TestCodes(t *testing.T) {

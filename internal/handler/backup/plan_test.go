@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
@@ -116,5 +118,16 @@ func TestEachRoundOfPlanningTurnsADiskFull(t *testing.T) {
 	}
 	if got := unusable(planned[2:], named); got != nil {
 		t.Errorf("a full backup has no base to lose: %v", got)
+	}
+}
+
+func TestATrackerThatReplacedThePlannedOneGivesNoBase(t *testing.T) {
+	t.Parallel()
+	b := &backupv1.VirtualMachineBackup{}
+	b.Spec.BackupTracker, b.Status.TrackerUID = "daily", "first"
+	for tracker, want := range map[[2]string]bool{{"daily", "first"}: true, {"daily", "second"}: false, {"weekly", "first"}: false} {
+		if got := planned(b, &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Name: tracker[0], UID: types.UID(tracker[1])}}); got != want {
+			t.Errorf("%v: %v", tracker, got)
+		}
 	}
 }

@@ -458,6 +458,24 @@ func TestQuiesce(t *testing.T) {
 	}
 }
 
+// A freeze that failed may have frozen something: it is thawed at once, not when the watchdog wakes up.
+func TestARefusedFreezeIsThawedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.fail["Freeze"] = domain.ErrAgent
+		if _, err := b.freezer.Freeze(t.Context()); !errors.Is(err, domain.ErrAgent) {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if b.guest.frozen || b.freezer.Frozen() || b.guest.count("Thaw") != 1 {
+			t.Errorf("calls: %v", b.guest.calls)
+		}
+		b.endLife()
+		b.freezer.Wait()
+	})
+}
+
 // A beginning that hangs does not keep the guest frozen.
 func TestTheWatchdogThaws(t *testing.T) {
 	t.Parallel()

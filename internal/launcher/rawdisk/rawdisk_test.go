@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -37,6 +38,9 @@ func TestABlankClaimGetsASparseDisk(t *testing.T) {
 	}
 	if info.Size() == 0 || info.Size()%mib != 0 {
 		t.Errorf("%d bytes, want whole MiB", info.Size())
+	}
+	if sys, ok := info.Sys().(*syscall.Stat_t); !ok || sys.Blocks*512 > mib {
+		t.Errorf("%d blocks of 512 bytes are allocated: it is not sparse", sys.Blocks)
 	}
 	if n, err := DataBytes(t.Context(), path, 64*kib); err != nil || n != 0 {
 		t.Errorf("%d bytes of data, %v, want none", n, err)
