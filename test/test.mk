@@ -16,7 +16,7 @@ test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and moun
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
 .PHONY: test-e2e
-test-e2e: box-up install ## Real pods, virtual machines and guests on the box; bytes compared
+test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO) test -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
 
 .PHONY: test
@@ -27,13 +27,13 @@ test: ## Every tier; installs what it needs
 	done
 
 .PHONY: demo
-demo: box-up install ## The main job on a box, told step by step; result in build/demo/result.json
+demo: box-up install guest ## The main job on a box, told step by step; result in build/demo/result.json
 	$(GO) run ./hack/demo -kubeconfig $(KUBECONFIG)
 
 .PHONY: bench
-bench: box-up install ## Benchmarks against their peers; build/bench.json
+bench: box-up install guest ## Benchmarks against their peers; build/bench.json
 	$(GO) run ./hack/bench -kubeconfig $(KUBECONFIG)
 
 .PHONY: soak
-soak: box-up install ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
+soak: box-up install guest ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
 	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/
