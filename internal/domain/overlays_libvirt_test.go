@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,6 +126,7 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 			o := &Overlays{Dir: t.TempDir()}
 			raw, _ := rawDisk(t, size)
 			prepareIn(t, o, raw, id)
+			run(t, "qemu-img", "bitmap", "--add", o.Path("root"), "base")
 			if err := o.MarkStarted([]string{"root"}); err != nil {
 				t.Fatal(err)
 			}
@@ -134,6 +136,9 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 			next := c.happens(t, o, raw)
 			if got := prepareIn(t, o, raw, next); got != c.want {
 				t.Fatalf("got %q, want %q", got, c.want)
+			}
+			if has := strings.Contains(run(t, "qemu-img", "info", o.Path("root")), "name: base"); has != (c.want == Kept) {
+				t.Errorf("%q, and a bitmap of before: %v", c.want, has)
 			}
 			if got := prepareIn(t, o, raw, next); got != Kept {
 				t.Errorf("the overlay is not good for the same disk afterwards: %q", got)

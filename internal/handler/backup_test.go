@@ -252,7 +252,8 @@ func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 		t.Errorf("begun with %+v", r)
 	}
 	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
-		return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].FullReason == backupv1.FullBitmapLost && s.BackupType == backupv1.Full, "%+v", s)
+		return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].Type == backupv1.Full && s.IncludedVolumes[0].FullReason == backupv1.FullBitmapLost &&
+			s.BackupType == backupv1.Full, "%+v", s)
 	})
 }
 

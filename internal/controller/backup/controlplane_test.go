@@ -374,6 +374,11 @@ func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonVMNotRunning)
 	controlplane.Update(t, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseRunning })
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonPVCNotFound)
+	// What was done so far has had its passes: only the claim itself can wake the backup.
+	controlplane.Consistently(t, time.Second, func() error {
+		l.reaches(b, backupv1.BackupPending, backupv1.ReasonPVCNotFound)
+		return nil
+	})
 	l.claim("target", corev1.PersistentVolumeFilesystem)
 	l.toStarting(b)
 }

@@ -172,7 +172,16 @@ func TestOnlyTheDiskThatLostItsBaseIsNamed(t *testing.T) {
 		delete(b.guest.dirty, "data")
 		got := b.run(b.job(incrementalRequest()))
 		if got.Failure != pb.Backup_BASE_LOST || got.Volumes[0].BaseLost || !got.Volumes[1].BaseLost {
-			t.Errorf("%v", got)
+			t.Errorf("seen early: %v", got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+		b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
+		got := b.run(b.job(incrementalRequest()))
+		if got.Failure != pb.Backup_BASE_LOST || !got.Volumes[0].BaseLost || got.Volumes[1].BaseLost {
+			t.Errorf("at the beginning: %v", got)
 		}
 	})
 }
