@@ -444,6 +444,7 @@ func TestALostEventIsFoundByReading(t *testing.T) {
 // A guest that stands still because of an I/O error ends its backup and goes on, whichever event says so, and even if that
 // event was lost.
 func TestAPauseEndsTheBackupAndTheGuestGoesOn(t *testing.T) {
+	t.Parallel()
 	for name, event := range map[string]domain.Event{
 		"I/O error": {Kind: domain.EventIOError, Volume: "root", Message: "enospc", Paused: true},
 		"lifecycle": {Kind: domain.EventLifecycle, State: domain.StatePaused, Reason: domain.ReasonIOError},
