@@ -452,7 +452,7 @@ func (p *pod) beginSlowed(req *pb.BeginBackupRequest) bool {
 		defer close(slowed)
 		for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
 			if n, err := setSpeed(domain, slow); n > 0 || err != nil {
-				slowed <- err == nil // an error: the job has just ended
+				slowed <- err == nil && lasts(domain) // an error: the job has just ended
 				return
 			}
 		}
@@ -462,7 +462,21 @@ func (p *pod) beginSlowed(req *pb.BeginBackupRequest) bool {
 	if p.await("backup "+req.Uid+" copies", begun).Backup.Phase > pb.Backup_COPYING {
 		cancel()
 	}
-	return <-slowed && p.await("backup "+req.Uid+" copies", begun).Backup.Phase == pb.Backup_COPYING
+	if <-slowed && p.await("backup "+req.Uid+" copies", begun).Backup.Phase == pb.Backup_COPYING {
+		return true
+	}
+	p.fullSpeed()
+	return false
+}
+
+// lasts says whether what is left of the jobs keeps a slow one busy for as long as a guest takes to shut down.
+func lasts(domain *libvirt.Domain) bool {
+	jobs, err := blockJobs(domain)
+	left := int64(0)
+	for _, job := range jobs {
+		left += job.Len - job.Offset
+	}
+	return err == nil && left > 120*slow
 }
 
 // fullSpeed lets a slowed job go on.
@@ -475,21 +489,33 @@ func (p *pod) fullSpeed() {
 
 // setSpeed sets the speed of all jobs and returns how many there are.
 func setSpeed(domain *libvirt.Domain, bytesPerSecond int64) (int, error) {
-	said, err := domain.QemuMonitorCommand(`{"execute":"query-block-jobs"}`, 0)
+	jobs, err := blockJobs(domain)
 	if err != nil {
 		return 0, err
 	}
-	var jobs struct{ Return []struct{ Device string } }
-	if err := json.Unmarshal([]byte(said), &jobs); err != nil {
-		return 0, err
-	}
-	for _, job := range jobs.Return {
+	for _, job := range jobs {
 		command := fmt.Sprintf(`{"execute":"block-job-set-speed","arguments":{"device":%q,"speed":%d}}`, job.Device, bytesPerSecond)
 		if _, err := domain.QemuMonitorCommand(command, 0); err != nil {
 			return 0, err
 		}
 	}
-	return len(jobs.Return), nil
+	return len(jobs), nil
+}
+
+// blockJob is a job of QEMU: Offset of Len bytes are done.
+type blockJob struct {
+	Device      string
+	Len, Offset int64
+}
+
+func blockJobs(domain *libvirt.Domain) ([]blockJob, error) {
+	said, err := domain.QemuMonitorCommand(`{"execute":"query-block-jobs"}`, 0)
+	if err != nil {
+		return nil, err
+	}
+	var jobs struct{ Return []blockJob }
+	err = json.Unmarshal([]byte(said), &jobs)
+	return jobs.Return, err
 }
 
 func (p *pod) run(name string, args ...string) string {
