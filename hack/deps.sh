@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that a part of the project needs, and nothing that is there already.
-# Usage: hack/deps.sh GROUP...   with GROUP one of: build box image guest interop generate
+# Usage: hack/deps.sh GROUP...   with GROUP one of: build box image guest interop generate peers
 # A missing package is installed without asking; what cannot be installed is an error that names it.
 set -eu
 
@@ -12,7 +12,8 @@ packages() {
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
 	generate) echo protobuf-compiler ;;
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
-	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate)" >&2; exit 2 ;;
+	peers) echo restic borgbackup ;;
+	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
 	esac
 }
 
