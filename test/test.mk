@@ -15,6 +15,10 @@ test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and moun
 	$(GO) test -tags root -timeout 10m ./internal/handler/mount/
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
+.PHONY: test-s3
+test-s3: peers ## What writes to S3 against a real S3 server, killed and with faults on the wire
+	$(GO) test -tags s3 -timeout 10m $$(hack/packages-with-tag.sh s3)
+
 .PHONY: test-e2e
 test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO) test -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/

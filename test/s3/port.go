@@ -1,0 +1,41 @@
+package s3
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// reservePort gives a loopback address whose port nobody gets by chance until release is called, even while no server listens there: a
+// socket is bound to it that never listens. A server that sets SO_REUSEADDR, as Go's do, can listen on it all the same.
+func reservePort() (address string, release func(), err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	name, err := bind(fd)
+	if err != nil {
+		return "", nil, errors.Join(err, unix.Close(fd))
+	}
+	return name, func() { _ = unix.Close(fd) }, nil
+}
+
+func bind(fd int) (string, error) {
+	// In this order: the kernel chooses a port that nobody has, and then lets it be shared.
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return "", err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return "", err
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return "", err
+	}
+	inet, ok := name.(*unix.SockaddrInet4)
+	if !ok {
+		return "", fmt.Errorf("the socket has an address of type %T", name)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", inet.Port), nil
+}

@@ -1,0 +1,114 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// healthPath is where the server says that it is there. No bucket can have this name.
+const healthPath = "/-/health"
+
+// process is a program that runs until it is killed.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when err is set
+	err   error
+}
+
+func startProcess(program string, arguments, environment []string, output *os.File) (*process, error) {
+	cmd := exec.CommandContext(context.Background(), program, arguments...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = environment, output, output
+	// A test that times out runs no cleanup.
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	p := &process{cmd: cmd, ended: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		// That signal comes when the thread ends that started the process, so one thread stays with it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+		}
+		close(p.ended)
+	}()
+	if err := <-started; err != nil {
+		<-p.ended
+		return nil, err
+	}
+	return p, nil
+}
+
+// kill ends the process and waits for its end.
+func (p *process) kill() {
+	// An error says that it has ended already.
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+}
+
+// ready waits until the server answers.
+func (s *Server) ready(ctx context.Context, p *process) error {
+	const interval, limit = 20 * time.Millisecond, time.Minute
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	transport := s.transport()
+	transport.DisableKeepAlives = true
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		err := healthy(ctx, transport, s.URL()+healthPath)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("it ended: %w", errors.Join(p.err, errors.New(tail(s.log))))
+		case <-ctx.Done():
+			return fmt.Errorf("no answer within %s: %w", limit, err)
+		case <-ticker.C:
+		}
+	}
+}
+
+func healthy(ctx context.Context, transport http.RoundTripper, url string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := transport.RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	if err := response.Body.Close(); err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return errors.New(response.Status)
+	}
+	return nil
+}
+
+// tail is the end of a log, or why it cannot be read.
+func tail(log *os.File) string {
+	const most = 64 << 10 // bytes
+	info, err := log.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	from := max(0, info.Size()-most)
+	text, err := io.ReadAll(io.NewSectionReader(log, from, info.Size()-from))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

@@ -1,0 +1,253 @@
+// Package s3 gives tests a real S3 server, versitygw, with a directory below it, and a proxy in front of it that does what networks and
+// overloaded servers do.
+//
+//	server := s3.Start(t, s3.Options{ObjectLock: true})
+//	client := server.Client(t)
+//	…
+//	server.Kill(t)    // kill -9
+//	server.Restart(t) // the same data at the same address
+//
+//	faults := s3.StartFaults(t, server, 0, s3.Rule{Method: http.MethodPut, Key: "p", Skip: 2, Times: 1, Fault: s3.DropReply})
+//	client = faults.Client(t)
+//
+// Each server is a process of its own on a loopback port of its own, so that tests run side by side. It ends with the test, or with
+// the process of the test. When the test fails, its log is printed.
+//
+// The program comes from the directory VARVE_PEERS, or from build/peers/bin, which `make peers` fills.
+package s3
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// Options are how a server is to be. The zero value is plain HTTP and a bucket without versions.
+type Options struct {
+	// Bucket is made before Start returns; "" is "varve".
+	Bucket string
+	// TLS has the server speak it, with a certificate of an authority that is made for the test.
+	TLS bool
+	// Versioning keeps what is overwritten or deleted in the bucket.
+	Versioning bool
+	// ObjectLock lets objects of the bucket be locked. It includes Versioning.
+	ObjectLock bool
+}
+
+// Endpoint is all that a client needs to know.
+type Endpoint struct {
+	// Address is host and port.
+	Address              string
+	AccessKey, SecretKey string
+	Region, Bucket       string
+	// Authority is the certificate, in PEM, that the server's is to be checked with; nil if the server does not speak TLS.
+	Authority []byte
+}
+
+// Server is an S3 server that runs, except between Kill and Restart. Its methods may be called from many goroutines.
+type Server struct {
+	Endpoint
+
+	program     string
+	arguments   []string
+	log         *os.File
+	certificate tls.Certificate
+
+	mu      sync.Mutex
+	process *process // nil while it is killed
+}
+
+// Start starts a server and makes its bucket.
+func Start(tb testing.TB, options Options) *Server {
+	tb.Helper()
+	s, err := start(tb, options)
+	if err != nil {
+		tb.Fatalf("start an S3 server: %v", err)
+	}
+	s.Restart(tb)
+	if err := s.makeBucket(tb, options); err != nil {
+		tb.Fatalf("make bucket %s: %v", s.Bucket, err)
+	}
+	return s
+}
+
+// start prepares everything but the process, which it ends when the test does.
+func start(tb testing.TB, options Options) (*Server, error) {
+	tb.Helper()
+	program, err := find("versitygw")
+	if err != nil {
+		return nil, err
+	}
+	dir := tb.TempDir()
+	data, versions, accounts := filepath.Join(dir, "data"), filepath.Join(dir, "versions"), filepath.Join(dir, "accounts")
+	for _, d := range []string{data, versions, accounts} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	address, release, err := reservePort()
+	if err != nil {
+		return nil, fmt.Errorf("reserve a port: %w", err)
+	}
+	tb.Cleanup(release)
+	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		Endpoint: Endpoint{
+			Address: address, AccessKey: rand.Text(), SecretKey: rand.Text(), Region: "us-east-1", Bucket: options.Bucket,
+		},
+		program: program,
+		// Without a place for accounts, a wrong key is answered with 404 and not as S3 does. And never --keep-alive: with versitygw
+		// 1.8.0, what it left of a signed upload is now and then taken for the connection's next request.
+		arguments: []string{"--port", address, "--health", healthPath, "--iam-dir", accounts},
+		log:       log,
+	}
+	if s.Bucket == "" {
+		s.Bucket = "varve"
+	}
+	tb.Cleanup(func() { s.end(tb) })
+	if options.TLS {
+		if err := s.certify(dir); err != nil {
+			return nil, err
+		}
+	}
+	s.arguments = append(s.arguments, "posix")
+	if options.Versioning || options.ObjectLock {
+		s.arguments = append(s.arguments, "--versioning-dir", versions)
+	}
+	s.arguments = append(s.arguments, data)
+	return s, nil
+}
+
+func (s *Server) makeBucket(tb testing.TB, options Options) error {
+	tb.Helper()
+	client := s.Client(tb)
+	err := client.MakeBucket(tb.Context(), s.Bucket, minio.MakeBucketOptions{Region: s.Region, ObjectLocking: options.ObjectLock})
+	if err == nil && options.Versioning && !options.ObjectLock {
+		err = client.EnableVersioning(tb.Context(), s.Bucket)
+	}
+	return err
+}
+
+// URL is the server's.
+func (e Endpoint) URL() string {
+	if e.Authority != nil {
+		return "https://" + e.Address
+	}
+	return "http://" + e.Address
+}
+
+// Client is a client whose connections end with the test. It tries again what fails, as minio-go does by default, unless edit sets
+// MaxRetries to 1.
+func (e Endpoint) Client(tb testing.TB, edit ...func(*minio.Options)) *minio.Client {
+	tb.Helper()
+	transport := e.transport()
+	tb.Cleanup(transport.CloseIdleConnections)
+	options := &minio.Options{
+		Creds:        credentials.NewStaticV4(e.AccessKey, e.SecretKey, ""),
+		Secure:       e.Authority != nil,
+		Transport:    transport,
+		Region:       e.Region,
+		BucketLookup: minio.BucketLookupPath,
+	}
+	for _, f := range edit {
+		f(options)
+	}
+	client, err := minio.New(e.Address, options)
+	if err != nil {
+		tb.Fatalf("make a client of %s: %v", e.URL(), err)
+	}
+	return client
+}
+
+func (e Endpoint) transport() *http.Transport {
+	// Not compressed behind the client's back: S3 signs what is asked for, and an object is what was put.
+	t := &http.Transport{DisableCompression: true}
+	if e.Authority != nil {
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(e.Authority)
+		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	return t
+}
+
+// Kill ends the server at once, as kill -9 does, and returns when it is dead. Its address refuses connections until Restart.
+func (s *Server) Kill(tb testing.TB) {
+	tb.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		tb.Fatal("the S3 server is not running")
+	}
+	s.process.kill()
+	s.process = nil
+}
+
+// Restart starts the server with the data and the address that it had, and returns when it answers. One that runs is killed before.
+func (s *Server) Restart(tb testing.TB) {
+	tb.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process != nil {
+		s.process.kill()
+		s.process = nil
+	}
+	environment := []string{"ROOT_ACCESS_KEY=" + s.AccessKey, "ROOT_SECRET_KEY=" + s.SecretKey}
+	p, err := startProcess(s.program, s.arguments, environment, s.log)
+	if err != nil {
+		tb.Fatalf("start an S3 server: %v", err)
+	}
+	s.process = p
+	if err := s.ready(context.Background(), p); err != nil {
+		tb.Fatalf("start an S3 server: %v", err)
+	}
+}
+
+// end kills what runs and prints the log of a test that failed.
+func (s *Server) end(tb testing.TB) {
+	tb.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process != nil {
+		s.process.kill()
+		s.process = nil
+	}
+	if tb.Failed() {
+		tb.Logf("log of the S3 server at %s:\n%s", s.Address, tail(s.log))
+	}
+	if err := s.log.Close(); err != nil {
+		tb.Errorf("close the log: %v", err)
+	}
+}
+
+// find is the path of a peer's program.
+func find(program string) (string, error) {
+	dir := os.Getenv("VARVE_PEERS")
+	if dir == "" {
+		// From this file's own path, so that a test may run in any directory.
+		_, file, _, ok := runtime.Caller(0)
+		if !ok || !filepath.IsAbs(file) {
+			return "", errors.New("find the repository: run the tests without -trimpath, or set VARVE_PEERS")
+		}
+		dir = filepath.Join(filepath.Dir(file), "..", "..", "build", "peers", "bin")
+	}
+	path := filepath.Join(dir, program)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("%w: run `make peers`, or set VARVE_PEERS", err)
+	}
+	return path, nil
+}
