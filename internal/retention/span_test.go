@@ -67,7 +67,8 @@ func TestSpansAreOfTheCalendar(t *testing.T) {
 		// Noon to noon over the change of the clocks is 25 hours, and 24 hours are 24 hours.
 		{"1d", "2026-10-25T12:00:00+01:00", "2026-10-24T12:00:00+02:00", berlin},
 		{"24h", "2026-10-25T12:00:00+01:00", "2026-10-24T13:00:00+02:00", berlin},
-		// The second half past two of that day.
+		// Both half past two of that day.
+		{"1h", "2026-10-25T02:30:00+02:00", "2026-10-25T01:30:00+02:00", berlin},
 		{"1h", "2026-10-25T02:30:00+01:00", "2026-10-25T02:30:00+02:00", berlin},
 	} {
 		span, err := ParseSpan(test.span)
