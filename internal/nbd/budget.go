@@ -1,0 +1,120 @@
+package nbd
+
+import (
+	"context"
+	"sync"
+)
+
+// budget is a number of bytes that may be in use at once. Who waits is served in order. It allocates when a
+// wait is longer than any queue before it, and not again.
+type budget struct {
+	mu          sync.Mutex
+	total, free int64
+	first, last *waiter
+	spare       *waiter
+}
+
+type waiter struct {
+	n     int64
+	ready chan struct{}
+	next  *waiter
+}
+
+func newBudget(n int64) *budget { return &budget{total: n, free: n} }
+
+// acquire takes n bytes, all of them if n is more than there are, and returns how many to release.
+func (b *budget) acquire(ctx context.Context, n int64) (int64, error) {
+	b.mu.Lock()
+	n = min(n, b.total)
+	if b.first == nil && b.free >= n {
+		b.free -= n
+		b.mu.Unlock()
+		return n, nil
+	}
+	w := b.enqueue(n)
+	b.mu.Unlock()
+	select {
+	case <-w.ready:
+		b.mu.Lock()
+		b.recycle(w)
+		b.mu.Unlock()
+		return n, nil
+	case <-ctx.Done():
+		b.leave(w)
+		return 0, context.Cause(ctx)
+	}
+}
+
+// release gives back what acquire returned.
+func (b *budget) release(n int64) {
+	if n == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free += n
+	b.wake()
+}
+
+// wake serves who waits, in order. mu is held, here and below.
+func (b *budget) wake() {
+	for b.first != nil && b.first.n <= b.free {
+		w := b.first
+		b.free -= w.n
+		if b.first = w.next; b.first == nil {
+			b.last = nil
+		}
+		w.ready <- struct{}{}
+	}
+}
+
+func (b *budget) enqueue(n int64) *waiter {
+	w := b.spare
+	if w == nil {
+		w = &waiter{ready: make(chan struct{}, 1)}
+	} else {
+		b.spare = w.next
+	}
+	w.n, w.next = n, nil
+	if b.last == nil {
+		b.first = w
+	} else {
+		b.last.next = w
+	}
+	b.last = w
+	return w
+}
+
+func (b *budget) recycle(w *waiter) {
+	w.next = b.spare
+	b.spare = w
+}
+
+// leave takes w out of the queue, or gives back what it was given in the meantime.
+func (b *budget) leave(w *waiter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-w.ready:
+		b.free += w.n
+	default:
+		b.remove(w)
+	}
+	b.recycle(w)
+	b.wake()
+}
+
+func (b *budget) remove(w *waiter) {
+	var before *waiter
+	for at := b.first; at != w; at = at.next {
+		before = at
+	}
+	if before == nil {
+		b.first = w.next
+	} else {
+		before.next = w.next
+	}
+	if b.last == w {
+		b.last = before
+	}
+}

@@ -1,0 +1,286 @@
+package nbd
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// slotsPerConnection is how many requests may be in flight on a connection.
+	slotsPerConnection = 64
+	maxConnections     = 64
+	// pieceBytes is the most that one request of a longer read or write has, so that one call keeps several connections busy.
+	pieceBytes = 2 << 20
+
+	defaultInFlightBytes    = 64 << 20
+	defaultHandshakeTimeout = 30 * time.Second
+)
+
+// Options are what a client asks for. The zero value is good for plain reading and writing.
+type Options struct {
+	// TLS is needed for a target with TLS, and TLS is used whenever it is given. ServerName defaults to the target's.
+	TLS *tls.Config
+	// Contexts are the exact names of the metadata contexts to negotiate. Info says which the server has.
+	Contexts []string
+	// Connections is how many are wanted, 1 if 0, at most 64. More than one is used if the server announces FlagCanMultiConn.
+	Connections int
+	// MaxInFlightBytes bounds the payload of requests under way on all connections; 64 MiB if 0.
+	MaxInFlightBytes int64
+	// HandshakeTimeout bounds Dial, List and Inspect beside their context; 30 s if 0.
+	HandshakeTimeout time.Duration
+	// Dial makes a connection where the target's address is not the way to do it.
+	Dial func(ctx context.Context) (net.Conn, error)
+
+	// most is the best framing to ask for; tests take away from it.
+	most *headers
+}
+
+// Client is one export of a server.
+type Client struct {
+	info     Info
+	conns    []*clientConn
+	contexts []string
+	budget   *budget
+	slots    []*slot
+	free     chan *slot
+	calls    chan *call
+	next     atomic.Uint32
+
+	// dead is closed by the first failure, after cause was set.
+	dead    chan struct{}
+	failing sync.Once
+	cause   error
+	running sync.WaitGroup
+	// disconnect is held for good by who disconnects.
+	disconnect sync.Mutex
+	closing    atomic.Bool
+}
+
+// Dial opens an export. Errors are those of the network and of TLS, *OptionError (ErrUnknownExport, ErrTLS) and ErrProtocol.
+func Dial(ctx context.Context, t Target, o Options) (*Client, error) {
+	if o.Connections < 0 || o.Connections > maxConnections || o.MaxInFlightBytes < 0 {
+		return nil, fmt.Errorf("nbd: %d connections with %d bytes in flight", o.Connections, o.MaxInFlightBytes)
+	}
+	o.Contexts = slices.Compact(slices.Sorted(slices.Values(o.Contexts)))
+	c, err := dial(ctx, t, o)
+	if err != nil {
+		return nil, fmt.Errorf("open NBD export %q: %w", t.Export, err)
+	}
+	return c, nil
+}
+
+func dial(ctx context.Context, t Target, o Options) (*Client, error) {
+	first, info, err := open(ctx, t, o)
+	if err != nil {
+		return nil, err
+	}
+	hands := []*clientHandshake{first}
+	want := max(o.Connections, 1)
+	if !info.Flags.Has(FlagCanMultiConn) {
+		want = 1
+	}
+	for len(hands) < want && err == nil {
+		var h *clientHandshake
+		if h, err = another(ctx, t, o, first, info); err == nil {
+			hands = append(hands, h)
+		}
+	}
+	if err != nil {
+		for _, h := range hands {
+			err = errors.Join(err, h.nc.Close())
+		}
+		return nil, err
+	}
+	return newClient(hands, info, o), nil
+}
+
+// another opens one more connection, which must be to the same export.
+func another(ctx context.Context, t Target, o Options, first *clientHandshake, info Info) (*clientHandshake, error) {
+	h, i, err := open(ctx, t, o)
+	if err != nil {
+		return nil, err
+	}
+	if i.Bytes != info.Bytes || i.Flags != info.Flags || h.headers != first.headers || !slices.Equal(i.Contexts, info.Contexts) {
+		return nil, errors.Join(violation("the export is another one on another connection"), h.nc.Close())
+	}
+	return h, nil
+}
+
+// open makes one connection and takes it to the transmission phase.
+func open(ctx context.Context, t Target, o Options) (*clientHandshake, Info, error) {
+	var info Info
+	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
+		most := extendedHeaders
+		if o.most != nil {
+			most = *o.most
+		}
+		if err := h.frame(most); err != nil {
+			return err
+		}
+		if err := h.contexts(t.Export, o.Contexts); err != nil {
+			return err
+		}
+		var err error
+		info, err = h.enter(t.Export)
+		return err
+	})
+	if err != nil {
+		return nil, info, err
+	}
+	for _, name := range o.Contexts {
+		if _, ok := h.ids[name]; ok {
+			info.Contexts = append(info.Contexts, name)
+		}
+	}
+	return h, info, nil
+}
+
+// negotiate connects, starts TLS if it is asked for, and does the rest of the handshake within the time that there is for it.
+func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandshake) error) (*clientHandshake, error) {
+	if t.TLS && o.TLS == nil {
+		return nil, fmt.Errorf("%w: the target demands it and there is no TLS configuration", ErrTLS)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.HandshakeTimeout, defaultHandshakeTimeout))
+	defer cancel()
+	connect := o.Dial
+	if connect == nil {
+		connect = t.dial
+	}
+	nc, err := connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(longAgo) })
+	h := &clientHandshake{wire: newWire(nc)}
+	err = h.greet()
+	if err == nil && o.TLS != nil {
+		err = h.secure(ctx, tlsConfig(o.TLS, t.ServerName))
+	}
+	if err == nil {
+		err = rest(h)
+	}
+	if !stop() {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		return nil, errors.Join(err, h.nc.Close())
+	}
+	return h, nil
+}
+
+// tlsConfig names the server where the caller did not.
+func tlsConfig(config *tls.Config, serverName string) *tls.Config {
+	config = config.Clone()
+	config.ServerName = cmp.Or(config.ServerName, serverName)
+	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+	return config
+}
+
+func newClient(hands []*clientHandshake, info Info, o Options) *Client {
+	n := len(hands) * slotsPerConnection
+	c := &Client{
+		info: info, contexts: info.Contexts, dead: make(chan struct{}),
+		budget: newBudget(cmp.Or(o.MaxInFlightBytes, defaultInFlightBytes)),
+		free:   make(chan *slot, n), calls: make(chan *call, n),
+	}
+	for i := range n {
+		s := &slot{handle: uint64(i)}
+		c.slots = append(c.slots, s)
+		c.free <- s
+	}
+	for _, h := range hands {
+		k := newClientConn(c, h)
+		c.conns = append(c.conns, k)
+		c.running.Go(k.run)
+	}
+	return c
+}
+
+// Info is what the server says of the export.
+func (c *Client) Info() Info {
+	i := c.info
+	i.Contexts = slices.Clone(i.Contexts)
+	return i
+}
+
+// Connections is how many the client has.
+func (c *Client) Connections() int { return len(c.conns) }
+
+// Err is why the client is dead, nil while it lives.
+func (c *Client) Err() error {
+	select {
+	case <-c.dead:
+		return c.cause
+	default:
+		return nil
+	}
+}
+
+// fail ends the client with its first cause.
+func (c *Client) fail(cause error) {
+	c.failing.Do(func() {
+		c.cause = cause
+		close(c.dead)
+		for _, k := range c.conns {
+			if k.nc.SetDeadline(longAgo) != nil {
+				k.nc.Close() //nolint:errcheck // it has ended already
+			}
+		}
+	})
+}
+
+// Close ends the connections at once. What is in flight fails with ErrClosed. It returns nil, and can be called again.
+func (c *Client) Close() error {
+	c.fail(ErrClosed)
+	c.running.Wait()
+	return nil
+}
+
+// Disconnect waits for what is in flight, says goodbye on each connection and closes the client. Calls that begin after it fail with
+// ErrClosed. Its error says that the end was not in order: the context's, or why the client died.
+func (c *Client) Disconnect(ctx context.Context) error {
+	c.closing.Store(true)
+	err := c.goodbye(ctx)
+	return errors.Join(err, c.Close())
+}
+
+func (c *Client) goodbye(ctx context.Context) error {
+	c.disconnect.Lock()
+	defer c.disconnect.Unlock()
+	for range c.slots { // Who has every slot is alone.
+		select {
+		case <-c.free:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-c.dead:
+			return c.failure()
+		}
+	}
+	for _, k := range c.conns {
+		k.queue <- nil
+	}
+	for _, k := range c.conns {
+		select {
+		case <-k.ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return c.failure()
+}
+
+// failure is why the client died, unless that is what was wanted.
+func (c *Client) failure() error {
+	if err := c.Err(); !errors.Is(err, ErrClosed) {
+		return err
+	}
+	return nil
+}

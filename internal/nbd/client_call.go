@@ -1,0 +1,225 @@
+package nbd
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// call is one call of the user, which has one request or several. It ends when all have.
+type call struct {
+	left atomic.Int32
+	done chan struct{}
+	mu   sync.Mutex
+	err  error
+}
+
+// add counts one more request.
+func (a *call) add() { a.left.Add(1) }
+
+// finish ends one request; the first error stays.
+func (a *call) finish(err error) {
+	if err != nil {
+		a.mu.Lock()
+		if a.err == nil {
+			a.err = err
+		}
+		a.mu.Unlock()
+	}
+	if a.left.Add(-1) == 0 {
+		a.done <- struct{}{}
+	}
+}
+
+// slotState is how far a request is.
+type slotState uint8
+
+const (
+	slotFree    slotState = iota
+	slotQueued            // waits for its connection's writer
+	slotWriting           // the writer sends it
+	slotSent              // the server has it
+)
+
+// slot is the place of one request in flight. There is a fixed number of them, so that a request allocates nothing. It goes back when the
+// server has answered, even if the caller has given up before: the handle is in use until then.
+//
+// mu guards the fields up to the reader's, which belong to the reader of conn while the state is slotSent.
+type slot struct {
+	mu    sync.Mutex
+	state slotState
+	conn  *clientConn
+	// handle has the slot's number in the low 16 bits; the rest changes with each use.
+	handle uint64
+	// call is nil when the caller has given up.
+	call *call
+	req  request
+	// data is what is read into or written. It belongs to the caller and is touched only with call set.
+	data   []byte
+	status *statusReply
+	cost   int64
+	// busy: the reader is in the middle of writing data. abandoned: the caller waits for the end of that, or of the writer's work.
+	busy, abandoned bool
+	// early: the reply came before the request was written to its end; failed is what it said.
+	early  bool
+	failed error
+
+	// The reader's.
+	covered coverage
+	refusal *Error
+}
+
+const slotMask = 1<<16 - 1
+
+// begin takes a call from the spare ones. The caller's own hold is counted.
+func (c *Client) begin() *call {
+	var a *call
+	select {
+	case a = <-c.calls:
+	default:
+		a = &call{done: make(chan struct{}, 1)}
+	}
+	a.err = nil
+	a.left.Store(1)
+	return a
+}
+
+// await ends the caller's hold and waits for the requests of a. If ctx ends before, the requests are abandoned. After
+// await nobody touches the caller's memory.
+func (c *Client) await(ctx context.Context, a *call) error {
+	a.finish(nil)
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		c.abandon(a, context.Cause(ctx))
+	}
+	err := a.err
+	select {
+	case c.calls <- a:
+	default:
+	}
+	return err
+}
+
+// abandonGrace is how long the rest of a write's payload may take to be sent. Then there is nothing left but to end the connection.
+const abandonGrace = 250 * time.Millisecond
+
+// abandon takes the memory of a's caller away from every request of a.
+func (c *Client) abandon(a *call, cause error) {
+	for _, s := range c.slots {
+		s.abandon(a, cause)
+	}
+	grace := time.NewTimer(abandonGrace)
+	defer grace.Stop()
+	select {
+	case <-a.done:
+	case <-grace.C:
+		c.fail(cause)
+		<-a.done
+	}
+}
+
+// abandon detaches the slot from a. Where its data is in use at this moment, that is cut short, and who uses it ends the request.
+func (s *slot) abandon(a *call, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.call != a {
+		return
+	}
+	switch {
+	case s.busy:
+		s.abandoned, s.failed = true, cause
+		s.conn.nc.SetReadDeadline(longAgo) //nolint:errcheck // then the read ends with the connection
+	case s.state == slotWriting && s.req.cmd == cmdWrite:
+		s.abandoned, s.failed = true, cause
+	default:
+		s.detach(cause)
+	}
+}
+
+// detach ends the request for its caller. mu is held.
+func (s *slot) detach(cause error) {
+	a := s.call
+	s.call, s.data, s.status, s.busy, s.abandoned = nil, nil, nil, false, false
+	a.finish(cause)
+}
+
+// submit sends one request of a. A write's data stays the caller's, as a read's does, until a has ended.
+func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, status *statusReply) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	cost, err := c.budget.acquire(ctx, int64(len(data)))
+	if err != nil {
+		return err
+	}
+	var s *slot
+	select {
+	case s = <-c.free:
+	case <-c.dead:
+		err = c.cause
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		c.budget.release(cost)
+		return err
+	}
+	a.add()
+	k := c.conns[int(c.next.Add(1))%len(c.conns)]
+	s.mu.Lock()
+	s.handle += slotMask + 1
+	r.handle = s.handle
+	s.state, s.conn, s.call, s.req, s.data, s.status, s.cost = slotQueued, k, a, r, data, status, cost
+	s.early, s.failed, s.refusal = false, nil, nil
+	s.covered.reset()
+	s.mu.Unlock()
+	k.queue <- s // It has room for every slot there is.
+	if c.Err() != nil {
+		<-k.ended
+		c.bury(s, k, r.handle) // It may have come too late for the connection's own funeral.
+	}
+	return nil
+}
+
+// complete ends the request with the server's answer, or the connection's end, and frees the slot.
+func (c *Client) complete(s *slot, err error) {
+	s.mu.Lock()
+	if s.state == slotWriting {
+		s.early, s.failed = true, err
+		s.mu.Unlock()
+		return
+	}
+	c.finish(s, err)
+}
+
+// finish is complete with mu held; it gives mu back.
+func (c *Client) finish(s *slot, err error) {
+	a, cost := s.call, s.cost
+	s.state, s.call, s.data, s.status, s.busy, s.abandoned = slotFree, nil, nil, nil, false, false
+	s.mu.Unlock()
+	c.budget.release(cost)
+	c.free <- s
+	if a != nil {
+		a.finish(err)
+	}
+}
+
+// bury ends the request if it still is the one with this handle. The client is dead, and k's reader and writer have ended.
+func (c *Client) bury(s *slot, k *clientConn, handle uint64) {
+	s.mu.Lock()
+	if s.conn != k || s.handle != handle || s.state == slotFree {
+		s.mu.Unlock()
+		return
+	}
+	c.finish(s, c.cause)
+}
+
+// refuse makes an error of what is wrong with a call.
+func refuse(cmd command, e extent.Extent, errno syscall.Errno, message string) error {
+	return &Error{Op: cmd.String(), Extent: e, Errno: errno, Message: message, Offset: -1}
+}

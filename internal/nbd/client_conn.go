@@ -1,0 +1,251 @@
+package nbd
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+// writeBufferBytes batches the headers of requests that wait together.
+const writeBufferBytes = 16 << 10
+
+// scratchBytes is for what nobody waits for any more, and for payloads that are decoded.
+const scratchBytes = 32 << 10
+
+// clientConn is one connection. Its reader and its writer are a goroutine each; run is a third, which waits for both.
+type clientConn struct {
+	c       *Client
+	nc      net.Conn
+	br      *bufio.Reader
+	bw      *bufio.Writer
+	headers headers
+	// index is the place in Client.contexts, by the connection's own IDs.
+	index   map[uint32]int
+	queue   chan *slot
+	scratch []byte
+	// leaving: NBD_CMD_DISC is on its way, so that the end of the connection is no failure.
+	leaving atomic.Bool
+	ended   chan struct{}
+}
+
+func newClientConn(c *Client, h *clientHandshake) *clientConn {
+	k := &clientConn{
+		c: c, nc: h.nc, br: h.br, bw: bufio.NewWriterSize(h.nc, writeBufferBytes), headers: h.headers,
+		index: make(map[uint32]int, len(c.contexts)),
+		// One more than slots, for the goodbye.
+		queue: make(chan *slot, cap(c.free)+1), scratch: make([]byte, scratchBytes), ended: make(chan struct{}),
+	}
+	for i, name := range c.contexts {
+		k.index[h.ids[name]] = i
+	}
+	return k
+}
+
+// run carries the connection to its end, and buries what was in flight on it.
+func (k *clientConn) run() {
+	defer close(k.ended)
+	reading := make(chan error, 1)
+	writing := make(chan error, 1)
+	stop := make(chan struct{})
+	go func() { reading <- k.readAll() }()
+	go func() { writing <- k.writeAll(stop) }()
+	// A failure of the writer fails the client, whose death ends the reader too.
+	err := <-reading
+	close(stop)
+	if err != nil {
+		k.c.fail(fmt.Errorf("NBD connection: %w", err))
+	}
+	if err := <-writing; err != nil {
+		k.c.fail(fmt.Errorf("NBD connection: %w", err))
+	}
+	if err := k.close(); err != nil && k.c.Err() == nil {
+		k.c.fail(fmt.Errorf("close NBD connection: %w", err))
+	}
+	k.funeral()
+}
+
+// funeral ends what is in flight on a connection that has ended.
+func (k *clientConn) funeral() {
+	if k.c.Err() == nil {
+		return // It ended after a goodbye: nothing is.
+	}
+	for _, s := range k.c.slots {
+		s.mu.Lock()
+		handle := s.handle
+		s.mu.Unlock()
+		k.c.bury(s, k, handle)
+	}
+}
+
+// close ends the TLS session in order only if the connection ended so: a peer that reads nothing would delay it.
+func (k *clientConn) close() error {
+	if secure, ok := k.nc.(*tls.Conn); ok && k.c.Err() != nil {
+		return secure.NetConn().Close()
+	}
+	err := k.nc.Close()
+	if k.leaving.Load() {
+		return nil // The server was faster.
+	}
+	return err
+}
+
+// writeAll sends what is queued until the reader has ended.
+func (k *clientConn) writeAll(stop <-chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-k.c.dead:
+			return nil
+		case s := <-k.queue:
+			if err := k.writeOne(s); err != nil {
+				err = fmt.Errorf("write: %w", err)
+				k.c.fail(fmt.Errorf("NBD connection: %w", err))
+				return err
+			}
+		}
+	}
+}
+
+// writeOne sends one request; nil is the goodbye. The buffer is flushed when nothing else waits.
+func (k *clientConn) writeOne(s *slot) error {
+	if s == nil {
+		k.leaving.Store(true)
+		if _, err := k.bw.Write(request{cmd: cmdDisc}.append(k.bw.AvailableBuffer(), k.headers)); err != nil {
+			return err
+		}
+		return k.bw.Flush()
+	}
+	s.mu.Lock()
+	if s.call == nil { // Given up before it was sent: the server never hears of it.
+		k.c.finish(s, nil)
+		return k.flushIfIdle()
+	}
+	s.state = slotWriting
+	req, data := s.req, s.data
+	if req.cmd != cmdWrite {
+		data = nil
+	}
+	s.mu.Unlock()
+	if err := k.write(req, data); err != nil {
+		s.mu.Lock()
+		s.state = slotSent
+		s.mu.Unlock()
+		return err
+	}
+	s.mu.Lock()
+	s.state = slotSent
+	if s.early {
+		k.c.finish(s, s.failed)
+		return k.flushIfIdle()
+	}
+	if s.abandoned {
+		s.detach(s.failed)
+	}
+	s.mu.Unlock()
+	return k.flushIfIdle()
+}
+
+func (k *clientConn) write(req request, data []byte) error {
+	if k.bw.Available() < extendedRequestBytes {
+		if err := k.bw.Flush(); err != nil {
+			return err
+		}
+	}
+	if _, err := k.bw.Write(req.append(k.bw.AvailableBuffer(), k.headers)); err != nil {
+		return err
+	}
+	_, err := k.bw.Write(data)
+	return err
+}
+
+func (k *clientConn) flushIfIdle() error {
+	if len(k.queue) > 0 {
+		return nil
+	}
+	return k.bw.Flush()
+}
+
+// readAll handles replies until the connection ends. An end after the goodbye is no error.
+func (k *clientConn) readAll() error {
+	for {
+		err := k.readReply()
+		switch {
+		case err == nil:
+			continue
+		case k.leaving.Load() && !errors.Is(err, ErrProtocol):
+			return nil
+		case errors.Is(err, io.EOF):
+			return fmt.Errorf("the server closed it: %w", io.ErrUnexpectedEOF)
+		}
+		return err
+	}
+}
+
+// full reads b to its end.
+func (k *clientConn) full(b []byte) error {
+	_, err := io.ReadFull(k.br, b)
+	return err
+}
+
+// discard reads n bytes that nobody needs.
+func (k *clientConn) discard(n uint64) error {
+	for n > 0 {
+		part := k.scratch[:min(n, scratchBytes)]
+		if err := k.full(part); err != nil {
+			return err
+		}
+		n -= uint64(len(part))
+	}
+	return nil
+}
+
+// fill reads n bytes into the slot's data from at on. If the caller gives up meanwhile, what is left is read and dropped.
+func (k *clientConn) fill(s *slot, at, n uint64) error {
+	for n > 0 {
+		dst := k.lend(s, at, n)
+		if dst == nil {
+			return k.discard(n)
+		}
+		m, err := k.br.Read(dst)
+		at, n = at+uint64(m), n-uint64(m)
+		if gone := k.giveBack(s); gone && errors.Is(err, os.ErrDeadlineExceeded) {
+			err = k.c.Err() // The deadline was for this read only, unless the client died.
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lend is the part of the caller's memory to read into, nil if the caller has given up.
+func (k *clientConn) lend(s *slot, at, n uint64) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.call == nil {
+		return nil
+	}
+	s.busy = true
+	return s.data[at : at+n]
+}
+
+// giveBack ends what lend began. It says that the caller gave up in the meantime: the deadline with which it cut the
+// read short is taken back here, under the same lock, so that none is lost and none stays.
+func (k *clientConn) giveBack(s *slot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy = false
+	if !s.abandoned {
+		return false
+	}
+	k.nc.SetReadDeadline(time.Time{}) //nolint:errcheck // then the next read says what is wrong
+	s.detach(s.failed)
+	return true
+}

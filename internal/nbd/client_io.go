@@ -1,0 +1,170 @@
+package nbd
+
+import (
+	"context"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// ReadAt fills p from offset on. It reads all of p or returns an error, and then p has anything. A range that is not aligned to the export's
+// minimum block is read with what is around it. Errors: *Error, the context's cause, or why the client is dead.
+func (c *Client) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	e := extent.Extent{Offset: offset, Length: int64(len(p))}
+	if err := c.check(cmdRead, e, 0); err != nil || e.Empty() {
+		return err
+	}
+	if !c.aligned(e) {
+		return c.readAround(ctx, p, e)
+	}
+	return c.transfer(ctx, cmdRead, 0, e, p)
+}
+
+// readAround reads the blocks at the ends of e, which are not e's alone, beside p.
+func (c *Client) readAround(ctx context.Context, p []byte, e extent.Extent) error {
+	wide := e.Widen(int64(c.info.Block.Minimum), c.info.Bytes)
+	all := make([]byte, wide.Length)
+	if err := c.transfer(ctx, cmdRead, 0, wide, all); err != nil {
+		return err
+	}
+	copy(p, all[e.Offset-wide.Offset:])
+	return nil
+}
+
+// WriteAt writes p at offset. The only flag is CmdFlagFUA. A range that is not aligned to the export's minimum block is refused with
+// EINVAL. After an error, the range has anything; after the context's, the server may still write what it has got already.
+// A context that ends in the middle of sending p ends the client if the server does not take the rest at once.
+func (c *Client) WriteAt(ctx context.Context, p []byte, offset int64, flags CommandFlags) error {
+	return c.change(ctx, cmdWrite, flags, extent.Extent{Offset: offset, Length: int64(len(p))}, p)
+}
+
+// WriteZeroes makes e read as zeroes. Flags: CmdFlagFUA, CmdFlagNoHole, and CmdFlagFastZero, which fails with ENOTSUP where zeroing is slow.
+// The rest is as in WriteAt.
+func (c *Client) WriteZeroes(ctx context.Context, e extent.Extent, flags CommandFlags) error {
+	return c.change(ctx, cmdWriteZeroes, flags, e, nil)
+}
+
+// Trim says that e is not needed any more; afterwards it has anything. The only flag is CmdFlagFUA.
+func (c *Client) Trim(ctx context.Context, e extent.Extent, flags CommandFlags) error {
+	return c.change(ctx, cmdTrim, flags, e, nil)
+}
+
+// Cache advises the server to have e at hand soon.
+func (c *Client) Cache(ctx context.Context, e extent.Extent) error {
+	return c.change(ctx, cmdCache, 0, e, nil)
+}
+
+// Flush returns when every write that has returned before is on stable storage. Without FlagSendFlush it is refused with ENOTSUP.
+func (c *Client) Flush(ctx context.Context) error {
+	if err := c.check(cmdFlush, extent.Extent{}, 0); err != nil {
+		return err
+	}
+	a := c.begin()
+	if err := c.submit(ctx, a, request{cmd: cmdFlush}, nil, nil); err != nil {
+		a.fail(err)
+	}
+	return c.await(ctx, a)
+}
+
+// change is a request about e that must be aligned.
+func (c *Client) change(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, p []byte) error {
+	if err := c.check(cmd, e, flags); err != nil || e.Empty() {
+		return err
+	}
+	if !c.aligned(e) {
+		return refuse(cmd, e, unix.EINVAL, "not aligned to the export's minimum block size")
+	}
+	return c.transfer(ctx, cmd, flags, e, p)
+}
+
+// aligned says that e begins and ends at minimum blocks, or at the export's end.
+func (c *Client) aligned(e extent.Extent) bool {
+	mask := int64(c.info.Block.Minimum) - 1
+	return e.Offset&mask == 0 && (e.End()&mask == 0 || e.End() == c.info.Bytes)
+}
+
+// transfer splits e into requests and waits for all of them. data is e's, or nil.
+func (c *Client) transfer(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, data []byte) error {
+	piece := c.piece(data != nil || cmd == cmdCache)
+	if cmd == cmdWrite && c.conns[0].headers == extendedHeaders {
+		flags |= cmdFlagPayloadLen
+	}
+	a := c.begin()
+	for at := int64(0); at < e.Length; at += piece {
+		n := min(piece, e.Length-at)
+		var part []byte
+		if data != nil {
+			part = data[at : at+n]
+		}
+		if err := c.submit(ctx, a, request{cmd: cmd, flags: flags, offset: uint64(e.Offset + at), length: uint64(n)}, part, nil); err != nil {
+			a.fail(err)
+			break
+		}
+	}
+	return c.await(ctx, a)
+}
+
+// fail notes an error that is not of one of the call's requests.
+func (a *call) fail(err error) {
+	a.add()
+	a.finish(err)
+}
+
+// piece is the most that one request may be about. Trims and zeroes are bounded by the width of the length alone. QEMU's server
+// bounds cache requests as if they had a payload.
+func (c *Client) piece(payload bool) int64 {
+	block := int64(c.info.Block.Minimum)
+	most := int64(c.conns[0].headers.mostEffect())
+	if payload {
+		most = min(int64(c.info.Block.Maximum), max(pieceBytes, block))
+	}
+	return max(most&^(block-1), block)
+}
+
+// needs is the transmission flag without which a command may not be sent.
+func needs(cmd command) TransmissionFlags {
+	switch cmd {
+	case cmdFlush:
+		return FlagSendFlush
+	case cmdTrim:
+		return FlagSendTrim
+	case cmdCache:
+		return FlagSendCache
+	case cmdWriteZeroes:
+		return FlagSendWriteZeroes
+	default:
+		return 0
+	}
+}
+
+// check refuses what the server would, or must not be asked.
+func (c *Client) check(cmd command, e extent.Extent, flags CommandFlags) error {
+	can := c.info.Flags
+	var allowed CommandFlags
+	if can.Has(FlagSendFUA) {
+		allowed |= CmdFlagFUA
+	}
+	if cmd == cmdWriteZeroes {
+		allowed |= CmdFlagNoHole
+		if can.Has(FlagSendFastZero) {
+			allowed |= CmdFlagFastZero
+		}
+	}
+	writes := cmd == cmdWrite || cmd == cmdTrim || cmd == cmdWriteZeroes
+	switch {
+	case c.closing.Load():
+		return ErrClosed
+	case c.Err() != nil:
+		return c.cause
+	case !e.Valid() || e.End() > c.info.Bytes:
+		return refuse(cmd, e, unix.EINVAL, "beyond the export's end")
+	case writes && can.Has(FlagReadOnly):
+		return refuse(cmd, e, unix.EPERM, "the export is read-only")
+	case !can.Has(needs(cmd)):
+		return refuse(cmd, e, unix.ENOTSUP, "the export does not do this")
+	case flags&^allowed != 0:
+		return refuse(cmd, e, unix.ENOTSUP, "the export does not do this with these flags")
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package nbd
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// readReply handles one simple reply or one chunk. An error ends the connection.
+func (k *clientConn) readReply() error {
+	magic, err := k.br.Peek(4)
+	if err != nil {
+		return err
+	}
+	size, err := k.headers.replySize(binary.BigEndian.Uint32(magic))
+	if err != nil {
+		return err
+	}
+	head := k.scratch[:size]
+	if err := k.full(head); err != nil {
+		return err
+	}
+	r := parseReply(head)
+	s, req, err := k.find(r)
+	if err != nil {
+		return err
+	}
+	if r.simple {
+		return k.simple(s, req, r)
+	}
+	if err := k.chunk(s, req, r); err != nil || !r.done() {
+		return err
+	}
+	return k.conclude(s, req)
+}
+
+// find is the request that r is about.
+func (k *clientConn) find(r reply) (*slot, request, error) {
+	if n := r.handle & slotMask; n < uint64(len(k.c.slots)) {
+		s := k.c.slots[n]
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answered := s.state == slotWriting && s.early
+		if s.handle == r.handle && s.conn == k && (s.state == slotSent || s.state == slotWriting) && !answered {
+			return s, s.req, nil
+		}
+	}
+	return nil, request{}, violation("reply to no request: handle %#x", r.handle)
+}
+
+// simple is the whole answer to a request.
+func (k *clientConn) simple(s *slot, req request, r reply) error {
+	switch {
+	case r.errno != 0:
+		k.c.complete(s, failed(req, r.errno))
+		return nil
+	case req.cmd == cmdBlockStatus, req.cmd == cmdRead && k.headers != simpleHeaders:
+		return violation("simple reply to %v", req.cmd)
+	case req.cmd == cmdRead:
+		if err := k.fill(s, 0, req.length); err != nil {
+			return err
+		}
+	}
+	k.c.complete(s, nil)
+	return nil
+}
+
+func failed(req request, errno uint32) *Error {
+	return &Error{Op: req.cmd.String(), Extent: req.extent(), Errno: errnoFromWire(errno), Offset: -1}
+}
+
+// extent is what the request is about; the client made it valid.
+func (r request) extent() extent.Extent {
+	return extent.Extent{Offset: int64(r.offset), Length: int64(r.length)}
+}
+
+// within says whether length bytes at offset are part of the request.
+func (r request) within(offset, length uint64) bool {
+	return offset >= r.offset && length <= r.length && offset-r.offset <= r.length-length
+}
+
+// chunk handles one chunk of a structured reply: section "Structured reply types".
+func (k *clientConn) chunk(s *slot, req request, r reply) error {
+	if k.headers == extendedHeaders && r.offset != req.offset {
+		return violation("reply for offset %d to a request at %d", r.offset, req.offset)
+	}
+	switch {
+	case r.kind&replyErr != 0:
+		return k.errorChunk(s, req, r)
+	case r.kind == replyNone:
+		if r.length != 0 || !r.done() {
+			return violation("NBD_REPLY_TYPE_NONE with %d bytes, or not the last chunk", r.length)
+		}
+		return nil
+	case r.kind == replyOffsetData && req.cmd == cmdRead:
+		return k.dataChunk(s, req, r)
+	case r.kind == replyOffsetHole && req.cmd == cmdRead:
+		return k.holeChunk(s, req, r)
+	case r.kind == k.headers.statusKind() && req.cmd == cmdBlockStatus:
+		return k.statusChunk(s, r)
+	}
+	return violation("chunk of type %d in the reply to %v", r.kind, req.cmd)
+}
+
+// statusKind is the type of a block status chunk.
+func (h headers) statusKind() uint16 {
+	if h == extendedHeaders {
+		return replyBlockStatusExt
+	}
+	return replyBlockStatus
+}
+
+func (k *clientConn) dataChunk(s *slot, req request, r reply) error {
+	if r.length <= offsetBytes {
+		return violation("data chunk of %d bytes", r.length)
+	}
+	b := k.scratch[:offsetBytes]
+	if err := k.full(b); err != nil {
+		return err
+	}
+	offset := binary.BigEndian.Uint64(b)
+	n := r.length - offsetBytes
+	if err := s.cover(req, offset, n); err != nil {
+		return err
+	}
+	return k.fill(s, offset-req.offset, n)
+}
+
+func (k *clientConn) holeChunk(s *slot, req request, r reply) error {
+	if r.length != holeBytes {
+		return violation("hole chunk of %d bytes", r.length)
+	}
+	b := k.scratch[:holeBytes]
+	if err := k.full(b); err != nil {
+		return err
+	}
+	offset, length := parseHole(b)
+	if err := s.cover(req, offset, uint64(length)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.call != nil {
+		clear(s.data[offset-req.offset:][:length])
+	}
+	return nil
+}
+
+// cover notes that the reply has these bytes.
+func (s *slot) cover(req request, offset, length uint64) error {
+	if length == 0 || !req.within(offset, length) {
+		return violation("%d bytes at %d in the reply to a read of %v", length, offset, req.extent())
+	}
+	return s.covered.add(extent.Extent{Offset: int64(offset), Length: int64(length)})
+}
+
+func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
+	if r.length > maxErrorBytes {
+		return violation("error chunk of %d bytes", r.length)
+	}
+	b := make([]byte, r.length)
+	if err := k.full(b); err != nil {
+		return err
+	}
+	e, err := parseErrorChunk(r.kind, b)
+	if err != nil {
+		return err
+	}
+	if e.located && !req.within(e.offset, 0) {
+		return violation("error at %d in the reply to %v of %v", e.offset, req.cmd, req.extent())
+	}
+	if s.refusal == nil { // The first is the one that counts.
+		s.refusal = failed(req, e.errno)
+		s.refusal.Message = printable(e.message)
+		if e.located {
+			s.refusal.Offset = int64(e.offset)
+		}
+	}
+	return nil
+}
+
+// conclude ends a request whose last chunk is there.
+func (k *clientConn) conclude(s *slot, req request) error {
+	var result error
+	switch have := s.covered.bytes; {
+	case s.refusal != nil:
+		result = s.refusal
+	case req.cmd == cmdRead && have != int64(req.length):
+		return violation("%d bytes in the reply to a read of %v", have, req.extent())
+	case req.cmd == cmdBlockStatus:
+		if err := s.statusComplete(); err != nil {
+			return err
+		}
+	}
+	k.c.complete(s, result)
+	return nil
+}
+
+// mostEffect is the most that a request without payload can be about.
+func (h headers) mostEffect() uint64 {
+	if h == extendedHeaders {
+		return math.MaxInt64
+	}
+	return math.MaxUint32
+}

@@ -1,0 +1,270 @@
+package nbd
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// readBufferBytes is small: headers are batched in it, payloads go past it.
+const readBufferBytes = 16 << 10
+
+// longAgo as a deadline ends what is under way.
+var longAgo = time.Unix(1, 0)
+
+// wire is a connection in the handshake, of either side.
+type wire struct {
+	nc  net.Conn
+	br  *bufio.Reader
+	out []byte
+}
+
+func newWire(nc net.Conn) *wire { return &wire{nc: nc, br: bufio.NewReaderSize(nc, readBufferBytes)} }
+
+// read returns n bytes, for the caller to keep.
+func (w *wire) read(n int) ([]byte, error) {
+	b := make([]byte, n)
+	if _, err := io.ReadFull(w.br, b); err != nil {
+		return nil, fmt.Errorf("read: %w", err)
+	}
+	return b, nil
+}
+
+func (w *wire) write(b []byte) error {
+	if _, err := w.nc.Write(b); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// startTLS replaces the connection by upgrade(it). Bytes that the peer sent before it could know that TLS begins were put there by
+// somebody else: section "Protocol downgrade attacks".
+func (w *wire) startTLS(ctx context.Context, upgrade func(net.Conn) *tls.Conn) error {
+	if w.br.Buffered() > 0 {
+		return violation("%d bytes of plaintext after STARTTLS", w.br.Buffered())
+	}
+	secure := upgrade(w.nc)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("TLS: %w", err)
+	}
+	w.nc = secure
+	w.br.Reset(secure)
+	return nil
+}
+
+// clientHandshake is the state of one connection of the client until the transmission phase.
+type clientHandshake struct {
+	*wire
+	noZeroes bool
+	headers  headers
+	// ids are the metadata contexts that the server accepted, by name.
+	ids map[string]uint32
+}
+
+// greet reads the server's greeting and answers it: section "Newstyle negotiation".
+func (h *clientHandshake) greet() error {
+	b, err := h.read(16)
+	if err != nil {
+		return err
+	}
+	if magic := binary.BigEndian.Uint64(b); magic != initPasswd {
+		return violation("the server's greeting begins with %#x: it does not speak NBD", magic)
+	}
+	switch magic := binary.BigEndian.Uint64(b[8:]); magic {
+	case haveOptMagic:
+	case oldstyleMagic:
+		return violation("the server speaks the oldstyle protocol, which is not supported")
+	default:
+		return violation("unknown negotiation %#x", magic)
+	}
+	if b, err = h.read(2); err != nil {
+		return err
+	}
+	server := binary.BigEndian.Uint16(b)
+	if server&flagFixedNewstyle == 0 {
+		return violation("the server does not speak fixed newstyle")
+	}
+	client := uint32(flagCFixedNewstyle)
+	if server&flagNoZeroes != 0 {
+		client |= flagCNoZeroes
+		h.noZeroes = true
+	}
+	return h.write(binary.BigEndian.AppendUint32(nil, client))
+}
+
+// send sends an option.
+func (h *clientHandshake) send(option uint32, data []byte) error {
+	h.out = optionHeader{option: option, length: uint32(len(data))}.append(h.out[:0])
+	return h.write(append(h.out, data...))
+}
+
+// option sends an option and gives its replies to each until the final one, which is NBD_REP_ACK or an error: *OptionError.
+func (h *clientHandshake) option(option uint32, data []byte, each func(kind uint32, data []byte) error) error {
+	if err := h.send(option, data); err != nil {
+		return err
+	}
+	for range maxOptionReplies {
+		b, err := h.read(optionReplyBytes)
+		if err != nil {
+			return fmt.Errorf("reply to option %s: %w", optionName(option), err)
+		}
+		head, err := parseOptionReply(b, option)
+		if err != nil {
+			return err
+		}
+		if b, err = h.read(int(head.length)); err != nil {
+			return err
+		}
+		switch {
+		case head.kind == repAck && head.length != 0:
+			return violation("NBD_REP_ACK with %d bytes", head.length)
+		case head.kind == repAck:
+			return nil
+		case head.kind&repErr != 0:
+			return &OptionError{Option: option, Reply: head.kind, Message: printable(b)}
+		case each == nil:
+			return violation("reply %d to option %s", head.kind, optionName(option))
+		}
+		if err := each(head.kind, b); err != nil {
+			return err
+		}
+	}
+	return violation("more than %d replies to option %s", maxOptionReplies, optionName(option))
+}
+
+// maxOptionReplies bounds how many exports or contexts a server may list.
+const maxOptionReplies = 4 << 10
+
+// printable is a message from the peer, cut to what the protocol allows.
+func printable(b []byte) string {
+	b = b[:min(len(b), maxStringBytes)]
+	if !validString(string(b)) {
+		return fmt.Sprintf("%q", b)
+	}
+	return string(b)
+}
+
+// secure starts TLS. It never goes on without.
+func (h *clientHandshake) secure(ctx context.Context, config *tls.Config) error {
+	if err := h.option(optStartTLS, nil, nil); err != nil {
+		return err
+	}
+	return h.startTLS(ctx, func(nc net.Conn) *tls.Conn { return tls.Client(nc, config) })
+}
+
+// frame negotiates the best headers that both sides have, up to most.
+func (h *clientHandshake) frame(most headers) error {
+	for _, try := range []struct {
+		headers headers
+		option  uint32
+	}{{extendedHeaders, optExtendedHeaders}, {structuredHeaders, optStructuredReply}} {
+		if try.headers > most {
+			continue
+		}
+		err := h.option(try.option, nil, nil)
+		if err == nil {
+			h.headers = try.headers
+			return nil
+		}
+		if !refused(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused says that the server does not do an option and the handshake can go on without it.
+func refused(err error) bool {
+	var o *OptionError
+	if !errors.As(err, &o) {
+		return false
+	}
+	switch o.Reply {
+	case repErrUnsup, repErrPolicy, repErrInvalid, repErrPlatform:
+		return true
+	}
+	return false
+}
+
+// contexts selects metadata contexts by their exact names. What the server does not have is left out.
+func (h *clientHandshake) contexts(export string, names []string) error {
+	if len(names) == 0 || h.headers == simpleHeaders {
+		return nil
+	}
+	h.ids = make(map[string]uint32, len(names))
+	used := make(map[uint32]bool, len(names))
+	asked := make(map[string]bool, len(names))
+	for _, name := range names {
+		asked[name] = true
+	}
+	err := h.option(optSetMetaContext, contextRequest{export: export, queries: names}.append(nil), func(kind uint32, data []byte) error {
+		if kind != repMetaContext {
+			return violation("reply %d to option SET_META_CONTEXT", kind)
+		}
+		id, name, err := parseMetaContext(data)
+		if err != nil {
+			return err
+		}
+		if _, again := h.ids[name]; again || used[id] || !asked[name] {
+			return violation("metadata context %q with ID %d is not asked for, or there twice", name, id)
+		}
+		h.ids[name], used[id] = id, true
+		return nil
+	})
+	if refused(err) {
+		h.ids = nil
+		return nil
+	}
+	return err
+}
+
+// info asks what the export is, with NBD_OPT_GO to begin its transmission phase, with NBD_OPT_INFO not.
+func (h *clientHandshake) info(option uint32, name string) (Info, error) {
+	i := Info{Block: defaultBlockSizes, Bytes: -1}
+	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.append(nil)
+	err := h.option(option, data, func(kind uint32, data []byte) error {
+		if kind != repInfo {
+			return violation("reply %d to option %s", kind, optionName(option))
+		}
+		return i.parseInfo(data)
+	})
+	if err == nil && i.Bytes < 0 {
+		err = violation("the server does not say how big the export is")
+	}
+	return i, err
+}
+
+// enter begins the transmission phase, with NBD_OPT_EXPORT_NAME where the server does not know NBD_OPT_GO.
+func (h *clientHandshake) enter(name string) (Info, error) {
+	i, err := h.info(optGo, name)
+	var o *OptionError
+	if !errors.As(err, &o) || o.Reply != repErrUnsup {
+		return i, err
+	}
+	if err := h.send(optExportName, []byte(name)); err != nil {
+		return i, err
+	}
+	size := 8 + 2
+	if !h.noZeroes {
+		size += exportPadBytes
+	}
+	b, err := h.read(size)
+	if err != nil {
+		return i, fmt.Errorf("open export %q, which the server may not have: %w", name, err)
+	}
+	i = Info{Block: defaultBlockSizes}
+	return i, i.setExport(binary.BigEndian.Uint64(b), binary.BigEndian.Uint16(b[8:]))
+}
+
+// abort ends the handshake in order. Servers may close the connection instead of answering, and nothing depends on it.
+func (h *clientHandshake) abort() {
+	if h.send(optAbort, nil) == nil {
+		h.read(optionReplyBytes) //nolint:errcheck // see above
+	}
+}

@@ -1,0 +1,80 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// List asks a server for its exports. The target's export does not matter.
+func List(ctx context.Context, t Target, o Options) ([]ListedExport, error) {
+	var list []ListedExport
+	err := ask(ctx, t, o, func(h *clientHandshake) error {
+		return h.option(optList, nil, func(kind uint32, data []byte) error {
+			if kind != repServer {
+				return violation("reply %d to option LIST", kind)
+			}
+			l, err := parseServer(data)
+			list = append(list, l)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list NBD exports: %w", err)
+	}
+	return list, nil
+}
+
+// Inspect asks what an export is, without opening it. Options.Contexts are queries; the answer has every context of the server
+// if there are none.
+func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
+	var info Info
+	err := ask(ctx, t, o, func(h *clientHandshake) error {
+		if err := h.frame(extendedHeaders); err != nil {
+			return err
+		}
+		var err error
+		if info, err = h.info(optInfo, t.Export); err != nil || h.headers == simpleHeaders {
+			return err
+		}
+		info.Contexts, err = h.listContexts(contextRequest{export: t.Export, queries: o.Contexts})
+		return err
+	})
+	if err != nil {
+		return Info{}, fmt.Errorf("inspect NBD export %q: %w", t.Export, err)
+	}
+	return info, nil
+}
+
+func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
+	var names []string
+	err := h.option(optListMetaContext, q.append(nil), func(kind uint32, data []byte) error {
+		if kind != repMetaContext {
+			return violation("reply %d to option LIST_META_CONTEXT", kind)
+		}
+		_, name, err := parseMetaContext(data)
+		names = append(names, name)
+		return err
+	})
+	if refused(err) {
+		err = nil
+	}
+	return names, err
+}
+
+// ask has a connection for questions only.
+func ask(ctx context.Context, t Target, o Options, questions func(*clientHandshake) error) error {
+	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
+		err := questions(h)
+		var refusal *OptionError
+		if err == nil || errors.As(err, &refusal) {
+			h.abort()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	h.nc.Close() //nolint:errcheck // the server may have been faster
+	return nil
+}

@@ -1,0 +1,213 @@
+package nbd
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits bound what clients cost. A zero stands for the default.
+type Limits struct {
+	// Connections at once; 64. More are closed at once.
+	Connections int
+	// RequestBytes is the largest payload of a request; 32 MiB. Announced, and larger ones are refused.
+	MaxRequestBytes int64
+	// InFlightBytes bounds a connection's payloads under way, half for reads and half for writes; 64 MiB, and at least twice MaxRequestBytes.
+	MaxInFlightBytes int64
+	// Workers are the requests of one connection that backends work on at once; 16.
+	Workers int
+	// HandshakeTimeout is how long a client has until it transmits; 30 s.
+	HandshakeTimeout time.Duration
+}
+
+func (l Limits) withDefaults() Limits {
+	l.Connections = cmp.Or(l.Connections, 64)
+	l.MaxRequestBytes = min(cmp.Or(l.MaxRequestBytes, defaultMaxBlockBytes), maxBufferBytes)
+	l.MaxInFlightBytes = max(cmp.Or(l.MaxInFlightBytes, defaultInFlightBytes), 2*l.MaxRequestBytes)
+	l.Workers = cmp.Or(l.Workers, 16)
+	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)
+	return l
+}
+
+// Server serves exports. Its fields do not change once it serves; the zero value of all but Exports is good.
+type Server struct {
+	Exports Exports
+	// TLS, if given, is demanded of every client before anything else.
+	TLS    *tls.Config
+	Limits Limits
+	// Log gets what a client did wrong and what a backend panicked with.
+	Log *slog.Logger
+
+	buffers buffers
+
+	mu        sync.Mutex
+	listeners map[net.Listener]struct{}
+	sessions  map[*session]struct{}
+	draining  bool
+	running   sync.WaitGroup
+}
+
+// acceptPause is how long the server waits when it has no file descriptors left.
+const acceptPause = 100 * time.Millisecond
+
+// Serve accepts connections until ctx ends, which ends them at once, or Shutdown. Then it waits for its connections and returns nil. An error is
+// the listener's. It closes the listener.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !s.addListener(l) {
+		return l.Close()
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var sessions sync.WaitGroup
+	err := s.accept(ctx, l, &sessions)
+	if s.removeListener(l) || ctx.Err() != nil {
+		err = nil // Wanted.
+	} else {
+		cancel()
+		err = errors.Join(err, l.Close())
+	}
+	sessions.Wait()
+	return err
+}
+
+func (s *Server) accept(ctx context.Context, l net.Listener, sessions *sync.WaitGroup) error {
+	for {
+		nc, err := l.Accept()
+		switch {
+		case err == nil:
+			sessions.Go(func() {
+				if err := s.ServeConn(ctx, nc); err != nil {
+					s.log().Warn("NBD connection ended", "client", nc.RemoteAddr().String(), "error", err)
+				}
+			})
+		case errors.Is(err, unix.ECONNABORTED):
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			s.log().Warn("NBD server cannot accept", "error", err)
+			if pause(ctx, acceptPause) != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("accept NBD connection: %w", err)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ServeConn serves one connection, which it closes. An error says what went wrong with it; a client that goes away without a goodbye is no error.
+func (s *Server) ServeConn(ctx context.Context, nc net.Conn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &session{srv: s, limits: s.Limits.withDefaults(), log: s.log(), nc: nc, cancel: cancel}
+	if err := s.addSession(c); err != nil {
+		return errors.Join(err, nc.Close())
+	}
+	defer s.removeSession(c)
+	stop := context.AfterFunc(ctx, c.interrupt)
+	defer stop()
+	err := c.serve(ctx)
+	c.nc.Close() //nolint:errcheck // the client may have been faster
+	return err
+}
+
+func (s *Server) log() *slog.Logger {
+	if s.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Log
+}
+
+// Shutdown stops accepting, lets the requests that were received end, and closes the connections. When ctx ends, it ends
+// them at once and returns the context's cause. The server does not serve again.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	for l := range s.listeners {
+		l.Close() //nolint:errcheck // its Serve returns
+	}
+	for c := range s.sessions {
+		c.drain()
+	}
+	s.mu.Unlock()
+	idle := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	for c := range s.sessions {
+		c.cancel()
+	}
+	s.mu.Unlock()
+	<-idle
+	return context.Cause(ctx)
+}
+
+func (s *Server) addListener(l net.Listener) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	if s.listeners == nil {
+		s.listeners = map[net.Listener]struct{}{}
+	}
+	s.listeners[l] = struct{}{}
+	return true
+}
+
+// removeListener says whether the listener was closed by Shutdown.
+func (s *Server) removeListener(l net.Listener) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
+	return s.draining
+}
+
+func (s *Server) addSession(c *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return errors.New("the server is shutting down")
+	}
+	if len(s.sessions) >= c.limits.Connections {
+		return fmt.Errorf("more than %d connections", c.limits.Connections)
+	}
+	if s.sessions == nil {
+		s.sessions = map[*session]struct{}{}
+	}
+	s.sessions[c] = struct{}{}
+	s.running.Add(1)
+	return nil
+}
+
+func (s *Server) removeSession(c *session) {
+	s.mu.Lock()
+	delete(s.sessions, c)
+	s.mu.Unlock()
+	s.running.Done()
+}

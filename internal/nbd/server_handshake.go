@@ -1,0 +1,340 @@
+package nbd
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+)
+
+const (
+	// maxOptions bounds the options of one handshake.
+	maxOptions = 1 << 10
+	// maxSkippedBytes is the data of an option that is read only to refuse it. More ends the connection.
+	maxSkippedBytes = 1 << 20
+)
+
+// serverHandshake is the state of a connection to the server until the transmission phase.
+type serverHandshake struct {
+	*wire
+	srv    *Server
+	limits Limits
+	secure bool
+	// fixed and noZeroes are what the client said.
+	fixed, noZeroes bool
+	headers         headers
+	// selected are the contexts of the last NBD_OPT_SET_META_CONTEXT, for its export. A context's ID is its place.
+	selected       []string
+	selectedExport string
+
+	// export is set when the transmission phase begins.
+	export *Export
+	name   string
+}
+
+// errAborted: the client ended the handshake in order.
+var errAborted = errors.New("nbd: the client ended the handshake")
+
+// run leads to the transmission phase, with export set, or to an error.
+func (h *serverHandshake) run(ctx context.Context) error {
+	greeting := binary.BigEndian.AppendUint64(nil, initPasswd)
+	greeting = binary.BigEndian.AppendUint64(greeting, haveOptMagic)
+	if err := h.write(binary.BigEndian.AppendUint16(greeting, flagFixedNewstyle|flagNoZeroes)); err != nil {
+		return err
+	}
+	b, err := h.read(4)
+	if err != nil {
+		return err
+	}
+	flags := binary.BigEndian.Uint32(b)
+	if flags&^(flagCFixedNewstyle|flagCNoZeroes) != 0 {
+		return violation("unknown client flags %#x", flags)
+	}
+	h.fixed, h.noZeroes = flags&flagCFixedNewstyle != 0, flags&flagCNoZeroes != 0
+	for range maxOptions {
+		if err := h.next(ctx); err != nil || h.export != nil {
+			return err
+		}
+	}
+	return violation("more than %d options", maxOptions)
+}
+
+// next handles one option.
+func (h *serverHandshake) next(ctx context.Context) error {
+	b, err := h.read(optionBytes)
+	if err != nil {
+		return err
+	}
+	o, err := parseOption(b)
+	if err != nil {
+		return err
+	}
+	if o.length > maxOptionBytes {
+		return h.tooBig(o)
+	}
+	data, err := h.read(int(o.length))
+	if err != nil {
+		return err
+	}
+	switch {
+	case !h.fixed && o.option != optExportName:
+		return violation("option %s without fixed newstyle", optionName(o.option))
+	case h.srv.TLS != nil && !h.secure && o.option == optExportName:
+		return ErrTLS
+	case h.srv.TLS != nil && !h.secure && o.option != optStartTLS && o.option != optAbort:
+		return h.refuse(o.option, repErrTLSReqd, "this server wants TLS first")
+	}
+	return h.option(ctx, o.option, data)
+}
+
+func (h *serverHandshake) tooBig(o optionHeader) error {
+	if o.length > maxSkippedBytes || o.option == optExportName {
+		return violation("option %s with %d bytes", optionName(o.option), o.length)
+	}
+	if _, err := h.br.Discard(int(o.length)); err != nil {
+		return err
+	}
+	return h.refuse(o.option, repErrTooBig, "")
+}
+
+func (h *serverHandshake) option(ctx context.Context, option uint32, data []byte) error {
+	noData := option == optAbort || option == optList || option == optStartTLS || option == optStructuredReply || option == optExtendedHeaders
+	if noData && len(data) > 0 && option != optAbort {
+		return h.refuse(option, repErrInvalid, "this option has no data")
+	}
+	switch option {
+	case optExportName:
+		return h.exportName(ctx, string(data))
+	case optAbort:
+		return errors.Join(errAborted, h.reply(option, repAck, nil))
+	case optList:
+		return h.list(ctx)
+	case optStartTLS:
+		return h.upgrade(ctx)
+	case optInfo, optGo:
+		return h.info(ctx, option, data)
+	case optStructuredReply:
+		if h.headers == extendedHeaders {
+			return h.refuse(option, repErrInvalid, "extended headers were negotiated")
+		}
+		h.headers = structuredHeaders
+		return h.reply(option, repAck, nil)
+	case optExtendedHeaders:
+		if h.headers == extendedHeaders {
+			return h.refuse(option, repErrInvalid, "extended headers were negotiated")
+		}
+		h.headers = extendedHeaders
+		return h.reply(option, repAck, nil)
+	case optListMetaContext, optSetMetaContext:
+		return h.metaContext(ctx, option, data)
+	}
+	return h.refuse(option, repErrUnsup, "")
+}
+
+func (h *serverHandshake) reply(option, kind uint32, data []byte) error {
+	h.out = optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.append(h.out[:0])
+	h.out = append(h.out, data...)
+	return h.write(h.out)
+}
+
+func (h *serverHandshake) refuse(option, kind uint32, message string) error {
+	return h.reply(option, kind, []byte(message))
+}
+
+// upgrade begins TLS. What was negotiated before was in plaintext and does not count, but with TLS configured nothing was.
+func (h *serverHandshake) upgrade(ctx context.Context) error {
+	switch {
+	case h.srv.TLS == nil:
+		return h.refuse(optStartTLS, repErrPolicy, "this server has no TLS")
+	case h.secure:
+		return h.refuse(optStartTLS, repErrInvalid, "TLS has begun already")
+	case h.br.Buffered() > 0: // Said before the client could know that it may.
+		return violation("%d bytes of plaintext after STARTTLS", h.br.Buffered())
+	}
+	if err := h.reply(optStartTLS, repAck, nil); err != nil {
+		return err
+	}
+	h.secure = true
+	return h.startTLS(ctx, func(nc net.Conn) *tls.Conn {
+		config := h.srv.TLS.Clone()
+		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+		return tls.Server(nc, config)
+	})
+}
+
+func (h *serverHandshake) list(ctx context.Context) error {
+	exports, err := h.srv.Exports.List(ctx)
+	if err != nil {
+		return h.refuse(optList, repErrPolicy, "the exports cannot be listed")
+	}
+	for _, e := range exports {
+		if !validString(e.Name) || !validString(e.Description) {
+			continue
+		}
+		if err := h.reply(optList, repServer, e.append(nil)); err != nil {
+			return err
+		}
+	}
+	return h.reply(optList, repAck, nil)
+}
+
+// open opens an export for this connection; refusal is not 0 if there is none.
+func (h *serverHandshake) open(ctx context.Context, name string) (x *Export, refusal uint32, err error) {
+	if !validString(name) {
+		return nil, repErrInvalid, nil
+	}
+	export, err := h.srv.Exports.Open(ctx, name)
+	switch {
+	case errors.Is(err, ErrUnknownExport):
+		return nil, repErrUnknown, nil
+	case err != nil:
+		h.srv.log().Warn("NBD export refused", "export", name, "error", err)
+		return nil, repErrPolicy, nil
+	}
+	if err := export.complete(h.limits); err != nil {
+		export.release()
+		return nil, 0, fmt.Errorf("export %q: %w", name, err)
+	}
+	return &export, 0, nil
+}
+
+func (h *serverHandshake) flags(x *Export) TransmissionFlags {
+	f := x.flags()
+	if h.headers != simpleHeaders {
+		f |= FlagSendDF
+	}
+	return f
+}
+
+// exportName is NBD_OPT_EXPORT_NAME, to which there is no refusal but the end.
+func (h *serverHandshake) exportName(ctx context.Context, name string) error {
+	x, refusal, err := h.open(ctx, name)
+	if err != nil {
+		return err
+	}
+	if refusal != 0 {
+		return fmt.Errorf("client asks for export %q: %s", name, refusalName(refusal))
+	}
+	b := binary.BigEndian.AppendUint64(nil, uint64(x.Backend.Size()))
+	b = binary.BigEndian.AppendUint16(b, uint16(h.flags(x)))
+	if !h.noZeroes {
+		b = append(b, make([]byte, exportPadBytes)...)
+	}
+	return h.enter(x, name, h.write(b))
+}
+
+// enter begins the transmission phase if the client could be told so.
+func (h *serverHandshake) enter(x *Export, name string, told error) error {
+	if told != nil {
+		x.release()
+		return told
+	}
+	h.export, h.name = x, name
+	if h.selectedExport != name {
+		h.selected = nil
+	}
+	return nil
+}
+
+// info is NBD_OPT_INFO and NBD_OPT_GO.
+func (h *serverHandshake) info(ctx context.Context, option uint32, data []byte) error {
+	q, ok := parseExportRequest(data)
+	if !ok {
+		return h.refuse(option, repErrInvalid, "")
+	}
+	x, refusal, err := h.open(ctx, q.name)
+	if err != nil {
+		return err
+	}
+	if refusal != 0 {
+		return h.refuse(option, refusal, "")
+	}
+	if x.Block.Minimum > 1 && option == optGo && !slices.Contains(q.infos, infoBlockSize) {
+		x.release()
+		return h.refuse(option, repErrBlockSizeReqd, "")
+	}
+	err = h.describe(option, x, q)
+	if err == nil {
+		err = h.reply(option, repAck, nil)
+	}
+	if option == optGo {
+		return h.enter(x, q.name, err)
+	}
+	x.release()
+	return err
+}
+
+func (h *serverHandshake) describe(option uint32, x *Export, q exportRequest) error {
+	b := binary.BigEndian.AppendUint16(nil, infoExport)
+	b = binary.BigEndian.AppendUint64(b, uint64(x.Backend.Size()))
+	b = binary.BigEndian.AppendUint16(b, uint16(h.flags(x)))
+	if err := h.reply(option, repInfo, b); err != nil {
+		return err
+	}
+	b = binary.BigEndian.AppendUint16(b[:0], infoBlockSize)
+	for _, n := range []uint32{x.Block.Minimum, x.Block.Preferred, x.Block.Maximum} {
+		b = binary.BigEndian.AppendUint32(b, n)
+	}
+	if err := h.reply(option, repInfo, b); err != nil {
+		return err
+	}
+	if slices.Contains(q.infos, infoName) {
+		if err := h.reply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoName), q.name...)); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(q.infos, infoDescription) && x.Description != "" && validString(x.Description) {
+		return h.reply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoDescription), x.Description...))
+	}
+	return nil
+}
+
+// metaContext is NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT.
+func (h *serverHandshake) metaContext(ctx context.Context, option uint32, data []byte) error {
+	set := option == optSetMetaContext
+	if set {
+		h.selected, h.selectedExport = nil, ""
+	}
+	if h.headers == simpleHeaders {
+		return h.refuse(option, repErrInvalid, "structured replies come first")
+	}
+	q, ok := parseContextRequest(data)
+	if !ok {
+		return h.refuse(option, repErrInvalid, "")
+	}
+	x, refusal, err := h.open(ctx, q.export)
+	if err != nil {
+		return err
+	}
+	if refusal != 0 {
+		return h.refuse(option, refusal, "")
+	}
+	names := slices.DeleteFunc(slices.Clone(x.contexts()), func(name string) bool { return !q.matches(name, !set) })
+	x.release()
+	for i, name := range names {
+		if !set {
+			i = 0
+		}
+		if err := h.reply(option, repMetaContext, append(binary.BigEndian.AppendUint32(nil, uint32(i)), name...)); err != nil {
+			return err
+		}
+	}
+	if set {
+		h.selected, h.selectedExport = names, q.export
+	}
+	return h.reply(option, repAck, nil)
+}
+
+// matches says whether a context is asked for. With wildcards, no query asks for all, and one that ends with a colon for what begins so.
+func (c contextRequest) matches(name string, wildcards bool) bool {
+	if wildcards && len(c.queries) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(c.queries, func(q string) bool {
+		return q == name || wildcards && strings.HasSuffix(q, ":") && strings.HasPrefix(name, q)
+	})
+}

@@ -1,0 +1,146 @@
+package nbd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// send writes head and data as one message. The buffer is flushed when no other reply waits.
+func (t *transmission) send(head, data []byte) error {
+	t.waiting.Add(1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waiting.Add(-1)
+	if _, err := t.bw.Write(head); err != nil {
+		return err
+	}
+	if _, err := t.bw.Write(data); err != nil {
+		return err
+	}
+	if t.waiting.Load() > 0 {
+		return nil
+	}
+	return t.bw.Flush()
+}
+
+// chunk begins a chunk in the job's own memory.
+func (t *transmission) chunk(j *job, kind uint16, length uint64, done bool) []byte {
+	r := reply{kind: kind, handle: j.req.handle, offset: j.req.offset, length: length}
+	if done {
+		r.flags = replyFlagDone
+	}
+	return r.append(j.head[:0], t.headers)
+}
+
+// sendEnd sends a whole reply without payload, or the last chunk of one.
+func (t *transmission) sendEnd(j *job, errno uint32) error {
+	var head []byte
+	switch {
+	case t.headers == simpleHeaders:
+		head = reply{simple: true, errno: errno, handle: j.req.handle}.append(j.head[:0], t.headers)
+	case errno == 0:
+		head = t.chunk(j, replyNone, 0, true)
+	default:
+		e := errorChunk{errno: errno}
+		head = e.append(t.chunk(j, e.kind(), uint64(e.size()), true))
+	}
+	return t.send(head, nil)
+}
+
+// sendErrorAt ends the reply to a read of which a part has been sent.
+func (t *transmission) sendErrorAt(j *job, errno uint32, offset int64) error {
+	e := errorChunk{errno: errno, located: true, offset: uint64(offset)}
+	return t.send(e.append(t.chunk(j, e.kind(), uint64(e.size()), true)), nil)
+}
+
+// read answers NBD_CMD_READ. The memory for it is taken when a worker has the request, so that waiting ones cost nothing.
+func (t *transmission) read(ctx context.Context, j *job) error {
+	cost, err := t.reads.acquire(ctx, int64(j.req.length))
+	if err != nil {
+		return err
+	}
+	defer t.reads.release(cost)
+	b := t.srv.buffers.get(int64(j.req.length))
+	defer t.srv.buffers.put(b)
+	if sparse, ok := t.export.Backend.(Sparse); ok && t.headers != simpleHeaders && j.req.flags&cmdFlagDF == 0 {
+		return t.readSparse(ctx, j, sparse, b.data)
+	}
+	e := j.req.extent()
+	if err := t.readAt(ctx, b.data, e.Offset); err != nil {
+		return t.sendEnd(j, t.errno(err, j.req))
+	}
+	if t.headers == simpleHeaders {
+		return t.send(reply{simple: true, handle: j.req.handle}.append(j.head[:0], t.headers), b.data)
+	}
+	return t.sendData(j, e, b.data, true)
+}
+
+func (t *transmission) sendData(j *job, e extent.Extent, data []byte, done bool) error {
+	head := t.chunk(j, replyOffsetData, offsetBytes+uint64(e.Length), done)
+	return t.send(binary.BigEndian.AppendUint64(head, uint64(e.Offset)), data)
+}
+
+func (t *transmission) readAt(ctx context.Context, p []byte, offset int64) (err error) {
+	defer t.recovered(&err)
+	return t.export.Backend.ReadAt(ctx, p, offset)
+}
+
+// readSparse sends a chunk for each run of data and for each hole.
+func (t *transmission) readSparse(ctx context.Context, j *job, sparse Sparse, buf []byte) error {
+	e := j.req.extent()
+	for at := e.Offset; at < e.End(); {
+		rest := extent.Extent{Offset: at, Length: e.End() - at}
+		n, zero, err := t.nextRun(ctx, sparse, rest)
+		part := extent.Extent{Offset: at, Length: min(n, rest.Length)}
+		done := part.End() == e.End()
+		if err == nil && !zero {
+			err = t.readAt(ctx, buf[:part.Length], at)
+		}
+		if err != nil {
+			return t.sendErrorAt(j, t.errno(err, j.req), at)
+		}
+		if zero {
+			head := t.chunk(j, replyOffsetHole, holeBytes, done)
+			err = t.send(appendHole(head, uint64(at), uint32(part.Length)), nil)
+		} else {
+			err = t.sendData(j, part, buf[:part.Length], done)
+		}
+		if err != nil {
+			return err
+		}
+		at = part.End()
+	}
+	return nil
+}
+
+var errNoRun = errors.New("the backend reports a run of no bytes")
+
+func (t *transmission) nextRun(ctx context.Context, sparse Sparse, e extent.Extent) (n int64, zero bool, err error) {
+	defer t.recovered(&err)
+	n, zero, err = sparse.NextRun(ctx, e)
+	if err == nil && n <= 0 {
+		err = errNoRun
+	}
+	return n, zero, err
+}
+
+// sendStatus sends the chunk with the job's runs.
+func (t *transmission) sendStatus(j *job, id uint32, done bool) error {
+	kind := t.headers.statusKind()
+	size := statusBytes
+	if kind == replyBlockStatusExt {
+		size = statusExtBytes
+	}
+	size += len(j.runs) * descriptorSize(kind)
+	head := appendStatusHead(t.chunk(j, kind, uint64(size), done), kind, id, len(j.runs))
+	b := t.srv.buffers.get(int64(len(j.runs) * descriptorSize(kind)))
+	defer t.srv.buffers.put(b)
+	data := b.data[:0]
+	for _, d := range j.runs {
+		data = d.append(data, kind)
+	}
+	return t.send(head, data)
+}

@@ -1,0 +1,231 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// judge is the errno with which a request is refused, 0 if it is not: sections "Command flags" and "Error values".
+func (t *transmission) judge(r request) uint32 {
+	flags := r.flags
+	if t.headers == extendedHeaders && r.cmd == cmdWrite {
+		if flags&cmdFlagPayloadLen == 0 {
+			return uint32(unix.EINVAL)
+		}
+		flags &^= cmdFlagPayloadLen
+	}
+	switch {
+	case flags&^t.allowed(r.cmd) != 0, !t.flags.Has(needs(r.cmd)) && !t.readOnlyRefusal(r.cmd):
+		return uint32(unix.EINVAL)
+	case t.readOnlyRefusal(r.cmd):
+		return uint32(unix.EPERM)
+	case r.cmd == cmdFlush:
+		if r.offset != 0 || r.length != 0 {
+			return uint32(unix.EINVAL)
+		}
+		return 0
+	}
+	return t.judgeRange(r)
+}
+
+func (t *transmission) readOnlyRefusal(cmd command) bool {
+	return t.flags.Has(FlagReadOnly) && (cmd == cmdWrite || cmd == cmdTrim || cmd == cmdWriteZeroes)
+}
+
+// allowed are the flags that a command may have.
+func (t *transmission) allowed(cmd command) CommandFlags {
+	var f CommandFlags
+	if t.flags.Has(FlagSendFUA) {
+		f = CmdFlagFUA // Valid for all commands.
+	}
+	switch cmd {
+	case cmdRead:
+		if t.flags.Has(FlagSendDF) {
+			f |= cmdFlagDF
+		}
+	case cmdWriteZeroes:
+		f |= CmdFlagNoHole | CmdFlagFastZero
+	case cmdBlockStatus:
+		f |= cmdFlagReqOne
+	case cmdWrite, cmdFlush, cmdTrim, cmdCache:
+	default:
+		return 0
+	}
+	return f
+}
+
+func (t *transmission) judgeRange(r request) uint32 {
+	size, mask := uint64(t.size), uint64(t.export.Block.Minimum)-1
+	payload := r.cmd == cmdRead || r.cmd == cmdWrite
+	switch {
+	case r.cmd > cmdBlockStatus:
+		return uint32(unix.EINVAL)
+	case r.offset > size || r.length > size-r.offset:
+		if r.cmd == cmdWrite || r.cmd == cmdWriteZeroes {
+			return uint32(unix.ENOSPC)
+		}
+		return uint32(unix.EINVAL)
+	case r.length == 0, r.offset&mask != 0, r.length&mask != 0:
+		return uint32(unix.EINVAL)
+	case payload && r.length > uint64(t.export.Block.Maximum):
+		if r.flags&cmdFlagDF != 0 {
+			return uint32(unix.EOVERFLOW)
+		}
+		return uint32(unix.EINVAL)
+	case r.cmd == cmdBlockStatus && len(t.contexts) == 0:
+		return uint32(unix.EINVAL)
+	}
+	return 0
+}
+
+// answer does what the request asks for and sends the reply. An error is that of the connection.
+func (t *transmission) answer(ctx context.Context, j *job) error {
+	switch {
+	case j.errno != 0:
+		return t.sendEnd(j, j.errno)
+	case j.req.cmd == cmdRead:
+		return t.read(ctx, j)
+	case j.req.cmd == cmdBlockStatus:
+		return t.blockStatus(ctx, j)
+	}
+	return t.sendEnd(j, t.errno(t.change(ctx, j), j.req))
+}
+
+// errno is what the client hears of a backend's error; the log hears all of it.
+func (t *transmission) errno(err error, r request) uint32 {
+	if err == nil {
+		return 0
+	}
+	n := errnoToWire(err)
+	if n == uint32(unix.EIO) {
+		t.log.Warn("NBD backend failed", "command", r.cmd.String(), "extent", r.extent().String(), "error", err)
+	}
+	return n
+}
+
+// recovered is deferred around calls of a backend: a mistake in it fails the request and not the server.
+func (t *transmission) recovered(err *error) {
+	if p := recover(); p != nil {
+		t.log.Error("NBD backend panicked", "panic", p, "stack", string(debug.Stack()))
+		*err = fmt.Errorf("panic: %v", p)
+	}
+}
+
+// change carries out a request that is not a read. The backend is a Writer where the flags say so.
+func (t *transmission) change(ctx context.Context, j *job) (err error) {
+	defer t.recovered(&err)
+	e := j.req.extent()
+	switch j.req.cmd {
+	case cmdCache:
+		return t.export.Backend.(Cacher).Cache(ctx, e)
+	case cmdFlush:
+		if w, ok := t.export.Backend.(Writer); ok {
+			return w.Flush(ctx)
+		}
+		return nil
+	default:
+	}
+	w := t.export.Backend.(Writer)
+	switch j.req.cmd {
+	case cmdWrite:
+		err = w.WriteAt(ctx, j.payload.data, e.Offset)
+	case cmdWriteZeroes:
+		err = t.zero(ctx, e, j.req.flags)
+	case cmdTrim:
+		err = t.export.Backend.(Trimmer).Trim(ctx, e)
+	default:
+		err = unix.EINVAL
+	}
+	if err == nil && j.req.flags&CmdFlagFUA != 0 {
+		err = w.Flush(ctx)
+	}
+	return err
+}
+
+// zeroStepBytes is how much is written at once for a backend that cannot zero.
+const zeroStepBytes = 1 << 20
+
+func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandFlags) error {
+	if z, ok := t.export.Backend.(Zeroer); ok {
+		return z.WriteZeroes(ctx, e, flags&CmdFlagNoHole != 0, flags&CmdFlagFastZero != 0)
+	}
+	if flags&CmdFlagFastZero != 0 {
+		return unix.ENOTSUP
+	}
+	b := t.srv.buffers.get(min(e.Length, zeroStepBytes))
+	defer t.srv.buffers.put(b)
+	clear(b.data)
+	for at := e.Offset; at < e.End(); at += zeroStepBytes {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := t.export.Backend.(Writer).WriteAt(ctx, b.data[:min(zeroStepBytes, e.End()-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxReplyDescriptors is how many runs of one context a reply has at most. The client asks again for the rest.
+const maxReplyDescriptors = 8 << 10
+
+// blockStatus answers NBD_CMD_BLOCK_STATUS: a chunk for each context, the last of which ends the reply.
+func (t *transmission) blockStatus(ctx context.Context, j *job) error {
+	for id := range t.contexts {
+		if err := t.collect(ctx, j, id); err != nil {
+			return t.sendEnd(j, t.errno(err, j.req))
+		}
+		if err := t.sendStatus(j, uint32(id), id == len(t.contexts)-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errNoStatus = errors.New("the backend reports no status")
+
+// collect asks the backend for the status in one context.
+func (t *transmission) collect(ctx context.Context, j *job, id int) (err error) {
+	defer t.recovered(&err)
+	j.runs = j.runs[:0]
+	left := j.req.length
+	most := maxReplyDescriptors
+	if j.req.flags&cmdFlagReqOne != 0 {
+		most = 1
+	}
+	source := t.export.Backend.(StatusReporter)
+	err = source.BlockStatus(ctx, t.contexts[id], j.req.extent(), func(length int64, flags uint64) bool {
+		if length <= 0 || left == 0 {
+			return left > 0
+		}
+		n, flags := min(uint64(length), left), flags&t.statusMask()
+		if last := len(j.runs) - 1; last >= 0 && j.runs[last].flags == flags {
+			j.runs[last].length += n
+		} else if len(j.runs) == most {
+			return false
+		} else {
+			j.runs = append(j.runs, descriptor{length: n, flags: flags})
+		}
+		left -= n
+		return left > 0
+	})
+	if err == nil && len(j.runs) == 0 {
+		err = errNoStatus
+	}
+	return err
+}
+
+// statusMask is what fits into a descriptor's flags.
+func (t *transmission) statusMask() uint64 {
+	if t.headers == extendedHeaders {
+		return math.MaxUint64
+	}
+	return math.MaxUint32
+}

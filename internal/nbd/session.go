@@ -1,0 +1,228 @@
+package nbd
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// session is one connection to the server, from the accept to the end.
+type session struct {
+	srv    *Server
+	limits Limits
+	log    *slog.Logger
+	// nc is the connection without TLS. Deadlines on it are all that other goroutines use.
+	nc       net.Conn
+	cancel   context.CancelFunc
+	draining atomic.Bool
+}
+
+// interrupt ends reads and writes that are under way.
+func (c *session) interrupt() { c.nc.SetDeadline(longAgo) } //nolint:errcheck // it has ended already
+
+// drain lets no further request in.
+func (c *session) drain() {
+	c.draining.Store(true)
+	c.nc.SetReadDeadline(longAgo) //nolint:errcheck // it has ended already
+}
+
+// serve does everything but close nc.
+func (c *session) serve(ctx context.Context) error {
+	h := &serverHandshake{wire: newWire(c.nc), srv: c.srv, limits: c.limits}
+	err := c.handshake(ctx, h)
+	if err == nil {
+		err = c.transmit(ctx, h)
+	}
+	if secure, ok := h.nc.(*tls.Conn); ok && err == nil {
+		secure.Close() //nolint:errcheck // the client may have been faster
+	}
+	if c.ordinary(ctx, err) {
+		return nil
+	}
+	return err
+}
+
+// ordinary says that an end is nothing to complain about.
+func (c *session) ordinary(ctx context.Context, err error) bool {
+	switch {
+	case errors.Is(err, ErrProtocol):
+		return false
+	case errors.Is(err, errAborted), errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return true
+	}
+	return ctx.Err() != nil || c.draining.Load() && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+func (c *session) handshake(ctx context.Context, h *serverHandshake) error {
+	ctx, cancel := context.WithTimeout(ctx, c.limits.HandshakeTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, c.interrupt)
+	err := h.run(ctx)
+	if !stop() && err == nil {
+		h.export.release()
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	return nil
+}
+
+// maxQueued is how many requests of a connection wait for a worker. They are only headers and what the write budget allows.
+const maxQueued = 1 << 10
+
+// transmission is a session in the transmission phase. The goroutine of transmit reads requests; workers answer them.
+type transmission struct {
+	*session
+	export   *Export
+	size     int64
+	flags    TransmissionFlags
+	headers  headers
+	contexts []string
+	br       *bufio.Reader
+
+	// reads and writes are separate, so that writes which wait for a worker cannot keep workers from reading.
+	reads, writes *budget
+	jobs          chan *job
+	spare         chan *job
+	// made and workers belong to the reader; busy counts jobs from the queue to the reply.
+	made, workers int
+	busy          atomic.Int32
+	running       sync.WaitGroup
+
+	mu      sync.Mutex // guards bw
+	bw      *bufio.Writer
+	waiting atomic.Int32
+}
+
+// job is one request.
+type job struct {
+	req request
+	// payload is a write's.
+	payload *buffer
+	cost    int64
+	// errno is not 0 if the request is refused.
+	errno uint32
+	head  []byte
+	runs  []descriptor
+}
+
+func (c *session) transmit(ctx context.Context, h *serverHandshake) error {
+	defer h.export.release()
+	t := &transmission{
+		session: c, export: h.export, size: h.export.Backend.Size(), flags: h.flags(h.export), headers: h.headers, contexts: h.selected,
+		br: h.br, bw: bufio.NewWriterSize(h.nc, writeBufferBytes),
+		reads: newBudget(c.limits.MaxInFlightBytes / 2), writes: newBudget(c.limits.MaxInFlightBytes / 2),
+		jobs: make(chan *job, maxQueued), spare: make(chan *job, maxQueued),
+	}
+	err := t.receive(ctx)
+	if err != nil && !c.draining.Load() {
+		c.cancel() // The client is gone: nobody wants the answers.
+	}
+	close(t.jobs)
+	t.running.Wait()
+	return err
+}
+
+// receive reads requests until the client's goodbye, which is no error, or the end of the connection.
+func (t *transmission) receive(ctx context.Context) error {
+	head := make([]byte, t.headers.requestSize())
+	for {
+		if _, err := io.ReadFull(t.br, head); err != nil {
+			return fmt.Errorf("read request: %w", err)
+		}
+		req, err := parseRequest(head, t.headers)
+		if err != nil {
+			return err
+		}
+		if req.cmd == cmdDisc {
+			return nil
+		}
+		j, err := t.job(ctx)
+		if err != nil {
+			return err
+		}
+		j.req = req
+		j.errno = t.judge(req)
+		if err := t.receivePayload(ctx, j); err != nil {
+			return fmt.Errorf("read payload: %w", err)
+		}
+		t.dispatch(ctx, j)
+	}
+}
+
+// job is a spare one, or a new one if there are not many yet.
+func (t *transmission) job(ctx context.Context) (*job, error) {
+	select {
+	case j := <-t.spare:
+		return j, nil
+	default:
+	}
+	if t.made < maxQueued {
+		t.made++
+		return &job{head: make([]byte, 0, 64)}, nil
+	}
+	select {
+	case j := <-t.spare:
+		return j, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// receivePayload reads what follows the header. Of a refused request it is read and dropped.
+func (t *transmission) receivePayload(ctx context.Context, j *job) error {
+	n := j.req.length
+	if j.req.flags&cmdFlagPayloadLen == 0 && (t.headers == extendedHeaders || j.req.cmd != cmdWrite) {
+		return nil
+	}
+	if j.errno != 0 {
+		if n > maxBufferBytes {
+			return violation("%d bytes with a request to %v", n, j.req.cmd)
+		}
+		_, err := t.br.Discard(int(n))
+		return err
+	}
+	cost, err := t.writes.acquire(ctx, int64(n))
+	if err != nil {
+		return err
+	}
+	j.cost, j.payload = cost, t.srv.buffers.get(int64(n))
+	_, err = io.ReadFull(t.br, j.payload.data)
+	return err
+}
+
+// dispatch gives j to the workers, of which there are more as long as all are busy.
+func (t *transmission) dispatch(ctx context.Context, j *job) {
+	if n := t.busy.Add(1); t.workers < t.limits.Workers && int(n) > t.workers {
+		t.workers++
+		t.running.Go(func() { t.work(ctx) })
+	}
+	t.jobs <- j
+}
+
+func (t *transmission) work(ctx context.Context) {
+	for j := range t.jobs {
+		if ctx.Err() == nil {
+			if err := t.answer(ctx, j); err != nil {
+				t.log.Debug("NBD client is gone", "error", err)
+				t.cancel()
+			}
+		}
+		t.srv.buffers.put(j.payload)
+		t.writes.release(j.cost)
+		j.payload, j.cost, j.errno = nil, 0, 0
+		t.busy.Add(-1)
+		t.spare <- j
+	}
+}
