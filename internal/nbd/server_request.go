@@ -16,9 +16,6 @@ import (
 func (t *transmission) judge(r request) uint32 {
 	flags := r.flags
 	if t.headers == extendedHeaders && r.cmd == cmdWrite {
-		if flags&cmdFlagPayloadLen == 0 {
-			return uint32(unix.EINVAL)
-		}
 		flags &^= cmdFlagPayloadLen
 	}
 	switch {

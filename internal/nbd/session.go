@@ -180,10 +180,11 @@ func (t *transmission) job(ctx context.Context) (*job, error) {
 	}
 }
 
-// receivePayload reads what follows the header. Of a refused request it is read and dropped.
+// receivePayload reads what follows the header. Of a refused request it is read and dropped. A write has its payload even where
+// NBD_CMD_FLAG_PAYLOAD_LEN should say so and does not: QEMU's client never sets it.
 func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 	n := j.req.length
-	if j.req.flags&cmdFlagPayloadLen == 0 && (t.headers == extendedHeaders || j.req.cmd != cmdWrite) {
+	if j.req.cmd != cmdWrite && (t.headers != extendedHeaders || j.req.flags&cmdFlagPayloadLen == 0) {
 		return nil
 	}
 	if j.errno != 0 {
