@@ -1,0 +1,89 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kopia/kopia/repo"
+)
+
+// Backup makes a restore point: a complete one, or none and an error. A disk that cannot follow its parent is read as a whole,
+// and its FullReason says why.
+func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, error) {
+	q = q.withDefaults()
+	if err := q.validate(); err != nil {
+		return nil, err
+	}
+	parent, err := r.findParent(ctx, &q)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.newSession(ctx, &q)
+	if err != nil {
+		return nil, err
+	}
+	point, err := s.run(parent)
+	if err := errors.Join(err, s.close()); err != nil {
+		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
+	}
+	return point, nil
+}
+
+// session is one backup with its own kopia writer.
+type session struct {
+	ctx      context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
+	r        *Repository
+	q        *Request
+	w        repo.DirectRepositoryWriter
+	progress *progress
+	lease    *lease
+}
+
+func (r *Repository) newSession(ctx context.Context, q *Request) (*session, error) {
+	s := &session{r: r, q: q, progress: newProgress(q)}
+	ctx, w, err := r.rep.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.uploaded})
+	if err != nil {
+		return nil, fmt.Errorf("begin to write: %w", err)
+	}
+	s.ctx, s.w = ctx, w
+	return s, nil
+}
+
+func (s *session) close() error {
+	return errors.Join(s.lease.release(), s.w.Close(s.ctx), s.r.failed())
+}
+
+func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
+	if parent != nil {
+		var err error
+		if s.lease, err = s.takeLease(parent); err != nil {
+			return nil, err
+		}
+		if s.lease == nil {
+			parent = nil // It was deleted in between.
+		}
+	}
+	stop := s.checkpoint()
+	disks, err := s.disks(parent)
+	if err := errors.Join(err, stop()); err != nil {
+		return nil, err
+	}
+	// Data and its index first: what the manifest will name is there before it.
+	if err := s.w.Flush(s.ctx); err != nil {
+		return nil, fmt.Errorf("store the last data: %w", err)
+	}
+	return s.publish(&RestorePoint{Source: s.q.Source, Time: s.q.Time.UTC(), Disks: disks})
+}
+
+func (s *session) disks(parent *RestorePoint) ([]Disk, error) {
+	var out []Disk
+	for i := range s.q.Disks {
+		d, err := s.disk(&s.q.Disks[i], parent)
+		if err != nil {
+			return nil, fmt.Errorf("disk %s: %w", s.q.Disks[i].Name, err)
+		}
+		out = append(out, *d)
+	}
+	return out, nil
+}

@@ -1,0 +1,263 @@
+package repository
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kopia/kopia/repo/object"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// parentError says that the parent's tables cannot be used.
+type parentError struct{ err error }
+
+func (e *parentError) Error() string { return "parent: " + e.err.Error() }
+func (e *parentError) Unwrap() error { return e.err }
+
+// disk stores one disk. If its parent turns out to be damaged, all of it is read instead.
+func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
+	plan, err := planDisk(d, parent, s.q.Parent == ParentNone, s.q.BlockBytes)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.attempt(d, plan)
+	var damaged *parentError
+	if errors.As(err, &damaged) && errors.Is(err, ErrCorrupt) {
+		out, err = s.attempt(d, diskPlan{geometry: plan.geometry, full: FullParentDamaged})
+	}
+	if err == nil && out.Parent != "" {
+		out.Parent = parent.ID
+	}
+	return out, err
+}
+
+// diskWriter is one pass over a disk.
+type diskWriter struct {
+	*session
+	source *DiskSource
+	plan   diskPlan
+	blocks *blockWriter
+	// parentList is the parent's list of regions, in the parent's geometry.
+	parentList     []object.IndirectObjectEntry
+	parentGeometry geometry
+	buffers        sync.Pool
+
+	mu    sync.Mutex
+	stats Stats
+	// zeroRegions are the tables of regions without data, by the region's length.
+	zeroRegions map[int64]object.ID
+}
+
+func (s *session) attempt(d *DiskSource, plan diskPlan) (*Disk, error) {
+	g := plan.geometry
+	w := &diskWriter{session: s, source: d, plan: plan, blocks: newBlockWriter(s.w, g, compressors[s.q.Compression]), zeroRegions: map[int64]object.ID{}}
+	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
+	if err := w.loadParent(); err != nil {
+		return nil, err
+	}
+	list, err := w.regions()
+	if err != nil {
+		return nil, err
+	}
+	if plan.parent != nil {
+		if err := s.verifyClones(g, list); err != nil {
+			return nil, err
+		}
+	}
+	return w.finish(list)
+}
+
+func (w *diskWriter) loadParent() error {
+	p := w.plan.parent
+	if p == nil {
+		return nil
+	}
+	w.parentGeometry = geometry{size: p.Bytes, block: p.BlockBytes}
+	list, err := readRegions(w.ctx, w.w.ContentReader(), w.parentGeometry, p.Object)
+	if err != nil {
+		return &parentError{err}
+	}
+	w.parentList = list
+	return nil
+}
+
+// regions settles all regions, several side by side.
+func (w *diskWriter) regions() ([]object.IndirectObjectEntry, error) {
+	g := w.plan.geometry
+	list := make([]object.IndirectObjectEntry, g.regions())
+	group, ctx := errgroup.WithContext(w.ctx)
+	group.SetLimit(w.q.Workers)
+	for i := range list {
+		if ctx.Err() != nil {
+			break
+		}
+		e := g.region(i)
+		list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}
+		if w.unchanged(i, e) {
+			list[i].Object = w.parentList[i].Object
+			w.progress.add(Progress{ScannedBytes: e.Length})
+			continue
+		}
+		group.Go(func() error {
+			id, err := w.region(ctx, i, e)
+			if err != nil {
+				return fmt.Errorf("bytes %s: %w", e, err)
+			}
+			list[i].Object = id
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return list, w.ctx.Err()
+}
+
+// unchanged says whether region i, which is e, is as in the parent.
+func (w *diskWriter) unchanged(i int, e extent.Extent) bool {
+	return w.plan.parent != nil && i < len(w.parentList) && w.parentGeometry.region(i) == e && !w.source.Changes.Set.Overlaps(e)
+}
+
+// hole says whether e is known to be zero without being read.
+func (w *diskWriter) hole(e extent.Extent) bool {
+	return w.source.Data != nil && !w.source.Data.Overlaps(e)
+}
+
+// region stores region i, which is e, and returns its table's ID.
+func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object.ID, error) {
+	if w.plan.parent == nil && w.hole(e) {
+		w.progress.add(Progress{ScannedBytes: e.Length})
+		return w.zeroRegion(ctx, i, e.Length)
+	}
+	before, err := w.parentBlocks(ctx, i)
+	if err != nil {
+		return object.EmptyID, err
+	}
+	buffer, _ := w.buffers.Get().(*[]byte)
+	defer w.buffers.Put(buffer)
+	var did Stats
+	entries := make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))
+	for j := range entries {
+		b := w.plan.geometry.blockOf(i, j)
+		entries[j] = object.IndirectObjectEntry{Start: b.Offset - e.Offset, Length: b.Length}
+		was := object.EmptyID
+		if j < len(before) && before[j].Length == b.Length {
+			was = before[j].Object
+		}
+		if was != object.EmptyID && !w.source.Changes.Set.Overlaps(b) {
+			entries[j].Object = was
+			continue
+		}
+		if entries[j].Object, err = w.block(ctx, b, (*buffer)[:b.Length], &did); err != nil {
+			return object.EmptyID, err
+		}
+		if entries[j].Object != was && (was != object.EmptyID || !w.isHole(entries[j])) {
+			did.ChangedBytes += b.Length
+		}
+	}
+	w.count(did)
+	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: did.ChangedBytes})
+	id, _, err := writeTable(ctx, w.w, entries, regionSplitter)
+	return id, err
+}
+
+// block stores the bytes e of the disk; buffer is as long.
+func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, did *Stats) (object.ID, error) {
+	if w.hole(e) {
+		return w.blocks.zero(ctx, e.Length)
+	}
+	if err := w.source.Reader.ReadAt(ctx, buffer, e.Offset); err != nil {
+		return object.EmptyID, fmt.Errorf("read the source: %w", err)
+	}
+	did.ReadBytes += e.Length
+	w.progress.add(Progress{ReadBytes: e.Length})
+	if isZero(buffer) {
+		did.ZeroBytes += e.Length
+		return w.blocks.zero(ctx, e.Length)
+	}
+	return w.blocks.write(ctx, buffer)
+}
+
+// isHole says whether a block that was just settled is all zeroes.
+func (w *diskWriter) isHole(e object.IndirectObjectEntry) bool {
+	w.blocks.mu.Lock()
+	defer w.blocks.mu.Unlock()
+	return w.blocks.zeros[e.Length] == e.Object
+}
+
+// parentBlocks is the parent's table of region i; nil if it has none.
+func (w *diskWriter) parentBlocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
+	if i >= len(w.parentList) {
+		return nil, nil
+	}
+	entries, err := readBlocks(ctx, w.w.ContentReader(), w.parentGeometry, i, w.parentList[i].Object)
+	if err != nil {
+		return nil, &parentError{err}
+	}
+	return entries, nil
+}
+
+// zeroRegion is the table of region i without data.
+func (w *diskWriter) zeroRegion(ctx context.Context, i int, length int64) (object.ID, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if id, ok := w.zeroRegions[length]; ok {
+		return id, nil
+	}
+	entries := make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))
+	for j := range entries {
+		b := w.plan.geometry.blockOf(i, j)
+		id, err := w.blocks.zero(ctx, b.Length)
+		if err != nil {
+			return object.EmptyID, err
+		}
+		entries[j] = object.IndirectObjectEntry{Start: b.Offset - w.plan.geometry.region(i).Offset, Length: b.Length, Object: id}
+	}
+	id, _, err := writeTable(ctx, w.w, entries, regionSplitter)
+	if err == nil {
+		w.zeroRegions[length] = id
+	}
+	return id, err
+}
+
+func (w *diskWriter) count(d Stats) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stats.ReadBytes += d.ReadBytes
+	w.stats.ZeroBytes += d.ZeroBytes
+	w.stats.ChangedBytes += d.ChangedBytes
+}
+
+// finish stores the list of regions and describes the disk.
+func (w *diskWriter) finish(list []object.IndirectObjectEntry) (*Disk, error) {
+	id, data, err := writeTable(w.ctx, w.w, list, listSplitter)
+	if err != nil {
+		return nil, err
+	}
+	g := w.plan.geometry
+	last := g.blockOf(g.regions()-1, g.blocks(g.regions()-1)-1)
+	zero, err := w.blocks.zero(w.ctx, g.block)
+	if err != nil {
+		return nil, err
+	}
+	tail, err := w.blocks.zero(w.ctx, last.Length)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(data)
+	d := &Disk{
+		Name: w.source.Name, Bytes: g.size, BlockBytes: g.block, Object: id, Zero: zero, ZeroTail: tail,
+		Digest: "sha256:" + hex.EncodeToString(sum[:]), Identity: w.source.Identity, Change: w.source.Change,
+		FullReason: w.plan.full, Stats: w.stats,
+	}
+	if w.plan.parent != nil {
+		d.Parent, d.Base = "set by the caller", w.plan.parent.Change
+	}
+	return d, nil
+}

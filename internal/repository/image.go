@@ -1,0 +1,138 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// maxCachedRegions bounds the tables that an Image keeps: 20 KiB each.
+const maxCachedRegions = 1024
+
+// Get returns the restore point with the given ID.
+func (r *Repository) Get(ctx context.Context, id string) (*RestorePoint, error) {
+	m, err := snapshot.LoadSnapshot(ctx, r.rep, manifest.ID(id))
+	if err != nil {
+		return nil, fmt.Errorf("restore point %s: %w: %w", id, ErrNotFound, err)
+	}
+	if m.Tags[tagFormat] == "" || m.IncompleteReason != "" {
+		return nil, fmt.Errorf("%w: kopia snapshot %s is not a restore point", ErrNotFound, id)
+	}
+	return readPoint(ctx, r.rep, m)
+}
+
+// Image reads a disk of a restore point at random. It keeps the list of regions, and the tables of those that it used last.
+type Image struct {
+	Disk Disk
+
+	r        contentReader
+	geometry geometry
+	list     []object.IndirectObjectEntry
+
+	mu     sync.Mutex
+	tables map[int][]object.IndirectObjectEntry
+}
+
+// Image opens a disk.
+func (r *Repository) Image(ctx context.Context, d Disk) (*Image, error) {
+	g, err := newGeometry(d.Bytes, d.BlockBytes)
+	if err != nil {
+		return nil, err
+	}
+	list, err := readRegions(ctx, r.reader(), g, d.Object)
+	if err != nil {
+		return nil, fmt.Errorf("disk %s: %w", d.Name, err)
+	}
+	return &Image{Disk: d, r: r.reader(), geometry: g, list: list, tables: map[int][]object.IndirectObjectEntry{}}, nil
+}
+
+// blocks is the table of region i.
+func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
+	m.mu.Lock()
+	t := m.tables[i]
+	m.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	t, err := readBlocks(ctx, m.r, m.geometry, i, m.list[i].Object)
+	if err != nil {
+		return nil, fmt.Errorf("disk %s: %w", m.Disk.Name, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k := range m.tables {
+		if len(m.tables) < maxCachedRegions {
+			break
+		}
+		delete(m.tables, k)
+	}
+	m.tables[i] = t
+	return t, nil
+}
+
+// zero says whether a block is a hole.
+func (m *Image) zero(e object.IndirectObjectEntry) bool {
+	if e.Length == m.geometry.block {
+		return e.Object == m.Disk.Zero
+	}
+	return e.Object == m.Disk.ZeroTail
+}
+
+// ReadAt fills p with the disk's bytes from offset on.
+func (m *Image) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	if e := (extent.Extent{Offset: offset, Length: int64(len(p))}); !e.Valid() || e.End() > m.Disk.Bytes {
+		return fmt.Errorf("%w: read %s of a disk of %d bytes", ErrInvalid, e, m.Disk.Bytes)
+	}
+	for len(p) > 0 {
+		i, j := m.geometry.at(offset)
+		table, err := m.blocks(ctx, i)
+		if err != nil {
+			return err
+		}
+		in := m.geometry.blockOf(i, j)
+		n := int(min(int64(len(p)), in.End()-offset))
+		if m.zero(table[j]) {
+			clear(p[:n])
+		} else {
+			data, err := readBlock(ctx, m.r, table[j].Object, in.Length)
+			if err != nil {
+				return fmt.Errorf("disk %s at %d: %w", m.Disk.Name, in.Offset, err)
+			}
+			copy(p[:n], data[offset-in.Offset:])
+		}
+		p, offset = p[n:], offset+int64(n)
+	}
+	return nil
+}
+
+// Data are the extents of a disk that are not holes.
+func (m *Image) Data(ctx context.Context) (extent.Set, error) {
+	var out extent.Set
+	empty := map[object.ID]bool{}
+	for i, region := range m.list {
+		if empty[region.Object] {
+			continue
+		}
+		table, err := m.blocks(ctx, i)
+		if err != nil {
+			return extent.Set{}, err
+		}
+		any := false
+		for j, e := range table {
+			if !m.zero(e) {
+				any = true
+				out.Append(m.geometry.blockOf(i, j))
+			}
+		}
+		if !any {
+			empty[region.Object] = true
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,101 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+)
+
+const (
+	// leaseReason marks a kopia snapshot as a lease: kopia counts it as incomplete, and keeps what it refers to.
+	leaseReason = "checkpoint"
+	tagLease    = "tag:varve-lease"
+	// leaseLife is how long a lease counts whose owner is not heard of any more. Garbage collection takes contents that are a day old.
+	leaseLife = 72 * time.Hour
+)
+
+// lease protects a parent's content against garbage collection while a backup clones from it, even if the parent is deleted.
+type lease struct {
+	s  *session
+	id manifest.ID
+}
+
+// takeLease returns nil if the parent is gone. The order makes it safe: garbage collection that does not see the lease began
+// before the lease was stored, and then it sees the parent, which is looked for afterwards.
+func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
+	m, err := snapshot.LoadSnapshot(s.ctx, s.w, manifest.ID(parent.ID))
+	if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("parent %s: %w", parent.ID, err)
+	}
+	if err := dropStaleLeases(s.ctx, s.w); err != nil {
+		return nil, err
+	}
+	id, err := snapshot.SaveSnapshot(s.ctx, s.w, &snapshot.Manifest{
+		Source: s.q.Source.info(), Description: "parent of a backup that runs", IncompleteReason: leaseReason,
+		StartTime: fs.UTCTimestampFromTime(s.w.Time()), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
+		RootEntry: m.RootEntry, Tags: map[string]string{tagLease: "1"},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
+	}
+	l := &lease{s: s, id: id}
+	if err := s.w.Flush(s.ctx); err != nil {
+		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
+	}
+	if err := s.w.Refresh(s.ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("look for parent %s again: %w", parent.ID, err), l.release())
+	}
+	if _, err := snapshot.LoadSnapshot(s.ctx, s.w, manifest.ID(parent.ID)); errors.Is(err, snapshot.ErrSnapshotNotFound) {
+		return nil, l.release()
+	} else if err != nil {
+		return nil, errors.Join(fmt.Errorf("parent %s: %w", parent.ID, err), l.release())
+	}
+	return l, nil
+}
+
+// release ends the lease; it may be called twice, and on nil. The session's next flush makes it last, or this one does.
+func (l *lease) release() error {
+	if l == nil || l.id == "" {
+		return nil
+	}
+	id := l.id
+	l.id = ""
+	ctx := context.WithoutCancel(l.s.ctx)
+	if err := l.s.w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
+		return fmt.Errorf("end the lease: %w", err)
+	}
+	if err := l.s.w.Flush(ctx); err != nil {
+		return fmt.Errorf("end the lease: %w", err)
+	}
+	return nil
+}
+
+// dropStaleLeases removes the leases of backups that died.
+func dropStaleLeases(ctx context.Context, w repo.RepositoryWriter) error {
+	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, map[string]string{tagLease: "1"})
+	if err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	for _, id := range ids {
+		m, err := snapshot.LoadSnapshot(ctx, w, id)
+		if err != nil {
+			return fmt.Errorf("lease %s: %w", id, err)
+		}
+		if w.Time().Sub(m.StartTime.ToTime()) < leaseLife {
+			continue
+		}
+		if err := w.DeleteManifest(ctx, id); err != nil {
+			return fmt.Errorf("drop lease %s: %w", id, err)
+		}
+	}
+	return nil
+}

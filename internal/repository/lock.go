@@ -1,0 +1,159 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+)
+
+const (
+	lockType = "varve-lock"
+	// lockLife is how long a lock counts that was not renewed, and lockRenewal how often it is.
+	lockLife    = time.Hour
+	lockRenewal = 5 * time.Minute
+)
+
+// errLockLost ends the work under a lock that could not be renewed.
+var errLockLost = errors.New("the lock could not be renewed and others may work now")
+
+// lock excludes other machines from one purpose. It is a manifest, so it needs nothing of the storage but that what was written is
+// listed afterwards: each writes its own and then looks for others, so of two at least one sees the other, and whoever sees
+// another withdraws. No clock decides that; clocks only tell when the lock of a machine that died has ended.
+type lock struct {
+	w       repo.DirectRepositoryWriter
+	ctx     context.Context //nolint:containedctx // of the writer
+	labels  map[string]string
+	holder  holder
+	id      manifest.ID
+	renewed time.Time
+	lost    context.CancelCauseFunc
+	done    chan struct{}
+	ended   chan struct{}
+}
+
+// holder is the manifest's content.
+type holder struct {
+	Owner   string    `json:"owner"`
+	Since   time.Time `json:"since"`
+	Renewed time.Time `json:"renewed"`
+}
+
+// lock takes the lock for purpose, or fails with ErrConflict. The context that it returns ends when the lock is lost.
+func (r *Repository) lock(ctx context.Context, purpose string) (context.Context, *lock, error) {
+	wctx, w, err := r.rep.NewDirectWriter(context.WithoutCancel(ctx), repo.WriteSessionOptions{Purpose: "varve lock " + purpose})
+	if err != nil {
+		return nil, nil, fmt.Errorf("lock for %s: %w", purpose, err)
+	}
+	now := w.Time().UTC()
+	l := &lock{
+		w: w, ctx: wctx, labels: map[string]string{manifest.TypeLabelKey: lockType, "purpose": purpose},
+		holder: holder{Owner: w.ClientOptions().UsernameAtHost(), Since: now}, done: make(chan struct{}), ended: make(chan struct{}),
+	}
+	err = l.write()
+	if err == nil {
+		err = l.alone()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("lock for %s: %w", purpose, err), l.remove(), w.Close(wctx))
+	}
+	ctx, l.lost = context.WithCancelCause(ctx)
+	go l.keep()
+	return ctx, l, nil
+}
+
+// write stores the lock as renewed now.
+func (l *lock) write() error {
+	now := l.w.Time().UTC()
+	l.holder.Renewed = now
+	id, err := l.w.PutManifest(l.ctx, l.labels, l.holder)
+	if err != nil {
+		return err
+	}
+	if l.id != "" {
+		if err := l.w.DeleteManifest(l.ctx, l.id); err != nil {
+			return err
+		}
+	}
+	l.id = id
+	if err := l.w.Flush(l.ctx); err != nil {
+		return err
+	}
+	l.renewed = now
+	return nil
+}
+
+// alone fails if anybody else holds the lock or tries to.
+func (l *lock) alone() error {
+	if err := l.w.Refresh(l.ctx); err != nil {
+		return err
+	}
+	all, err := l.w.FindManifests(l.ctx, l.labels)
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if m.ID == l.id {
+			continue
+		}
+		if age := l.w.Time().Sub(m.ModTime); age > lockLife {
+			if err := l.w.DeleteManifest(l.ctx, m.ID); err != nil {
+				return err
+			}
+			continue
+		}
+		var other holder
+		if _, err := l.w.GetManifest(l.ctx, m.ID, &other); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: %s has it since %s and was last heard of at %s; it counts for %s", ErrConflict,
+			other.Owner, other.Since.Format(time.RFC3339), other.Renewed.Format(time.RFC3339), lockLife)
+	}
+	return nil
+}
+
+// keep renews the lock until it is released, and ends the work under it before others may take it.
+func (l *lock) keep() {
+	defer close(l.ended)
+	ticker := time.NewTicker(lockRenewal)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.done:
+			return
+		case <-ticker.C:
+		}
+		stale := l.w.Time().Sub(l.renewed) > lockLife-2*lockRenewal
+		if err := l.write(); err != nil && stale {
+			l.lost(fmt.Errorf("%w: %w", errLockLost, err))
+			return
+		} else if stale { // This process was stopped for long, or the machine slept.
+			l.lost(errLockLost)
+			return
+		}
+	}
+}
+
+func (l *lock) remove() error {
+	if l.id == "" {
+		return nil
+	}
+	if err := l.w.DeleteManifest(l.ctx, l.id); err != nil {
+		return err
+	}
+	return l.w.Flush(l.ctx)
+}
+
+// release ends the lock.
+func (l *lock) release() error {
+	close(l.done)
+	<-l.ended
+	l.lost(nil)
+	if err := errors.Join(l.remove(), l.w.Close(l.ctx)); err != nil {
+		return fmt.Errorf("unlock: %w", err)
+	}
+	return nil
+}

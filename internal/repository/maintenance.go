@@ -1,0 +1,103 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/maintenance"
+	"github.com/kopia/kopia/snapshot/snapshotgc"
+)
+
+// MaintenanceMode says how much maintenance is done.
+type MaintenanceMode string
+
+const (
+	// QuickMaintenance keeps the indexes small. Once an hour is good.
+	QuickMaintenance MaintenanceMode = "quick"
+	// FullMaintenance also frees what no restore point refers to, and extends object locks. Once a day is good.
+	FullMaintenance MaintenanceMode = "full"
+)
+
+// MaintenanceOptions are for Maintain.
+type MaintenanceOptions struct {
+	Mode MaintenanceMode
+	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
+	// runs over two days, because another machine may have begun to refer to it.
+	Exclusive bool
+}
+
+// Maintain does maintenance. Only one machine does at a time; ErrConflict names the other. A machine that maintains becomes the
+// owner in the sense of the kopia CLI.
+func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err error) {
+	mode, ok := map[MaintenanceMode]maintenance.Mode{QuickMaintenance: maintenance.ModeQuick, FullMaintenance: maintenance.ModeFull}[o.Mode]
+	if !ok {
+		return fmt.Errorf("%w: maintenance mode %q: quick or full", ErrInvalid, o.Mode)
+	}
+	ctx, l, err := r.lock(ctx, "maintenance")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.release()) }()
+	safety := maintenance.SafetyFull
+	if o.Exclusive {
+		safety = maintenance.SafetyNone
+	}
+	wctx, w, err := r.rep.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "varve maintenance"})
+	if err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
+	err = own(wctx, w)
+	if err == nil {
+		err = dropStaleLeases(wctx, w)
+	}
+	if err == nil {
+		err = maintain(wctx, w, mode, safety)
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = errors.Join(cause, err)
+	}
+	if err := errors.Join(err, w.Close(wctx)); err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
+	return r.rep.Refresh(ctx)
+}
+
+// own makes this machine the owner of the repository's maintenance.
+func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	p, err := maintenance.GetParams(ctx, w)
+	if err != nil {
+		return err
+	}
+	blobs, err := w.FormatManager().BlobCfgBlob(ctx)
+	if err != nil {
+		return err
+	}
+	me := w.ClientOptions().UsernameAtHost()
+	if p.Owner == me && p.ExtendObjectLocks == blobs.IsRetentionEnabled() {
+		return nil
+	}
+	p.Owner, p.ExtendObjectLocks = me, blobs.IsRetentionEnabled()
+	if err := maintenance.SetParams(ctx, w, p); err != nil {
+		return err
+	}
+	return w.Flush(ctx)
+}
+
+func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters) error {
+	ran := false
+	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
+		ran = true
+		if p.Mode == maintenance.ModeFull {
+			if err := snapshotgc.Run(ctx, w, true, safety, p.MaintenanceStartTime); err != nil {
+				return err
+			}
+		}
+		return maintenance.Run(ctx, p, safety)
+	})
+	if err == nil && !ran {
+		return fmt.Errorf("%w: another process of this machine is at it", ErrConflict)
+	}
+	return err
+}

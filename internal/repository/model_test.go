@@ -1,0 +1,153 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// memory is a disk in memory, and a source of backups that knows what changed.
+type memory struct {
+	data    []byte
+	changed extent.Set
+	point   int // the point in time that changed counts from
+}
+
+func (m *memory) ReadAt(_ context.Context, p []byte, offset int64) error {
+	copy(p, m.data[offset:offset+int64(len(p))])
+	return nil
+}
+
+func (m *memory) write(r *rand.Rand, e extent.Extent, zero bool) {
+	for i := e.Offset; i < e.End(); i++ {
+		m.data[i] = 0
+		if !zero {
+			m.data[i] = byte(r.Uint32())
+		}
+	}
+	m.changed = m.changed.Union(extent.NewSet(e))
+}
+
+func (m *memory) source(known bool) DiskSource {
+	d := DiskSource{Name: "root", Bytes: int64(len(m.data)), Reader: m, Identity: "a", Change: fmt.Sprint(m.point + 1)}
+	if known {
+		d.Changes = &Changes{Since: fmt.Sprint(m.point), Set: m.changed}
+	}
+	m.point++
+	m.changed = extent.Set{}
+	return d
+}
+
+var testSource = Source{Host: "host", User: "varve", Path: "/vm"}
+
+// Whatever happens to a disk, and whatever goes and is cleaned up in between, each of its restore points gives back what the disk held.
+func TestEveryRestorePointIsWhatTheDiskWas(t *testing.T) {
+	t.Parallel()
+	repository, _ := newRepository(t)
+	var sources atomic.Int64
+	rapid.Check(t, func(rt *rapid.T) {
+		source := testSource
+		source.Path = fmt.Sprintf("/vm-%d", sources.Add(1))
+		m := &model{r: repository, source: source, want: map[string][]byte{}, block: rapid.SampledFrom([]int64{256 * kib, mib}).Draw(rt, "block")}
+		m.disk.data = make([]byte, rapid.Int64Range(1, 3*m.block+m.block/2).Draw(rt, "bytes"))
+		m.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
+		rt.Repeat(map[string]func(*rapid.T){
+			"write": m.write, "resize": m.resize, "back up": m.backUp, "delete": m.delete, "maintain": m.maintain, "": m.check,
+		})
+	})
+}
+
+// model is a disk with what it held at each of its restore points.
+type model struct {
+	r      *Repository
+	source Source
+	block  int64
+	disk   memory
+	random *rand.Rand
+	want   map[string][]byte
+	// generation is how many restore points were made.
+	generation int
+	checked    int
+}
+
+func (m *model) write(rt *rapid.T) {
+	at := rapid.Int64Range(0, int64(len(m.disk.data))-1).Draw(rt, "at")
+	n := min(int64(len(m.disk.data))-at, rapid.Int64Range(1, m.block).Draw(rt, "length"))
+	m.disk.write(m.random, extent.Extent{Offset: at, Length: n}, rapid.Bool().Draw(rt, "zero"))
+}
+
+func (m *model) resize(rt *rapid.T) {
+	resized := make([]byte, rapid.Int64Range(1, 3*m.block).Draw(rt, "to"))
+	copy(resized, m.disk.data)
+	m.disk.changed = m.disk.changed.Intersect(extent.NewSet(extent.Extent{Length: int64(len(resized))}))
+	m.disk.data = resized
+}
+
+func (m *model) backUp(rt *rapid.T) {
+	m.generation++
+	p, err := m.r.Backup(context.Background(), Request{
+		Source: m.source, Time: time.Unix(int64(m.generation), 0), BlockBytes: m.block, Workers: 2,
+		Disks: []DiskSource{m.disk.source(rapid.IntRange(0, 3).Draw(rt, "known") > 0)},
+	})
+	if err != nil {
+		rt.Fatal(err)
+	}
+	m.want[p.ID] = bytes.Clone(m.disk.data)
+}
+
+func (m *model) delete(rt *rapid.T) {
+	if len(m.want) == 0 {
+		rt.Skip("nothing to delete")
+	}
+	id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.want))).Draw(rt, "id")
+	if err := m.r.Delete(context.Background(), id); err != nil {
+		rt.Fatal(err)
+	}
+	delete(m.want, id)
+}
+
+func (m *model) maintain(rt *rapid.T) {
+	if err := m.r.Maintain(context.Background(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+		rt.Fatal(err)
+	}
+	m.checked = -1
+}
+
+// check compares all restore points after each one that was made, and after maintenance.
+func (m *model) check(rt *rapid.T) {
+	if m.checked == m.generation {
+		return
+	}
+	m.checked = m.generation
+	points, err := m.r.List(context.Background(), &m.source)
+	if err != nil || len(points) != len(m.want) {
+		rt.Fatalf("%d restore points, want %d: %v", len(points), len(m.want), err)
+	}
+	for _, p := range points {
+		same(rt, m.r, p, m.want[p.ID])
+	}
+}
+
+func same(tb interface{ Fatalf(string, ...any) }, r *Repository, p *RestorePoint, want []byte) {
+	image, err := r.Image(context.Background(), p.Disks[0])
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	got := make([]byte, image.Disk.Bytes)
+	if err := image.ReadAt(context.Background(), got, 0); err != nil {
+		tb.Fatalf("%v", err)
+	}
+	if !bytes.Equal(got, want) {
+		tb.Fatalf("restore point %s of %s differs (full: %q)", p.ID, p.Time, p.Disks[0].FullReason)
+	}
+}

@@ -1,0 +1,202 @@
+package repository
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+)
+
+const (
+	// formatVersion is the version of the entry that describes a restore point.
+	formatVersion = 1
+	// pointEntry is the name of that entry in the restore point's directory. No disk has it.
+	pointEntry = "varve.json"
+	// maxPointBytes bounds what is read of it.
+	maxPointBytes = 16 * mib
+	// tagFormat marks a kopia snapshot as a restore point.
+	tagFormat = "tag:varve"
+)
+
+// Source is whose disks a history is of: kopia's user@host:path.
+type Source struct {
+	Host string `json:"host"`
+	User string `json:"user"`
+	// Path begins with a slash.
+	Path string `json:"path"`
+}
+
+func (s Source) String() string { return s.User + "@" + s.Host + ":" + s.Path }
+
+func (s Source) info() snapshot.SourceInfo {
+	return snapshot.SourceInfo{Host: s.Host, UserName: s.User, Path: s.Path}
+}
+
+// RestorePoint is what the disks of a source held at one moment.
+type RestorePoint struct {
+	// ID is the kopia snapshot's.
+	ID     string    `json:"id"`
+	Source Source    `json:"source"`
+	Time   time.Time `json:"time"`
+	Disks  []Disk    `json:"disks"`
+	// Pins keep the restore point from retention.
+	Pins []string `json:"pins,omitempty"`
+}
+
+// Disk returns the disk called name.
+func (p *RestorePoint) Disk(name string) (*Disk, error) {
+	for i := range p.Disks {
+		if p.Disks[i].Name == name {
+			return &p.Disks[i], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: restore point %s has no disk %q", ErrNotFound, p.ID, name)
+}
+
+// Disk is one disk of a restore point, as it stands in the entry varve.json.
+type Disk struct {
+	Name string `json:"name"`
+	// Bytes is the disk's size, BlockBytes that of its blocks.
+	Bytes      int64 `json:"bytes"`
+	BlockBytes int64 `json:"blockBytes"`
+	// Object is the kopia object with the disk's content: the list of its regions.
+	Object object.ID `json:"object"`
+	// Zero is the block of BlockBytes zeroes, ZeroTail that of the disk's last block if it is shorter. Holes refer to them.
+	Zero     object.ID `json:"zero"`
+	ZeroTail object.ID `json:"zeroTail"`
+	// Digest is "sha256:" and the SHA-256 of the list of regions as it is stored: of hashes of hashes of the content. In one repository
+	// two disks with the same digest have the same content; where blocks differ, so do their tables and the list.
+	Digest string `json:"digest"`
+	// Identity is what tells the source's disk from another one of its name: a claim's UID, a file system's and an inode.
+	Identity string `json:"identity,omitempty"`
+	// Change is the point in time in the source's own tracking of changes: a checkpoint, a bitmap, a snapshot.
+	Change string `json:"change,omitempty"`
+	// Parent is the restore point whose table was the beginning of this one's, with the Change that the changes were counted from.
+	Parent string `json:"parent,omitempty"`
+	Base   string `json:"base,omitempty"`
+	// FullReason says why everything was read; empty for an incremental.
+	FullReason FullReason `json:"fullReason,omitempty"`
+	Stats      Stats      `json:"stats"`
+}
+
+// Stats is what a backup did with a disk, in bytes.
+type Stats struct {
+	// ReadBytes were read from the source, ZeroBytes of them were zero.
+	ReadBytes int64 `json:"readBytes"`
+	ZeroBytes int64 `json:"zeroBytes"`
+	// ChangedBytes are in blocks that are not the parent's.
+	ChangedBytes int64 `json:"changedBytes"`
+}
+
+// pointFile is the content of varve.json.
+type pointFile struct {
+	Format int       `json:"format"`
+	Time   time.Time `json:"time"`
+	Disks  []Disk    `json:"disks"`
+}
+
+func encodePoint(p *RestorePoint) ([]byte, error) {
+	return json.MarshalIndent(pointFile{Format: formatVersion, Time: p.Time.UTC(), Disks: p.Disks}, "", "  ")
+}
+
+// decodePoint reads and checks a varve.json.
+func decodePoint(data []byte) (pointFile, error) {
+	var f pointFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		return f, fmt.Errorf("%w: %s: %w", ErrCorrupt, pointEntry, err)
+	}
+	if f.Format != formatVersion {
+		return f, fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", ErrInvalid, pointEntry, f.Format, formatVersion)
+	}
+	for i, d := range f.Disks {
+		if _, err := newGeometry(d.Bytes, d.BlockBytes); err != nil {
+			return f, fmt.Errorf("%w: %s: disk %q: %w", ErrCorrupt, pointEntry, d.Name, err)
+		}
+		if d.Name == "" || slices.ContainsFunc(f.Disks[:i], func(o Disk) bool { return o.Name == d.Name }) {
+			return f, fmt.Errorf("%w: %s: disk %d is called %q", ErrCorrupt, pointEntry, i, d.Name)
+		}
+	}
+	return f, nil
+}
+
+// List returns the restore points of a source, or of all for nil, oldest first. Those that cannot be read are in the error,
+// which does not keep the others from being returned.
+func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint, error) {
+	snapshots, err := r.snapshots(ctx, source)
+	if snapshots == nil && err != nil {
+		return nil, err
+	}
+	var points []*RestorePoint
+	for _, m := range snapshots {
+		p, bad := readPoint(ctx, r.rep, m)
+		if bad != nil {
+			err = errors.Join(err, bad)
+			continue
+		}
+		points = append(points, p)
+	}
+	slices.SortFunc(points, func(a, b *RestorePoint) int { return a.Time.Compare(b.Time) })
+	return points, err
+}
+
+// readPoint reads the entries of a restore point's directory.
+func readPoint(ctx context.Context, rep repo.Repository, m *snapshot.Manifest) (*RestorePoint, error) {
+	if m.RootEntry == nil {
+		return nil, fmt.Errorf("%w: snapshot %s has no root", ErrCorrupt, m.ID)
+	}
+	var dir snapshot.DirManifest
+	if err := readJSON(ctx, rep, m.RootEntry.ObjectID, &dir); err != nil {
+		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
+	}
+	i := slices.IndexFunc(dir.Entries, func(e *snapshot.DirEntry) bool { return e.Name == pointEntry })
+	if i < 0 {
+		return nil, fmt.Errorf("%w: restore point %s has no %s", ErrCorrupt, m.ID, pointEntry)
+	}
+	data, err := readAll(ctx, rep, dir.Entries[i].ObjectID)
+	if err != nil {
+		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
+	}
+	f, err := decodePoint(data)
+	if err != nil {
+		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
+	}
+	return &RestorePoint{
+		ID: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path},
+		Time: f.Time, Disks: f.Disks, Pins: m.Pins,
+	}, nil
+}
+
+func readJSON(ctx context.Context, rep repo.Repository, id object.ID, into any) error {
+	data, err := readAll(ctx, rep, id)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("%w: object %s: %w", ErrCorrupt, id, err)
+	}
+	return nil
+}
+
+// readAll reads a small object.
+func readAll(ctx context.Context, rep repo.Repository, id object.ID) ([]byte, error) {
+	or, err := rep.OpenObject(ctx, id)
+	if err != nil {
+		return nil, readError(fmt.Sprintf("open object %s", id), err)
+	}
+	defer or.Close()
+	if or.Length() > maxPointBytes {
+		return nil, fmt.Errorf("%w: object %s has %d bytes", ErrCorrupt, id, or.Length())
+	}
+	data, err := io.ReadAll(or)
+	if err != nil {
+		return nil, readError(fmt.Sprintf("read object %s", id), err)
+	}
+	return data, nil
+}

@@ -1,0 +1,162 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// FullReason says why a disk was read as a whole.
+type FullReason string
+
+// The reasons.
+const (
+	// FullAsked: the request said so.
+	FullAsked FullReason = "Requested"
+	// FullNoParent: the source has no restore point with this disk.
+	FullNoParent FullReason = "NoParent"
+	// FullNoChanges: the source does not know what changed.
+	FullNoChanges FullReason = "ChangesUnknown"
+	// FullOtherBase: the changes are not counted from the parent's point in time.
+	FullOtherBase FullReason = "OtherBase"
+	// FullOtherIdentity: it is another disk of the same name.
+	FullOtherIdentity FullReason = "DiskReplaced"
+	// FullOtherBlocks: the parent has blocks of another size.
+	FullOtherBlocks FullReason = "OtherBlockSize"
+	// FullParentDamaged: the parent's table, or a block in it, is not in the repository any more.
+	FullParentDamaged FullReason = "ParentDamaged"
+)
+
+// Reader reads a disk as it was at the point in time of the backup.
+type Reader interface {
+	// ReadAt fills p with the bytes from offset on, or fails. It is called from several goroutines.
+	ReadAt(ctx context.Context, p []byte, offset int64) error
+}
+
+// DiskSource is a disk to be backed up.
+type DiskSource struct {
+	// Name is the disk's in the restore point, without slashes.
+	Name   string
+	Bytes  int64
+	Reader Reader
+	// Data has the bytes that may be other than zero; nil: all. Everything else is not read.
+	Data *extent.Set
+	// Changes since an earlier point in time; nil: unknown.
+	Changes *Changes
+	// Identity and Change are recorded (see Disk).
+	Identity, Change string
+}
+
+// Changes are what changed on a disk since another point in time.
+type Changes struct {
+	// Since is the Change that the other backup of the disk recorded.
+	Since string
+	Set   extent.Set
+}
+
+// Request asks for a restore point.
+type Request struct {
+	Source Source
+	Time   time.Time
+	Disks  []DiskSource
+	// Parent is the ID of the restore point to start from, ParentAuto or ParentNone.
+	Parent string
+	// BlockBytes for disks without a history; 0: DefaultBlockBytes.
+	BlockBytes int64
+	// Compression is "s2", "zstd" or "none"; "": s2. A block that does not become smaller is stored as it is.
+	Compression string
+	// Workers read, hash, compress and upload side by side, a block each; 0: DefaultWorkers.
+	Workers int
+	// CheckpointEvery is how often what was uploaded is made findable for the case that this process dies; 0: 5 minutes.
+	CheckpointEvery time.Duration
+	// Progress is called now and then, from one goroutine at a time; nil: not.
+	Progress func(Progress)
+}
+
+// Choices of Request.Parent.
+const (
+	ParentAuto = "auto"
+	ParentNone = "none"
+)
+
+const (
+	// DefaultBlockBytes is what docs/format.md has measurements for.
+	DefaultBlockBytes = 256 * kib
+	// DefaultWorkers is more than there are processors, because readers wait.
+	DefaultWorkers = 8
+
+	defaultCheckpointEvery = 5 * time.Minute
+)
+
+// compressors maps the names of Request.Compression to kopia's.
+var compressors = map[string]string{"s2": "s2-default", "zstd": "zstd-fastest", "none": ""}
+
+// Progress is how far a backup is, over all its disks, in bytes.
+type Progress struct {
+	// TotalBytes is the sum of the disks' sizes; ScannedBytes of them are settled, of which ReadBytes were read,
+	// ChangedBytes are new in this restore point and UploadedBytes went to the storage: less, because of compression and of what was there already.
+	TotalBytes, ScannedBytes, ReadBytes, ChangedBytes, UploadedBytes int64
+}
+
+func (q *Request) withDefaults() Request {
+	out := *q
+	if out.Parent == "" {
+		out.Parent = ParentAuto
+	}
+	if out.BlockBytes == 0 {
+		out.BlockBytes = DefaultBlockBytes
+	}
+	if out.Compression == "" {
+		out.Compression = "s2"
+	}
+	if out.Workers <= 0 {
+		out.Workers = DefaultWorkers
+	}
+	if out.CheckpointEvery <= 0 {
+		out.CheckpointEvery = defaultCheckpointEvery
+	}
+	if out.Progress == nil {
+		out.Progress = func(Progress) {}
+	}
+	return out
+}
+
+func (q *Request) validate() error {
+	if q.Source.Host == "" || q.Source.User == "" || q.Source.Path == "" {
+		return fmt.Errorf("%w: source %q: host, user and path are needed", ErrInvalid, q.Source)
+	}
+	if len(q.Disks) == 0 {
+		return fmt.Errorf("%w: no disks", ErrInvalid)
+	}
+	if _, ok := compressors[q.Compression]; !ok {
+		return fmt.Errorf("%w: compression %q: s2, zstd or none", ErrInvalid, q.Compression)
+	}
+	names := map[string]bool{pointEntry: true}
+	for _, d := range q.Disks {
+		if err := validName(d.Name); err != nil {
+			return err
+		}
+		if names[d.Name] {
+			return fmt.Errorf("%w: disk name %q is taken", ErrInvalid, d.Name)
+		}
+		names[d.Name] = true
+		if _, err := newGeometry(d.Bytes, q.BlockBytes); err != nil {
+			return fmt.Errorf("disk %s: %w", d.Name, err)
+		}
+	}
+	return nil
+}
+
+func validName(name string) error {
+	if name == "" || len(name) > 200 || name == "." || name == ".." {
+		return fmt.Errorf("%w: disk name %q", ErrInvalid, name)
+	}
+	for _, c := range name {
+		if c == '/' || c < ' ' {
+			return fmt.Errorf("%w: disk name %q: a slash or control character", ErrInvalid, name)
+		}
+	}
+	return nil
+}

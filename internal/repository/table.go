@@ -1,0 +1,99 @@
+package repository
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+const (
+	// tablePrefix makes a content one of kopia's indirect tables, which are kept in packs of metadata.
+	tablePrefix = "x"
+	// tableCompressor is what tables are compressed with; the IDs in them are hexadecimal.
+	tableCompressor = "zstd-fastest"
+	// regionSplitter keeps a region's table in one content: RegionBlocks entries are about 20 KiB.
+	regionSplitter = "FIXED-1M"
+	// listSplitter cuts the list of a large disk's regions, so that what did not change of it is not stored again.
+	listSplitter = "FIXED-128K"
+	streamID     = "kopia:indirect"
+)
+
+// table is kopia's indirect object: what the bytes from Start are, in order and without gaps.
+type table struct {
+	Stream  string                       `json:"stream"`
+	Entries []object.IndirectObjectEntry `json:"entries"`
+}
+
+// writeTable stores entries and returns the ID of the object that they make up, and the table's bytes.
+func writeTable(ctx context.Context, w repo.RepositoryWriter, entries []object.IndirectObjectEntry, splitter string) (object.ID, []byte, error) {
+	data, err := json.Marshal(table{Stream: streamID, Entries: entries})
+	if err != nil {
+		return object.EmptyID, nil, err
+	}
+	id, err := writeObject(ctx, w, data, object.WriterOptions{Description: "TABLE", Prefix: tablePrefix, Compressor: tableCompressor, MetadataCompressor: tableCompressor, Splitter: splitter})
+	if err != nil {
+		return object.EmptyID, nil, fmt.Errorf("write a table of %d entries: %w", len(entries), err)
+	}
+	id, err = object.ParseID("I" + id.String())
+	return id, data, err
+}
+
+func writeObject(ctx context.Context, w repo.RepositoryWriter, data []byte, options object.WriterOptions) (object.ID, error) {
+	ow := w.NewObjectWriter(ctx, options)
+	defer ow.Close()
+	if _, err := ow.Write(data); err != nil {
+		return object.EmptyID, err
+	}
+	return ow.Result()
+}
+
+// contents reads contents the way kopia's object package wants to.
+type contents struct{ contentReader }
+
+// PrefetchContents does nothing: whoever reads here reads in parallel.
+func (contents) PrefetchContents(context.Context, []content.ID, string) []content.ID { return nil }
+
+// readTable loads the table behind id and checks that it covers span in the parts that wanted tells, in order.
+func readTable(ctx context.Context, r contentReader, id object.ID, parts []extent.Extent) ([]object.IndirectObjectEntry, error) {
+	inner, ok := id.IndexObjectID()
+	if !ok {
+		return nil, fmt.Errorf("%w: object %s is not a table", ErrCorrupt, id)
+	}
+	entries, err := object.LoadIndexObject(ctx, contents{r}, inner)
+	if err != nil {
+		return nil, readError(fmt.Sprintf("read table %s", id), err)
+	}
+	if len(entries) != len(parts) {
+		return nil, fmt.Errorf("%w: table %s has %d entries, not %d", ErrCorrupt, id, len(entries), len(parts))
+	}
+	for i, e := range entries {
+		if e.Start != parts[i].Offset-parts[0].Offset || e.Length != parts[i].Length || e.Object == object.EmptyID {
+			return nil, fmt.Errorf("%w: entry %d of table %s is for %d+%d", ErrCorrupt, i, id, e.Start, e.Length)
+		}
+	}
+	return entries, nil
+}
+
+// readRegions loads the list of a disk's regions.
+func readRegions(ctx context.Context, r contentReader, g geometry, id object.ID) ([]object.IndirectObjectEntry, error) {
+	parts := make([]extent.Extent, g.regions())
+	for i := range parts {
+		parts[i] = g.region(i)
+	}
+	return readTable(ctx, r, id, parts)
+}
+
+// readBlocks loads the table of region i.
+func readBlocks(ctx context.Context, r contentReader, g geometry, i int, id object.ID) ([]object.IndirectObjectEntry, error) {
+	parts := make([]extent.Extent, g.blocks(i))
+	for j := range parts {
+		parts[j] = g.blockOf(i, j)
+	}
+	return readTable(ctx, r, id, parts)
+}
