@@ -15,6 +15,9 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err := q.validate(); err != nil {
 		return nil, err
 	}
+	if q.Time.IsZero() {
+		q.Time = r.rep.Time()
+	}
 	parent, err := r.findParent(ctx, &q)
 	if err != nil {
 		return nil, err

@@ -31,9 +31,6 @@ func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
 	if errors.As(err, &damaged) && errors.Is(err, ErrCorrupt) {
 		out, err = s.attempt(d, diskPlan{geometry: plan.geometry, full: FullParentDamaged})
 	}
-	if err == nil && out.Parent != "" {
-		out.Parent = parent.ID
-	}
 	return out, err
 }
 
@@ -257,7 +254,7 @@ func (w *diskWriter) finish(list []object.IndirectObjectEntry) (*Disk, error) {
 		FullReason: w.plan.full, Stats: w.stats,
 	}
 	if w.plan.parent != nil {
-		d.Parent, d.Base = "set by the caller", w.plan.parent.Change
+		d.Parent, d.Base = w.plan.parentID, w.plan.parent.Change
 	}
 	return d, nil
 }

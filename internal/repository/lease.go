@@ -18,12 +18,18 @@ const (
 	tagLease    = "tag:varve-lease"
 	// leaseLife is how long a lease counts whose owner is not heard of any more. Garbage collection takes contents that are a day old.
 	leaseLife = 72 * time.Hour
+	// leaseRenewal is after how long a backup that still runs stores its lease anew.
+	leaseRenewal = leaseLife / 6
+	// releaseTimeout bounds the end of a lease when the backup has failed, maybe because the storage does not answer.
+	releaseTimeout = time.Minute
 )
 
 // lease protects a parent's content against garbage collection while a backup clones from it, even if the parent is deleted.
 type lease struct {
-	s  *session
-	id manifest.ID
+	s     *session
+	id    manifest.ID
+	root  *snapshot.DirEntry
+	since time.Time
 }
 
 // takeLease returns nil if the parent is gone. The order makes it safe: garbage collection that does not see the lease began
@@ -39,16 +45,8 @@ func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
 	if err := dropStaleLeases(s.ctx, s.w); err != nil {
 		return nil, err
 	}
-	id, err := snapshot.SaveSnapshot(s.ctx, s.w, &snapshot.Manifest{
-		Source: s.q.Source.info(), Description: "parent of a backup that runs", IncompleteReason: leaseReason,
-		StartTime: fs.UTCTimestampFromTime(s.w.Time()), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
-		RootEntry: m.RootEntry, Tags: map[string]string{tagLease: "1"},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
-	}
-	l := &lease{s: s, id: id}
-	if err := s.w.Flush(s.ctx); err != nil {
+	l := &lease{s: s, root: m.RootEntry}
+	if err := l.store(); err != nil {
 		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
 	}
 	if err := s.w.Refresh(s.ctx); err != nil {
@@ -62,6 +60,34 @@ func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
 	return l, nil
 }
 
+// store makes the lease last, in place of an earlier version of itself.
+func (l *lease) store() error {
+	now := l.s.w.Time()
+	id, err := snapshot.SaveSnapshot(l.s.ctx, l.s.w, &snapshot.Manifest{
+		Source: l.s.q.Source.info(), Description: "parent of a backup that runs", IncompleteReason: leaseReason,
+		StartTime: fs.UTCTimestampFromTime(now), EndTime: fs.UTCTimestampFromTime(now),
+		RootEntry: l.root, Tags: map[string]string{tagLease: "1"},
+	})
+	if err != nil {
+		return err
+	}
+	if l.id != "" {
+		if err := l.s.w.DeleteManifest(l.s.ctx, l.id); err != nil {
+			return err
+		}
+	}
+	l.id, l.since = id, now
+	return l.s.w.Flush(l.s.ctx)
+}
+
+// renew keeps a lease from becoming stale.
+func (l *lease) renew() error {
+	if l == nil || l.s.w.Time().Sub(l.since) < leaseRenewal {
+		return nil
+	}
+	return l.store()
+}
+
 // release ends the lease; it may be called twice, and on nil. The session's next flush makes it last, or this one does.
 func (l *lease) release() error {
 	if l == nil || l.id == "" {
@@ -69,7 +95,8 @@ func (l *lease) release() error {
 	}
 	id := l.id
 	l.id = ""
-	ctx := context.WithoutCancel(l.s.ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.s.ctx), releaseTimeout)
+	defer cancel()
 	if err := l.s.w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
 		return fmt.Errorf("end the lease: %w", err)
 	}

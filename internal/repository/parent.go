@@ -51,9 +51,10 @@ func (d *DiskSource) follows(p *RestorePoint) bool {
 // diskPlan is how a disk is backed up.
 type diskPlan struct {
 	geometry geometry
-	// parent is the disk whose table is the beginning, or nil, and then full says why.
-	parent *Disk
-	full   FullReason
+	// parent is the disk whose table is the beginning, of the restore point parentID; or nil, and then full says why.
+	parent   *Disk
+	parentID string
+	full     FullReason
 }
 
 // planDisk decides. Any doubt about the parent means that everything is read.
@@ -87,5 +88,5 @@ func planDisk(d *DiskSource, parent *RestorePoint, asked bool, blockBytes int64)
 		return full(FullParentDamaged)
 	}
 	g, err := newGeometry(d.Bytes, blockBytes)
-	return diskPlan{geometry: g, parent: previous}, err
+	return diskPlan{geometry: g, parent: previous, parentID: parent.ID}, err
 }

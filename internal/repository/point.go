@@ -190,7 +190,7 @@ func readAll(ctx context.Context, rep repo.Repository, id object.ID) ([]byte, er
 	if err != nil {
 		return nil, readError(fmt.Sprintf("open object %s", id), err)
 	}
-	defer or.Close()
+	defer or.Close() //nolint:errcheck // it has nothing to lose
 	if or.Length() > maxPointBytes {
 		return nil, fmt.Errorf("%w: object %s has %d bytes", ErrCorrupt, id, or.Length())
 	}

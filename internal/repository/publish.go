@@ -24,7 +24,7 @@ func (s *session) checkpoint() (stop func() error) {
 				ended <- nil
 				return
 			case <-ticker.C:
-				if err := s.w.Flush(s.ctx); err != nil {
+				if err := errors.Join(s.lease.renew(), s.w.Flush(s.ctx)); err != nil {
 					ended <- fmt.Errorf("checkpoint: %w", err)
 					return
 				}

@@ -59,8 +59,9 @@ type Changes struct {
 // Request asks for a restore point.
 type Request struct {
 	Source Source
-	Time   time.Time
-	Disks  []DiskSource
+	// Time is the point in time of the disks' content; zero: when the backup begins.
+	Time  time.Time
+	Disks []DiskSource
 	// Parent is the ID of the restore point to start from, ParentAuto or ParentNone.
 	Parent string
 	// BlockBytes for disks without a history; 0: DefaultBlockBytes.

@@ -46,7 +46,7 @@ func writeTable(ctx context.Context, w repo.RepositoryWriter, entries []object.I
 
 func writeObject(ctx context.Context, w repo.RepositoryWriter, data []byte, options object.WriterOptions) (object.ID, error) {
 	ow := w.NewObjectWriter(ctx, options)
-	defer ow.Close()
+	defer ow.Close() //nolint:errcheck // Result says what went wrong
 	if _, err := ow.Write(data); err != nil {
 		return object.EmptyID, err
 	}

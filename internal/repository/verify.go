@@ -97,11 +97,13 @@ func (r *Repository) readContents(ctx context.Context, o VerifyOptions, report *
 			return nil
 		}
 		data, err := r.reader().GetContent(ctx, info.ContentID)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err == nil {
+		if err != nil {
+			err = readError(fmt.Sprintf("read content %s", info.ContentID), err)
+		} else {
 			err = rehash(info.ContentID, data)
+		}
+		if err != nil && !errors.Is(err, ErrCorrupt) {
+			return err
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -172,11 +174,11 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 		return nil, err
 	}
 	list, err := readRegions(ctx, v.r, g, d.Object)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if errors.Is(err, ErrCorrupt) {
+		return []Damage{{Disk: d.Name, Err: err}}, nil
 	}
 	if err != nil {
-		return []Damage{{Disk: d.Name, Err: err}}, nil
+		return nil, err
 	}
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(DefaultWorkers)
@@ -188,8 +190,8 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 		queued[e.Object] = true
 		group.Go(func() error {
 			err := v.region(inner, g, i, e.Object)
-			if inner.Err() != nil {
-				return inner.Err()
+			if err != nil && !errors.Is(err, ErrCorrupt) {
+				return err
 			}
 			v.mu.Lock()
 			defer v.mu.Unlock()
