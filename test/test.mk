@@ -1,5 +1,5 @@
 # The tiers of docs/testing.md, cheapest first.
-TIERS := test-unit test-control-plane test-interop test-image test-box test-e2e
+TIERS := test-unit test-control-plane test-peers test-interop test-image test-box test-e2e
 
 .PHONY: test-unit
 test-unit: ## Unit tests: no root, no cluster
@@ -13,11 +13,12 @@ test-control-plane: kube ## Reconcilers and admission against a real kube-apiser
 test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
 	$(GO) test -tags root -timeout 10m ./internal/handler/mount/
+	$(GO) test -tags nbd_interop -timeout 10m $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
-.PHONY: test-s3
-test-s3: peers ## What writes to S3 against a real S3 server, killed and with faults on the wire
-	$(GO) test -tags s3 -timeout 10m $$(hack/packages-with-tag.sh s3)
+.PHONY: test-peers
+test-peers: peers ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
+	$(GO) test -tags peers -timeout 15m $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
 test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -15,6 +16,9 @@ const (
 	// lockLife is how long a lock counts that was not renewed, and lockRenewal how often it is.
 	lockLife    = time.Hour
 	lockRenewal = 5 * time.Minute
+	// lockAttempts is how often a lock is tried whose other holder took it less than lockContest ago and may be about to withdraw.
+	lockAttempts = 4
+	lockContest  = 10 * time.Second
 )
 
 // errLockLost ends the work under a lock that could not be renewed.
@@ -42,8 +46,37 @@ type holder struct {
 	Renewed time.Time `json:"renewed"`
 }
 
+// conflict is a lock of somebody else.
+type conflict struct{ other holder }
+
+func (c *conflict) Error() string {
+	return fmt.Sprintf("%s has it since %s and was last heard of at %s; it counts for %s",
+		c.other.Owner, c.other.Since.Format(time.RFC3339), c.other.Renewed.Format(time.RFC3339), lockLife)
+}
+
+func (c *conflict) Unwrap() error { return ErrConflict }
+
 // lock takes the lock for purpose, or fails with ErrConflict. The context that it returns ends when the lock is lost.
 func (r *Repository) lock(ctx context.Context, purpose string) (context.Context, *lock, error) {
+	for attempt := 1; ; attempt++ {
+		held, l, err := r.tryLock(ctx, purpose)
+		var c *conflict
+		if !errors.As(err, &c) || attempt == lockAttempts || r.rep.Time().Sub(c.other.Since) > lockContest {
+			return held, l, err
+		}
+		// Two that begin at once see each other and both withdraw; of two that wait for different times one is first.
+		timer := time.NewTimer(rand.N(time.Duration(attempt) * time.Second)) //nolint:gosec // no secret
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+// tryLock is one attempt.
+func (r *Repository) tryLock(ctx context.Context, purpose string) (context.Context, *lock, error) {
 	wctx, w, err := r.rep.NewDirectWriter(context.WithoutCancel(ctx), repo.WriteSessionOptions{Purpose: "varve lock " + purpose})
 	if err != nil {
 		return nil, nil, fmt.Errorf("lock for %s: %w", purpose, err)
@@ -109,8 +142,7 @@ func (l *lock) alone() error {
 		if _, err := l.w.GetManifest(l.ctx, m.ID, &other); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %s has it since %s and was last heard of at %s; it counts for %s", ErrConflict,
-			other.Owner, other.Since.Format(time.RFC3339), other.Renewed.Format(time.RFC3339), lockLife)
+		return &conflict{other}
 	}
 	return nil
 }

@@ -26,6 +26,8 @@ type MaintenanceOptions struct {
 	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
 	// runs over two days, because another machine may have begun to refer to it.
 	Exclusive bool
+
+	safety *maintenance.SafetyParameters // of tests
 }
 
 // Maintain does maintenance. Only one machine does at a time; ErrConflict names the other. A machine that maintains becomes the
@@ -43,6 +45,9 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	safety := maintenance.SafetyFull
 	if o.Exclusive {
 		safety = maintenance.SafetyNone
+	}
+	if o.safety != nil {
+		safety = *o.safety
 	}
 	wctx, w, err := r.rep.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "varve maintenance"})
 	if err != nil {

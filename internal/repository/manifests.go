@@ -32,6 +32,9 @@ func (r *Repository) snapshots(ctx context.Context, source *Source) ([]*snapshot
 	var out []*snapshot.Manifest
 	for _, id := range ids {
 		m, err := snapshot.LoadSnapshot(ctx, r.rep, id)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue // deleted since
+		}
 		if err != nil {
 			return nil, fmt.Errorf("restore point %s: %w", id, err)
 		}

@@ -2,9 +2,29 @@ package repository
 
 import (
 	"context"
+	"flag"
+	"os"
 	"path/filepath"
 	"testing"
 )
+
+// TestMain makes the properties cheap unless somebody says how thorough they are to be: each step stores and compares disks.
+func TestMain(m *testing.M) {
+	if os.Getenv(crashConfig) != "" {
+		os.Exit(crashChild())
+	}
+	flag.Parse()
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": "8", "rapid.steps": "12"} {
+		if !given[name] {
+			if err := flag.Set(name, value); err != nil {
+				panic(err)
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
 
 const testPassword = "a password for tests"
 

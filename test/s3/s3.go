@@ -235,6 +235,16 @@ func (s *Server) end(tb testing.TB) {
 }
 
 // find is the path of a peer's program.
+// Program is the path of a program that `make peers` builds: versitygw or kopia.
+func Program(tb testing.TB, name string) string {
+	tb.Helper()
+	path, err := find(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
 func find(program string) (string, error) {
 	dir := os.Getenv("VARVE_PEERS")
 	if dir == "" {

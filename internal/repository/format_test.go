@@ -1,0 +1,97 @@
+package repository
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo/object"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func objectID(tb testing.TB, s string) object.ID {
+	tb.Helper()
+	id, err := object.ParseID(s)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return id
+}
+
+// What is written stays readable: these files are format 1, byte for byte.
+func TestTheFormatIsGolden(t *testing.T) {
+	t.Parallel()
+	block, zero := objectID(t, "709f757b66fdfb48d0f8323744f1bd7e"), objectID(t, "e9aba507fb694c7f4e9a37d9aeb0a5f0")
+	point, err := encodePoint(&RestorePoint{Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
+		{
+			Name: "root", Bytes: 3<<20 + 512, BlockBytes: mib, Object: objectID(t, "Ix0cce21c6cc23d53c46e1fab215077baf"), Zero: zero, ZeroTail: block,
+			Digest: "sha256:00", Identity: "uid", Change: "daily-2", Parent: "p", Base: "daily-1", Stats: Stats{ReadBytes: 2, ZeroBytes: 1, ChangedBytes: 1},
+		},
+		{Name: "data", Bytes: 512, BlockBytes: 256 * kib, Object: block, Zero: zero, ZeroTail: zero, Digest: "sha256:01", FullReason: FullNoParent},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	region, err := json.Marshal(table{Stream: streamID, Entries: []object.IndirectObjectEntry{
+		{Length: mib, Object: block}, {Start: mib, Length: mib, Object: zero}, {Start: 2 * mib, Length: 512, Object: block},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string][]byte{"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n')} {
+		path := filepath.Join("testdata", name)
+		if *update {
+			if err := os.WriteFile(path, got, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestDescriptionsThatAreNotOnesAreRefused(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]error{
+		``:             ErrCorrupt,
+		`{"format":2}`: ErrInvalid,
+		`{"format":1,"disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: ErrCorrupt,
+		`{"format":1,"disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   ErrCorrupt,
+		`{"format":1,"disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  ErrCorrupt,
+	} {
+		if _, err := decodePoint([]byte(content)); !errors.Is(err, want) {
+			t.Errorf("%s: %v", content, err)
+		}
+	}
+}
+
+func FuzzDecodePoint(f *testing.F) {
+	golden, err := os.ReadFile(filepath.Join("testdata", "varve-1.json"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(golden)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := decodePoint(data)
+		if err != nil {
+			return
+		}
+		for _, d := range p.Disks {
+			g := geometry{size: d.Bytes, block: d.BlockBytes}
+			if last := g.region(g.regions() - 1); last.Empty() || last.End() != d.Bytes {
+				t.Errorf("%+v ends at %s", d, last)
+			}
+		}
+	})
+}

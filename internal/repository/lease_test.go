@@ -1,0 +1,282 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/maintenance"
+	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// hooked calls a function before the first read.
+type hooked struct {
+	*memory
+	once sync.Once
+	call func()
+}
+
+func (h *hooked) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	h.once.Do(h.call)
+	return h.memory.ReadAt(ctx, p, offset)
+}
+
+// twoRegions is a disk with a restore point, and a change in its first region only.
+func twoRegions(t *testing.T, r *Repository) (*memory, *RestorePoint) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(3, 4))
+	disk := &memory{data: make([]byte, 65*mib)}
+	disk.write(random, extent.Extent{Offset: mib, Length: 600 * kib}, false)
+	disk.write(random, extent.Extent{Offset: 64*mib + 5, Length: 900 * kib}, false)
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk.write(random, extent.Extent{Offset: mib, Length: 1000}, false)
+	return disk, p
+}
+
+// The parent is deleted and everything unreferenced is collected while an incremental runs that clones from it.
+func TestALeaseKeepsWhatIsCloned(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk, parent := twoRegions(t, r)
+	other := open(t, config)
+	next := disk.source(true)
+	next.Reader = &hooked{memory: disk, call: func() {
+		if err := other.Delete(t.Context(), parent.ID); err != nil {
+			t.Error(err)
+		}
+		// Everything unreferenced goes from the indexes at once; blobs stay for their day, as always when others may work.
+		atOnce := maintenance.SafetyNone
+		atOnce.PackDeleteMinAge = 24 * time.Hour
+		if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, safety: &atOnce}); err != nil {
+			t.Error(err)
+		}
+	}}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{next}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := p.Disks[0]; d.FullReason != "" || d.Stats.ReadBytes != 256*kib || d.Parent != parent.ID {
+		t.Errorf("%+v", d)
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, open(t, config), p, disk.data)
+	if ids, err := snapshot.ListSnapshotManifests(t.Context(), r.rep, nil, map[string]string{tagLease: "1"}); err != nil || len(ids) > 0 {
+		t.Errorf("leases left: %v, %v", ids, err)
+	}
+}
+
+// A parent whose content is gone is noticed before anything is published.
+func TestADamagedParentIsReadAnew(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk, parent := twoRegions(t, r)
+	image, err := r.Image(t.Context(), parent.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := image.blocks(t.Context(), 1) // the region that is cloned as a whole
+	if err != nil {
+		t.Fatal(err)
+	}
+	cid, _, _ := table[0].Object.ContentID()
+	err = repo.DirectWriteSession(t.Context(), r.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		return w.ContentManager().DeleteContent(ctx, cid)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := p.Disks[0]; d.FullReason != FullParentDamaged || d.Parent != "" {
+		t.Errorf("%+v", d)
+	}
+	same(t, r, p, disk.data)
+}
+
+func TestOnlyOneMachineMaintains(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	other := open(t, config)
+	_, held, err := r.lock(t.Context(), "maintenance")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); !errors.Is(err, ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	if err := held.release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
+		t.Error(err)
+	}
+	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: "some"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Of many that want the lock at once at most one has it at any time.
+func TestTheLockExcludes(t *testing.T) {
+	t.Parallel()
+	_, config := newRepository(t)
+	var mu sync.Mutex
+	holders, most, had := 0, 0, 0
+	machines := []*Repository{open(t, config), open(t, config), open(t, config)}
+	var wait sync.WaitGroup
+	for _, r := range machines {
+		wait.Go(func() {
+			for range 4 {
+				_, l, err := r.lock(context.Background(), "test")
+				if errors.Is(err, ErrConflict) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				holders++
+				had++
+				most = max(most, holders)
+				mu.Unlock()
+				time.Sleep(10 * time.Millisecond)
+				mu.Lock()
+				holders--
+				mu.Unlock()
+				if err := l.release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if most > 1 {
+		t.Errorf("%d held it at once", most)
+	}
+	if had == 0 {
+		t.Error("nobody ever got it")
+	}
+}
+
+// A source that fails leaves no restore point, and what was stored is used by the next backup.
+func TestAFailedBackupIsInvisible(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	random := rand.New(rand.NewPCG(3, 4))
+	disk := &memory{data: make([]byte, 20*mib)}
+	disk.write(random, extent.Extent{Length: 20 * mib}, false)
+	broken := disk.source(false)
+	broken.Reader = failing{disk, 15 * mib}
+	var uploaded int64
+	q := Request{Source: testSource, Workers: 1, Disks: []DiskSource{broken}, CheckpointEvery: 100 * time.Millisecond, Progress: func(p Progress) { uploaded = p.UploadedBytes }}
+	if _, err := r.Backup(t.Context(), q); !errors.Is(err, errBroken) {
+		t.Fatal(err)
+	}
+	fresh := open(t, config)
+	if points, err := fresh.List(t.Context(), nil); err != nil || len(points) > 0 {
+		t.Fatalf("%v, %v", points, err)
+	}
+	uploaded = 0
+	q.Disks = []DiskSource{disk.source(false)}
+	p, err := fresh.Backup(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uploaded > 8*mib {
+		t.Errorf("%d bytes uploaded again", uploaded)
+	}
+	same(t, fresh, p, disk.data)
+}
+
+var errBroken = errors.New("no more")
+
+// failing is a disk that cannot be read from an offset on.
+type failing struct {
+	*memory
+	from int64
+}
+
+func (f failing) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	if offset >= f.from {
+		time.Sleep(time.Second) // a checkpoint's time
+		return errBroken
+	}
+	return f.memory.ReadAt(ctx, p, offset)
+}
+
+// collect is a Target in memory.
+type collect struct {
+	mu   sync.Mutex
+	data []byte
+	// synced: Sync was called after the last write.
+	synced bool
+}
+
+func (c *collect) WriteAt(_ context.Context, p []byte, offset int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	copy(c.data[offset:], p)
+	c.synced = false
+	return nil
+}
+
+func (c *collect) Zero(_ context.Context, e extent.Extent) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.data[e.Offset:e.End()])
+	c.synced = false
+	return nil
+}
+
+func (c *collect) Sync(context.Context) error { c.synced = true; return nil }
+
+func TestRestoreWritesEverything(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk, _ := twoRegions(t, r)
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(true)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := &collect{data: bytes.Repeat([]byte{0xaa}, len(disk.data))}
+	var done sync.Map
+	if err := image.Restore(t.Context(), target, RestoreOptions{Finished: func(region int, _ extent.Extent) { done.Store(region, true) }}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(target.data, disk.data) || !target.synced {
+		t.Error("the target differs, or was not synced")
+	}
+	target = &collect{data: bytes.Repeat([]byte{0xaa}, len(disk.data))}
+	if err := image.Restore(t.Context(), target, RestoreOptions{Done: func(region int) bool { return region == 0 }}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(target.data[64*mib:], disk.data[64*mib:]) || target.data[0] != 0xaa {
+		t.Error("what was done was done again, or the rest was not")
+	}
+	data, err := image.Data(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := extent.NewSet(extent.Extent{Offset: mib, Length: 768 * kib}, extent.Extent{Offset: 64 * mib, Length: mib})
+	if !data.Subtract(want).Empty() || !want.Subtract(data).Empty() {
+		t.Errorf("data %v", data)
+	}
+}

@@ -1,0 +1,175 @@
+//go:build peers
+
+package repository
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/s3"
+)
+
+// history makes restore points of a disk that changes, and returns the last with what the disk holds.
+func history(t *testing.T, r *Repository, points int) (*RestorePoint, []byte) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(1, 1))
+	disk := &memory{data: make([]byte, 70*mib+777)}
+	disk.write(random, extent.Extent{Offset: 5 * mib, Length: 9 * mib}, false)
+	disk.write(random, extent.Extent{Offset: 69 * mib, Length: mib + 777}, false)
+	var last *RestorePoint
+	for i := range points {
+		p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(int64(1000+i), 0), Disks: []DiskSource{disk.source(i > 0)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && p.Disks[0].FullReason != "" {
+			t.Errorf("restore point %d is full: %s", i, p.Disks[0].FullReason)
+		}
+		if last = p; i < points-1 {
+			disk.write(random, extent.Extent{Offset: int64(i) * 20 * mib, Length: 300000}, false)
+		}
+	}
+	return last, disk.data
+}
+
+// The upstream kopia reads everything, and its maintenance loses nothing.
+func TestKopiaReadsWhatVarveWrites(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	last, want := history(t, r, 3)
+	kopia := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(s3.Program(t, "kopia"), append([]string{"--config-file=" + config, "--log-dir=" + t.TempDir()}, args...)...)
+		cmd.Env = append(os.Environ(), "KOPIA_PASSWORD="+testPassword, "KOPIA_CHECK_FOR_UPDATES=false")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("kopia %v: %v\n%s", args, err, out)
+		}
+	}
+	restores := func(id string) {
+		t.Helper()
+		dir := filepath.Join(t.TempDir(), "out")
+		kopia("snapshot", "restore", id, dir)
+		got, err := os.ReadFile(filepath.Join(dir, "root"))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("kopia restores %d bytes that differ: %v", len(got), err)
+		}
+	}
+	kopia("snapshot", "list", "--all")
+	kopia("snapshot", "verify", "--verify-files-percent=100")
+	restores(last.ID)
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+		t.Fatal(err)
+	}
+	kopia("maintenance", "run", "--full", "--safety=none")
+	restores(last.ID)
+	same(t, open(t, config), last, want)
+}
+
+// onS3 makes a repository behind e and opens it.
+func onS3(t *testing.T, e s3.Endpoint, o CreateOptions) (*Repository, string) {
+	t.Helper()
+	at := Location{S3: &S3{
+		Endpoint: e.Address, Bucket: e.Bucket, Region: e.Region, Prefix: "varve/", PlainHTTP: e.Authority == nil, RootCA: e.Authority,
+		AccessKey: e.AccessKey, SecretKey: e.SecretKey,
+	}}
+	if err := Create(t.Context(), at, testPassword, o); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config := filepath.Join(dir, "repository.config")
+	if err := Connect(t.Context(), config, at, testPassword, ConnectOptions{CacheDirectory: filepath.Join(dir, "cache"), Host: "host", User: "varve"}); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, config), config
+}
+
+// An S3 server that speaks TLS with an authority of its own and locks what is written.
+func TestS3WithTLSAndObjectLock(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{TLS: true, ObjectLock: true})
+	r, config := onS3(t, server.Endpoint, CreateOptions{LockMode: "COMPLIANCE", LockPeriod: 24 * time.Hour})
+	last, want := history(t, r, 3)
+	same(t, open(t, config), last, want)
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody takes a pack away, not even with the keys.
+	client, locked := server.Client(t), 0
+	for o := range client.ListObjects(t.Context(), server.Bucket, minio.ListObjectsOptions{Prefix: "varve/p", WithVersions: true, Recursive: true}) {
+		err := o.Err
+		if err != nil {
+			t.Fatal(err)
+		}
+		locked++
+		if err := client.RemoveObject(t.Context(), server.Bucket, o.Key, minio.RemoveObjectOptions{VersionID: o.VersionID, GovernanceBypass: true}); err == nil {
+			t.Errorf("%s was deleted", o.Key)
+		}
+	}
+	if locked == 0 {
+		t.Error("no packs")
+	}
+}
+
+// Whatever the storage does, a backup is complete or invisible, and the next one works.
+func TestFaultsOfTheStorage(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]s3.Fault{
+		"500": s3.InternalError, "503": s3.SlowDown, "reply lost": s3.DropReply, "request cut": s3.CutRequest, "response cut": s3.CutResponse, "reset": s3.Reset,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := s3.Start(t, s3.Options{})
+			faults := s3.StartFaults(t, server, 0)
+			r, _ := onS3(t, faults.Endpoint, CreateOptions{})
+			faults.Set(s3.Rule{Fault: fault, Probability: 0.2})
+			last, want := history(t, r, 3)
+			same(t, r, last, want)
+			if faults.Fired(0) == 0 {
+				t.Error("no fault happened")
+			}
+			faults.Set()
+			points, err := r.List(t.Context(), nil)
+			if err != nil || len(points) != 3 {
+				t.Errorf("%d restore points: %v", len(points), err)
+			}
+		})
+	}
+}
+
+// A server that is killed while a backup uploads and comes back: the backup goes on, or fails and leaves nothing.
+func TestTheServerIsKilledDuringABackup(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{})
+	r, config := onS3(t, server.Endpoint, CreateOptions{})
+	disk := &memory{data: make([]byte, 64*mib)}
+	disk.write(rand.New(rand.NewPCG(1, 1)), extent.Extent{Length: 64 * mib}, false)
+	source := disk.source(false)
+	source.Reader = slowly{disk}
+	go func() {
+		time.Sleep(100 * time.Millisecond)
+		server.Kill(t)
+		time.Sleep(300 * time.Millisecond)
+		server.Restart(t)
+	}()
+	_, first := r.Backup(context.WithoutCancel(t.Context()), Request{Source: testSource, Disks: []DiskSource{source}, CheckpointEvery: 50 * time.Millisecond})
+	fresh := open(t, config)
+	points, err := fresh.List(t.Context(), nil)
+	if err != nil || (first == nil) != (len(points) == 1) || len(points) > 1 {
+		t.Fatalf("backup: %v; %d restore points: %v", first, len(points), err)
+	}
+	t.Logf("the backup: %v", first)
+	p, err := fresh.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, fresh, p, disk.data)
+}
