@@ -65,7 +65,7 @@ func (r *Repository) lock(ctx context.Context, purpose string) (context.Context,
 			return held, l, err
 		}
 		// Two that begin at once see each other and both withdraw; of two that wait for different times one is first.
-		timer := time.NewTimer(rand.N(time.Duration(attempt) * time.Second)) //nolint:gosec // no secret
+		timer := time.NewTimer(rand.N(time.Duration(attempt) * time.Second)) //nolint:gosec,forbidigo // no secret, and not to be repeated: others must wait for other times
 		select {
 		case <-ctx.Done():
 			timer.Stop()

@@ -234,7 +234,6 @@ func (s *Server) end(tb testing.TB) {
 	}
 }
 
-// find is the path of a peer's program.
 // Program is the path of a program that `make peers` builds: versitygw or kopia.
 func Program(tb testing.TB, name string) string {
 	tb.Helper()
@@ -245,6 +244,7 @@ func Program(tb testing.TB, name string) string {
 	return path
 }
 
+// find is the path of a peer's program.
 func find(program string) (string, error) {
 	dir := os.Getenv("VARVE_PEERS")
 	if dir == "" {
