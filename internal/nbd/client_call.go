@@ -160,6 +160,9 @@ func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, st
 	var s *slot
 	select {
 	case s = <-c.free:
+		if err = c.Err(); err != nil { // Nobody empties the queue any more.
+			c.free <- s
+		}
 	case <-c.dead:
 		err = c.cause
 	case <-ctx.Done():

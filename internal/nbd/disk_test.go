@@ -111,7 +111,9 @@ func (d *memDisk) WriteZeroes(ctx context.Context, e extent.Extent, noHole, _ bo
 }
 
 func (d *memDisk) Trim(ctx context.Context, e extent.Extent) error {
+	d.mu.Lock()
 	d.trims++
+	d.mu.Unlock()
 	return d.WriteZeroes(ctx, e, false, false)
 }
 

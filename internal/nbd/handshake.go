@@ -203,7 +203,7 @@ func (h *clientHandshake) contexts(export string, names []string) error {
 	for _, name := range names {
 		asked[name] = true
 	}
-	err := h.option(optSetMetaContext, contextRequest{export: export, queries: names}.append(nil), func(kind uint32, data []byte) error {
+	err := h.option(optSetMetaContext, contextRequest{export: export, queries: names}.encode(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
 			return violation("reply %d to option SET_META_CONTEXT", kind)
 		}
@@ -227,7 +227,7 @@ func (h *clientHandshake) contexts(export string, names []string) error {
 // info asks what the export is, with NBD_OPT_GO to begin its transmission phase, with NBD_OPT_INFO not.
 func (h *clientHandshake) info(option uint32, name string) (Info, error) {
 	i := Info{Block: defaultBlockSizes, Bytes: -1}
-	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.append(nil)
+	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.encode()
 	err := h.option(option, data, func(kind uint32, data []byte) error {
 		if kind != repInfo {
 			return violation("reply %d to option %s", kind, optionName(option))

@@ -48,7 +48,7 @@ func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
 
 func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
 	var names []string
-	err := h.option(optListMetaContext, q.append(nil), func(kind uint32, data []byte) error {
+	err := h.option(optListMetaContext, q.encode(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
 			return violation("reply %d to option LIST_META_CONTEXT", kind)
 		}

@@ -68,9 +68,11 @@ func (c *session) handshake(ctx context.Context, h *serverHandshake) error {
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.interrupt)
 	err := h.run(ctx)
-	if !stop() && err == nil {
-		h.export.release()
-		err = context.Cause(ctx)
+	if !stop() {
+		if err == nil {
+			h.export.release()
+		}
+		err = errors.Join(context.Cause(ctx), err)
 	}
 	if err != nil {
 		return fmt.Errorf("handshake: %w", err)

@@ -210,8 +210,9 @@ type exportRequest struct {
 	infos []uint16
 }
 
-func (e exportRequest) append(b []byte) []byte {
-	b = appendText(b, e.name)
+// encode is the data as it is on the wire.
+func (e exportRequest) encode() []byte {
+	b := appendText(nil, e.name)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(e.infos)))
 	for _, i := range e.infos {
 		b = binary.BigEndian.AppendUint16(b, i)
@@ -237,8 +238,9 @@ type contextRequest struct {
 	queries []string
 }
 
-func (c contextRequest) append(b []byte) []byte {
-	b = appendText(b, c.export)
+// encode is the data as it is on the wire.
+func (c contextRequest) encode() []byte {
+	b := appendText(nil, c.export)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(c.queries)))
 	for _, q := range c.queries {
 		b = appendText(b, q)

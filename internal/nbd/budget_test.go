@@ -1,0 +1,94 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// TestBudgetIsNeverExceeded, whoever gives up waiting, and nobody waits for ever.
+func TestBudgetIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	const total = 10
+	b := newBudget(total)
+	var used atomic.Int64
+	var all sync.WaitGroup
+	for i := range int64(8) {
+		all.Go(func() {
+			for j := range int64(200) {
+				ctx, cancel := context.WithCancel(testContext(t))
+				if j%3 == i%3 {
+					go cancel()
+				}
+				n, err := b.acquire(ctx, 1+(i*j)%13)
+				if err == nil {
+					if now := used.Add(n); now > total {
+						t.Errorf("%d of %d in use", now, total)
+					}
+					used.Add(-n)
+					b.release(n)
+				} else if !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	if b.free != total || b.first != nil || b.last != nil {
+		t.Errorf("%d of %d are free", b.free, total)
+	}
+}
+
+// TestCoverage compares with a bool a byte.
+func TestCoverage(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(r *rapid.T) {
+		var c coverage
+		var model [100]bool
+		var bytes int64
+		for range rapid.IntRange(0, 30).Draw(r, "chunks") {
+			at := rapid.Int64Range(0, 99).Draw(r, "offset")
+			e := extent.Extent{Offset: at, Length: rapid.Int64Range(1, min(100-at, 12)).Draw(r, "length")}
+			twice := false
+			for i := e.Offset; i < e.End(); i++ {
+				twice = twice || model[i]
+			}
+			if err := c.add(e); (err != nil) != twice {
+				r.Fatalf("%v: %v", e, err)
+			}
+			if twice {
+				continue
+			}
+			for i := e.Offset; i < e.End(); i++ {
+				model[i] = true
+			}
+			bytes += e.Length
+		}
+		if c.bytes != bytes {
+			r.Fatalf("%d bytes, want %d", c.bytes, bytes)
+		}
+	})
+}
+
+func TestTooManyFragments(t *testing.T) {
+	t.Parallel()
+	var c coverage
+	for i := range int64(maxFragments) {
+		if err := c.add(extent.Extent{Offset: 2 * i, Length: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.add(extent.Extent{Offset: 1, Length: 1}); err != nil {
+		t.Errorf("what joins two: %v", err)
+	}
+	if err := errors.Join(c.add(extent.Extent{Offset: 1 << 30, Length: 1}), c.add(extent.Extent{Offset: 1 << 31, Length: 1})); !errors.Is(err, ErrProtocol) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,280 @@
+package nbd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"runtime"
+	"testing"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// TestCancelInTheMiddleOfAPayload: the caller gets its memory back at once although the server stalls in the middle of
+// what it sends, and the rest of the payload, when it comes, goes nowhere. The connection stays in step.
+func TestCancelInTheMiddleOfAPayload(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, h := range []headers{simpleHeaders, structuredHeaders} {
+				half, rest := make(chan struct{}), make(chan struct{})
+				d := &stallingServer{half: half, rest: rest, h: h}
+				o := Options{}
+				if secure {
+					d.a, o.TLS = a, a.client
+				}
+				c, err := dialScript(t, o, d.serve)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(testContext(t))
+				p := make([]byte, 300_000)
+				go func() {
+					<-half
+					cancel()
+				}()
+				if err := c.ReadAt(ctx, p, 0); !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+				for i := range p {
+					p[i] = 0xaa // The race detector would see the reader in here.
+				}
+				close(rest)
+				q := make([]byte, 1000)
+				if err := c.ReadAt(testContext(t), q, 0); err != nil {
+					t.Fatal(err)
+				}
+				same(t, q, bytes.Repeat([]byte{7}, 1000))
+				same(t, p, bytes.Repeat([]byte{0xaa}, len(p)))
+				if len(c.free) != slotsPerConnection || c.budget.free != c.budget.total {
+					t.Errorf("%d slots and %d bytes are free", len(c.free), c.budget.free)
+				}
+			}
+		})
+	}
+}
+
+// stallingServer answers the first read in two halves, and the next ones at once.
+type stallingServer struct {
+	half, rest chan struct{}
+	h          headers
+	a          *authority
+}
+
+func (s *stallingServer) serve(nc net.Conn) {
+	if s.a != nil {
+		nc = s.secure(nc)
+		defer nc.Close()
+	} else {
+		scriptHandshake(nc, s.h)
+	}
+	for i := 0; ; i++ {
+		r := expectRequest(nc, s.h)
+		if r.length == 0 {
+			return
+		}
+		b := append(reply{simple: true, handle: r.handle}.append(nil, s.h), bytes.Repeat([]byte{7}, int(r.length))...)
+		if s.h != simpleHeaders {
+			b = chunk(s.h, r, replyOffsetData, true, dataPayload(r.offset, int(r.length)))
+		}
+		if i == 0 {
+			nc.Write(b[:len(b)/2])
+			close(s.half)
+			<-s.rest
+			b = b[len(b)/2:]
+		}
+		nc.Write(b)
+	}
+}
+
+// secure does the handshake behind TLS, which is the first thing that a client with TLS asks for.
+func (s *stallingServer) secure(nc net.Conn) net.Conn {
+	nc.Write(greeting())
+	expect(nc, 4)
+	expectOption(nc)
+	nc.Write(optionReply(optStartTLS, repAck, nil))
+	secure := tlsServer(nc, s.a)
+	for {
+		switch option := expectOption(secure); {
+		case option == 0:
+			return secure
+		case option == optGo:
+			secure.Write(optionReply(option, repInfo, new(bytesOf).u16(infoExport).u64(scriptBytes).u16(scriptFlags).b))
+			secure.Write(optionReply(option, repAck, nil))
+			return secure
+		case option == optStructuredReply && s.h == structuredHeaders:
+			secure.Write(optionReply(option, repAck, nil))
+		default:
+			secure.Write(optionReply(option, repErrUnsup, nil))
+		}
+	}
+}
+
+// TestCancelBeforeTheReply: what is given up before its reply is dropped when the reply comes, and the slot is free again only then.
+func TestCancelBeforeTheReply(t *testing.T) {
+	t.Parallel()
+	const h = structuredHeaders
+	got, answer := make(chan struct{}), make(chan struct{})
+	c, err := dialScript(t, Options{Contexts: []string{ContextAllocation}}, func(nc net.Conn) {
+		scriptHandshake(nc, h, 9)
+		read := expectRequest(nc, h)
+		status := expectRequest(nc, h)
+		close(got)
+		<-answer
+		nc.Write(chunk(h, read, replyOffsetHole, false, appendHole(nil, 0, 500)))
+		nc.Write(chunk(h, read, replyOffsetData, true, dataPayload(500, 500)))
+		nc.Write(chunk(h, status, replyBlockStatus, true, new(bytesOf).u32(9).u32(4096).u32(0).b))
+		flush := expectRequest(nc, h)
+		nc.Write(chunk(h, flush, replyNone, true, nil))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(testContext(t))
+	errs := make(chan error, 2)
+	p := bytes.Repeat([]byte{0xbb}, 1000)
+	go func() { errs <- c.ReadAt(ctx, p, 0) }()
+	for len(c.free) == slotsPerConnection { // The read is first.
+		runtime.Gosched()
+	}
+	go func() {
+		_, err := c.Data(ctx, extent.Extent{Length: 4096})
+		errs <- err
+	}()
+	<-got
+	cause := errors.New("enough")
+	cancel(cause)
+	for range 2 {
+		if err := <-errs; !errors.Is(err, cause) {
+			t.Errorf("%v", err)
+		}
+	}
+	if n := len(c.free); n != slotsPerConnection-2 {
+		t.Errorf("%d slots are free before the replies", n)
+	}
+	close(answer)
+	if err := c.Flush(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.free); n != slotsPerConnection || c.budget.free != c.budget.total {
+		t.Errorf("%d slots are free after the replies", n)
+	}
+	same(t, p, bytes.Repeat([]byte{0xbb}, 1000))
+}
+
+// TestCancelAWriteThatIsStuck: the server does not take the payload. The caller gets its memory back, which costs the connection.
+func TestCancelAWriteThatIsStuck(t *testing.T) {
+	t.Parallel()
+	stuck, end := make(chan struct{}), make(chan struct{})
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, structuredHeaders)
+		expect(nc, requestBytes+1)
+		close(stuck)
+		<-end
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer close(end)
+	ctx, cancel := context.WithCancel(testContext(t))
+	go func() {
+		<-stuck
+		cancel()
+	}()
+	p := make([]byte, 1<<20)
+	if err := c.WriteAt(ctx, p, 0, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	for i := range p {
+		p[i] = 1 // The race detector would see the writer in here.
+	}
+	if err := c.Flush(testContext(t)); !errors.Is(err, context.Canceled) || c.Err() == nil {
+		t.Errorf("the next call: %v, %v", err, c.Err())
+	}
+}
+
+// TestDeadConnection: with the connection everything ends with one cause, whoever waits and for what.
+func TestDeadConnection(t *testing.T) {
+	t.Parallel()
+	const h = structuredHeaders
+	const calls = slotsPerConnection + 20
+	die := make(chan struct{})
+	c, err := dialScript(t, Options{MaxInFlightBytes: 50 << 10}, func(nc net.Conn) {
+		scriptHandshake(nc, h)
+		expectRequest(nc, h)
+		<-die
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, 2*calls)
+	for range calls { // More than there are slots and bytes.
+		go func() { errs <- c.ReadAt(context.Background(), make([]byte, 1<<10), 0) }()
+		go func() { errs <- c.Flush(context.Background()) }()
+	}
+	for len(c.free) > 0 {
+		runtime.Gosched()
+	}
+	close(die)
+	for range 2 * calls {
+		if err := <-errs; err == nil || !errors.Is(err, c.Err()) {
+			t.Errorf("%v, and the cause is %v", err, c.Err())
+		}
+	}
+	if err := c.ReadAt(context.Background(), make([]byte, 1), 0); !errors.Is(err, c.Err()) {
+		t.Errorf("later: %v", err)
+	}
+	if err := c.Disconnect(context.Background()); !errors.Is(err, c.Err()) {
+		t.Errorf("disconnect: %v", err)
+	}
+}
+
+// TestCloseEndsWhatIsInFlight: Close is a cause like any other.
+func TestCloseEndsWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{})
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, structuredHeaders)
+		expectRequest(nc, structuredHeaders)
+		close(asked)
+		expect(nc, 1)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error)
+	go func() { errs <- c.Flush(context.Background()) }()
+	<-asked
+	c.Close()
+	if err := <-errs; !errors.Is(err, ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// TestEarlyAnswerToAWrite: a server may refuse a write before it has read all of it.
+func TestEarlyAnswerToAWrite(t *testing.T) {
+	t.Parallel()
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, simpleHeaders)
+		for range 2 {
+			r := expectRequest(nc, simpleHeaders)
+			nc.Write(reply{simple: true, errno: 28, handle: r.handle}.append(nil, simpleHeaders))
+			expect(nc, int(r.length))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		wantErrno(t, c.WriteAt(testContext(t), make([]byte, 1<<20), 0, 0), 28)
+	}
+	if len(c.free) != slotsPerConnection {
+		t.Errorf("%d slots are free", len(c.free))
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package nbd
+
+// raceEnabled: the race detector makes pools forget.
+const raceEnabled = false
