@@ -3,6 +3,7 @@ package nbd
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -91,4 +92,60 @@ func TestTooManyFragments(t *testing.T) {
 	if err := errors.Join(c.add(extent.Extent{Offset: 1 << 30, Length: 1}), c.add(extent.Extent{Offset: 1 << 31, Length: 1})); !errors.Is(err, ErrProtocol) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestBudgetServesInOrder: who waits is not overtaken, who gives up is left out, and what was given to it meanwhile is not lost.
+func TestBudgetServesInOrder(t *testing.T) {
+	t.Parallel()
+	b := newBudget(10)
+	if n, err := b.acquire(t.Context(), 100); n != 10 || err != nil {
+		t.Fatalf("%d, %v: more than there is means all", n, err)
+	}
+	type waiting struct {
+		cancel context.CancelFunc
+		done   chan error
+	}
+	wait := func(n int64, waiters int) waiting {
+		ctx, cancel := context.WithCancel(testContext(t))
+		w := waiting{cancel, make(chan error, 1)}
+		go func() {
+			_, err := b.acquire(ctx, n)
+			w.done <- err
+		}()
+		for queued := 0; queued < waiters; runtime.Gosched() {
+			b.mu.Lock()
+			queued = 0
+			for at := b.first; at != nil; at = at.next {
+				queued++
+			}
+			b.mu.Unlock()
+		}
+		return w
+	}
+	first, second, third, fourth := wait(6, 1), wait(6, 2), wait(4, 3), wait(5, 4)
+	second.cancel()
+	if err := <-second.done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	fourth.cancel()
+	if err := <-fourth.done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	b.release(10)
+	for _, w := range []waiting{first, third} {
+		if err := <-w.done; err != nil {
+			t.Error(err)
+		}
+		w.cancel()
+	}
+	b.release(6)
+	b.release(4)
+	if b.free != 10 || b.first != nil || b.last != nil {
+		t.Errorf("%d are free", b.free)
+	}
+	last := wait(10, 0)
+	if err := <-last.done; err != nil {
+		t.Error(err)
+	}
+	last.cancel()
 }

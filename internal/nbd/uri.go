@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -85,6 +87,12 @@ func (t *Target) tcp(u *url.URL, query url.Values) error {
 		return fmt.Errorf("NBD URI: socket needs scheme %s+unix", u.Scheme)
 	case u.Hostname() == "":
 		return errors.New("NBD URI: no host")
+	}
+	if _, err := netip.ParseAddr(u.Hostname()); err != nil && strings.Contains(u.Hostname(), ":") {
+		return fmt.Errorf("NBD URI: host: %w", err)
+	}
+	if _, err := strconv.ParseUint(cmp.Or(u.Port(), defaultPort), 10, 16); err != nil {
+		return fmt.Errorf("NBD URI: port: %w", err)
 	}
 	t.Network, t.Address, t.ServerName = "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), defaultPort)), u.Hostname()
 	return nil

@@ -28,7 +28,7 @@ func TestParseURI(t *testing.T) {
 	}
 	for uri, word := range map[string]string{
 		"http://h/": "scheme", "": "scheme", "nbd:///disk": "host", "nbd:disk": "//", "nbd+unix:///": "socket", "nbd+unix://h/?socket=/s": "host",
-		"nbd://h/?socket=/s": "socket", "nbd://u@h/": "user", "nbd://h/#f": "#", "nbd://h/?tls-psk-file=x": "tls-psk-file", "nbd://h:x/": "port",
+		"nbd://h/?socket=/s": "socket", "nbd://u@h/": "user", "nbd://h/#f": "#", "nbd://h/?tls-psk-file=x": "tls-psk-file", "nbd://h:x/": "port", "nbd://h:99999/": "port", "nBd://::": "host",
 		"nbd+unix:///?socket=": "socket", "nbd+unix:///?socket=/a&socket=/b": "socket", "nbd://h/%00": "export name", "nbd://h/?%zz": "query",
 		"nbd://h/" + strings.Repeat("a", 4097): "export name",
 	} {
