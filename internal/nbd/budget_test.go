@@ -143,6 +143,10 @@ func TestBudgetServesInOrder(t *testing.T) {
 	if b.free != 10 || b.first != nil || b.last != nil {
 		t.Errorf("%d are free", b.free)
 	}
+	b.free = 0 // One that is served in the moment in which it gives up.
+	w := b.enqueue(3)
+	b.release(10)
+	b.leave(w)
 	last := wait(10, 0)
 	if err := <-last.done; err != nil {
 		t.Error(err)

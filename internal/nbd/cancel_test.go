@@ -196,6 +196,52 @@ func TestCancelAWriteThatIsStuck(t *testing.T) {
 	}
 }
 
+// TestCancelAWriteThatGoesOn: the server takes the rest of the payload in time, and the client lives.
+func TestCancelAWriteThatGoesOn(t *testing.T) {
+	t.Parallel()
+	stuck, goOn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, simpleHeaders)
+		r := expectRequest(nc, simpleHeaders)
+		expect(nc, 1)
+		close(stuck)
+		<-goOn
+		expect(nc, int(r.length)-1)
+		<-returned
+		for range 2 {
+			nc.Write(reply{simple: true, handle: r.handle}.append(nil, simpleHeaders))
+			r = expectRequest(nc, simpleHeaders)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.grace = testTimeout
+	ctx, cancel := context.WithCancel(testContext(t))
+	go func() {
+		<-stuck
+		cancel()
+		for i := 0; i < len(c.slots); i++ { // Until the write is given up.
+			s := c.slots[i]
+			s.mu.Lock()
+			if s.abandoned {
+				i = len(c.slots)
+			} else if i == len(c.slots)-1 {
+				i = -1
+			}
+			s.mu.Unlock()
+		}
+		close(goOn)
+	}()
+	if err := c.WriteAt(ctx, make([]byte, 1<<20), 0, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	close(returned)
+	if err := c.Flush(testContext(t)); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
 // TestDeadConnection: with the connection everything ends with one cause, whoever waits and for what.
 func TestDeadConnection(t *testing.T) {
 	t.Parallel()
@@ -276,5 +322,26 @@ func TestEarlyAnswerToAWrite(t *testing.T) {
 	}
 	if len(c.free) != slotsPerConnection {
 		t.Errorf("%d slots are free", len(c.free))
+	}
+}
+
+// TestTwoEarlyAnswers: the second is a reply to nothing, even while the request is being written.
+func TestTwoEarlyAnswers(t *testing.T) {
+	t.Parallel()
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, simpleHeaders)
+		r := expectRequest(nc, simpleHeaders)
+		b := reply{simple: true, errno: 28, handle: r.handle}.append(nil, simpleHeaders)
+		nc.Write(append(b, b...))
+		expect(nc, 1<<20)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WriteAt(testContext(t), make([]byte, 1<<20), 0, 0); err == nil {
+		t.Error("the write succeeds")
+	}
+	if err := c.Flush(testContext(t)); !errors.Is(err, ErrProtocol) {
+		t.Errorf("%v", err)
 	}
 }

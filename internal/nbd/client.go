@@ -59,6 +59,8 @@ type Client struct {
 	failing sync.Once
 	cause   error
 	running sync.WaitGroup
+	// grace is abandonGrace.
+	grace time.Duration
 	// disconnect is held for good by who disconnects.
 	disconnect sync.Mutex
 	closing    atomic.Bool
@@ -189,7 +191,7 @@ func newClient(hands []*clientHandshake, info Info, o Options) *Client {
 	c := &Client{
 		info: info, contexts: info.Contexts, dead: make(chan struct{}),
 		budget: newBudget(cmp.Or(o.MaxInFlightBytes, defaultInFlightBytes)),
-		free:   make(chan *slot, n), calls: make(chan *call, n),
+		free:   make(chan *slot, n), calls: make(chan *call, n), grace: abandonGrace,
 	}
 	for i := range n {
 		s := &slot{handle: uint64(i)}

@@ -113,7 +113,7 @@ func (c *Client) abandon(a *call, cause error) {
 	for _, s := range c.slots {
 		s.abandon(a, cause)
 	}
-	grace := time.NewTimer(abandonGrace)
+	grace := time.NewTimer(c.grace)
 	defer grace.Stop()
 	select {
 	case <-a.done:

@@ -74,6 +74,10 @@ func TestOneExportOnAllConnections(t *testing.T) {
 	for range 2 {
 		<-ended
 	}
+	alone := serve(t, &Server{Exports: exportMap{"": {Backend: newMemDisk(8192)}}})
+	if c := open1(t, alone, Options{Connections: 3}); c.Connections() != 1 {
+		t.Errorf("%d connections to a server that does not announce it", c.Connections())
+	}
 }
 
 func TestErrorsInWords(t *testing.T) {

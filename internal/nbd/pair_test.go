@@ -232,6 +232,9 @@ func TestErrorsArriveAsErrno(t *testing.T) {
 					panic("a mistake")
 				}
 			case "write":
+				if e.Offset == 8192 {
+					panic("a mistake")
+				}
 				return unix.EDQUOT
 			case "zero":
 				return unix.ENOTSUP
@@ -253,6 +256,7 @@ func TestErrorsArriveAsErrno(t *testing.T) {
 			}
 		}
 		wantErrno(t, c.WriteAt(ctx, p, 0, 0), unix.ENOSPC)
+		wantErrno(t, c.WriteAt(ctx, p, 8192, 0), unix.EIO)
 		wantErrno(t, c.WriteZeroes(ctx, extent.Extent{Length: 512}, CmdFlagFastZero), unix.ENOTSUP)
 		if err := c.Flush(ctx); err != nil {
 			t.Error(err)

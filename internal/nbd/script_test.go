@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"testing"
 	"time"
@@ -265,7 +266,7 @@ func TestRepliesThatBreakTheProtocol(t *testing.T) {
 		"magic":           {read, func(request) []byte { return bytes.Repeat([]byte{3}, 64) }},
 		"extended magic":  {read, func(r request) []byte { return chunk(extendedHeaders, r, replyNone, true, nil) }},
 		"unknown handle":  {read, func(r request) []byte { r.handle++; return chunk(h, r, replyNone, true, nil) }},
-		"old handle":      {read, func(r request) []byte { r.handle -= slotMask + 1; return chunk(h, r, replyNone, true, nil) }},
+		"old handle":      {flush, func(r request) []byte { r.handle -= slotMask + 1; return chunk(h, r, replyNone, true, nil) }},
 		"simple reply":    {read, simple},
 		"no data":         {read, func(r request) []byte { return chunk(h, r, replyNone, true, nil) }},
 		"too little data": {read, func(r request) []byte { return chunk(h, r, replyOffsetData, true, dataPayload(5000, 999)) }},
@@ -368,6 +369,50 @@ func TestExtendedRepliesThatBreakTheProtocol(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// TestExtendedRequests: a write says that it has a payload, and 64 bits of length are used.
+func TestExtendedRequests(t *testing.T) {
+	t.Parallel()
+	const h = extendedHeaders
+	var seen []request
+	c, err := dialScript(t, Options{}, func(nc net.Conn) {
+		scriptHandshake(nc, h)
+		for range 2 {
+			r := expectRequest(nc, h)
+			if r.cmd == cmdWrite {
+				expect(nc, int(r.length))
+			}
+			seen = append(seen, r)
+			nc.Write(chunk(h, r, replyNone, true, nil))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.WriteAt(testContext(t), make([]byte, 5), 7, CmdFlagFUA), c.WriteZeroes(testContext(t), extent.Extent{Length: 9}, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if seen[0].flags != CmdFlagFUA|cmdFlagPayloadLen || seen[1].flags != 0 || seen[0].extent() != (extent.Extent{Offset: 7, Length: 5}) {
+		t.Errorf("%+v", seen)
+	}
+}
+
+// TestStatusOfAnyLength: what is more than there is counts as what there is.
+func TestStatusOfAnyLength(t *testing.T) {
+	t.Parallel()
+	const h = extendedHeaders
+	c, err := dialScript(t, Options{Contexts: []string{ContextAllocation}}, func(nc net.Conn) {
+		scriptHandshake(nc, h, 9)
+		nc.Write(chunk(h, expectRequest(nc, h), replyBlockStatusExt, true, new(bytesOf).u32(9).u32(2).u64(4096).u64(3).u64(math.MaxUint64).u64(0).b))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := c.Data(testContext(t), extent.Extent{Length: scriptBytes})
+	if want := (extent.Extent{Offset: 4096, Length: scriptBytes - 4096}); err != nil || data.Len() != 1 || !data.Contains(want) {
+		t.Errorf("%v, %v", data, err)
 	}
 }
 

@@ -308,6 +308,86 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
+// TestReadOnlyIsTheServersWord, whatever the client and the backend could do.
+func TestReadOnlyIsTheServersWord(t *testing.T) {
+	t.Parallel()
+	d := newMemDisk(8192)
+	for _, b := range []Backend{d, plainDisk{d}} {
+		c := connect(t, &Server{Exports: exportMap{"": {Backend: b, ReadOnly: true}}})
+		c.transmit(simpleHeaders)
+		for _, cmd := range []command{cmdWrite, cmdTrim, cmdWriteZeroes} {
+			payload := bytes.Repeat([]byte{1}, 512)
+			if cmd != cmdWrite {
+				payload = nil
+			}
+			if got := c.answer(simpleHeaders, request{cmd: cmd, length: 512}, payload); got != uint32(unix.EPERM) {
+				t.Errorf("%v: %d", cmd, got)
+			}
+		}
+	}
+	same(t, d.data, make([]byte, 8192))
+}
+
+// TestOneIsOne: a read that may not be fragmented has one chunk, and a status of one extent has one.
+func TestOneIsOne(t *testing.T) {
+	t.Parallel()
+	d := newMemDisk(8192)
+	d.touch(extent.Extent{Offset: 512, Length: 512}, false)
+	for _, h := range []headers{structuredHeaders, extendedHeaders} {
+		for _, test := range []struct {
+			r      request
+			length uint64
+			done   bool
+		}{
+			{request{cmd: cmdRead, length: 4096}, holeBytes, false},
+			{request{cmd: cmdRead, flags: cmdFlagDF, length: 4096}, offsetBytes + 4096, true},
+			{request{cmd: cmdBlockStatus, length: 4096}, map[headers]uint64{structuredHeaders: 4 + 3*8, extendedHeaders: 8 + 3*16}[h], true},
+			{request{cmd: cmdBlockStatus, flags: cmdFlagReqOne, length: 4096}, map[headers]uint64{structuredHeaders: 4 + 8, extendedHeaders: 8 + 16}[h], true},
+		} {
+			c := connect(t, oneExport(d))
+			c.transmit(h, ContextAllocation)
+			c.send(test.r.append(nil, h))
+			size := structuredReplyBytes
+			if h == extendedHeaders {
+				size = extendedReplyBytes
+			}
+			if got := parseReply(expect(c, size)); got.length != test.length || got.done() != test.done {
+				t.Errorf("%+v: %+v", test.r, got)
+			}
+		}
+	}
+}
+
+// TestContextsAreOfTheirExport: what was selected for another export does not count.
+func TestContextsAreOfTheirExport(t *testing.T) {
+	t.Parallel()
+	d := newMemDisk(8192)
+	c := connect(t, &Server{Exports: exportMap{"": {Backend: d}, "other": {Backend: d}}})
+	c.send(clientFlags(flagCFixedNewstyle))
+	c.ask(optStructuredReply, nil)
+	c.ask(optSetMetaContext, contextRequest{export: "other", queries: []string{ContextAllocation}}.encode())
+	c.ask(optGo, exportRequest{}.encode())
+	if got := c.answer(structuredHeaders, request{cmd: cmdBlockStatus, length: 512}, nil); got != uint32(unix.EINVAL) {
+		t.Errorf("%d", got)
+	}
+}
+
+// TestMemoryComesBack: more is read and written than may be in flight.
+func TestMemoryComesBack(t *testing.T) {
+	t.Parallel()
+	const each = 64 << 10
+	s := oneExport(newMemDisk(each))
+	s.Limits = Limits{MaxRequestBytes: each, MaxInFlightBytes: 2 * each}
+	c := open1(t, serve(t, s), Options{MaxInFlightBytes: each})
+	ctx := testContext(t)
+	p := make([]byte, each)
+	for range 10 {
+		if err := errors.Join(c.WriteAt(ctx, p, 0, 0), c.ReadAt(ctx, p, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestClientsThatBreakTheTransmission(t *testing.T) {
 	t.Parallel()
 	for name, says := range map[string][]byte{
