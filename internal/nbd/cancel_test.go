@@ -328,12 +328,13 @@ func TestEarlyAnswerToAWrite(t *testing.T) {
 // TestTwoEarlyAnswers: the second is a reply to nothing, even while the request is being written.
 func TestTwoEarlyAnswers(t *testing.T) {
 	t.Parallel()
+	returned := make(chan struct{})
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
 		scriptHandshake(nc, simpleHeaders)
 		r := expectRequest(nc, simpleHeaders)
 		b := reply{simple: true, errno: 28, handle: r.handle}.append(nil, simpleHeaders)
 		nc.Write(append(b, b...))
-		expect(nc, 1<<20)
+		<-returned
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -341,6 +342,7 @@ func TestTwoEarlyAnswers(t *testing.T) {
 	if err := c.WriteAt(testContext(t), make([]byte, 1<<20), 0, 0); err == nil {
 		t.Error("the write succeeds")
 	}
+	close(returned)
 	if err := c.Flush(testContext(t)); !errors.Is(err, ErrProtocol) {
 		t.Errorf("%v", err)
 	}

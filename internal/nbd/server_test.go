@@ -328,6 +328,20 @@ func TestReadOnlyIsTheServersWord(t *testing.T) {
 	same(t, d.data, make([]byte, 8192))
 }
 
+// TestUnalignedRequestsAreRefused where the export has blocks.
+func TestUnalignedRequestsAreRefused(t *testing.T) {
+	t.Parallel()
+	c := connect(t, &Server{Exports: exportMap{"": {Backend: newMemDisk(16384), Block: BlockSizes{Minimum: 4096}}}})
+	c.transmit(structuredHeaders, ContextAllocation)
+	for _, cmd := range []command{cmdRead, cmdTrim, cmdWriteZeroes, cmdBlockStatus} {
+		for _, e := range []extent.Extent{{Offset: 512, Length: 4096}, {Offset: 0, Length: 512}} {
+			if got := c.answer(structuredHeaders, request{cmd: cmd, offset: uint64(e.Offset), length: uint64(e.Length)}, nil); got != uint32(unix.EINVAL) {
+				t.Errorf("%v of %v: %d", cmd, e, got)
+			}
+		}
+	}
+}
+
 // TestOneIsOne: a read that may not be fragmented has one chunk, and a status of one extent has one.
 func TestOneIsOne(t *testing.T) {
 	t.Parallel()
