@@ -65,6 +65,21 @@ func (d *memDisk) check(ctx context.Context, what string, e extent.Extent) error
 	return d.fault(ctx, what, e)
 }
 
+// soil fills the disk with what is not what a test will write, in the same way.
+func (d *memDisk) soil(seed byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	copy(d.data, pattern(len(d.data), seed))
+	clear(d.zero)
+}
+
+// content is a copy, for tests whose clients are other processes: nothing else orders their writes before the look.
+func (d *memDisk) content() []byte {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return bytes.Clone(d.data)
+}
+
 func (d *memDisk) Size() int64 { return int64(len(d.data)) }
 
 func (d *memDisk) ReadAt(ctx context.Context, p []byte, offset int64) error {

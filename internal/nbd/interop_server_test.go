@@ -78,14 +78,11 @@ func TestNbdcopyWithOurs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			from, source := served(t, &Server{})
-			same(t, nbdcopyOut(t, from.URI(), options...), source.data)
+			same(t, nbdcopyOut(t, from.URI(), options...), source.content())
 			to, target := served(t, &Server{Limits: Limits{Workers: 3}})
-			copy(target.data, pattern(imageBytes, 99))
-			for i := range target.zero {
-				target.zero[i] = false
-			}
+			target.soil(99)
 			run(t, "nbdcopy", append(options, from.URI(), to.URI())...)
-			same(t, target.data, source.data)
+			same(t, target.content(), source.content())
 		})
 	}
 }
@@ -105,12 +102,12 @@ func TestQemuImgWithOurs(t *testing.T) {
 			}
 			from, source := served(t, &Server{})
 			to, target := served(t, &Server{})
-			copy(target.data, pattern(imageBytes, 5))
+			target.soil(5)
 			file := filepath.Join(t.TempDir(), "out.qcow2")
 			img("convert", "-f", "raw", "-O", "qcow2", from.URI(), file)
 			img("compare", "-f", "raw", "-F", "qcow2", from.URI(), file)
 			img("convert", "-n", "-W", "-m", "16", "-f", "qcow2", "-O", "raw", file, to.URI())
-			same(t, target.data, source.data)
+			same(t, target.content(), source.content())
 			img("compare", "-f", "raw", "-F", "raw", from.URI(), to.URI())
 			var said []struct {
 				Start, Length int64
@@ -129,7 +126,9 @@ func TestQemuImgWithOurs(t *testing.T) {
 				t.Errorf("map: %v, want %v", data, want)
 			}
 			// A different byte is found.
+			target.mu.Lock()
 			target.data[imageBytes-1] ^= 1
+			target.mu.Unlock()
 			if _, err := runLine(t, append(tool, "compare", "-f", "raw", "-F", "raw", from.URI(), to.URI())...); err == nil {
 				t.Error("compare finds no difference")
 			}
@@ -154,6 +153,7 @@ func TestQemuIoWithOurs(t *testing.T) {
 			if err != nil || strings.Contains(string(out), "error") || strings.Contains(string(out), "failed") {
 				t.Fatalf("%v\n%s", err, out)
 			}
+			content := d.content()
 			for _, check := range []struct {
 				e    extent.Extent
 				byte byte
@@ -164,10 +164,12 @@ func TestQemuIoWithOurs(t *testing.T) {
 				{extent.Extent{Offset: 3000000, Length: 1000}, 0},
 				{extent.Extent{Offset: 8388608, Length: 1 << 20}, 0x77},
 			} {
-				if part := d.data[check.e.Offset:check.e.End()]; slices.ContainsFunc(part, func(b byte) bool { return b != check.byte }) {
+				if part := content[check.e.Offset:check.e.End()]; slices.ContainsFunc(part, func(b byte) bool { return b != check.byte }) {
 					t.Errorf("%v is not %#x", check.e, check.byte)
 				}
 			}
+			d.mu.RLock()
+			defer d.mu.RUnlock()
 			if d.flushes == 0 || d.trims == 0 {
 				t.Errorf("%d flushes, %d trims", d.flushes, d.trims)
 			}
@@ -219,7 +221,7 @@ func TestTheirTLSWithOurs(t *testing.T) {
 	dir := a.files(t)
 	target, d := served(t, &Server{TLS: a.server})
 	uri := target.URI() + "&tls-certificates=" + dir + "&tls-hostname=localhost"
-	same(t, nbdcopyOut(t, uri, "-C", "4"), d.data)
+	same(t, nbdcopyOut(t, uri, "-C", "4"), d.content())
 	plain := target
 	plain.TLS = false
 	if out, err := tryRun(t, "nbdcopy", plain.URI(), "null:"); err == nil {
@@ -233,7 +235,7 @@ func TestTheirTLSWithOurs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	same(t, got, d.data)
+	same(t, got, d.content())
 	stranger := newAuthority(t).files(t)
 	if out, err := tryRun(t, "nbdinfo", target.URI()+"&tls-certificates="+stranger+"&tls-hostname=localhost"); err == nil {
 		t.Errorf("a stranger: %s", out)
