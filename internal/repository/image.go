@@ -136,3 +136,36 @@ func (m *Image) Data(ctx context.Context) (extent.Set, error) {
 	}
 	return out, nil
 }
+
+// NextRun says how many bytes from e.Offset on, up to e's end, are of one kind, and whether they are a hole.
+func (m *Image) NextRun(ctx context.Context, e extent.Extent) (length int64, zero bool, err error) {
+	at := e.Offset
+	for at < e.End() {
+		i, j := m.geometry.at(at)
+		table, err := m.blocks(ctx, i)
+		if err != nil {
+			return 0, false, err
+		}
+		z := m.zero(table[j])
+		if at == e.Offset {
+			zero = z
+		}
+		if z != zero {
+			break
+		}
+		at = m.geometry.blockOf(i, j).End()
+	}
+	return min(at, e.End()) - e.Offset, zero, nil
+}
+
+// ZeroBlock says whether the block with this number is a hole; known is false if that takes reading a table.
+func (m *Image) ZeroBlock(number int64) (zero, known bool) {
+	i, j := m.geometry.at(number * m.geometry.block)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	table := m.tables[i]
+	if table == nil {
+		return false, false
+	}
+	return m.zero(table[j]), true
+}

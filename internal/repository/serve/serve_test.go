@@ -1,0 +1,194 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const mib = 1 << 20
+
+// content is a disk in memory.
+type content []byte
+
+func (c content) ReadAt(_ context.Context, p []byte, offset int64) error {
+	copy(p, c[offset:])
+	return nil
+}
+
+func (c content) Size() int64 { return int64(len(c)) }
+
+func (c content) NextRun(_ context.Context, e extent.Extent) (int64, bool, error) {
+	return e.Length, false, nil
+}
+
+// stored is a disk of 3 MiB and a bit, with holes, in a repository.
+func stored(t *testing.T) (content, *repository.Image) {
+	t.Helper()
+	dir := t.TempDir()
+	at, config := repository.Location{Directory: filepath.Join(dir, "blobs")}, filepath.Join(dir, "config")
+	if err := repository.Create(t.Context(), at, "password", repository.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := repository.Connect(t.Context(), config, at, "password", repository.ConnectOptions{Host: "host", User: "varve"}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := repository.Open(t.Context(), config, "password")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	disk := make(content, 3*mib+512)
+	random := rand.New(rand.NewPCG(1, 1))
+	for _, e := range []extent.Extent{{Offset: 0, Length: mib}, {Offset: 2*mib + 5, Length: 700}, {Offset: 3*mib + 500, Length: 12}} {
+		for i := e.Offset; i < e.End(); i++ {
+			disk[i] = byte(random.Uint32())
+		}
+	}
+	p, err := r.Backup(t.Context(), repository.Request{
+		Source: repository.Source{Host: "host", User: "varve", Path: "/vm"},
+		Disks:  []repository.DiskSource{{Name: "root", Bytes: disk.Size(), Reader: disk}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return disk, image
+}
+
+// one serves one backend.
+type one struct{ backend nbd.Backend }
+
+func (o one) Open(context.Context, string) (nbd.Export, error) {
+	return nbd.Export{Backend: o.backend, MultiConn: true}, nil
+}
+
+func (o one) List(context.Context) ([]nbd.ListedExport, error) { return nil, nil }
+
+func dial(t *testing.T, backend nbd.Backend) *nbd.Client {
+	t.Helper()
+	server := &nbd.Server{Exports: one{backend}}
+	here, there := net.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- server.ServeConn(context.Background(), there) }()
+	c, err := nbd.Dial(t.Context(), nbd.Target{}, nbd.Options{
+		Contexts: []string{allocation}, Dial: func(context.Context) (net.Conn, error) { return here, nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Disconnect(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func TestARestorePointIsADisk(t *testing.T) {
+	t.Parallel()
+	want, image := stored(t)
+	d := New(image, Options{CacheBytes: mib})
+	t.Cleanup(d.Close)
+	c := dial(t, d)
+	for range 2 { // from the repository, and in part from the cache
+		got := make([]byte, len(want))
+		for at := 0; at < len(got); at += 100_000 {
+			end := min(at+100_000, len(got))
+			if err := c.ReadAt(t.Context(), got[at:end], int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatal("the disk differs")
+		}
+	}
+	if d.cache.bytes > mib+256<<10 {
+		t.Errorf("%d bytes are cached", d.cache.bytes)
+	}
+	var data extent.Set
+	err := c.BlockStatus(t.Context(), extent.Extent{Length: d.Size()}, func(_ string, e extent.Extent, flags uint64) error {
+		if flags == 0 {
+			data.Append(e)
+		}
+		return nil
+	})
+	wanted := extent.NewSet(extent.Extent{Length: mib}, extent.Extent{Offset: 2 * mib, Length: 256 << 10}, extent.Extent{Offset: 3 * mib, Length: 512})
+	if err != nil || !data.Subtract(wanted).Empty() || !wanted.Subtract(data).Empty() {
+		t.Errorf("data %v, want %v: %v", data, wanted, err)
+	}
+	if err := c.WriteAt(t.Context(), []byte{1}, 0, 0); err == nil {
+		t.Error("it was written")
+	}
+}
+
+// An overlay is a disk that takes writes, whatever their shape, and what was flushed is there when it is opened again.
+func TestAnOverlayTakesWrites(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		size := rapid.IntRange(1, 5*clusterBytes).Draw(rt, "bytes")
+		below := make(content, size)
+		random := rand.New(rand.NewPCG(1, 1))
+		for i := range below {
+			below[i] = byte(random.Uint32())
+		}
+		kept := bytes.Clone(below)
+		path := filepath.Join(t.TempDir(), "overlay")
+		want := bytes.Clone(below)
+		o, err := OpenOverlay(path, "disk", below)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for range rapid.IntRange(0, 8).Draw(rt, "writes") {
+			at := rapid.IntRange(0, size-1).Draw(rt, "at")
+			p := bytes.Repeat([]byte{byte(random.Uint32())}, rapid.IntRange(1, size-at).Draw(rt, "length"))
+			if err := o.WriteAt(t.Context(), p, int64(at)); err != nil {
+				rt.Fatal(err)
+			}
+			copy(want[at:], p)
+			if rapid.IntRange(0, 3).Draw(rt, "reopen") == 0 {
+				if err := o.Close(); err != nil {
+					rt.Fatal(err)
+				}
+				if o, err = OpenOverlay(path, "disk", below); err != nil {
+					rt.Fatal(err)
+				}
+			}
+			got := make([]byte, size)
+			if err := o.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
+				rt.Fatalf("the overlay differs: %v", err)
+			}
+		}
+		if err := o.Close(); err != nil {
+			rt.Fatal(err)
+		}
+		if !bytes.Equal(below, kept) {
+			rt.Fatal("the disk below was written")
+		}
+		if _, err := OpenOverlay(path, "another disk", below); err == nil {
+			rt.Fatal("it was opened over another disk")
+		}
+	})
+}
