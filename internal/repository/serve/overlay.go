@@ -75,7 +75,7 @@ func OpenOverlay(path, token string, below base) (*Overlay, error) {
 
 func (o *Overlay) mapPath() string { return o.file.Name() + ".map" }
 
-// encode is the map: magic, checksum of the rest, length of the token, token, clusters.
+// encode is the map: magic, checksum of the rest, length of the token, the token itself, clusters.
 func (o *Overlay) encode() []byte {
 	body := binary.LittleEndian.AppendUint32(nil, uint32(len(o.token)))
 	body = append(body, o.token...)
