@@ -1,0 +1,90 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// Diff returns the blocks in which two disks differ: outside of them the disks hold the same, and in each of them they do not. Bytes
+// that only the larger disk has differ. It compares the tables and reads no data. Disks with blocks of different sizes are ErrInvalid:
+// their tables say nothing about each other.
+func (r *Repository) Diff(ctx context.Context, a, b Disk) (extent.Set, error) {
+	if a.BlockBytes != b.BlockBytes {
+		return extent.Set{}, fmt.Errorf("%w: disk %s has blocks of %d bytes and disk %s of %d: only disks with the same block size can be compared",
+			ErrInvalid, a.Name, a.BlockBytes, b.Name, b.BlockBytes)
+	}
+	if a.Bytes > b.Bytes {
+		a, b = b, a
+	}
+	var out extent.Set
+	if a.Object == b.Object && a.Bytes == b.Bytes {
+		return out, nil
+	}
+	small, err := r.Image(ctx, a)
+	if err != nil {
+		return out, err
+	}
+	large, err := r.Image(ctx, b)
+	if err != nil {
+		return out, err
+	}
+	for i := range small.list {
+		if err := diffRegion(ctx, small, large, i, &out); err != nil {
+			return extent.Set{}, err
+		}
+	}
+	out.Append(extent.Extent{Offset: a.Bytes, Length: b.Bytes - a.Bytes})
+	return out, nil
+}
+
+// diffRegion appends what differs of region i up to the end of the smaller disk.
+func diffRegion(ctx context.Context, small, large *Image, i int, out *extent.Set) error {
+	if small.list[i].Object == large.list[i].Object && small.list[i].Length == large.list[i].Length {
+		return nil
+	}
+	mine, err := small.blocks(ctx, i)
+	if err != nil {
+		return err
+	}
+	other, err := large.blocks(ctx, i)
+	if err != nil {
+		return err
+	}
+	for j := range mine {
+		same, err := sameBlock(ctx, small, large, mine[j], other[j])
+		if err != nil {
+			return err
+		}
+		if !same {
+			out.Append(small.geometry.blockOf(i, j))
+		}
+	}
+	return nil
+}
+
+// sameBlock says whether two blocks at the same place hold the same, as far as the shorter one goes. Only the last block of the smaller
+// disk can be shorter, and it alone may have to be read: names of blocks of different lengths say nothing about each other.
+func sameBlock(ctx context.Context, small, large *Image, mine, other object.IndirectObjectEntry) (bool, error) {
+	if mine.Length == other.Length {
+		return mine.Object == other.Object, nil
+	}
+	data := func(m *Image, e object.IndirectObjectEntry) ([]byte, error) {
+		if m.zero(e) {
+			return make([]byte, e.Length), nil
+		}
+		return readBlock(ctx, m.r, e.Object, e.Length)
+	}
+	a, err := data(small, mine)
+	if err != nil {
+		return false, fmt.Errorf("disk %s: %w", small.Disk.Name, err)
+	}
+	b, err := data(large, other)
+	if err != nil {
+		return false, fmt.Errorf("disk %s: %w", large.Disk.Name, err)
+	}
+	return string(a) == string(b[:len(a)]), nil
+}

@@ -1,0 +1,235 @@
+package repository
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/blob/s3"
+	"github.com/kopia/kopia/repo/content"
+)
+
+// Status is what a repository is and holds. Sizes are in bytes.
+type Status struct {
+	// Location is where it is, without keys. UniqueID tells it from all others.
+	Location   string `json:"location"`
+	ConfigFile string `json:"configFile"`
+	UniqueID   string `json:"uniqueID"`
+	// Host and User are who this machine is in it.
+	Host     string `json:"host"`
+	User     string `json:"user"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+	Format   Format `json:"format"`
+	// ObjectLock is how long blobs cannot be deleted; nil: not at all.
+	ObjectLock    *ObjectLock    `json:"objectLock,omitempty"`
+	RestorePoints int            `json:"restorePoints"`
+	Sources       []SourceStatus `json:"sources"`
+	// Unreadable says which restore points cannot be read; "" if all can.
+	Unreadable string `json:"unreadable,omitempty"`
+	// Blobs are what the storage holds, by kind. FreeBytes is what it has room for; nil if it does not say.
+	Blobs       []BlobStatus      `json:"blobs"`
+	FreeBytes   *int64            `json:"freeBytes,omitempty"`
+	Maintenance MaintenanceStatus `json:"maintenance"`
+}
+
+// Format is how the repository stores.
+type Format struct {
+	Version    int    `json:"version"`
+	Hash       string `json:"hash"`
+	Encryption string `json:"encryption"`
+	// ErrorCorrection is the algorithm, or "".
+	ErrorCorrection string `json:"errorCorrection,omitempty"`
+	PackBytes       int    `json:"packBytes"`
+}
+
+// ObjectLock is the storage's promise not to delete.
+type ObjectLock struct {
+	Mode   string        `json:"mode"`
+	Period time.Duration `json:"-"`
+	// Seconds are Period.
+	Seconds int64 `json:"seconds"`
+}
+
+// SourceStatus is one history.
+type SourceStatus struct {
+	Source        Source    `json:"source"`
+	RestorePoints int       `json:"restorePoints"`
+	Oldest        time.Time `json:"oldest"`
+	Latest        time.Time `json:"latest"`
+	// DiskBytes is the size of the disks of the latest restore point.
+	DiskBytes int64 `json:"diskBytes"`
+}
+
+// BlobStatus is how much there is of one kind of blob.
+type BlobStatus struct {
+	Kind  string `json:"kind"`
+	Blobs int64  `json:"blobs"`
+	Bytes int64  `json:"bytes"`
+}
+
+// Kinds of blobs.
+const (
+	DataBlobs     = "data"
+	MetadataBlobs = "metadata"
+	IndexBlobs    = "index"
+	OtherBlobs    = "other"
+)
+
+// blobKinds is the kind of blobs by the beginning of their names.
+var blobKinds = []struct{ prefix, kind string }{
+	{"p", DataBlobs}, {"q", MetadataBlobs}, {"x", IndexBlobs}, {"n", IndexBlobs}, {"m", IndexBlobs}, {"l", IndexBlobs},
+}
+
+// TotalBytes is what all blobs have together.
+func (s *Status) TotalBytes() (n int64) {
+	for _, b := range s.Blobs {
+		n += b.Bytes
+	}
+	return n
+}
+
+// Status lists the blobs and the restore points. That restore points cannot be read is no error, but in the status.
+func (r *Repository) Status(ctx context.Context) (*Status, error) {
+	options := r.rep.ClientOptions()
+	s := &Status{
+		Location: location(r.rep.BlobReader()), ConfigFile: r.rep.ConfigFilename(), UniqueID: hex.EncodeToString(r.rep.UniqueID()),
+		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
+	}
+	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance} {
+		if err := part(ctx, s); err != nil {
+			return nil, fmt.Errorf("status of the repository: %w", err)
+		}
+	}
+	var err error
+	if s.Blobs, err = r.Stored(ctx); err != nil {
+		return nil, fmt.Errorf("status of the repository: %w", err)
+	}
+	if c, err := r.rep.BlobVolume().GetCapacity(ctx); err == nil {
+		free := int64(c.FreeB)
+		s.FreeBytes = &free
+	}
+	return s, nil
+}
+
+// Identity is who this machine is in the repository: its restore points have this source unless they say another one.
+func (r *Repository) Identity() (host, user string) {
+	o := r.rep.ClientOptions()
+	return o.Hostname, o.Username
+}
+
+// Stored counts the blobs by kind.
+func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
+	out := []BlobStatus{{Kind: DataBlobs}, {Kind: MetadataBlobs}, {Kind: IndexBlobs}, {Kind: OtherBlobs}}
+	err := r.rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
+		kind := OtherBlobs
+		for _, k := range blobKinds {
+			if strings.HasPrefix(string(b.BlobID), k.prefix) {
+				kind = k.kind
+			}
+		}
+		for i := range out {
+			if out[i].Kind == kind {
+				out[i].Blobs++
+				out[i].Bytes += b.Length
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the blobs: %w", err)
+	}
+	return out, nil
+}
+
+// Contents counts what Verify with the same percentage reads.
+func (r *Repository) Contents(ctx context.Context, percent float64) (contents, bytes int64, err error) {
+	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
+		if sampled(info.ContentID, percent) {
+			contents++
+			bytes += int64(info.OriginalLength)
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("count the contents: %w", err)
+	}
+	return contents, bytes, nil
+}
+
+func (r *Repository) format(ctx context.Context, s *Status) error {
+	m := r.rep.FormatManager()
+	p, err := m.GetMutableParameters(ctx)
+	if err != nil {
+		return err
+	}
+	s.Format = Format{
+		Version: int(p.Version), Hash: m.GetHashFunction(), Encryption: m.GetEncryptionAlgorithm(),
+		ErrorCorrection: m.GetECCAlgorithm(), PackBytes: p.MaxPackSize,
+	}
+	blobs, err := m.BlobCfgBlob(ctx)
+	if err != nil {
+		return err
+	}
+	if blobs.IsRetentionEnabled() {
+		s.ObjectLock = &ObjectLock{Mode: string(blobs.RetentionMode), Period: blobs.RetentionPeriod, Seconds: int64(blobs.RetentionPeriod / time.Second)}
+	}
+	return nil
+}
+
+func (r *Repository) histories(ctx context.Context, s *Status) error {
+	points, err := r.List(ctx, nil)
+	if err != nil {
+		if !errors.Is(err, ErrCorrupt) {
+			return err
+		}
+		s.Unreadable = err.Error()
+	}
+	s.RestorePoints = len(points)
+	s.Sources = []SourceStatus{} // [] in JSON, not null
+	at := map[Source]int{}
+	for _, p := range points {
+		i, ok := at[p.Source]
+		if !ok {
+			i = len(s.Sources)
+			at[p.Source] = i
+			s.Sources = append(s.Sources, SourceStatus{Source: p.Source, Oldest: p.Time})
+		}
+		h := &s.Sources[i]
+		h.RestorePoints++
+		h.Latest, h.DiskBytes = p.Time, p.DiskBytes()
+	}
+	slices.SortFunc(s.Sources, func(a, b SourceStatus) int { return a.Source.Compare(b.Source) })
+	return nil
+}
+
+// DiskBytes is the size of all disks together.
+func (p *RestorePoint) DiskBytes() (n int64) {
+	for _, d := range p.Disks {
+		n += d.Bytes
+	}
+	return n
+}
+
+// Compare orders sources by path, host and user.
+func (s Source) Compare(o Source) int {
+	return cmp.Or(cmp.Compare(s.Path, o.Path), cmp.Compare(s.Host, o.Host), cmp.Compare(s.User, o.User))
+}
+
+// location names a storage without its keys.
+func location(st blob.Reader) string {
+	switch o := st.ConnectionInfo().Config.(type) {
+	case *filesystem.Options:
+		return Location{Directory: o.Path}.String()
+	case *s3.Options:
+		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
+	default:
+		return st.DisplayName()
+	}
+}

@@ -1,0 +1,61 @@
+package repository
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/kopia/kopia/repo/maintenance"
+)
+
+// MaintenanceStatus is when the repository was and will be maintained. A time that is zero is not known, or was never.
+type MaintenanceStatus struct {
+	// Owner is the user@host that the kopia CLI lets maintain.
+	Owner string `json:"owner,omitempty"`
+	// Last is the end of the last task of either mode, LastFull that of the last collection of garbage.
+	Last     time.Time `json:"last,omitzero"`
+	LastFull time.Time `json:"lastFull,omitzero"`
+	// NextQuick and NextFull are when it is due.
+	NextQuick time.Time `json:"nextQuick,omitzero"`
+	NextFull  time.Time `json:"nextFull,omitzero"`
+	// Failures are the tasks whose last run failed.
+	Failures []MaintenanceFailure `json:"failures,omitempty"`
+}
+
+// MaintenanceFailure is a task that failed when it ran last.
+type MaintenanceFailure struct {
+	Task  string    `json:"task"`
+	Time  time.Time `json:"time"`
+	Error string    `json:"error"`
+}
+
+func (r *Repository) maintenance(ctx context.Context, s *Status) error {
+	p, err := maintenance.GetParams(ctx, r.rep)
+	if err != nil {
+		return err
+	}
+	schedule, err := maintenance.GetSchedule(ctx, r.rep)
+	if err != nil {
+		return err
+	}
+	m := MaintenanceStatus{Owner: p.Owner, NextQuick: schedule.NextQuickMaintenanceTime, NextFull: schedule.NextFullMaintenanceTime}
+	for task, runs := range schedule.Runs {
+		if len(runs) == 0 {
+			continue
+		}
+		last := runs[0] // kopia has the newest first.
+		if last.End.After(m.Last) {
+			m.Last = last.End
+		}
+		if task == maintenance.TaskSnapshotGarbageCollection {
+			m.LastFull = last.End
+		}
+		if !last.Success {
+			m.Failures = append(m.Failures, MaintenanceFailure{Task: string(task), Time: last.End, Error: last.Error})
+		}
+	}
+	slices.SortFunc(m.Failures, func(a, b MaintenanceFailure) int { return cmp.Compare(a.Task, b.Task) })
+	s.Maintenance = m
+	return nil
+}

@@ -1,0 +1,144 @@
+package repository
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	s, err := r.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(s.Location, "/blobs") || s.ConfigFile != config || s.Host != "host" || s.User != "varve" || s.ObjectLock != nil || s.FreeBytes == nil {
+		t.Errorf("%+v", s)
+	}
+	if s.Format.Hash != hashAlgorithm || s.Format.Encryption != encryptionAlgorithm || s.Format.Version == 0 || s.Format.PackBytes == 0 {
+		t.Errorf("format %+v", s.Format)
+	}
+	if s.RestorePoints != 0 || len(s.Sources) != 0 || !s.Maintenance.Last.IsZero() || !s.Maintenance.LastFull.IsZero() {
+		t.Errorf("an empty repository has %+v", s)
+	}
+
+	disk := &memory{data: []byte(strings.Repeat("varve", 100000))}
+	for i, path := range []string{"/b", "/a", "/b"} {
+		source := testSource
+		source.Path = path
+		if _, err := r.Backup(t.Context(), Request{Source: source, Time: time.Unix(int64(i+1), 0), Disks: []DiskSource{disk.source(false)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = r.Status(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	moment := func(n int64) time.Time { return time.Unix(n, 0).UTC() }
+	want := []SourceStatus{
+		{Source: Source{Host: "host", User: "varve", Path: "/a"}, RestorePoints: 1, Oldest: moment(2), Latest: moment(2), DiskBytes: 500000},
+		{Source: Source{Host: "host", User: "varve", Path: "/b"}, RestorePoints: 2, Oldest: moment(1), Latest: moment(3), DiskBytes: 500000},
+	}
+	if diff := cmp.Diff(want, s.Sources); diff != "" || s.RestorePoints != 3 {
+		t.Errorf("%d restore points: %s", s.RestorePoints, diff)
+	}
+	m := s.Maintenance
+	if m.Owner != "varve@host" || m.LastFull.IsZero() || m.Last.Before(m.LastFull) || !m.NextFull.After(m.Last) || !m.NextQuick.After(m.Last) || m.Failures != nil {
+		t.Errorf("maintenance %+v", m)
+	}
+}
+
+// The blobs are those in the storage, each counted once.
+func TestStored(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: []byte(strings.Repeat("varve", 100000))}
+	if _, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Stored(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, all BlobStatus
+	for _, f := range blobFiles(t, config, "") {
+		info, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want.Blobs++
+		want.Bytes += info.Size()
+	}
+	for _, k := range got {
+		all.Blobs += k.Blobs
+		all.Bytes += k.Bytes
+		if k.Blobs == 0 {
+			t.Errorf("no blobs of kind %s", k.Kind)
+		}
+	}
+	if all != want {
+		t.Errorf("%+v, want %+v", all, want)
+	}
+}
+
+func TestContentsAreWhatVerifyReads(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk := &memory{data: []byte(strings.Repeat("varve", 100000))}
+	if _, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, percent := range []float64{0, 50, 100} {
+		n, bytes, err := r.Contents(t.Context(), percent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		report, err := r.Verify(t.Context(), VerifyOptions{Percent: percent})
+		if err != nil || n != report.Contents || bytes != report.Bytes {
+			t.Errorf("%v%%: %d contents with %d bytes; verify read %d with %d: %v", percent, n, bytes, report.Contents, report.Bytes, err)
+		}
+	}
+}
+
+func TestPins(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: []byte("disk")}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := p.ID
+	for _, step := range []struct{ add, remove, want []string }{
+		{add: []string{"b", "a"}, want: []string{"a", "b"}},
+		{add: []string{"a"}, want: []string{"a", "b"}},
+		{remove: []string{"a", "c"}, want: []string{"b"}},
+		{remove: []string{"b"}},
+	} {
+		if p, err = r.Pin(t.Context(), p.ID, step.add, step.remove); err != nil || !slices.Equal(p.Pins, step.want) || p.Pinned() != (len(step.want) > 0) {
+			t.Fatalf("pins %v, want %v: %v", p, step.want, err)
+		}
+		// Somebody else sees it, once, with the same content.
+		points, err := open(t, config).List(t.Context(), nil)
+		if err != nil || len(points) != 1 || points[0].ID != p.ID || !slices.Equal(points[0].Pins, step.want) {
+			t.Fatalf("%v: %v", points, err)
+		}
+		same(t, r, points[0], disk.data)
+	}
+	if _, err := r.Pin(t.Context(), old, []string{"x"}, nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("pin what is not there: %v", err)
+	}
+	for _, bad := range []string{"", "a\nb", strings.Repeat("x", maxPinBytes+1)} {
+		if _, err := r.Pin(t.Context(), p.ID, []string{bad}, nil); !errors.Is(err, ErrInvalid) {
+			t.Errorf("pin %q: %v", bad, err)
+		}
+	}
+}
