@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/signal"
@@ -23,6 +24,8 @@ type stdio struct {
 	in       io.Reader
 	out, err io.Writer
 	terminal bool
+	// readPassword is nil where in is no terminal.
+	readPassword func(context.Context) (string, error)
 }
 
 // environment looks up a variable; absent is empty.
@@ -33,6 +36,9 @@ func main() {
 	// The first signal ends the run in order, the second one at once.
 	context.AfterFunc(ctx, stop)
 	s := stdio{in: os.Stdin, out: os.Stdout, err: os.Stderr, terminal: term.IsTerminal(int(os.Stderr.Fd()))}
+	if term.IsTerminal(int(os.Stdin.Fd())) {
+		s.readPassword = readPassword
+	}
 	err := run(ctx, os.Args, os.Getenv, s)
 	stop()
 	cli.Report(os.Stderr, err, filepath.Base(os.Args[0]))
@@ -44,8 +50,9 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 	root := cli.New(cli.Options{
 		Program: filepath.Base(args[0]),
 		Version: version.Version,
-		Streams: cli.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal},
+		Streams: cli.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal, ReadPassword: s.readPassword},
 		Now:     time.Now,
+		Env:     env,
 		Servers: servers(env),
 	})
 	root.SetArgs(args[1:])
@@ -55,4 +62,28 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 // servers are the components.
 func servers(env environment) []*cobra.Command {
 	return []*cobra.Command{controllerCommand(env), handlerCommand(env), internal()}
+}
+
+// readPassword reads a line from the terminal without showing it. A signal ends it, and the terminal shows again what is typed.
+func readPassword(ctx context.Context) (string, error) {
+	fd := int(os.Stdin.Fd())
+	before, err := term.GetState(fd)
+	if err != nil {
+		return "", err
+	}
+	type line struct {
+		text []byte
+		err  error
+	}
+	read := make(chan line, 1)
+	go func() {
+		text, err := term.ReadPassword(fd)
+		read <- line{text, err}
+	}()
+	select {
+	case l := <-read:
+		return string(l.text), l.err
+	case <-ctx.Done():
+		return "", errors.Join(ctx.Err(), term.Restore(fd, before))
+	}
 }

@@ -1,6 +1,9 @@
 // Package cli is the user's side of Varve: the commands of `varve`, which is also installed as `kubectl-varve`.
 //
-// A command writes and watches objects, and nothing else: it may die at any moment, be repeated, and be replaced by kubectl.
+// A command that talks to a cluster writes and watches objects, and nothing else: it may die at any moment, be repeated, and be
+// replaced by kubectl. The commands of `repo` and `disk` work on a repository and need no cluster; internal/repository keeps what
+// is stored whole if they die.
+//
 // Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The exit code
 // is 0 only when what was asked for is so (see Code). Text that comes from the cluster is stripped of control characters before a
 // terminal sees it.
@@ -9,6 +12,7 @@
 package cli
 
 import (
+	"context"
 	"io"
 	"strings"
 	"time"
@@ -25,6 +29,8 @@ type Streams struct {
 	Out, Err io.Writer
 	// Terminal says that Err is one: a live bar can be drawn on it.
 	Terminal bool
+	// ReadPassword reads a line from In without showing it; nil where In is no terminal: nothing can be asked.
+	ReadPassword func(ctx context.Context) (string, error)
 }
 
 // Options is what the surroundings decide about a run.
@@ -36,6 +42,8 @@ type Options struct {
 	Streams Streams
 	// Now is the clock that ages are measured with.
 	Now func() time.Time
+	// Env looks up a variable of the environment; absent is empty.
+	Env func(name string) string
 	// Servers are the commands that run Varve's components. They are not shown to users.
 	Servers []*cobra.Command
 }
@@ -44,6 +52,7 @@ type Options struct {
 type session struct {
 	Options
 	flags *genericclioptions.ConfigFlags
+	repo  repositoryFlags
 }
 
 func (s *session) connect() (*cluster.Client, error) {
@@ -57,14 +66,18 @@ const rootLong = `Varve backs up virtual machines on Kubernetes, incrementally f
 backup, each next one holds what changed.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not found, 4 timeout,
-5 refused by the API server, 6 no answer from the API server, 130 interrupted.`
+5 refused, 6 no answer from the API server or the storage, 130 interrupted.`
 
 const rootExample = `  # Which machines are there, and are their disks tracked?
   varve vm list
 
   # Make a full backup, then incremental ones
   varve tracker create web --vm web
-  varve backup create --tracker web --pvc backups --wait`
+  varve backup create --tracker web --pvc backups --wait
+
+  # Without a cluster: what is in a repository of disks?
+  varve repo connect s3://s3.example.com/backups
+  varve disk list`
 
 // New builds the command tree.
 func New(o Options) *cobra.Command {
@@ -83,7 +96,7 @@ func New(o Options) *cobra.Command {
 	// A command that only holds others can be run, to complain: its usage does not offer that.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%s", err) })
-	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.version())
+	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.repository(), s.disk(), s.version())
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)
@@ -95,7 +108,7 @@ func New(o Options) *cobra.Command {
 	return root
 }
 
-// group makes a command that only holds others.
+// group makes a command that only holds others, which talk to a cluster.
 func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)

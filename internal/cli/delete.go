@@ -30,7 +30,7 @@ func (s *session) delete(d deleting) *cobra.Command {
 	var w waiting
 	c := &cobra.Command{
 		Use: "delete NAME...", Aliases: []string{"rm"}, Short: d.short, Long: d.long, Example: d.example,
-		Args: minArgs(1, d.argument), ValidArgsFunction: s.completeArgs(d.newList, 1<<10),
+		Args: atLeastOne(d.argument), ValidArgsFunction: s.completeArgs(d.newList, 1<<10),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()
 			if err != nil {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/yaml"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
@@ -67,6 +69,21 @@ func printObject(w io.Writer, form string, object runtime.Object) error {
 		return fmt.Errorf("print %s: %w", form, err)
 	}
 	return nil
+}
+
+// printData writes what is no API object. It has the form of its json tags.
+func printData(w io.Writer, form string, data any) error {
+	text, err := json.MarshalIndent(data, "", "    ")
+	if err == nil && form == asYAML {
+		text, err = yaml.JSONToYAML(text)
+	} else {
+		text = append(text, '\n')
+	}
+	if err != nil {
+		return fmt.Errorf("print %s: %w", form, err)
+	}
+	_, err = w.Write(text)
+	return err
 }
 
 // printDone writes "kind.group/name created", as kubectl does.

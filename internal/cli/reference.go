@@ -16,6 +16,13 @@ const referenceIntro = `# The command line
 ` + "`varve`" + ` is one static binary. Installed as ` + "`kubectl-varve`" + ` in the PATH it also answers to ` + "`kubectl varve`" + `.
 It finds the cluster as kubectl does: ` + "`KUBECONFIG`, `--kubeconfig`, `--context`, `-n`" + `; ` + "`varve help options`" + ` lists the rest.
 
+` + "`varve repo` and `varve disk`" + ` need no cluster. They work on a repository (docs/format.md), which these flags of all of them select:
+
+| flag | default | what |
+|---|---|---|
+| ` + "`--repo-config`" + ` | ` + "`$VARVE_REPO_CONFIG`, or `varve/repository.config`" + ` in the user's directory of configurations | the file that ` + "`repo create` and `repo connect`" + ` write |
+| ` + "`--password-file`" + ` | ` + "`$VARVE_PASSWORD`" + `, or a prompt on a terminal | a file with the repository's password, which is never an argument |
+
 ## Output
 
 Results go to standard output; progress, warnings and errors to standard error.
@@ -24,8 +31,8 @@ Results go to standard output; progress, warnings and errors to standard error.
 |---|---|
 | (none), ` + "`table`" + ` | text for people: binary units, ages; it may change between versions |
 | ` + "`wide`" + ` | the same with every column |
-| ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields |
-| ` + "`name`" + ` | ` + "`kind.group/name`" + `, one a line |
+| ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields; of a repository an object, or ` + "`items`" + `: sizes in bytes, times in RFC 3339 |
+| ` + "`name`" + ` | ` + "`kind.group/name`" + `, one a line; of restore points the ID |
 
 ` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses how it shows:
 
@@ -42,12 +49,12 @@ Results go to standard output; progress, warnings and errors to standard error.
 | code | meaning |
 |---|---|
 | 0 | success: what was asked for is so (without ` + "`--wait`" + `: was accepted) |
-| 1 | failure, such as a backup that failed, or a cluster without Varve |
+| 1 | failure, such as a backup that failed, a damaged repository, or a cluster without Varve |
 | 2 | wrong usage: nothing was sent |
-| 3 | an object does not exist |
+| 3 | an object, a repository or a restore point does not exist |
 | 4 | ` + "`--timeout`" + ` is over; what was asked for goes on in the cluster |
-| 5 | refused by the API server: not valid, not allowed, exists already, or changed meanwhile |
-| 6 | no answer from the API server |
+| 5 | refused by the API server or the repository: not valid, not allowed (a wrong password, a pin), exists already, or changed or locked by others |
+| 6 | no answer from the API server or the storage |
 | 130 | interrupted; what was asked for goes on in the cluster |
 
 ## Permissions

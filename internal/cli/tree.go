@@ -102,9 +102,9 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-func minArgs(n int, what string) cobra.PositionalArgs {
+func atLeastOne(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) >= n {
+		if len(args) >= 1 {
 			return nil
 		}
 		return usage("%s needs %s", c.CommandPath(), what)

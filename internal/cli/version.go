@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 )
 
 type versionInfo struct {
@@ -28,21 +26,10 @@ func (s *session) version() *cobra.Command {
 		Args: exactArgs(0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := versionInfo{Version: s.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-			var text []byte
-			var err error
-			switch form {
-			case asJSON:
-				text, err = json.MarshalIndent(v, "", "    ")
-				text = append(text, '\n')
-			case asYAML:
-				text, err = yaml.Marshal(v)
-			default:
-				text = fmt.Appendf(nil, "varve %s (%s, %s)\n", v.Version, v.Go, v.Platform)
+			if form != "" {
+				return printData(c.OutOrStdout(), form, v)
 			}
-			if err != nil {
-				return fmt.Errorf("encode version: %w", err)
-			}
-			_, err = c.OutOrStdout().Write(text)
+			_, err := fmt.Fprintf(c.OutOrStdout(), "varve %s (%s, %s)\n", v.Version, v.Go, v.Platform)
 			return err
 		},
 	}

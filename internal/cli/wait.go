@@ -14,22 +14,19 @@ import (
 
 // waiting is how a command waits for what it asked for.
 type waiting struct {
+	display
+
 	wait    bool
 	timeout time.Duration
-	mode    string
 }
 
 // flags adds --wait, --timeout and --progress. what completes "wait until".
 func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	c.Flags().BoolVar(&w.wait, "wait", false, "wait until "+what)
 	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits without end")
-	c.Flags().StringVar(&w.mode, "progress", string(progress.Auto), "how to show progress while waiting: auto (bar on a terminal, else plain), bar, plain, json or none")
-	completeFixed(c, "progress", progress.Modes()...)
+	w.display.flags(c, "while waiting")
 	check := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
-		if _, err := progress.New(progress.Mode(w.mode), c.ErrOrStderr(), false); err != nil {
-			return usage("--progress: %s", err)
-		}
 		if w.timeout < 0 {
 			return usage("--timeout %s: it must not be negative", w.timeout)
 		}
@@ -50,16 +47,13 @@ func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f
 		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, errTimeout)
 		defer cancel()
 	}
-	renderer, err := progress.New(progress.Mode(w.mode), s.Streams.Err, s.Streams.Terminal)
-	if err != nil {
-		return err
-	}
 	last := progress.Report{}
-	err = f(ctx, func(r progress.Report) {
-		last = r
-		renderer.Show(r)
+	err := w.during(s, func(show func(progress.Report)) error {
+		return f(ctx, func(r progress.Report) {
+			last = r
+			show(r)
+		})
 	})
-	closed := renderer.Close()
 	switch {
 	case errors.Is(err, errTimeout):
 		return &failure{
@@ -71,10 +65,7 @@ func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f
 			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: CodeInterrupted,
 			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
 		}
-	case err != nil:
+	default:
 		return err
-	case closed != nil:
-		return fmt.Errorf("show progress: %w", closed)
 	}
-	return nil
 }

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// Scripts about repositories have their configuration in $WORK, no password, and these commands:
+//
+//	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
+//	damage VAR flip|remove                                 damages the data that the restore point brought
+//
+// point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
+func TestRepository(t *testing.T) {
+	t.Parallel()
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage}
+	for name, f := range commands {
+		all[name] = f
+	}
+	testscript.Run(t, testscript.Params{Dir: "testdata/repository", Cmds: all, Setup: func(env *testscript.Env) error {
+		env.Setenv("XDG_CONFIG_HOME", filepath.Join(env.WorkDir, "config"))
+		env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, "cache"))
+		return os.WriteFile(filepath.Join(env.WorkDir, "password"), []byte("secret of this test\n"), 0o600)
+	}})
+}
+
+// memory is a disk's content.
+type memory []byte
+
+func (m memory) ReadAt(_ context.Context, p []byte, offset int64) error {
+	copy(p, m[offset:])
+	return nil
+}
+
+func point(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 4 {
+		ts.Fatalf("usage: point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...")
+	}
+	at, err := time.Parse(time.RFC3339, args[2])
+	ts.Check(err)
+	request := repository.Request{Source: repository.Source{Host: "host1", User: "varve", Path: "/" + args[1]}, Time: at}
+	for _, spec := range args[3:] {
+		d, err := generated(ts.MkAbs("disks-"+args[1]), spec, args[2])
+		ts.Check(err)
+		request.Disks = append(request.Disks, d)
+	}
+	ctx := context.Background()
+	password, err := os.ReadFile(ts.MkAbs("password"))
+	ts.Check(err)
+	r, err := repository.Open(ctx, ts.MkAbs("config/varve/repository.config"), strings.TrimSpace(string(password)))
+	ts.Check(err)
+	before := packs(ts)
+	p, err := r.Backup(ctx, request)
+	ts.Check(err)
+	ts.Check(r.Close(ctx))
+	fresh := slices.DeleteFunc(packs(ts), func(path string) bool { return slices.Contains(before, path) })
+	ts.Setenv(args[0], p.ID)
+	ts.Setenv(args[0]+"_SHORT", p.ID[:12])
+	ts.Setenv(args[0]+"_BLOBS", strings.Join(fresh, "\n"))
+}
+
+// generated is the disk that spec asks for. What it holds, and when it was backed up, is kept in dir.
+func generated(dir, spec, now string) (repository.DiskSource, error) {
+	none := repository.DiskSource{}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return none, err
+	}
+	source := repository.DiskSource{Identity: "the only one", Change: "at " + now}
+	name, size, fresh := strings.Cut(spec, "=")
+	var data []byte
+	if fresh {
+		n, err := strconv.Atoi(size)
+		if err != nil {
+			return none, err
+		}
+		data = random(n, spec+now)
+	} else {
+		var e extent.Extent
+		name, size, _ = strings.Cut(spec, "+")
+		if _, err := fmt.Sscanf(size, "%d,%d", &e.Offset, &e.Length); err != nil {
+			return none, err
+		}
+		since, err := os.ReadFile(filepath.Join(dir, name+".change"))
+		if err != nil {
+			return none, err
+		}
+		if data, err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+			return none, err
+		}
+		copy(data[e.Offset:e.End()], random(int(e.Length), spec+now))
+		source.Changes = &repository.Changes{Since: string(since), Set: extent.NewSet(e)}
+	}
+	source.Name, source.Bytes, source.Reader = name, int64(len(data)), memory(data)
+	if err := os.WriteFile(filepath.Join(dir, name+".change"), []byte(source.Change), 0o600); err != nil {
+		return none, err
+	}
+	return source, os.WriteFile(filepath.Join(dir, name), data, 0o600)
+}
+
+// random is n bytes that are always the same of a seed.
+func random(n int, seed string) []byte {
+	var key [32]byte
+	copy(key[:], seed)
+	out := make([]byte, n)
+	if _, err := rand.NewChaCha8(key).Read(out); err != nil {
+		panic(err)
+	}
+	return out
+}
+
+// packs are the files with data of the repository in $WORK/blobs.
+func packs(ts *testscript.TestScript) (out []string) {
+	ts.Check(filepath.WalkDir(ts.MkAbs("blobs"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.HasPrefix(strings.TrimPrefix(path, ts.MkAbs("blobs")+"/"), "p") {
+			out = append(out, path)
+		}
+		return err
+	}))
+	return out
+}
+
+func damage(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 || ts.Getenv(args[0]+"_BLOBS") == "" {
+		ts.Fatalf("usage: damage VAR flip|remove, of a restore point that brought data")
+	}
+	for path := range strings.SplitSeq(ts.Getenv(args[0]+"_BLOBS"), "\n") {
+		if args[1] == "remove" {
+			ts.Check(os.Remove(path))
+			continue
+		}
+		data, err := os.ReadFile(path)
+		ts.Check(err)
+		data[len(data)/2] ^= 1
+		ts.Check(os.WriteFile(path, data, 0o600))
+	}
+}

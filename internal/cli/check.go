@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// checked is what `repo check` and `disk verify` found.
+type checked struct {
+	RestorePoints int `json:"restorePoints"`
+	// Contents with Bytes bytes were read, which are Percent of all.
+	Percent  float64 `json:"percent"`
+	Contents int64   `json:"contents"`
+	Bytes    int64   `json:"bytes"`
+	// Damaged are the parts of disks that cannot be restored, Good the restore points without any.
+	Damaged []damaged    `json:"damaged"`
+	Good    []identified `json:"good"`
+	// Unreadable says which restore points cannot even be listed; "" if all can.
+	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// identified is a restore point by its names.
+type identified struct {
+	ID     string            `json:"id"`
+	Source repository.Source `json:"source"`
+	Time   time.Time         `json:"time"`
+}
+
+// damaged is a part of a disk that is damaged: Bytes from Offset on, or all of it if Bytes is 0.
+type damaged struct {
+	identified `json:",inline"`
+
+	Disk   string `json:"disk"`
+	Offset int64  `json:"offset"`
+	Bytes  int64  `json:"bytes"`
+	Reason string `json:"reason"`
+}
+
+func identify(p *repository.RestorePoint) identified {
+	return identified{ID: p.ID, Source: p.Source, Time: p.Time}
+}
+
+// check looks for damage and tells what it found. Damage is an error.
+func (s *session) check(ctx context.Context, w io.Writer, form string, percent float64, d *display) error {
+	return s.withRepository(ctx, func(r *repository.Repository) error {
+		var report *repository.Report
+		err := d.during(s, func(show func(progress.Report)) (err error) {
+			report, err = verify(ctx, r, percent, show)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		list, err := listPoints(ctx, r)
+		if err != nil {
+			return err
+		}
+		c := summarize(report, list, percent)
+		if err := c.print(w, form, list, percent > 0); err != nil {
+			return err
+		}
+		return c.verdict()
+	})
+}
+
+// verify verifies, and shows how far it is if anything is read.
+func verify(ctx context.Context, r *repository.Repository, percent float64, show func(progress.Report)) (*repository.Report, error) {
+	o := repository.VerifyOptions{Percent: percent}
+	if percent > 0 {
+		_, total, err := r.Contents(ctx, percent)
+		if err != nil {
+			return nil, err
+		}
+		o.Progress = func(_, bytes int64) {
+			show(progress.Report{
+				Name: "repository", Phase: "Reading", Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total,
+			})
+		}
+	}
+	return r.Verify(ctx, o)
+}
+
+func summarize(report *repository.Report, list *pointList, percent float64) *checked {
+	c := &checked{
+		RestorePoints: len(list.points), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
+		Damaged: []damaged{}, Good: []identified{}, // [] in JSON, not null
+	}
+	bad := map[string]bool{}
+	for _, d := range report.Damage {
+		bad[d.Point.ID] = true
+		c.Damaged = append(c.Damaged, damaged{identified: identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
+	}
+	for _, p := range list.points {
+		if !bad[p.ID] {
+			c.Good = append(c.Good, identify(p))
+		}
+	}
+	if err := cmp.Or(report.Unlisted, list.unreadable); err != nil {
+		c.Unreadable = err.Error()
+	}
+	return c
+}
+
+func (c *checked) print(w io.Writer, form string, list *pointList, read bool) error {
+	if form != "" {
+		return printData(w, form, c)
+	}
+	if len(c.Damaged) > 0 {
+		t := &table{header: []string{"ID", "HOST", "NAME", "TIME", "DISK", "BYTES", "REASON"}}
+		for _, d := range c.Damaged {
+			where := "all"
+			if d.Bytes > 0 {
+				where = fmt.Sprintf("%d+%d", d.Offset, d.Bytes)
+			}
+			t.add(list.short(d.ID), d.Source.Host, sourceName(d.Source), timeText(d.Time), d.Disk, where, d.Reason)
+		}
+		return t.write(w)
+	}
+	if c.Unreadable != "" {
+		return nil
+	}
+	what := "every block has its place, no data was read"
+	if read {
+		what = fmt.Sprintf("%v%% of the data was read, %s in %d contents", c.Percent, human.Bytes(c.Bytes), c.Contents)
+	}
+	_, err := fmt.Fprintf(w, "%d restore points are good: %s\n", c.RestorePoints, what)
+	return err
+}
+
+// verdict is the error that damage is.
+func (c *checked) verdict() error {
+	const hint = "everything outside of the damage can be restored, and so can the restore points that -o json lists as good"
+	var ids []string
+	for _, d := range c.Damaged {
+		ids = append(ids, d.ID)
+	}
+	slices.Sort(ids)
+	n := len(slices.Compact(ids))
+	switch {
+	case c.Unreadable != "":
+		return failed(hint, "%d restore points are damaged, and others cannot be listed: %s", n, c.Unreadable)
+	case n > 0:
+		return failed(hint, "%d of %d restore points are damaged", n, c.RestorePoints)
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"path"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func (s *session) disk() *cobra.Command {
+	return s.repositoryGroup("disk", "List, compare, verify and remove restore points of disks",
+		`Restore points of disks in a repository that varve repo connected to: list, describe, compare,
+verify, pin and remove them. No cluster is needed.
+
+A restore point holds the disks of one machine at one moment. Those of one name, host and user
+are a history. Each is a whole image, and what it shares with others is stored once: any of them
+can go without the rest noticing. An ID may be abbreviated to its beginning, if that is unique.`,
+		`  varve disk list web
+  varve disk verify --percent 10
+  varve disk prune web --keep-daily 7 --keep-weekly 4 --dry-run`,
+		s.diskList(), s.diskDescribe(), s.diskDiff(), s.diskVerify(), s.diskDelete(), s.diskPrune(), s.diskPin(), s.diskUnpin())
+}
+
+// sourceFlags select histories beside their name, or say whose a new restore point is.
+type sourceFlags struct{ host, user string }
+
+func (f *sourceFlags) flags(c *cobra.Command, what string) {
+	c.Flags().StringVar(&f.host, "host", "", what+" of this host")
+	c.Flags().StringVar(&f.user, "user", "", what+" of this user")
+}
+
+// selects says whether a source is of the flags' host and user and has one of the names; no names are all.
+func (f *sourceFlags) selects(o repository.Source, names []string) bool {
+	named := len(names) == 0
+	for _, name := range names {
+		named = named || o.Path == sourcePath(name)
+	}
+	return named && (f.host == "" || o.Host == f.host) && (f.user == "" || o.User == f.user)
+}
+
+// sourcePath is the path in the repository of a history that the user calls name, and sourceName the other way round.
+func sourcePath(name string) string { return path.Clean("/" + name) }
+
+func sourceName(s repository.Source) string { return strings.TrimPrefix(s.Path, "/") }
+
+// timeText is a moment in a table.
+func timeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// defaultPin is the name of a pin that the user did not name.
+const defaultPin = "pinned"
+
+func (s *session) diskPin() *cobra.Command {
+	var form, name string
+	c := &cobra.Command{
+		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
+		Long: `Pin restore points: neither prune nor delete removes one while a pin is on it. A restore point
+may have several pins, by name, each for a reason of its own.
+
+A restore point that is changed gets another ID, which the command prints.`,
+		Example: `  varve disk pin 5e1f9c
+
+  # With a reason
+  varve disk pin 5e1f9c --name before-upgrade`,
+		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.changePins(cmd, args, form, func(*repository.RestorePoint) (add, remove []string, err error) {
+				return []string{name}, nil, nil
+			})
+		},
+	}
+	c.Flags().StringVar(&name, "name", defaultPin, "the pin's name")
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	return c
+}
+
+func (s *session) diskUnpin() *cobra.Command {
+	var form, name string
+	var all bool
+	c := &cobra.Command{
+		Use: "unpin ID...", Short: "Remove pins from restore points",
+		Long: `Remove a pin, by its name, or --all pins from restore points. They are then kept no longer than
+the rules of varve disk prune say.
+
+A restore point that is changed gets another ID, which the command prints.`,
+		Example: `  varve disk unpin 5e1f9c --name before-upgrade
+
+  varve disk unpin 5e1f9c --all`,
+		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		PreRunE: func(c *cobra.Command, _ []string) error {
+			if all && c.Flags().Changed("name") {
+				return usage("--all and --name exclude each other")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.changePins(cmd, args, form, func(p *repository.RestorePoint) (add, remove []string, err error) {
+				switch {
+				case all:
+					return nil, p.Pins, nil
+				case slices.Contains(p.Pins, name):
+					return nil, []string{name}, nil
+				}
+				hint := "it has no pins"
+				if p.Pinned() {
+					hint = "it has the pins " + joined(p.Pins) + ": select one with --name, or --all"
+				}
+				return nil, nil, &failure{err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), code: CodeNotFound, hint: hint}
+			})
+		},
+	}
+	c.Flags().StringVar(&name, "name", defaultPin, "the pin's name")
+	c.Flags().BoolVar(&all, "all", false, "remove every pin")
+	outputFlag(c, &form, asJSON, asYAML, asName)
+	return c
+}
+
+// changePins changes the pins of each restore point as change says, and prints them. Nothing is changed if change refuses one.
+func (s *session) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
+	return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+		l, err := listPoints(cmd.Context(), r)
+		if err != nil {
+			return err
+		}
+		points, err := l.findAll(args)
+		if err != nil {
+			return err
+		}
+		for _, p := range points {
+			if _, _, err := change(p); err != nil {
+				return err
+			}
+		}
+		var out []*repository.RestorePoint
+		var failures []error
+		for _, p := range points {
+			add, remove, err := change(p)
+			if err == nil {
+				p, err = r.Pin(cmd.Context(), p.ID, add, remove)
+			}
+			if err != nil {
+				failures = append(failures, err)
+				continue
+			}
+			out = append(out, p)
+		}
+		// Those that were changed are told, because their IDs are other ones now.
+		return errors.Join(append(failures, printPins(cmd.OutOrStdout(), form, out))...)
+	})
+}
+
+func printPins(w io.Writer, form string, points []*repository.RestorePoint) error {
+	if form != "" {
+		return printPoints(w, form, points)
+	}
+	for _, p := range points {
+		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(sourceName(p.Source)), human.Or(human.Line(joined(p.Pins))))
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+const (
+	// shortID is how much of an ID tables show, unless two begin with the same.
+	shortID = 12
+	// leastID is how much of an ID the user must give.
+	leastID = 4
+)
+
+// pointList are all restore points of a repository, oldest first.
+type pointList struct {
+	points []*repository.RestorePoint
+	// unreadable says which others there are, or is nil.
+	unreadable error
+	length     int
+}
+
+// listPoints lists what can be read. Restore points that cannot be read are no error.
+func listPoints(ctx context.Context, r *repository.Repository) (*pointList, error) {
+	points, err := r.List(ctx, nil)
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+		return nil, err
+	}
+	slices.SortStableFunc(points, func(a, b *repository.RestorePoint) int {
+		if n := a.Time.Compare(b.Time); n != 0 {
+			return n
+		}
+		return a.Source.Compare(b.Source)
+	})
+	return newPointList(points, err), nil
+}
+
+func newPointList(points []*repository.RestorePoint, unreadable error) *pointList {
+	l := &pointList{points: points, unreadable: unreadable, length: shortID}
+	for l.ambiguous() {
+		l.length++
+	}
+	return l
+}
+
+// ambiguous says whether two restore points have the same short ID.
+func (l *pointList) ambiguous() bool {
+	seen := map[string]bool{}
+	for _, p := range l.points {
+		if seen[l.short(p.ID)] && len(p.ID) > l.length {
+			return true
+		}
+		seen[l.short(p.ID)] = true
+	}
+	return false
+}
+
+// short is the beginning of an ID, which no other restore point's begins with.
+func (l *pointList) short(id string) string { return id[:min(l.length, len(id))] }
+
+// warn tells of restore points that cannot be read, where that does not fail the command.
+func (l *pointList) warn(w io.Writer) {
+	if l.unreadable == nil {
+		return
+	}
+	for line := range strings.SplitSeq(l.unreadable.Error(), "\n") {
+		fmt.Fprintf(w, "warning: %s\n", human.Line(line))
+	}
+}
+
+// find returns the restore point whose ID begins with prefix.
+func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
+	if len(prefix) < leastID {
+		return nil, usage("restore point %s: give at least %d characters of its ID", prefix, leastID)
+	}
+	var found []*repository.RestorePoint
+	for _, p := range l.points {
+		if strings.HasPrefix(p.ID, prefix) {
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, fmt.Errorf("restore point %s: %w", prefix, orErr(l.unreadable, repository.ErrNotFound))
+	}
+	var ids []string
+	for _, p := range found {
+		ids = append(ids, p.ID)
+	}
+	return nil, usage("restore point %s: the IDs of %d begin like this: %s", prefix, len(found), strings.Join(ids, ", "))
+}
+
+// findAll returns the restore points that prefixes name, each once.
+func (l *pointList) findAll(prefixes []string) ([]*repository.RestorePoint, error) {
+	var out []*repository.RestorePoint
+	var failures []error
+	for _, prefix := range prefixes {
+		p, err := l.find(prefix)
+		if err != nil {
+			failures = append(failures, err)
+		} else if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out, errors.Join(failures...)
+}
+
+func orErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+// pointItems is how programs see restore points.
+type pointItems struct {
+	Items []*repository.RestorePoint `json:"items"`
+}
+
+// printPoints writes restore points in a form for programs.
+func printPoints(w io.Writer, form string, points []*repository.RestorePoint) error {
+	if form != asName {
+		return printData(w, form, pointItems{Items: append([]*repository.RestorePoint{}, points...)})
+	}
+	for _, p := range points {
+		fmt.Fprintln(w, p.ID)
+	}
+	return nil
+}
+
+func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *table {
+	t := &table{header: []string{"TIME", "ID", "HOST", "NAME", "DISKS", "SIZE", "CHANGED", "TYPE", "PINS"}}
+	if wide {
+		t.header = append(t.header, "USER", "PARENT")
+	}
+	for _, p := range points {
+		id := l.short(p.ID)
+		if wide {
+			id = p.ID
+		}
+		row := []string{
+			timeText(p.Time), id, p.Source.Host, sourceName(p.Source), strings.Join(diskNames(p), ","), human.Bytes(p.DiskBytes()),
+			human.Bytes(changedBytes(p)), pointType(p), strings.Join(p.Pins, ","),
+		}
+		if wide {
+			row = append(row, p.Source.User, strings.Join(parents(p), ","))
+		}
+		t.add(row...)
+	}
+	return t
+}
+
+func diskNames(p *repository.RestorePoint) (names []string) {
+	for _, d := range p.Disks {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+func changedBytes(p *repository.RestorePoint) (n int64) {
+	for _, d := range p.Disks {
+		n += d.Stats.ChangedBytes
+	}
+	return n
+}
+
+func parents(p *repository.RestorePoint) (ids []string) {
+	for _, d := range p.Disks {
+		if d.Parent != "" && !slices.Contains(ids, d.Parent) {
+			ids = append(ids, d.Parent)
+		}
+	}
+	return ids
+}
+
+// pointType is Incremental if all disks are, and Full with the reasons if none is.
+func pointType(p *repository.RestorePoint) string {
+	var reasons []string
+	full := 0
+	for _, d := range p.Disks {
+		if d.FullReason == "" {
+			continue
+		}
+		full++
+		if reason := string(d.FullReason); !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
+		}
+	}
+	switch full {
+	case 0:
+		return "Incremental"
+	case len(p.Disks):
+		return fmt.Sprintf("Full (%s)", strings.Join(reasons, ", "))
+	default:
+		return fmt.Sprintf("%d of %d disks full (%s)", full, len(p.Disks), strings.Join(reasons, ", "))
+	}
+}
+
+// completePoints offers the IDs of restore points. It never asks for a password.
+func (s *session) completePoints(most int) completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= most || (s.repo.passwordFile == "" && s.env("VARVE_PASSWORD") == "") {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		ctx := c.Context()
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+		defer cancel()
+		var ids []string
+		err := s.withRepository(ctx, func(r *repository.Repository) error {
+			l, err := listPoints(ctx, r)
+			if err != nil {
+				return err
+			}
+			for _, p := range l.points {
+				if strings.HasPrefix(p.ID, typed) && !slices.Contains(args, p.ID) {
+					ids = append(ids, p.ID+"\t"+timeText(p.Time)+" "+sourceName(p.Source))
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return ids, cobra.ShellCompDirectiveNoFileComp
+	}
+}

@@ -1,0 +1,42 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/progress"
+)
+
+// display is how a command shows that it goes on.
+type display struct{ mode string }
+
+// flags adds --progress. when says when it is shown.
+func (d *display) flags(c *cobra.Command, when string) {
+	c.Flags().StringVar(&d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none")
+	completeFixed(c, "progress", progress.Modes()...)
+	check := c.PreRunE
+	c.PreRunE = func(c *cobra.Command, args []string) error {
+		if _, err := progress.New(progress.Mode(d.mode), c.ErrOrStderr(), false); err != nil {
+			return usage("--progress: %s", err)
+		}
+		if check != nil {
+			return check(c, args)
+		}
+		return nil
+	}
+}
+
+// during shows what f reports, one report at a time, while it runs.
+func (d *display) during(s *session, f func(show func(progress.Report)) error) error {
+	renderer, err := progress.New(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal)
+	if err != nil {
+		return err
+	}
+	err = f(renderer.Show)
+	if closed := renderer.Close(); closed != nil {
+		err = errors.Join(err, fmt.Errorf("show progress: %w", closed))
+	}
+	return err
+}

@@ -1,0 +1,96 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// maxPasswordBytes bounds what is read of a password's file.
+const maxPasswordBytes = 4096
+
+// password is the repository's password: from the file, the environment or a prompt. A new one is asked for twice.
+func (s *session) password(ctx context.Context, create bool) (string, error) {
+	if path := s.repo.passwordFile; path != "" {
+		return passwordFrom(path)
+	}
+	if p := s.env("VARVE_PASSWORD"); p != "" {
+		return p, nil
+	}
+	if s.Streams.ReadPassword == nil {
+		return "", usage("no password: give --password-file, set VARVE_PASSWORD, or run this on a terminal to be asked")
+	}
+	p, err := s.askPassword(ctx, "Password of the repository: ")
+	if err != nil || !create {
+		return p, err
+	}
+	again, err := s.askPassword(ctx, "The same again: ")
+	if err != nil {
+		return "", err
+	}
+	if p != again {
+		return "", usage("the two passwords differ")
+	}
+	return p, nil
+}
+
+func passwordFrom(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", usage("--password-file: %s", err)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxPasswordBytes+1))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return "", usage("--password-file: %s", err)
+	}
+	// What an editor or echo puts at the end is not part of it.
+	p := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
+	switch {
+	case len(text) > maxPasswordBytes:
+		return "", usage("--password-file %s: more than %d bytes", path, maxPasswordBytes)
+	case p == "":
+		return "", usage("--password-file %s: it is empty", path)
+	case strings.ContainsAny(p, "\r\n"):
+		return "", usage("--password-file %s: more than one line", path)
+	}
+	return p, nil
+}
+
+func (s *session) askPassword(ctx context.Context, prompt string) (string, error) {
+	fmt.Fprint(s.Streams.Err, prompt)
+	p, err := s.Streams.ReadPassword(ctx)
+	fmt.Fprintln(s.Streams.Err)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("read the password: %w", err)
+	case p == "":
+		return "", usage("the password is empty")
+	}
+	return p, nil
+}
+
+// confirm asks before what cannot be undone.
+func (s *session) confirm(ctx context.Context, question string) error {
+	fmt.Fprint(s.Streams.Err, question+" [y/N] ")
+	answer := make(chan string, 1)
+	go func() {
+		line, err := bufio.NewReader(s.Streams.In).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			line = ""
+		}
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+		return failed("", "nothing was done: the answer was not yes")
+	}
+}

@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func (s *session) repository() *cobra.Command {
+	return s.repositoryGroup("repo", "Create, connect to, check and maintain a repository of disks",
+		`Create, connect to, check and maintain a repository of disks: a directory, or a bucket of
+anything that speaks S3. No cluster is needed.
+
+A repository is always encrypted. The password comes from the file of --password-file, from
+VARVE_PASSWORD, or from a prompt, and is stored nowhere: without it nobody can read what
+is in the repository. Connecting writes a file, --repo-config, that all other commands of
+varve repo and varve disk read.`,
+		`  varve repo create /mnt/backups
+  varve repo connect s3://s3.example.com/backups/varve
+  varve repo status`,
+		s.repoCreate(), s.repoConnect(), s.repoStatus(), s.repoCheck(), s.repoMaintenance())
+}
+
+// repositoryGroup makes a command that only holds others, which work on a repository.
+func (s *session) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
+	c.AddCommand(children...)
+	s.repo.flags(c.PersistentFlags())
+	return c
+}
+
+// repositoryFlags say which repository, and where its password is.
+type repositoryFlags struct{ config, passwordFile string }
+
+func (r *repositoryFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&r.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
+	f.StringVar(&r.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
+}
+
+func (s *session) env(name string) string {
+	if s.Env == nil {
+		return ""
+	}
+	return s.Env(name)
+}
+
+// repoConfig is the path of the file that connecting writes.
+func (s *session) repoConfig() (string, error) {
+	path := s.repo.config
+	if path == "" {
+		path = s.env("VARVE_REPO_CONFIG")
+	}
+	if path == "" {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return "", usage("no directory for configurations: %s; give --repo-config", err)
+		}
+		path = filepath.Join(dir, "varve", "repository.config")
+	}
+	return filepath.Abs(path)
+}
+
+// withRepository opens the repository, calls f, and closes it. What fails has its exit code and its hint.
+func (s *session) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
+	config, err := s.repoConfig()
+	if err != nil {
+		return err
+	}
+	// Before anybody types a password.
+	if _, err := os.Stat(config); errors.Is(err, fs.ErrNotExist) {
+		return &failure{
+			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: CodeNotFound,
+			hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
+		}
+	}
+	password, err := s.password(ctx, false)
+	if err != nil {
+		return err
+	}
+	r, err := repository.Open(ctx, config, password)
+	if err != nil {
+		return repositoryFailure(err)
+	}
+	err = f(r)
+	// An interrupted command, too, closes what it opened.
+	return repositoryFailure(errors.Join(err, r.Close(context.WithoutCancel(ctx))))
+}

@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/progress"
+)
+
+func (s *session) repoCheck() *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use: "check", Short: "Check that everything has its place, without reading the data",
+		Long: `Check a repository without reading the data: the indexes load, and every block of every
+restore point is in a blob that is there and long enough. varve disk verify reads the data too.
+
+Damage is a failure (exit code 1). The parts of disks that it touches are listed, with their
+restore points; -o json also lists the restore points that are good.`,
+		Example: `  varve repo check
+
+  # Restore points that are good
+  varve repo check -o json | jq -r '.good[].id'`,
+		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &display{mode: string(progress.None)})
+		},
+	}
+	outputFlag(c, &form, asTable, asJSON, asYAML)
+	return c
+}
+
+func (s *session) diskVerify() *cobra.Command {
+	var form string
+	var d display
+	percent := percentage(100)
+	c := &cobra.Command{
+		Use: "verify", Short: "Read what is stored, and name the restore points that damage touches",
+		Long: `Read, decrypt and hash again what is stored: all of it, or --percent, always the same part.
+What several restore points share is read once. Everything that varve repo check looks at is
+looked at in any case.
+
+Damage is a failure (exit code 1). The parts of disks that it touches are listed, with their
+restore points; -o json also lists the restore points that are good.`,
+		Example: `  varve disk verify
+
+  # A look at a part, with its progress for a program
+  varve disk verify --percent 10 --progress json`,
+		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.check(cmd.Context(), cmd.OutOrStdout(), form, float64(percent), &d)
+		},
+	}
+	c.Flags().Var(&percent, "percent", "how much of the data is read, from 0 to 100")
+	d.flags(c, "while reading")
+	outputFlag(c, &form, asTable, asJSON, asYAML)
+	return c
+}
+
+// percentage is a flag's value from 0 to 100.
+type percentage float64
+
+func (p *percentage) String() string { return strconv.FormatFloat(float64(*p), 'f', -1, 64) }
+func (*percentage) Type() string     { return "percent" }
+
+func (p *percentage) Set(text string) error {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(n >= 0 && n <= 100) {
+		return usage("write a number from 0 to 100")
+	}
+	*p = percentage(n)
+	return nil
+}

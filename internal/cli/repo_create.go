@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func (s *session) repoCreate() *cobra.Command {
+	var form string
+	var f s3Flags
+	var n connection
+	var l lockFlags
+	var noConnect bool
+	c := &cobra.Command{
+		Use: "create LOCATION", Short: "Create a repository",
+		Long: `Create a repository, and connect to it. It is encrypted with a key that the password opens:
+keep the password, because nothing replaces it.
+
+` + locationHelp + `
+
+--object-lock has the bucket refuse to delete or overwrite what was written, for the period.`,
+		Example: `  varve repo create /mnt/backups
+
+  # In a bucket that nobody can empty for a month
+  varve repo create s3://s3.eu-central-1.amazonaws.com/backups/varve --object-lock COMPLIANCE --object-lock-period 30d
+
+  # For others: do not connect this machine
+  varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
+		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			at, err := s.location(args[0], &f)
+			if err != nil {
+				return err
+			}
+			lock, err := l.options(at)
+			if err != nil {
+				return err
+			}
+			config, err := s.repoConfig()
+			if err != nil {
+				return err
+			}
+			o, err := n.options(at, config)
+			if err != nil {
+				return err
+			}
+			password, err := s.password(cmd.Context(), true)
+			if err != nil {
+				return err
+			}
+			if err := repository.Create(cmd.Context(), at, password, lock); err != nil {
+				return locationFailure(err)
+			}
+			done := connected{Location: at.String()}
+			if !noConnect {
+				if err := connectRepository(cmd.Context(), config, at, password, o); err != nil {
+					return fmt.Errorf("the repository was created, but: %w", err)
+				}
+				done.ConfigFile = config
+			}
+			fmt.Fprintln(cmd.ErrOrStderr(), "Keep the password: without it nobody can read what is stored here.")
+			return done.print(cmd.OutOrStdout(), form, true)
+		},
+	}
+	c.Flags().BoolVar(&noConnect, "no-connect", false, "only create the repository")
+	f.flags(c)
+	l.flags(c)
+	n.flags(c)
+	outputFlag(c, &form, asJSON, asYAML)
+	return c
+}

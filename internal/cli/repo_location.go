@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/retention"
+)
+
+// locationHelp is the part of the help that `repo create` and `repo connect` share.
+const locationHelp = `LOCATION is a directory, or s3://ENDPOINT/BUCKET[/PREFIX]. The keys of S3 come from
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or from the file of
+--s3-credentials-file, never from an argument. They are kept in the file of --repo-config,
+which only its owner can read.`
+
+// s3Flags are what an S3 location needs beside its address.
+type s3Flags struct {
+	region, caFile, credentialsFile string
+	plainHTTP                       bool
+}
+
+func (f *s3Flags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket; empty: the server is asked")
+	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) that the server's is checked with; empty: the system's")
+	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "speak HTTP without TLS")
+	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, as the AWS CLI has it ([default], aws_access_key_id, aws_secret_access_key)")
+}
+
+func (f *s3Flags) used() bool { return *f != s3Flags{} }
+
+// location reads a LOCATION. What it refuses it does not repeat: somebody may have put keys into it.
+func (s *session) location(text string, f *s3Flags) (repository.Location, error) {
+	none := repository.Location{}
+	if !strings.Contains(text, "://") {
+		if f.used() {
+			return none, usage("--s3-… flags need a location that begins with s3://")
+		}
+		dir, err := filepath.Abs(text)
+		if err != nil || text == "" {
+			return none, usage("the location is no directory: write a path, or s3://endpoint/bucket/prefix")
+		}
+		return repository.Location{Directory: dir}, nil
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return none, usage("the location is not a URL: write s3://endpoint/bucket/prefix")
+	}
+	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+	switch {
+	case u.User != nil:
+		return none, usage("keys do not belong into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+	case u.Scheme != "s3":
+		return none, usage("location %s://…: write a directory, or s3://endpoint/bucket/prefix", u.Scheme)
+	case u.Host == "" || bucket == "" || u.RawQuery != "" || u.Fragment != "":
+		return none, usage("the location has no endpoint, no bucket or too much: write s3://endpoint/bucket/prefix")
+	}
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		prefix += "/"
+	}
+	at := &repository.S3{Endpoint: u.Host, Bucket: bucket, Prefix: prefix, Region: f.region, PlainHTTP: f.plainHTTP}
+	if err := f.authority(at); err != nil {
+		return none, err
+	}
+	return repository.Location{S3: at}, s.keys(at, f)
+}
+
+func (f *s3Flags) authority(at *repository.S3) error {
+	if f.caFile == "" {
+		return nil
+	}
+	if f.plainHTTP {
+		return usage("--s3-ca-file and --s3-plain-http exclude each other")
+	}
+	text, err := os.ReadFile(f.caFile)
+	if err != nil {
+		return usage("--s3-ca-file: %s", err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(text) {
+		return usage("--s3-ca-file %s: no certificate in PEM form in it", f.caFile)
+	}
+	at.RootCA = text
+	return nil
+}
+
+func (s *session) keys(at *repository.S3, f *s3Flags) error {
+	at.AccessKey, at.SecretKey, at.SessionToken = s.env("AWS_ACCESS_KEY_ID"), s.env("AWS_SECRET_ACCESS_KEY"), s.env("AWS_SESSION_TOKEN")
+	if f.credentialsFile != "" {
+		// Of an absent file the library says what it would say of an empty one.
+		if _, err := os.Stat(f.credentialsFile); err != nil {
+			return usage("--s3-credentials-file: %s", err)
+		}
+		v, err := credentials.NewFileAWSCredentials(f.credentialsFile, s.env("AWS_PROFILE")).GetWithContext(nil)
+		if err != nil {
+			return usage("--s3-credentials-file %s: it is not of the AWS CLI's form, or lacks the profile", f.credentialsFile)
+		}
+		at.AccessKey, at.SecretKey, at.SessionToken = v.AccessKeyID, v.SecretAccessKey, v.SessionToken
+	}
+	if at.AccessKey == "" || at.SecretKey == "" {
+		return usage("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+	}
+	return nil
+}
+
+// lockFlags ask for an object lock.
+type lockFlags struct{ mode, period string }
+
+func (f *lockFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.mode, "object-lock", "", "keep the storage from deleting what was written: GOVERNANCE (but for those who may bypass it) or COMPLIANCE (nobody)")
+	c.Flags().StringVar(&f.period, "object-lock-period", "", "with --object-lock: for how long, such as 30d; maintenance extends it for what is in use")
+	completeFixed(c, "object-lock", "GOVERNANCE", "COMPLIANCE")
+}
+
+func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, error) {
+	var o repository.CreateOptions
+	if f.mode == "" && f.period == "" {
+		return o, nil
+	}
+	o.LockMode = strings.ToUpper(f.mode)
+	period, err := days(f.period)
+	switch {
+	case f.mode == "" || f.period == "":
+		return o, usage("--object-lock and --object-lock-period need each other")
+	case o.LockMode != "GOVERNANCE" && o.LockMode != "COMPLIANCE":
+		return o, usage("--object-lock %s: use GOVERNANCE or COMPLIANCE", f.mode)
+	case err != nil:
+		return o, usage("--object-lock-period: %s", err)
+	case period < 24*time.Hour:
+		return o, usage("--object-lock-period %s: at least 1d", f.period)
+	case at.S3 == nil:
+		return o, usage("--object-lock needs a bucket with object lock: a directory cannot refuse to delete")
+	}
+	o.LockPeriod = period
+	return o, nil
+}
+
+// days reads a span of weeks, days and hours, which have a fixed length.
+func days(text string) (time.Duration, error) {
+	span, err := retention.ParseSpan(text)
+	if err != nil {
+		return 0, err
+	}
+	if span.Years != 0 || span.Months != 0 {
+		return 0, errors.New("years and months have no fixed length: write weeks, days or hours, such as 30d")
+	}
+	hours := span.Hours + 24*(span.Days+7*span.Weeks)
+	if hours > 24*365*100 {
+		return 0, fmt.Errorf("%s is more than a century", text)
+	}
+	return time.Duration(hours) * time.Hour, nil
+}

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func (s *session) repoStatus() *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use: "status", Short: "Show what a repository is and holds",
+		Long: `Show where the repository is, how it stores, the histories in it, the bytes that are stored,
+and when it was and will be maintained.`,
+		Example: `  varve repo status
+
+  # Bytes in the storage
+  varve repo status -o json | jq '[.blobs[].bytes] | add'`,
+		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+				status, err := r.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if form != "" {
+					return printData(cmd.OutOrStdout(), form, status)
+				}
+				p := &page{w: cmd.OutOrStdout(), now: s.Now()}
+				p.repository(status)
+				return p.err
+			})
+		},
+	}
+	outputFlag(c, &form, asJSON, asYAML)
+	return c
+}
+
+func (p *page) repository(s *repository.Status) {
+	connection := s.User + "@" + s.Host
+	if s.ReadOnly {
+		connection += ", read-only"
+	}
+	free := ""
+	if s.FreeBytes != nil {
+		free = human.Bytes(*s.FreeBytes)
+	}
+	m := s.Maintenance
+	p.fields(
+		"Location", s.Location,
+		"Unique ID", s.UniqueID,
+		"Connection", s.ConfigFile,
+		"Connected as", connection,
+		"Format", strconv.Itoa(s.Format.Version),
+		"Hash", s.Format.Hash,
+		"Encryption", s.Format.Encryption,
+		"Error correction", s.Format.ErrorCorrection,
+		"Pack size", human.Bytes(int64(s.Format.PackBytes)),
+		"Object lock", objectLock(s.ObjectLock),
+		"Restore points", strconv.Itoa(s.RestorePoints),
+		"Unreadable", strings.ReplaceAll(s.Unreadable, "\n", "; "),
+		"Stored", human.Bytes(s.TotalBytes()),
+		"Free", free,
+		"Maintenance owner", human.Or(m.Owner),
+		"Last maintenance", human.Or(p.moment(m.Last)),
+		"Last full one", human.Or(p.moment(m.LastFull)),
+		"Next quick one", human.Or(p.due(m.NextQuick)),
+		"Next full one", human.Or(p.due(m.NextFull)),
+	)
+	blobs := &table{header: []string{"KIND", "BLOBS", "BYTES"}}
+	for _, b := range s.Blobs {
+		blobs.add(b.Kind, strconv.FormatInt(b.Blobs, 10), human.Bytes(b.Bytes))
+	}
+	p.section("Stored blobs", blobs, "none")
+	sources := &table{header: []string{"NAME", "HOST", "USER", "RESTORE POINTS", "OLDEST", "LATEST", "SIZE"}}
+	for _, h := range s.Sources {
+		sources.add(sourceName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), timeText(h.Oldest), timeText(h.Latest), human.Bytes(h.DiskBytes))
+	}
+	p.section("Histories", sources, "none")
+	failures := &table{header: []string{"TASK", "TIME", "ERROR"}}
+	for _, f := range m.Failures {
+		failures.add(f.Task, timeText(f.Time), f.Error)
+	}
+	p.section("Failed maintenance", failures, "")
+}
+
+// due is a moment to come, and how long that is.
+func (p *page) due(t time.Time) string {
+	if !t.After(p.now) {
+		return human.Or(p.moment(t))
+	}
+	return fmt.Sprintf("%s (in %s)", timeText(t), human.Span(t.Sub(p.now)))
+}
+
+func objectLock(l *repository.ObjectLock) string {
+	if l == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s, %s", l.Mode, human.Span(l.Period))
+}
