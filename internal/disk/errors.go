@@ -1,0 +1,29 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The classes of failure. Every error of this package that is one of them says so through errors.Is.
+var (
+	// ErrInvalid: what was asked for makes no sense, or does not fit the disk.
+	ErrInvalid = errors.New("invalid")
+	// ErrNotFound: the disk, its bitmap, or the program that reads it, is not there.
+	ErrNotFound = errors.New("not found")
+	// ErrConflict: the target has content, or somebody else uses it.
+	ErrConflict = errors.New("conflict")
+	// ErrChanged: the disk is not the one any more that was opened.
+	ErrChanged = errors.New("changed while it was read")
+)
+
+// errorf is an error of a class.
+func errorf(class error, format string, args ...any) error {
+	return &classified{class: class, err: fmt.Errorf(format, args...)}
+}
+
+// classified is an error with a class that its text does not repeat.
+type classified struct{ class, err error }
+
+func (e *classified) Error() string   { return e.err.Error() }
+func (e *classified) Unwrap() []error { return []error{e.class, e.err} }

@@ -1,0 +1,243 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/disk/hole"
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// fileTarget is a raw disk in a regular file or on a block device.
+type fileTarget struct {
+	f       *os.File
+	bytes   int64
+	regular bool
+	// plain: the file system or device frees nothing, so zeroes are written.
+	plain atomic.Bool
+}
+
+func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := prepareFile(f, bytes, o); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &fileTarget{f: f, bytes: bytes, regular: true}, nil
+}
+
+// prepareFile gives the file its size and its journal, unless an earlier restore has.
+func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
+	if err := lock(f); err != nil {
+		return err
+	}
+	id, err := identityOf(f)
+	if err != nil {
+		return err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	resumed, why, err := o.Journal.resume(f.Name(), id, bytes)
+	if err != nil {
+		return err
+	}
+	if resumed {
+		if size < bytes {
+			return errorf(ErrConflict, "target %s has %d bytes, and had %d when its restore was interrupted: somebody changed it; remove %s to start anew", f.Name(), size, bytes, o.Journal.path)
+		}
+		return nil
+	}
+	data, err := hole.NextData(f, extent.Extent{Length: size})
+	if err != nil {
+		return fmt.Errorf("find data of %s: %w", f.Name(), err)
+	}
+	if !data.Empty() && !o.Overwrite {
+		return occupied(f.Name(), fmt.Sprintf("has content (%d bytes)", size), why)
+	}
+	if err := o.Journal.discard(); err != nil {
+		return err
+	}
+	if size < bytes || !o.Larger {
+		if !data.Empty() {
+			err = f.Truncate(0) // frees it all at once
+		}
+		err = errors.Join(err, f.Truncate(bytes))
+	}
+	if err := errors.Join(err, f.Sync(), syncPath(filepath.Dir(f.Name()))); err != nil {
+		return err
+	}
+	return o.Journal.begin(id)
+}
+
+func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
+	// O_EXCL: not while it is mounted, swapped to, or part of a volume group; nor by anybody else as long as it is open.
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, errorf(ErrConflict, "target %s is in use (mounted, swapped to, or part of another device): unmount it first (lsblk %s shows by what)", path, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := prepareDevice(f, bytes, o); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &fileTarget{f: f, bytes: bytes}, nil
+}
+
+func prepareDevice(f *os.File, bytes int64, o TargetOptions) error {
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	if err := fits(f.Name(), size, bytes, o.Larger); err != nil {
+		return err
+	}
+	id, err := identityOf(f)
+	if err != nil {
+		return err
+	}
+	resumed, why, err := o.Journal.resume("", id, bytes)
+	if err != nil || resumed {
+		return err
+	}
+	if !o.Overwrite {
+		return occupied(f.Name(), "is a device, which may have content", why)
+	}
+	return o.Journal.begin(id)
+}
+
+// Bytes implements Target.
+func (t *fileTarget) Bytes() int64 { return t.bytes }
+
+// WriteAt implements Target.
+func (t *fileTarget) WriteAt(ctx context.Context, p []byte, offset int64) error {
+	if err := within(t.f.Name(), t.bytes, offset, len(p)); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	_, err := t.f.WriteAt(p, offset)
+	return full(t.f.Name(), err)
+}
+
+// full says what to do about a file system without space.
+func full(name string, err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("target %s: make space and continue: %w", name, err)
+	}
+	return err
+}
+
+// Sync implements Target.
+func (t *fileTarget) Sync(context.Context) error { return full(t.f.Name(), t.f.Sync()) }
+
+// Close implements Target.
+func (t *fileTarget) Close() error { return t.f.Close() }
+
+// Zero implements Target.
+func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
+	if err := within(t.f.Name(), t.bytes, e.Offset, int(e.Length)); err != nil {
+		return err
+	}
+	for !e.Empty() {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		data := e
+		if t.regular {
+			var err error
+			if data, err = hole.NextData(t.f, e); err != nil {
+				return fmt.Errorf("find data of %s: %w", t.f.Name(), err)
+			}
+		}
+		if data.Empty() {
+			return nil
+		}
+		if err := t.free(ctx, data); err != nil {
+			return full(t.f.Name(), fmt.Errorf("zero %s of %s: %w", data, t.f.Name(), err))
+		}
+		e = extent.Extent{Offset: data.End(), Length: e.End() - data.End()}
+	}
+	return nil
+}
+
+// sectorBytes is a multiple of the logical block sizes that devices have: only whole ones are freed.
+const sectorBytes = 4 << 10
+
+// free makes e read as zeroes, without space if possible.
+func (t *fileTarget) free(ctx context.Context, e extent.Extent) error {
+	inner := e
+	if !t.regular {
+		start := (e.Offset + sectorBytes - 1) / sectorBytes * sectorBytes
+		inner = extent.Extent{Offset: start, Length: max(0, e.End()/sectorBytes*sectorBytes-start)}
+	}
+	if inner.Empty() || t.plain.Load() {
+		return t.blank(ctx, e)
+	}
+	err := unix.Fallocate(int(t.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, inner.Offset, inner.Length)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		t.plain.Store(true)
+		return t.blank(ctx, e)
+	}
+	if err != nil {
+		return os.NewSyscallError("fallocate", err)
+	}
+	if err := t.blank(ctx, extent.Extent{Offset: e.Offset, Length: inner.Offset - e.Offset}); err != nil {
+		return err
+	}
+	return t.blank(ctx, extent.Extent{Offset: inner.End(), Length: e.End() - inner.End()})
+}
+
+// blank writes zeroes where there are none yet. Reading first keeps a thin device thin: it allocates what is written, not what is read.
+func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
+	if e.Empty() {
+		return nil
+	}
+	buf := make([]byte, min(e.Length, 16*granuleBytes))
+	for at := e.Offset; at < e.End(); at += int64(len(buf)) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		buf = buf[:min(int64(len(buf)), e.End()-at)]
+		if _, err := t.f.ReadAt(buf, at); err != nil {
+			return err
+		}
+		for i := 0; i < len(buf); i += granuleBytes {
+			part := buf[i:min(i+granuleBytes, len(buf))]
+			if zero(part) {
+				continue
+			}
+			clear(part)
+			if _, err := t.f.WriteAt(part, at+int64(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// zero says whether p, which is not empty, has only zeroes: the first byte is one, and every other is like the one before.
+func zero(p []byte) bool { return p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }
+
+// syncPath makes a directory or file durable.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+

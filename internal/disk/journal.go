@@ -1,0 +1,207 @@
+package disk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// JournalSuffix is what the name of a file's journal has more than the file's.
+const JournalSuffix = ".varve-restore"
+
+// defaultCheckpointEvery is how much work a crash costs at most.
+const defaultCheckpointEvery = 5 * time.Second
+
+// JournalOptions are for NewJournal.
+type JournalOptions struct {
+	// Path is where the journal is kept; "": beside a target file, under its name with JournalSuffix. The journal of a device or an NBD
+	// export without a path is not kept.
+	Path string
+	// Token says what is restored: of two restores with the same token, one may go on where the other ended.
+	Token string
+	// RegionBytes is the size of what is noted as finished; the disk's last region may be smaller.
+	RegionBytes int64
+	// Every is the time between two checkpoints; 0: 5 seconds.
+	Every time.Duration
+	// Clock is the real one if nil.
+	Clock clock.PassiveClock
+}
+
+// Journal notes which regions of a target are finished and on stable storage, so that an interrupted restore can go on. It belongs to one
+// target: OpenTarget reads it, or begins it. A target is gone on with if the journal has the same token, and the target
+// is the same by identity; what else nobody may have written to it, the journal cannot see. An NBD export, or a device without a
+// serial number, could be another one each time: there everything is written again.
+//
+// The caller asks Done before it writes a region, and says Finished after it has. When the restore is complete and the target closed,
+// Remove ends the journal; when it failed, Checkpoint keeps what was done. Methods are safe for concurrent use.
+type Journal struct {
+	o     JournalOptions
+	path  string
+	files journalFiles
+
+	// writing is held while the journal is replaced.
+	writing sync.Mutex
+	// mu guards the rest.
+	mu    sync.Mutex
+	state journalState
+	dirty bool
+	last  time.Time
+}
+
+// NewJournal returns a journal that knows nothing yet; it is for one OpenTarget.
+func NewJournal(o JournalOptions) (*Journal, error) {
+	if o.RegionBytes <= 0 || o.Token == "" {
+		return nil, errorf(ErrInvalid, "journal of a restore: token %q with regions of %d bytes", o.Token, o.RegionBytes)
+	}
+	o.Every = cmp.Or(o.Every, defaultCheckpointEvery)
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return &Journal{o: o, path: o.Path, files: osFiles{}}, nil
+}
+
+// Done says whether a region is on the target already.
+func (j *Journal) Done(region int) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.state.Finished.has(region)
+}
+
+// DoneBytes is how much of the disk is finished.
+func (j *Journal) DoneBytes() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.state.finishedBytes()
+}
+
+// Finished notes that a region was written. From time to time it syncs the target and writes the journal; if that fails, so will
+// the next, and the caller's own Checkpoint says why.
+func (j *Journal) Finished(ctx context.Context, target Target, region int) {
+	j.mu.Lock()
+	j.state.Finished.set(region)
+	j.dirty = true
+	now := j.o.Clock.Now()
+	due := now.Sub(j.last) >= j.o.Every
+	if due {
+		j.last = now
+	}
+	j.mu.Unlock()
+	if due && j.writing.TryLock() {
+		defer j.writing.Unlock()
+		_ = j.checkpoint(ctx, target)
+	}
+}
+
+// Checkpoint makes durable what was finished so far: first on the target, then in the journal. After a restore that was cancelled, ctx
+// is another one than the restore's.
+func (j *Journal) Checkpoint(ctx context.Context, target Target) error {
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	return j.checkpoint(ctx, target)
+}
+
+// checkpoint is Checkpoint with writing held.
+func (j *Journal) checkpoint(ctx context.Context, target Target) error {
+	j.mu.Lock()
+	state, dirty := j.state.clone(), j.dirty
+	j.dirty = false
+	j.mu.Unlock()
+	if !dirty || j.path == "" {
+		return nil
+	}
+	// What is finished after this moment is not in state, and may be on its way still.
+	err := target.Sync(ctx)
+	if err == nil {
+		err = j.replace(&state)
+	}
+	if err != nil {
+		j.mu.Lock()
+		j.dirty = true
+		j.mu.Unlock()
+		return fmt.Errorf("journal of restore %s: %w", j.path, err)
+	}
+	return nil
+}
+
+// Remove ends the journal of a restore that is complete.
+func (j *Journal) Remove() error {
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	return j.discard()
+}
+
+// resume reads the journal, and says whether the target can be gone on with. If not, why is a hint for people, or empty. beside is the file
+// that a journal without a path is kept beside.
+func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool, why string, err error) {
+	if j == nil {
+		return false, "", nil
+	}
+	if j.path == "" && beside != "" {
+		j.path = beside + JournalSuffix
+	}
+	fresh := newState(j.o.Token, "", bytes, j.o.RegionBytes)
+	if fresh.regions() > maxRegions {
+		return false, "", errorf(ErrInvalid, "journal of a restore: a disk of %d bytes with regions of %d: at most %d regions", bytes, j.o.RegionBytes, maxRegions)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.state, j.dirty, j.last = fresh, false, j.o.Clock.Now()
+	if j.path == "" {
+		return false, "", nil
+	}
+	data, err := j.files.Read(j.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, "", nil
+	}
+	if err != nil {
+		return false, "", fmt.Errorf("journal of restore: %w", err)
+	}
+	found, err := parseState(data)
+	switch {
+	case err != nil:
+		return false, fmt.Sprintf("its journal %s cannot be read (%v)", j.path, err), nil
+	case found.Token != j.o.Token:
+		return false, fmt.Sprintf("it is half of another restore (%s), which can be completed", found.Token), nil
+	case found.Bytes != bytes || found.RegionBytes != j.o.RegionBytes:
+		return false, fmt.Sprintf("its journal %s is of a disk of other sizes", j.path), nil
+	case !id.certain || found.Target != id.name:
+		return false, fmt.Sprintf("its journal %s may be of another target (%s)", j.path, found.Target), nil
+	}
+	j.state = found
+	return true, "", nil
+}
+
+// begin notes that the restore of the target with this identity has begun, before anything is written to it.
+func (j *Journal) begin(id identity) error {
+	if j == nil || j.path == "" {
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.state.Target = id.name
+	if err := j.replace(&j.state); err != nil {
+		return fmt.Errorf("journal of restore %s: %w", j.path, err)
+	}
+	return nil
+}
+
+// discard removes the journal, of whatever restore it is. The target may be changed in any way afterwards.
+func (j *Journal) discard() error {
+	if j == nil || j.path == "" {
+		return nil
+	}
+	if err := removeDurably(j.files, j.path); err != nil {
+		return fmt.Errorf("journal of restore %s: %w", j.path, err)
+	}
+	return nil
+}
+
+func (j *Journal) replace(s *journalState) error {
+	return writeDurably(j.files, j.path, s.marshal())
+}

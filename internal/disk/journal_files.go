@@ -1,0 +1,53 @@
+package disk
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// journalFiles are the steps in which a journal is kept: a crash may come between any two.
+type journalFiles interface {
+	Read(path string) ([]byte, error)
+	// Write makes or replaces a file; what it has after a crash is open until Sync.
+	Write(path string, data []byte) error
+	// Sync makes a file durable, or the names in a directory.
+	Sync(path string) error
+	Rename(from, to string) error
+	Remove(path string) error
+}
+
+// writeDurably replaces a file: after a crash at any moment it has the old content or the new, and the new when this has returned.
+func writeDurably(f journalFiles, path string, data []byte) error {
+	next := path + ".new"
+	if err := f.Write(next, data); err != nil {
+		return err
+	}
+	if err := f.Sync(next); err != nil {
+		return err
+	}
+	if err := f.Rename(next, path); err != nil {
+		return err
+	}
+	return f.Sync(filepath.Dir(path))
+}
+
+// removeDurably removes a file, if it is there, and what a crash in writeDurably has left of the next.
+func removeDurably(f journalFiles, path string) error {
+	for _, p := range []string{path, path + ".new"} {
+		if err := f.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return f.Sync(filepath.Dir(path)) // even if it was gone: that may not have been durable
+}
+
+// osFiles are real ones.
+type osFiles struct{}
+
+func (osFiles) Read(path string) ([]byte, error)     { return os.ReadFile(path) }
+func (osFiles) Write(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
+func (osFiles) Sync(path string) error               { return syncPath(path) }
+func (osFiles) Rename(from, to string) error         { return os.Rename(from, to) }
+func (osFiles) Remove(path string) error             { return os.Remove(path) }

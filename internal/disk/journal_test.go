@@ -1,0 +1,459 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+func newTestJournal(t *testing.T, o JournalOptions) *Journal {
+	t.Helper()
+	o.RegionBytes = 64 * kib
+	j, err := NewJournal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// restore writes the regions of content that the journal does not have, but not more than limit, and returns how many it wrote.
+func restore(t *testing.T, target Target, j *Journal, content []byte, limit int) int {
+	t.Helper()
+	wrote := 0
+	for at := int64(0); at < int64(len(content)); at += j.o.RegionBytes {
+		region := int(at / j.o.RegionBytes)
+		if j.Done(region) || wrote == limit {
+			continue
+		}
+		wrote++
+		part := content[at:min(at+j.o.RegionBytes, int64(len(content)))]
+		var err error
+		if zero(part) {
+			err = target.Zero(t.Context(), extent.Extent{Offset: at, Length: int64(len(part))})
+		} else {
+			err = target.WriteAt(t.Context(), part, at)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.Finished(t.Context(), target, region)
+	}
+	return wrote
+}
+
+func TestRestoreGoesOnWhereItEnded(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	content := noise(mib+1000, 1)
+	clear(content[300*kib : 600*kib])
+	open := func(token string, overwrite bool) (Target, *Journal, error) {
+		j := newTestJournal(t, JournalOptions{Token: token})
+		target, err := OpenTarget(t.Context(), path, int64(len(content)), TargetOptions{Journal: j, Overwrite: overwrite})
+		return target, j, err
+	}
+	target, j, err := open("a", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore(t, target, j, content, 7)
+	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	_, _, err = open("b", false)
+	wantError(t, err, ErrConflict, path, "half of another restore (a)", "overwrite")
+
+	if target, j, err = open("a", false); err != nil {
+		t.Fatal(err)
+	}
+	if got := j.DoneBytes(); got != 7*64*kib {
+		t.Errorf("%d bytes are done", got)
+	}
+	if got := restore(t, target, j, content, 100); got != 10 {
+		t.Errorf("%d regions were written again, want 10", got)
+	}
+	if got := j.DoneBytes(); got != int64(len(content)) {
+		t.Errorf("%d bytes are done", got)
+	}
+	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, openSource(t, path, SourceOptions{}), content)
+
+	// Another restore may take the place if it is told to; nothing of the first one counts any more.
+	if target, j, err = open("b", true); err != nil {
+		t.Fatal(err)
+	}
+	if j.DoneBytes() != 0 {
+		t.Error("the other restore's regions count")
+	}
+	restore(t, target, j, make([]byte, len(content)), 100)
+	if err := errors.Join(target.Close(), j.Remove()); err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, openSource(t, path, SourceOptions{}), make([]byte, len(content)))
+	if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 1 {
+		t.Errorf("left are %v (%v)", left, err)
+	}
+}
+
+// A file that is not the one that the journal is about starts anew, and if it has content is refused.
+func TestJournalIsOfOneTarget(t *testing.T) {
+	t.Parallel()
+	content := noise(mib, 1)
+	for what, change := range map[string]func(path string) error{
+		"removed":  os.Remove,
+		"replaced": func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, content[1:], 0o600)) },
+		"shrunk":   func(path string) error { return os.Truncate(path, mib-1) },
+		"damaged":  func(path string) error { return os.WriteFile(path+JournalSuffix, []byte("{"), 0o600) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "disk.img")
+			j := newTestJournal(t, JournalOptions{Token: "a", Every: time.Nanosecond})
+			target, err := OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j})
+			if err != nil {
+				t.Fatal(err)
+			}
+			restore(t, target, j, content, 10)
+			if err := errors.Join(target.Close(), change(path)); err != nil {
+				t.Fatal(err)
+			}
+			j = newTestJournal(t, JournalOptions{Token: "a"})
+			target, err = OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j})
+			if what != "removed" {
+				wantError(t, err, ErrConflict, path, JournalSuffix)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if j.DoneBytes() != 0 {
+				t.Errorf("%d bytes of a new file are done", j.DoneBytes())
+			}
+			restore(t, target, j, content, 100)
+			if err := target.Close(); err != nil {
+				t.Fatal(err)
+			}
+			wantBytes(t, openSource(t, path, SourceOptions{}), content)
+		})
+	}
+}
+
+func TestJournalsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, o := range []JournalOptions{{Token: "", RegionBytes: 1}, {Token: "a"}, {Token: "a", RegionBytes: -1}} {
+		_, err := NewJournal(o)
+		wantError(t, err, ErrInvalid, "journal")
+	}
+	j, err := NewJournal(JournalOptions{Token: "a", RegionBytes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), filepath.Join(t.TempDir(), "d"), 1<<40, TargetOptions{Journal: j})
+	wantError(t, err, ErrInvalid, "regions")
+}
+
+// errCrash is what everything returns after the power went.
+var errCrash = errors.New("power is gone")
+
+// machine has files and a target. Everything is lost that was not synced, or not, as luck has it, when power goes after some steps.
+type machine struct {
+	mu    sync.Mutex
+	steps int // until power goes
+	// names and nodes are as running programs see them; durable has the names that were synced.
+	names    map[string]int
+	nodes    map[int][]byte
+	synced   map[int]bool
+	durable  map[string]int
+	disk     []byte
+	diskSafe []byte
+}
+
+func newMachine(size int) *machine {
+	return &machine{
+		names: map[string]int{}, nodes: map[int][]byte{}, synced: map[int]bool{}, durable: map[string]int{},
+		disk: make([]byte, size), diskSafe: make([]byte, size),
+	}
+}
+
+// step is the moment between two others.
+func (m *machine) step() error {
+	if m.steps--; m.steps < 0 {
+		return errCrash
+	}
+	return nil
+}
+
+func (m *machine) Read(path string) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return nil, err
+	}
+	node, ok := m.names[path]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return bytes.Clone(m.nodes[node]), nil
+}
+
+func (m *machine) Write(path string, data []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	node, ok := m.names[path]
+	if !ok {
+		node = len(m.nodes)
+		m.names[path] = node
+	}
+	m.nodes[node], m.synced[node] = bytes.Clone(data), false
+	return nil
+}
+
+func (m *machine) Sync(path string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	if node, ok := m.names[path]; ok {
+		m.synced[node] = true
+		return nil
+	}
+	m.durable = maps.Clone(m.names) // the one directory
+	return nil
+}
+
+func (m *machine) Rename(from, to string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	m.names[to] = m.names[from]
+	delete(m.names, from)
+	return nil
+}
+
+func (m *machine) Remove(path string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	if _, ok := m.names[path]; !ok {
+		return fs.ErrNotExist
+	}
+	delete(m.names, path)
+	return nil
+}
+
+// power comes back: each name is as it is durable or as it was last; a file that was not synced has a part of what it had.
+func (m *machine) power(r *rapid.T) {
+	after := map[string]int{}
+	all := maps.Clone(m.durable)
+	maps.Copy(all, m.names)
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		from := m.durable
+		if rapid.Bool().Draw(r, "the name "+path+" was written back") {
+			from = m.names
+		}
+		if node, ok := from[path]; ok {
+			after[path] = node
+		}
+	}
+	for _, node := range slices.Sorted(maps.Values(after)) {
+		if !m.synced[node] {
+			m.nodes[node] = m.nodes[node][:rapid.IntRange(0, len(m.nodes[node])).Draw(r, "bytes of an unsynced file")]
+			m.synced[node] = true
+		}
+	}
+	m.names, m.durable = after, maps.Clone(after)
+	for i := range m.disk {
+		if rapid.Bool().Draw(r, "region written back") {
+			m.diskSafe[i] = m.disk[i]
+		}
+	}
+	m.disk = bytes.Clone(m.diskSafe)
+}
+
+// The target: a byte stands for a region.
+
+func (m *machine) Bytes() int64 { return int64(len(m.disk)) }
+
+func (m *machine) WriteAt(_ context.Context, p []byte, at int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	copy(m.disk[at:], p)
+	return nil
+}
+
+func (m *machine) Zero(context.Context, extent.Extent) error { return nil }
+
+func (m *machine) target() Target { return syncTarget{m} }
+
+// syncTarget has the methods of a target whose names a machine's files have already.
+type syncTarget struct{ *machine }
+
+func (s syncTarget) Sync(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.step(); err != nil {
+		return err
+	}
+	copy(s.diskSafe, s.disk)
+	return nil
+}
+
+func (s syncTarget) Close() error { return nil }
+
+// TestJournalNeverClaimsWhatIsNotThere lets power go between any two steps of restores that follow each other, each perhaps with
+// another content than the one before. What a journal says is finished must be on the disk, with the content of the journal's token.
+func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(r *rapid.T) {
+		const regions = 11
+		m := newMachine(regions)
+		id := identity{name: "disk", certain: true}
+		for range rapid.IntRange(1, 6).Draw(r, "runs") {
+			m.steps = rapid.IntRange(0, 60).Draw(r, "steps")
+			token := rapid.SampledFrom([]string{"1", "2"}).Draw(r, "token")
+			j, err := NewJournal(JournalOptions{Path: "/d/j", Token: token, RegionBytes: 1, Every: time.Nanosecond})
+			if err != nil {
+				r.Fatal(err)
+			}
+			j.files = m
+			if err := runOnce(m, j, id, token[0]); err != nil && !errors.Is(err, errCrash) {
+				r.Fatal(err)
+			}
+			m.power(r)
+			m.steps = 1 << 30
+			for _, token := range []string{"1", "2"} {
+				if err := claims(m, token, id); err != nil {
+					r.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// runOnce restores until power goes.
+func runOnce(m *machine, j *Journal, id identity, content byte) error {
+	resumed, _, err := j.resume("", id, m.Bytes())
+	if err != nil {
+		return err
+	}
+	if !resumed {
+		if err := j.discard(); err != nil {
+			return err
+		}
+		if err := j.begin(id); err != nil {
+			return err
+		}
+	}
+	ctx := context.Background()
+	for i := range len(m.disk) {
+		if j.Done(i) {
+			continue
+		}
+		if err := m.WriteAt(ctx, []byte{content}, int64(i)); err != nil {
+			return err
+		}
+		j.Finished(ctx, m.target(), i)
+	}
+	if err := j.Checkpoint(ctx, m.target()); err != nil {
+		return err
+	}
+	return j.Remove()
+}
+
+// claims checks what a restore with this token would find.
+func claims(m *machine, token string, id identity) error {
+	j, err := NewJournal(JournalOptions{Path: "/d/j", Token: token, RegionBytes: 1})
+	if err != nil {
+		return err
+	}
+	j.files = m
+	if _, _, err := j.resume("", id, m.Bytes()); err != nil {
+		return err
+	}
+	for i, b := range m.diskSafe {
+		if j.Done(i) && b != token[0] {
+			return fmt.Errorf("the journal says that region %d of %s is done, but it has %q", i, token, b)
+		}
+	}
+	return nil
+}
+
+func TestJournalFailuresAreTold(t *testing.T) {
+	t.Parallel()
+	m := newMachine(3)
+	m.steps = 1 << 30
+	j, err := NewJournal(JournalOptions{Path: "/d/j", Token: "1", RegionBytes: 1, Every: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.files = m
+	if err := j.begin(identity{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := j.resume("", identity{name: "x", certain: true}, 3); err != nil {
+		t.Fatal(err)
+	}
+	j.Finished(t.Context(), m.target(), 1)
+	m.steps = 0
+	if err := j.Checkpoint(t.Context(), m.target()); !errors.Is(err, errCrash) {
+		t.Errorf("%v, want that it failed", err)
+	}
+	m.steps = 1 << 30
+	if err := j.Checkpoint(t.Context(), m.target()); err != nil {
+		t.Error(err)
+	}
+	if s, err := parseState(m.nodes[m.names["/d/j"]]); err != nil || !s.Finished.has(1) || s.Finished.count() != 1 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func FuzzParseState(f *testing.F) {
+	s := newState("t", "file:1:2", 100*mib+1, mib)
+	s.Finished.set(100)
+	f.Add(s.marshal())
+	f.Add([]byte(`{"version":1,"token":"a","target":"b","bytes":9,"regionBytes":1,"finished":"//8="}`))
+	f.Add([]byte(`{"version":2}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := parseState(data)
+		if err != nil {
+			return
+		}
+		for i := range int(min(s.regions()+9, 100)) {
+			if s.Finished.has(i) && int64(i) >= s.regions() {
+				t.Errorf("region %d of %d", i, s.regions())
+			}
+		}
+		if n := s.finishedBytes(); n < 0 || n > s.Bytes {
+			t.Errorf("%d of %d bytes are finished", n, s.Bytes)
+		}
+		if again, err := parseState(s.marshal()); err != nil || again.Token != s.Token || !bytes.Equal(again.Finished, s.Finished) {
+			t.Errorf("%+v became %+v (%v)", s, again, err)
+		}
+	})
+}

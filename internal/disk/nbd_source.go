@@ -1,0 +1,166 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
+)
+
+// inspectTimeout bounds the question which bitmaps there are, asked for an error message only.
+const inspectTimeout = 5 * time.Second
+
+// exportSource is an NBD export, or a qcow2 image behind one.
+type exportSource struct {
+	export
+	id     string
+	bitmap string
+
+	// mu guards the status of the whole disk, which is asked for once.
+	mu            sync.Mutex
+	known         bool
+	data, changes *extent.Set
+}
+
+// contexts are the metadata contexts for a source.
+func contexts(bitmap string) []string {
+	if bitmap == "" {
+		return []string{nbd.ContextAllocation}
+	}
+	return []string{nbd.ContextAllocation, nbd.ContextDirtyBitmap + bitmap}
+}
+
+func openNBDSource(ctx context.Context, uri string, o SourceOptions) (*exportSource, error) {
+	target, err := uriTarget(uri, o.Format)
+	if err != nil {
+		return nil, err
+	}
+	x, err := dialURI(ctx, uri, target, o.TLS, contexts(o.Bitmap))
+	if err != nil {
+		return nil, err
+	}
+	if o.Bitmap == "" || slices.Contains(x.client.Info().Contexts, nbd.ContextDirtyBitmap+o.Bitmap) {
+		return &exportSource{export: *x, id: target.URI(), bitmap: o.Bitmap}, nil
+	}
+	// The connection goes first: the server may let in only one.
+	if err := x.client.Close(); err != nil {
+		return nil, err
+	}
+	return nil, noBitmap(uri, o.Bitmap, bitmaps(ctx, target, o))
+}
+
+// bitmaps are the names of the export's bitmaps, as far as the server tells.
+func bitmaps(ctx context.Context, t nbd.Target, o SourceOptions) []string {
+	info, err := nbd.Inspect(ctx, t, nbd.Options{TLS: o.TLS, HandshakeTimeout: inspectTimeout})
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, c := range info.Contexts {
+		if name, ok := strings.CutPrefix(c, nbd.ContextDirtyBitmap); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func openQCOW2Source(ctx context.Context, path string, o SourceOptions) (*exportSource, error) {
+	if _, err := statDisk(path); err != nil {
+		return nil, err
+	}
+	id, err := pathIdentity(path)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"--read-only"}
+	if o.Bitmap != "" {
+		if err := hasBitmap(ctx, path, o.Bitmap); err != nil {
+			return nil, err
+		}
+		args = append(args, "--bitmap="+o.Bitmap)
+	}
+	server, client, err := serve(ctx, path, unix.SIGKILL, contexts(o.Bitmap), args...)
+	if err != nil {
+		return nil, err
+	}
+	return &exportSource{export: export{name: path, client: client, server: server}, id: id.name, bitmap: o.Bitmap}, nil
+}
+
+// Bytes implements Source.
+func (s *exportSource) Bytes() int64 { return s.client.Info().Bytes }
+
+// Identity implements Source.
+func (s *exportSource) Identity() string { return s.id }
+
+// ReadAt implements Source.
+func (s *exportSource) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	if err := within(s.name, s.Bytes(), offset, len(p)); err != nil {
+		return err
+	}
+	return s.explain(s.client.ReadAt(ctx, p, offset))
+}
+
+// Data implements Source.
+func (s *exportSource) Data(ctx context.Context) (*extent.Set, error) {
+	if err := s.status(ctx); err != nil {
+		return nil, err
+	}
+	return s.data, nil
+}
+
+// Changes implements Source.
+func (s *exportSource) Changes(ctx context.Context) (*extent.Set, error) {
+	if s.bitmap == "" {
+		return nil, nil //nolint:nilnil // as Source says
+	}
+	if err := s.status(ctx); err != nil {
+		return nil, err
+	}
+	return s.changes, nil
+}
+
+// status asks for both contexts in one pass.
+func (s *exportSource) status(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known {
+		return nil
+	}
+	has := s.client.Info().Contexts
+	var data, changes extent.Set
+	if len(has) > 0 {
+		err := s.client.BlockStatus(ctx, extent.Extent{Length: s.Bytes()}, func(name string, e extent.Extent, flags uint64) error {
+			switch {
+			case name == nbd.ContextAllocation && flags&nbd.StateZero == 0:
+				data.Append(e.Widen(granuleBytes, s.Bytes()))
+			case name != nbd.ContextAllocation && flags&nbd.StateDirty != 0:
+				changes.Append(e.Widen(granuleBytes, s.Bytes()))
+			}
+			return nil
+		})
+		if err != nil {
+			return s.explain(fmt.Errorf("block status: %w", err))
+		}
+	}
+	if slices.Contains(has, nbd.ContextAllocation) {
+		s.data = &data
+	}
+	if s.bitmap != "" {
+		s.changes = &changes
+	}
+	s.known = true
+	return nil
+}
+
+// Close implements Source. Whether the connections ended in order does not matter to who only reads.
+func (s *exportSource) Close() error {
+	_ = s.disconnect()
+	return s.end()
+}
