@@ -307,6 +307,18 @@ func (m *machine) WriteAt(_ context.Context, p []byte, at int64) error {
 	return nil
 }
 
+// truncate frees the disk, which is never certain to come late.
+func (m *machine) truncate() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	clear(m.disk)
+	clear(m.diskSafe)
+	return nil
+}
+
 func (m *machine) Zero(context.Context, extent.Extent) error { return nil }
 
 func (m *machine) target() Target { return syncTarget{m} }
@@ -334,6 +346,7 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 		const regions = 11
 		m := newMachine(regions)
 		id := identity{name: "disk", certain: true}
+		kept := map[string]int{} // regions that a checkpoint has promised, by token
 		for range rapid.IntRange(1, 6).Draw(r, "runs") {
 			m.steps = rapid.IntRange(0, 60).Draw(r, "steps")
 			token := rapid.SampledFrom([]string{"1", "2"}).Draw(r, "token")
@@ -342,40 +355,43 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 				r.Fatal(err)
 			}
 			j.files = m
-			if err := runOnce(m, j, id, token[0]); err != nil && !errors.Is(err, errCrash) {
+			if err := runOnce(m, j, id, kept); err != nil && !errors.Is(err, errCrash) {
 				r.Fatal(err)
 			}
 			m.power(r)
 			m.steps = 1 << 30
 			for _, token := range []string{"1", "2"} {
-				if err := claims(m, token, id); err != nil {
+				n, err := claims(m, token, id)
+				if err != nil {
 					r.Fatal(err)
 				}
+				if n < kept[token] {
+					r.Fatalf("of %d regions that a checkpoint of %s has kept, %d are left", kept[token], token, n)
+				}
+				kept[token] = n
 			}
 		}
 	})
 }
 
-// runOnce restores until power goes.
-func runOnce(m *machine, j *Journal, id identity, content byte) error {
+// runOnce restores until power goes, or half of what is missing.
+func runOnce(m *machine, j *Journal, id identity, kept map[string]int) error {
 	resumed, _, err := j.resume("", id, m.Bytes())
 	if err != nil {
 		return err
 	}
 	if !resumed {
-		if err := j.discard(); err != nil {
-			return err
-		}
-		if err := j.begin(id); err != nil {
+		clear(kept)
+		if err := errors.Join(j.discard(), m.truncate(), j.begin(id)); err != nil {
 			return err
 		}
 	}
 	ctx := context.Background()
 	for i := range len(m.disk) {
-		if j.Done(i) {
+		if j.Done(i) || i%2 == m.steps%2 {
 			continue
 		}
-		if err := m.WriteAt(ctx, []byte{content}, int64(i)); err != nil {
+		if err := m.WriteAt(ctx, []byte(j.o.Token), int64(i)); err != nil {
 			return err
 		}
 		j.Finished(ctx, m.target(), i)
@@ -383,25 +399,30 @@ func runOnce(m *machine, j *Journal, id identity, content byte) error {
 	if err := j.Checkpoint(ctx, m.target()); err != nil {
 		return err
 	}
+	kept[j.o.Token] = int(j.DoneBytes())
+	if j.DoneBytes() < m.Bytes() {
+		return nil
+	}
+	clear(kept)
 	return j.Remove()
 }
 
-// claims checks what a restore with this token would find.
-func claims(m *machine, token string, id identity) error {
+// claims is how many regions a restore with this token would find done, each of which must be.
+func claims(m *machine, token string, id identity) (int, error) {
 	j, err := NewJournal(JournalOptions{Path: "/d/j", Token: token, RegionBytes: 1})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	j.files = m
 	if _, _, err := j.resume("", id, m.Bytes()); err != nil {
-		return err
+		return 0, err
 	}
 	for i, b := range m.diskSafe {
 		if j.Done(i) && b != token[0] {
-			return fmt.Errorf("the journal says that region %d of %s is done, but it has %q", i, token, b)
+			return 0, fmt.Errorf("the journal says that region %d of %s is done, but it has %q", i, token, b)
 		}
 	}
-	return nil
+	return int(j.DoneBytes()), nil
 }
 
 func TestJournalFailuresAreTold(t *testing.T) {

@@ -212,7 +212,9 @@ func (x exports) Open(_ context.Context, name string) (nbd.Export, error) {
 	return x.export, nil
 }
 
-func (x exports) List(context.Context) ([]nbd.ListedExport, error) { return []nbd.ListedExport{{}}, nil }
+func (x exports) List(context.Context) ([]nbd.ListedExport, error) {
+	return []nbd.ListedExport{{}}, nil
+}
 
 // serveNBD serves an export on a unix socket until the test ends, and returns its URI.
 func serveNBD(t *testing.T, x nbd.Export) string {

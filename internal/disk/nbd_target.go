@@ -141,7 +141,7 @@ func (t *exportTarget) WriteAt(ctx context.Context, p []byte, offset int64) erro
 	if err := within(t.name, t.bytes, offset, len(p)); err != nil {
 		return err
 	}
-	if n := t.padded(offset + int64(len(p))) - offset; n > int64(len(p)) {
+	if n := t.padded(offset+int64(len(p))) - offset; n > int64(len(p)) {
 		p = append(slices.Clone(p), make([]byte, n-int64(len(p)))...)
 	}
 	return t.explain(full(t.name, t.client.WriteAt(ctx, p, offset, 0)))
