@@ -13,6 +13,9 @@ import (
 // goodbyeTimeout bounds how long an NBD server may take to answer what is in flight at the end.
 const goodbyeTimeout = 30 * time.Second
 
+// crowdTimeout is how long each of several connections may take, before one alone is tried.
+const crowdTimeout = 5 * time.Second
+
 // export is an NBD export with the server behind it, if it is ours.
 type export struct {
 	// name is the disk for people: the path or the URI.
@@ -23,10 +26,10 @@ type export struct {
 
 // dialURI opens an export of somebody else's server.
 func dialURI(ctx context.Context, uri string, t nbd.Target, config *tls.Config, contexts []string) (*export, error) {
-	o := nbd.Options{TLS: config, Contexts: contexts, Connections: connections}
+	o := nbd.Options{TLS: config, Contexts: contexts, Connections: connections, HandshakeTimeout: crowdTimeout}
 	client, err := nbd.Dial(ctx, t, o)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // It may let in fewer, and leave the others waiting.
-		o.Connections = 1
+		o.Connections, o.HandshakeTimeout = 1, 0
 		client, err = nbd.Dial(ctx, t, o)
 	}
 	switch {

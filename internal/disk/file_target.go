@@ -31,6 +31,7 @@ func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, err
 		return nil, err
 	}
 	if err := prepareFile(f, bytes, o); err != nil {
+		unlock(f)
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileTarget{f: f, bytes: bytes, regular: true}, nil
@@ -145,7 +146,10 @@ func full(name string, err error) error {
 func (t *fileTarget) Sync(context.Context) error { return full(t.f.Name(), t.f.Sync()) }
 
 // Close implements Target.
-func (t *fileTarget) Close() error { return t.f.Close() }
+func (t *fileTarget) Close() error {
+	unlock(t.f)
+	return t.f.Close()
+}
 
 // Zero implements Target.
 func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {

@@ -45,6 +45,12 @@ func lock(f *os.File) error {
 	return nil
 }
 
+// unlock gives up the locks at once. Closing f is not enough: a child that this process is starting has it open until it runs.
+func unlock(f *os.File) {
+	l := unix.Flock_t{Type: unix.F_UNLCK, Start: lockUsed, Len: lockDenied + permissions - lockUsed}
+	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l) // The file is closed next.
+}
+
 // unlockable says that the file system has no locks, or its lock server none to give.
 func unlockable(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS)

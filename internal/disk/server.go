@@ -124,7 +124,7 @@ func (s *server) explain(err error) error {
 	defer wait.Stop()
 	select {
 	case <-s.ended:
-		return fmt.Errorf("qemu-nbd for %s ended (%w): %s; %w", s.image, s.exit(), s.said.String(), err)
+		return fmt.Errorf("%w; %w", s.failure("ended"), err)
 	case <-wait.C:
 		return err
 	}
@@ -132,17 +132,22 @@ func (s *server) explain(err error) error {
 
 var errExitedWell = errors.New("exit status 0")
 
-func (s *server) exit() error {
-	if s.err == nil {
-		return errExitedWell
+// failure says what happened to the process, which has ended, and what it said.
+func (s *server) failure(what string) error {
+	exit, said := s.err, s.said.String()
+	if exit == nil {
+		exit = errExitedWell
 	}
-	return s.err
+	if said != "" {
+		said = ": " + said
+	}
+	return fmt.Errorf("qemu-nbd for %s %s (%w)%s", s.image, what, exit, said)
 }
 
 // end asks the process to close the image and to end, and waits until it has.
 func (s *server) end() error {
 	if s.gone() {
-		return fmt.Errorf("qemu-nbd for %s ended before it was asked to (%w): %s", s.image, s.exit(), s.said.String())
+		return s.failure("ended before it was asked to")
 	}
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // unless it has just ended
 	wait := time.NewTimer(endTimeout)
@@ -152,10 +157,10 @@ func (s *server) end() error {
 	case <-wait.C:
 		_ = s.cmd.Process.Kill() // unless it has just ended
 		<-s.ended
-		return fmt.Errorf("qemu-nbd for %s had to be killed: it did not close the image in %s: %s", s.image, endTimeout, s.said.String())
+		return s.failure(fmt.Sprintf("had to be killed, as it did not close the image in %s", endTimeout))
 	}
 	if s.err != nil {
-		return fmt.Errorf("qemu-nbd for %s: %w: %s", s.image, s.err, s.said.String())
+		return s.failure("failed at its end")
 	}
 	return nil
 }

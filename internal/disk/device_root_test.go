@@ -1,0 +1,155 @@
+//go:build root
+
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// loopDevice is a block device over a file. It goes with the test, or with the process.
+func loopDevice(t *testing.T, file string) string {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backing.Close() // the device has its own reference
+	for {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := fmt.Sprintf("/dev/loop%d", number)
+		device, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
+		if errors.Is(err, unix.EBUSY) { // somebody else was faster
+			device.Close()
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := device.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return path
+	}
+}
+
+func TestDeviceIsRead(t *testing.T) {
+	t.Parallel()
+	file, content := sparseFile(t, 2*mib+512, extent.Extent{Offset: mib, Length: 100})
+	device := loopDevice(t, file)
+	s := openSource(t, device, SourceOptions{})
+	wantBytes(t, s, content)
+	if data, err := s.Data(t.Context()); data != nil || err != nil {
+		t.Errorf("data of a device: %v, %v", data, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(device, &st); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("device:%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)); s.Identity() != want {
+		t.Errorf("identity %s, want %s", s.Identity(), want)
+	}
+}
+
+func TestDeviceIsWritten(t *testing.T) {
+	t.Parallel()
+	const size = 2*mib - 300 // not a whole sector
+	file, content := sparseFile(t, 4*mib, extent.Extent{Length: 4 * mib})
+	device := loopDevice(t, file)
+	for _, c := range []struct {
+		bytes int64
+		o     TargetOptions
+		class error
+		text  string
+	}{
+		{4*mib + 1, TargetOptions{Overwrite: true, Larger: true}, ErrInvalid, "has 4194304 bytes, too few for a disk of 4194305 bytes"},
+		{size, TargetOptions{Overwrite: true}, ErrInvalid, "allow a larger target"},
+		{4 * mib, TargetOptions{}, ErrConflict, "may have content"},
+		{4 * mib, TargetOptions{Overwrite: true, Format: QCOW2}, ErrInvalid, "restore raw"},
+	} {
+		_, err := OpenTarget(t.Context(), device, c.bytes, c.o)
+		wantError(t, err, c.class, device, c.text)
+	}
+	// The device has no name of its own, so that another one may be there by now: nothing is ever believed to be done.
+	for range 2 {
+		j := newTestJournal(t, JournalOptions{Path: filepath.Join(t.TempDir(), "j"), Token: "a", Every: time.Nanosecond})
+		target, err := OpenTarget(t.Context(), device, size, TargetOptions{Overwrite: true, Larger: true, Journal: j})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = OpenTarget(t.Context(), device, size, TargetOptions{Overwrite: true, Larger: true})
+		wantError(t, err, ErrConflict, device, "in use")
+		copy(content, noise(100*kib, 7))
+		clear(content[100*kib : size])
+		if wrote := restore(t, target, j, content[:size], 1000); wrote != 32 {
+			t.Errorf("%d regions were written", wrote)
+		}
+		if err := errors.Join(target.Zero(t.Context(), extent.Extent{Offset: mib + 1, Length: size - mib - 1}),
+			j.Checkpoint(t.Context(), target), target.Sync(t.Context()), target.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantBytes(t, openSource(t, device, SourceOptions{}), content)
+	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the file has other bytes (%v)", err)
+	}
+	if got := used(t, file); got > 2*mib+200*kib {
+		t.Errorf("%d bytes are allocated: the zeroes were not punched", got)
+	}
+}
+
+func TestMountedDeviceIsNotOverwritten(t *testing.T) {
+	t.Parallel()
+	file, _ := sparseFile(t, 4*mib)
+	device := loopDevice(t, file)
+	mkfs, err := exec.LookPath("mkfs.ext4")
+	if err != nil {
+		t.Fatal("mkfs.ext4 is missing: install Debian's package e2fsprogs (hack/deps.sh interop)")
+	}
+	if out, err := exec.CommandContext(context.Background(), mkfs, "-q", device).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
+	wantError(t, err, ErrConflict, device, "mounted", "unmount")
+	openSource(t, device, SourceOptions{}) // Reading is the user's business.
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	target, err := OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,413 @@
+//go:build nbd_interop
+
+package disk
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// run runs a program to its end. A missing one fails the test.
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := tool(t, name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+func tool(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatalf("%s is missing: install Debian's package qemu-utils (hack/deps.sh interop)", name)
+	}
+	cmd := exec.CommandContext(context.Background(), path, args...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd
+}
+
+// converted is the content of a disk as qemu-img reads it.
+func converted(t *testing.T, format, path string) []byte {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "converted")
+	run(t, "qemu-img", "convert", "-f", format, "-O", "raw", path, out)
+	content, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// write changes a qcow2 image as a guest would, and content with it.
+func write(t *testing.T, image string, content []byte, e extent.Extent, value byte) {
+	t.Helper()
+	copy(content[e.Offset:e.End()], bytes.Repeat([]byte{value}, int(e.Length)))
+	run(t, "qemu-io", "-f", "qcow2", "-c", fmt.Sprintf("write -P %d %d %d", value, e.Offset, e.Length), image)
+}
+
+// chain is a qcow2 image over another one. The image has bitmaps b0 and b1, its backing file has base.
+func chain(t *testing.T) (path string, content []byte) {
+	t.Helper()
+	raw, content := sparseFile(t, 8*mib, extent.Extent{Length: 64 * kib}, extent.Extent{Offset: 3 * mib, Length: 200 * kib})
+	base, top := filepath.Join(filepath.Dir(raw), "base.qcow2"), filepath.Join(filepath.Dir(raw), "a: odd, name.qcow2")
+	run(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, base)
+	run(t, "qemu-img", "bitmap", "--add", base, "base")
+	run(t, "qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", top)
+	run(t, "qemu-img", "bitmap", "--add", "-g", "64K", top, "b1")
+	write(t, top, content, extent.Extent{Offset: 3*mib + 64*kib, Length: 4 * kib}, 7)
+	run(t, "qemu-img", "bitmap", "--add", "-g", "64K", top, "b0")
+	write(t, top, content, extent.Extent{Offset: 6 * mib, Length: 70 * kib}, 9)
+	return top, content
+}
+
+func TestQCOW2IsReadWithItsBitmap(t *testing.T) {
+	t.Parallel()
+	path, content := chain(t)
+	for bitmap, want := range map[string]string{"": "", "b0": "6291456+131072", "b1": "3211264+65536 6291456+131072"} {
+		s := openSource(t, path, SourceOptions{Format: QCOW2, Bitmap: bitmap})
+		wantBytes(t, s, content)
+		wantBytes(t, s, converted(t, "qcow2", path))
+		data, err := s.Data(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff("0+65536 3145728+262144 6291456+131072", listing(*data)); diff != "" {
+			t.Error(diff)
+		}
+		changes, err := s.Changes(t.Context())
+		if err != nil || (changes == nil) != (bitmap == "") {
+			t.Fatalf("changes %v, %v", changes, err)
+		}
+		if changes != nil && listing(*changes) != want {
+			t.Errorf("changes in %s: %s, want %s", bitmap, listing(*changes), want)
+		}
+		if !strings.HasPrefix(s.Identity(), "file:") {
+			t.Errorf("identity %s", s.Identity())
+		}
+		qcow, ok := s.(*exportSource)
+		if !ok || qcow.client.Connections() != connections {
+			t.Errorf("%d connections", qcow.client.Connections())
+		}
+		for _, arg := range qcow.server.cmd.Args {
+			if socket, ok := strings.CutPrefix(arg, "--socket="); ok {
+				if _, err := os.Stat(filepath.Dir(socket)); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s is there while the connections stand: %v", socket, err)
+				}
+			}
+		}
+	}
+}
+
+func TestBitmapsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	path, _ := chain(t)
+	for bitmap, texts := range map[string][]string{
+		"b9":   {path, "b9", "b0", "b1"},
+		"base": {path, "base"}, // of the backing file: it has nothing of what is in the image
+	} {
+		_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2, Bitmap: bitmap})
+		wantError(t, err, ErrNotFound, texts...)
+	}
+	// A user that dies leaves the bitmap in use.
+	if err := tool(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", "-c", "abort", path).Run(); err == nil {
+		t.Fatal("qemu-io did not die")
+	}
+	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2, Bitmap: "b0"})
+	wantError(t, err, ErrInvalid, "b0", "read the whole disk")
+}
+
+func TestRawIsReadAsQEMUDoes(t *testing.T) {
+	t.Parallel()
+	path, _ := sparseFile(t, 5*mib+512, extent.Extent{Offset: 4096, Length: 100}, extent.Extent{Offset: 4 * mib, Length: mib + 512})
+	wantBytes(t, openSource(t, path, SourceOptions{}), converted(t, "raw", path))
+}
+
+func TestWhatQEMUSaysIsInTheError(t *testing.T) {
+	t.Parallel()
+	raw, _ := sparseFile(t, mib, extent.Extent{Length: mib})
+	_, err := OpenSource(t.Context(), raw, SourceOptions{Format: QCOW2})
+	wantError(t, err, err, raw, "qemu-nbd", "exit status 1", "not in qcow2 format")
+	path, _ := chain(t)
+	serveWith(t, "qcow2", path)
+	_, err = OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
+	wantError(t, err, err, path, "lock")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := OpenSource(ctx, path, SourceOptions{Format: QCOW2}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancel: %v", err)
+	}
+}
+
+// serveWith has somebody else's qemu-nbd serve an image, writable, until the test ends. It returns the URI.
+func serveWith(t *testing.T, format, path string, options ...string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	cmd := tool(t, "qemu-nbd", append(options, "--persistent", "--socket="+socket, "--format="+format, path)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(unix.SIGTERM)
+		cmd.Wait()
+	})
+	uri := "nbd+unix:///?socket=" + socket
+	for t.Context().Err() == nil {
+		nc, err := net.Dial("unix", socket)
+		if err == nil {
+			nc.Close()
+			// It listens before it has opened the image.
+			openSource(t, uri, SourceOptions{})
+			return uri
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return ""
+}
+
+func TestFullServerGetsOneConnection(t *testing.T) {
+	t.Parallel()
+	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
+	uri := serveWith(t, "raw", path, "--shared=3", "--read-only") // one of which serveWith has
+	s := openSource(t, uri, SourceOptions{})
+	wantBytes(t, s, content)
+}
+
+func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
+	t.Parallel()
+	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
+	serveWith(t, "raw", path)
+	_, err := OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
+	wantError(t, err, ErrConflict, path, "virtual machine")
+	wantBytes(t, openSource(t, path, SourceOptions{}), content)
+
+	image, _ := chain(t)
+	serveWith(t, "qcow2", image)
+	before, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), image, mib, TargetOptions{Format: QCOW2, Overwrite: true})
+	wantError(t, err, err, image, "lock")
+	if after, err := os.ReadFile(image); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the image has changed (%v)", err)
+	}
+
+	// And no guest starts from a disk that is restored.
+	path = filepath.Join(t.TempDir(), "new.img")
+	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := tool(t, "qemu-io", "-f", "raw", "-c", "write 0 512", path).CombinedOutput(); err == nil {
+		t.Errorf("QEMU writes it meanwhile: %s", out)
+	}
+	if err := target.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQCOW2IsWritten(t *testing.T) {
+	t.Parallel()
+	const size = 9*mib + 700 // not a whole sector
+	path := filepath.Join(t.TempDir(), "new.qcow2")
+	content := make([]byte, size)
+	target, err := OpenTarget(t.Context(), path, size, TargetOptions{Format: QCOW2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 60 {
+		at := r.Int64N(size)
+		e := extent.Extent{Offset: at, Length: min(1+r.Int64N(300*kib), size-at)}
+		if i%3 == 0 {
+			clear(content[at:e.End()])
+			err = target.Zero(t.Context(), e)
+		} else {
+			copy(content[at:], noise(int(e.Length), uint64(i)))
+			err = target.WriteAt(t.Context(), content[at:e.End():e.End()], at)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(target.Sync(t.Context()), target.Close()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "qemu-img", "check", "-f", "qcow2", path)
+	if got := converted(t, "qcow2", path); !bytes.Equal(got[:size], content) || len(got)-size >= 512 {
+		t.Errorf("%d bytes, want %d, or others", len(got), size)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+
+	// In the place of that comes another disk, of which nothing shines through.
+	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2})
+	wantError(t, err, ErrConflict, path)
+	if target, err = OpenTarget(t.Context(), path, 1<<40, TargetOptions{Format: QCOW2, Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(target.Zero(t.Context(), extent.Extent{Length: 1 << 40}), target.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got := used(t, path); got > mib {
+		t.Errorf("%d bytes for a disk of zeroes", got)
+	}
+	s := openSource(t, path, SourceOptions{Format: QCOW2})
+	if data, err := s.Data(t.Context()); err != nil || !data.Empty() || s.Bytes() != 1<<40 {
+		t.Errorf("%d bytes, data %v, %v", s.Bytes(), data, err)
+	}
+}
+
+// TestQCOW2GoesOnAfterItsServerWasKilled: the image is repaired, and gets what is missing.
+func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
+	t.Parallel()
+	path, content := filepath.Join(t.TempDir(), "new.qcow2"), noise(3*mib, 5)
+	j := newTestJournal(t, JournalOptions{Token: "a"})
+	target, err := OpenTarget(t.Context(), path, 3*mib, TargetOptions{Format: QCOW2, Journal: j})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore(t, target, j, content, 20)
+	if err := j.Checkpoint(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	restore(t, target, j, content, 5) // of which the journal knows nothing
+	qcow, ok := target.(*exportTarget)
+	if !ok {
+		t.Fatalf("%T", target)
+	}
+	if err := qcow.server.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-qcow.server.ended
+	for err == nil { // until the connection knows
+		err = target.WriteAt(t.Context(), content[:1], 0)
+	}
+	wantError(t, err, err, path, "signal: killed")
+	if err := j.Checkpoint(t.Context(), target); err == nil {
+		t.Error("a checkpoint without the server")
+	}
+	if err := target.Close(); err == nil {
+		t.Error("the end of the server is no error of Close")
+	}
+
+	j = newTestJournal(t, JournalOptions{Token: "a"})
+	if target, err = OpenTarget(t.Context(), path, 3*mib, TargetOptions{Format: QCOW2, Journal: j}); err != nil {
+		t.Fatal(err)
+	}
+	if got := restore(t, target, j, content, 100); got != 28 {
+		t.Errorf("%d regions were written, want 28", got)
+	}
+	if err := errors.Join(target.Sync(t.Context()), target.Close(), j.Remove()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "qemu-img", "check", "-f", "qcow2", path)
+	if !bytes.Equal(converted(t, "qcow2", path), content) {
+		t.Error("other bytes")
+	}
+}
+
+// holdEnv has the disk that a child of TestServersDieWithTheirOwner opens.
+const holdEnv = "VARVE_TEST_HOLD"
+
+// TestServersDieWithTheirOwner kills a process that has a source and a target open.
+func TestServersDieWithTheirOwner(t *testing.T) {
+	if path := os.Getenv(holdEnv); path != "" {
+		hold(t, path)
+		return
+	}
+	t.Parallel()
+	path, _ := chain(t)
+	made := filepath.Join(t.TempDir(), "new.qcow2")
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestServersDieWithTheirOwner$")
+	child.Env = append(os.Environ(), holdEnv+"="+path, holdEnv+"_TARGET="+made)
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for lines := bufio.NewScanner(out); len(pids) < 2 && lines.Scan(); {
+		if text, ok := strings.CutPrefix(lines.Text(), "serves: "); ok {
+			pid, err := strconv.Atoi(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, pid)
+		}
+	}
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	child.Wait()
+	if len(pids) != 2 {
+		t.Fatalf("the child says that %v serve", pids)
+	}
+	for _, pid := range pids {
+		for isQEMU(pid) {
+			if t.Context().Err() != nil {
+				t.Fatalf("qemu-nbd %d lives", pid)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	run(t, "qemu-img", "check", "-f", "qcow2", made) // It was closed in order.
+	if got := converted(t, "qcow2", made); got[0] != 1 {
+		t.Errorf("what was written is lost: %d", got[0])
+	}
+}
+
+// isQEMU says whether the process is a qemu-nbd that has not ended. What has ended and nobody waits for has no command line.
+func isQEMU(pid int) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && bytes.Contains(line, []byte("qemu-nbd"))
+}
+
+// hold opens disks and waits to be killed.
+func hold(t *testing.T, path string) {
+	t.Helper()
+	s, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := OpenTarget(t.Context(), os.Getenv(holdEnv+"_TARGET"), mib, TargetOptions{Format: QCOW2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.WriteAt(t.Context(), []byte{1}, 0); err != nil {
+		t.Fatal(err)
+	}
+	source, isSource := s.(*exportSource)
+	qcow, isTarget := target.(*exportTarget)
+	if !isSource || !isTarget {
+		t.Fatalf("%T, %T", s, target)
+	}
+	fmt.Printf("serves: %d\nserves: %d\n", source.server.cmd.Process.Pid, qcow.server.cmd.Process.Pid)
+	select {}
+}
