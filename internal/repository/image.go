@@ -169,3 +169,6 @@ func (m *Image) ZeroBlock(number int64) (zero, known bool) {
 	}
 	return m.zero(table[j]), true
 }
+
+// RegionBytes is the size of a region: the unit of Restore.
+func (m *Image) RegionBytes() int64 { return m.geometry.regionBytes() }

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,3 +71,9 @@ func (r *Repository) failed() error {
 }
 
 func (r *Repository) reader() contentReader { return &refreshing{rep: r.rep} }
+
+// Source is the source of a path, of this connection's host and user unless others are given.
+func (r *Repository) Source(host, user, path string) Source {
+	me := r.rep.ClientOptions()
+	return Source{Host: cmp.Or(host, me.Hostname), User: cmp.Or(user, me.Username), Path: path}
+}

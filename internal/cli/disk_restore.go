@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// restoreFlags are the flags of `disk restore`.
+type restoreFlags struct {
+	disk, format      string
+	overwrite, larger bool
+	workers           int
+}
+
+func (s *session) diskRestore() *cobra.Command {
+	var form string
+	var d display
+	var f restoreFlags
+	c := &cobra.Command{
+		Use: "restore ID WHERE", Short: "Write a disk of a restore point to a file, a device or an NBD export",
+		Long: `Write a disk of a restore point to WHERE: a file, which is created sparse, a block device, or an
+NBD URI. Every block is checked before it is written, and what cannot be read ends the restore.
+
+A restore that was interrupted goes on where it ended if it is started again: a journal beside
+the file says what was finished. A target that has content is refused without --overwrite.`,
+		Example: `  varve disk restore 5e1f9c /var/lib/vms/web.img
+
+  # One of several disks, to a device that has content
+  varve disk restore 5e1f9c /dev/vg0/data --disk data --overwrite
+
+  # As a qcow2 image
+  varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
+		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePoints(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.restoreDisk(cmd.Context(), cmd.OutOrStdout(), form, args[0], args[1], &f, &d)
+		},
+	}
+	c.Flags().StringVar(&f.disk, "disk", "", "which disk; needed if there are several")
+	c.Flags().StringVar(&f.format, "format", "raw", "the format to write: raw or qcow2")
+	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "write over what the target has")
+	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; its rest stays as it is")
+	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written side by side")
+	completeFixed(c, "format", "raw", "qcow2")
+	d.flags(c, "while writing")
+	outputFlag(c, &form, asJSON, asYAML)
+	return c
+}
+
+// restored is what a restore did.
+type restored struct {
+	ID     string `json:"id"`
+	Disk   string `json:"disk"`
+	Target string `json:"target"`
+	Bytes  int64  `json:"bytes"`
+	// ResumedBytes were there already from an earlier restore that was interrupted.
+	ResumedBytes int64  `json:"resumedBytes"`
+	Digest       string `json:"digest"`
+}
+
+// pointDisk finds a restore point and one of its disks; name may be empty if there is one.
+func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
+	l, err := listPoints(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := l.find(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if name == "" {
+		if len(p.Disks) != 1 {
+			return nil, nil, usage("restore point %s has the disks %s: select one with --disk", p.ID, joined(diskNames(p)))
+		}
+		return p, &p.Disks[0], nil
+	}
+	d, err := p.Disk(name)
+	return p, d, err
+}
+
+func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *display) error {
+	if f.format != "raw" && f.format != "qcow2" {
+		return usage("--format %s: raw or qcow2", f.format)
+	}
+	return s.withRepository(ctx, func(r *repository.Repository) error {
+		p, chosen, err := pointDisk(ctx, r, id, f.disk)
+		if err != nil {
+			return err
+		}
+		out := restored{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
+		err = d.during(s, func(show func(progress.Report)) (err error) {
+			out.ResumedBytes, err = writeDisk(ctx, r, *chosen, where, f, show)
+			return err
+		})
+		if err != nil {
+			return diskFailure(err)
+		}
+		if form != "" {
+			return printData(w, form, out)
+		}
+		resumed := ""
+		if out.ResumedBytes > 0 {
+			resumed = fmt.Sprintf(" (%s were there already)", human.Bytes(out.ResumedBytes))
+		}
+		fmt.Fprintf(w, "disk %s of restore point %s: %s in %s%s\n", human.Line(out.Disk), out.ID, human.Bytes(out.Bytes), human.Line(where), resumed)
+		return nil
+	})
+}
+
+// writeDisk restores a disk, and returns how much of it an earlier restore had written.
+func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.Disk, where string, f *restoreFlags, show func(progress.Report)) (int64, error) {
+	image, err := r.Image(ctx, chosen)
+	if err != nil {
+		return 0, err
+	}
+	journal, err := disk.NewJournal(disk.JournalOptions{Token: chosen.Digest, RegionBytes: image.RegionBytes()})
+	if err != nil {
+		return 0, err
+	}
+	target, err := disk.OpenTarget(ctx, where, chosen.Bytes, disk.TargetOptions{
+		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, Journal: journal,
+	})
+	if err != nil {
+		return 0, err
+	}
+	resumed := journal.DoneBytes()
+	var done atomic.Int64
+	done.Store(resumed)
+	reports := make(chan progress.Report, 1)
+	shown := make(chan struct{})
+	go func() { // A display belongs to one goroutine.
+		defer close(shown)
+		for report := range reports {
+			show(report)
+		}
+	}()
+	err = image.Restore(ctx, target, repository.RestoreOptions{
+		Workers: f.workers, Done: journal.Done,
+		Finished: func(region int, e extent.Extent) {
+			journal.Finished(ctx, target, region)
+			n := done.Add(e.Length)
+			select {
+			case reports <- progress.Report{Name: chosen.Name, Phase: "Writing", Percent: progress.Percent(n, chosen.Bytes), ProcessedBytes: n, TotalBytes: chosen.Bytes}:
+			default: // The last one is still being shown.
+			}
+		},
+	})
+	close(reports)
+	<-shown
+	if err != nil {
+		return resumed, errors.Join(err, journal.Checkpoint(context.WithoutCancel(ctx), target), target.Close())
+	}
+	if err := target.Close(); err != nil {
+		return resumed, err
+	}
+	return resumed, journal.Remove()
+}

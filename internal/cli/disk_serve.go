@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/serve"
+)
+
+// goodbye is how long clients have to finish when the server is interrupted.
+const goodbye = 10 * time.Second
+
+// serveFlags are the flags of `disk serve`.
+type serveFlags struct {
+	disk, socket, listen string
+	cert, key, clientCA  string
+	overlay              string
+	cacheMiB             int64
+}
+
+func (s *session) diskServe() *cobra.Command {
+	var f serveFlags
+	c := &cobra.Command{
+		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",
+		Long: `Export a disk of a restore point over NBD until it is interrupted. A QEMU guest can boot from it, and
+the kernel can mount it. Blocks are fetched as they are read, and some ahead.
+
+The export is read-only. With --overlay it is writable: what is written goes to that file, and
+nothing to the repository; the same file later goes on where it was.
+
+On TCP clients are met with TLS only.`,
+		Example: `  varve disk serve 5e1f9c --socket /run/web.sock
+  qemu-system-x86_64 -snapshot -drive file=nbd+unix:///root?socket=/run/web.sock,if=virtio
+
+  # Writable
+  varve disk serve 5e1f9c --disk data --socket /run/data.sock --overlay /var/tmp/data.overlay
+
+  # Over the network
+  varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem`,
+		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
+		PreRunE: func(*cobra.Command, []string) error { return f.check() },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.serveDisk(cmd.Context(), cmd.ErrOrStderr(), args[0], &f)
+		},
+	}
+	c.Flags().StringVar(&f.disk, "disk", "", "which disk; needed if there are several")
+	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; it must not be there yet")
+	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert and --tls-key")
+	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate, and those between it and its authority, in PEM")
+	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
+	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "let in only clients with a certificate of this authority, in PEM")
+	c.Flags().StringVar(&f.overlay, "overlay", "", "make the export writable, and keep what is written in this file")
+	c.Flags().Int64Var(&f.cacheMiB, "cache-mib", 256, "how much of the disk is kept in memory")
+	return c
+}
+
+func (f *serveFlags) check() error {
+	switch {
+	case (f.socket == "") == (f.listen == ""):
+		return usage("give one of --socket and --listen")
+	case f.listen != "" && (f.cert == "" || f.key == ""):
+		return usage("--listen needs --tls-cert and --tls-key: anybody on the network could read the disk")
+	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != ""):
+		return usage("--tls-cert, --tls-key and --tls-client-ca are for --listen")
+	case f.cacheMiB < 1:
+		return usage("--cache-mib %d: at least 1", f.cacheMiB)
+	}
+	return nil
+}
+
+// tls is the server's side of TLS, or nil.
+func (f *serveFlags) tls() (*tls.Config, error) {
+	if f.listen == "" {
+		return nil, nil //nolint:nilnil // no TLS
+	}
+	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+	if err != nil {
+		return nil, usage("--tls-cert %s, --tls-key: %s", f.cert, err)
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	if f.clientCA == "" {
+		return config, nil
+	}
+	pem, err := os.ReadFile(f.clientCA)
+	if err != nil {
+		return nil, usage("--tls-client-ca: %s", err)
+	}
+	config.ClientCAs, config.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+	if !config.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, usage("--tls-client-ca %s: no certificate in PEM", f.clientCA)
+	}
+	return config, nil
+}
+
+func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
+	network, address := "unix", f.socket
+	if f.listen != "" {
+		network, address = "tcp", f.listen
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, network, address)
+	if err != nil {
+		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: CodeRefused, hint: "choose another address, or remove a socket that nobody listens on"}
+	}
+	if network == "unix" {
+		err = os.Chmod(address, 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// oneExport is a server's only export.
+type oneExport struct {
+	name   string
+	export nbd.Export
+}
+
+func (o *oneExport) Open(_ context.Context, name string) (nbd.Export, error) {
+	if name != "" && name != o.name {
+		return nbd.Export{}, nbd.ErrUnknownExport
+	}
+	return o.export, nil
+}
+
+func (o *oneExport) List(context.Context) ([]nbd.ListedExport, error) {
+	return []nbd.ListedExport{{Name: o.name, Description: o.export.Description}}, nil
+}
+
+func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serveFlags) error {
+	config, err := f.tls()
+	if err != nil {
+		return err
+	}
+	return s.withRepository(ctx, func(r *repository.Repository) (err error) {
+		p, chosen, err := pointDisk(ctx, r, id, f.disk)
+		if err != nil {
+			return err
+		}
+		image, err := r.Image(ctx, *chosen)
+		if err != nil {
+			return err
+		}
+		below := serve.New(image, serve.Options{CacheBytes: f.cacheMiB << 20})
+		defer below.Close()
+		export := &oneExport{name: chosen.Name, export: nbd.Export{
+			Backend: below, MultiConn: true, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, sourceName(p.Source), timeText(p.Time)),
+		}}
+		if f.overlay != "" {
+			overlay, err := serve.OpenOverlay(f.overlay, chosen.Digest, below)
+			if err != nil {
+				return &failure{err: err, code: CodeRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
+			}
+			defer func() { err = errors.Join(err, overlay.Close()) }()
+			export.export.Backend = overlay
+		}
+		l, err := f.open(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
+		return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config}, l)
+	})
+}
+
+// serveUntil serves until ctx ends, and then lets clients finish what they have asked for.
+func serveUntil(ctx context.Context, server *nbd.Server, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+		defer cancel()
+		_ = server.Shutdown(ctx) // who has not finished is cut off
+	})
+	defer stop()
+	return server.Serve(context.WithoutCancel(ctx), l)
+}
