@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -122,8 +123,11 @@ func random(n int, seed string) []byte {
 	return out
 }
 
-// packs are the files with data of the repository in $WORK/blobs.
+// packs are the files with data of the repository in $WORK/blobs; none if it is elsewhere.
 func packs(ts *testscript.TestScript) (out []string) {
+	if _, err := os.Stat(ts.MkAbs("blobs")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	ts.Check(filepath.WalkDir(ts.MkAbs("blobs"), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasPrefix(strings.TrimPrefix(path, ts.MkAbs("blobs")+"/"), "p") {
 			out = append(out, path)

@@ -2,10 +2,14 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io/fs"
 	"net"
+	"net/http"
 	"net/url"
+
+	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -35,10 +39,25 @@ func repositoryFailure(err error) error {
 			return &failure{err: err, code: c.code, hint: c.hint}
 		}
 	}
+	return storageFailure(err)
+}
+
+// storageFailure is what S3 or the way to it said.
+func storageFailure(err error) *failure {
+	var answer minio.ErrorResponse
+	var certificate *tls.CertificateVerificationError
 	var request *url.Error
 	var network *net.OpError
-	if errors.As(err, &request) || errors.As(err, &network) {
+	switch {
+	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
+		return &failure{err: err, code: CodeRefused, hint: "check the keys, and what they may do in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"}
+	case errors.As(err, &answer) && answer.Code == minio.NoSuchBucket:
+		return &failure{err: err, code: CodeNotFound, hint: "create the bucket first, or check its name"}
+	case errors.As(err, &certificate):
+		return &failure{err: err, code: CodeUnreachable, hint: "give the certificate of the server's authority: --s3-ca-file of `varve repo connect`"}
+	case errors.As(err, &request), errors.As(err, &network):
 		return &failure{err: err, code: CodeUnreachable, hint: "check that the storage answers at this address: `varve repo connect` changes it"}
+	default:
+		return &failure{err: err, code: CodeFailure}
 	}
-	return &failure{err: err, code: CodeFailure}
 }
