@@ -11,6 +11,7 @@ packages() {
 	image) echo mmdebstrap debian-archive-keyring ;;
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
 	generate) echo protobuf-compiler ;;
+	host) echo qemu-utils libnbd-bin e2fsprogs ;;
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
 	peers) echo restic borgbackup ;;
 	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
