@@ -126,12 +126,12 @@ func (s *fileSource) unchanged() error {
 	if !s.regular {
 		return nil
 	}
-	info, err := s.f.Stat()
-	if err != nil {
-		return err
+	var st unix.Stat_t // os.File.Stat would allocate one for each read
+	if err := unix.Fstat(int(s.f.Fd()), &st); err != nil {
+		return fmt.Errorf("disk %s: %w", s.f.Name(), os.NewSyscallError("fstat", err))
 	}
-	if info.Size() != s.bytes {
-		return errorf(ErrChanged, "disk %s had %d bytes when it was opened and has %d now: read it again while nobody resizes it", s.f.Name(), s.bytes, info.Size())
+	if st.Size != s.bytes {
+		return errorf(ErrChanged, "disk %s had %d bytes when it was opened and has %d now: read it again while nobody resizes it", s.f.Name(), s.bytes, st.Size)
 	}
 	return nil
 }

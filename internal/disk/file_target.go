@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -83,8 +84,11 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 }
 
 func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
-	// O_EXCL: not while it is mounted, swapped to, or part of a volume group; nor by anybody else as long as it is open.
+	// O_EXCL: not while it is mounted, swapped to, or part of a volume group; nor by anybody else as long as it is open. Children
+	// that are being started meanwhile have open what this process has closed just before: they are waited for.
+	syscall.ForkLock.RLock()
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
+	syscall.ForkLock.RUnlock()
 	if errors.Is(err, unix.EBUSY) {
 		return nil, errorf(ErrConflict, "target %s is in use (mounted, swapped to, or part of another device): unmount it first (lsblk %s shows by what)", path, path)
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -329,6 +330,79 @@ func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	if !bytes.Equal(converted(t, "qcow2", path), content) {
 		t.Error("other bytes")
 	}
+}
+
+// TestServerOutlivesTheThreadThatAskedForIt: the kernel sends a child its signal when the thread ends that has started it.
+func TestServerOutlivesTheThreadThatAskedForIt(t *testing.T) {
+	t.Parallel()
+	path, content := chain(t)
+	var s Source
+	var err error
+	thread := onAThread(func() { s, err = OpenSource(t.Context(), path, SourceOptions{Format: QCOW2}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for unix.Tgkill(os.Getpid(), thread, 0) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	wantBytes(t, s, content)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onAThread calls f on a thread that ends afterwards, which the first one of a process does not.
+func onAThread(f func()) (thread int) {
+	done := make(chan int)
+	go func() {
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		thread := unix.Gettid()
+		if thread == os.Getpid() {
+			thread = onAThread(f)
+		} else {
+			f()
+		}
+		done <- thread
+	}()
+	return <-done
+}
+
+func TestLongNamesOfTemporaryDirectories(t *testing.T) {
+	path, _ := chain(t)
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", dir)
+	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
+	wantError(t, err, ErrInvalid, "TMPDIR", path)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left are %v (%v)", left, err)
+	}
+}
+
+func TestDamagedImageDoesNotGoOn(t *testing.T) {
+	t.Parallel()
+	path, content := filepath.Join(t.TempDir(), "new.qcow2"), noise(mib, 5)
+	j := newTestJournal(t, JournalOptions{Token: "a", Every: time.Nanosecond})
+	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Journal: j})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore(t, target, j, content, 5)
+	if err := target.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{0, 0}, 2*64*kib+2*5) // how often cluster 5 is used, in the first block of such numbers
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
+	wantError(t, err, ErrConflict, path, "start anew")
 }
 
 // holdEnv has the disk that a child of TestServersDieWithTheirOwner opens.

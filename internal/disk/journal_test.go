@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -107,6 +109,46 @@ func TestRestoreGoesOnWhereItEnded(t *testing.T) {
 	wantBytes(t, openSource(t, path, SourceOptions{}), make([]byte, len(content)))
 	if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 1 {
 		t.Errorf("left are %v (%v)", left, err)
+	}
+}
+
+// TestRestoreInParallel has several workers write, of which each may have the turn to write the journal.
+func TestRestoreInParallel(t *testing.T) {
+	t.Parallel()
+	path, content := filepath.Join(t.TempDir(), "disk.img"), noise(4*mib+5, 1)
+	j := newTestJournal(t, JournalOptions{Token: "a", Every: time.Nanosecond})
+	target, err := OpenTarget(t.Context(), path, int64(len(content)), TargetOptions{Journal: j})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var workers sync.WaitGroup
+	var next atomic.Int64
+	for range 8 {
+		workers.Go(func() {
+			for {
+				region := next.Add(1) - 1
+				at := region * j.o.RegionBytes
+				if at >= int64(len(content)) {
+					return
+				}
+				if err := target.WriteAt(t.Context(), content[at:min(at+j.o.RegionBytes, int64(len(content)))], at); err != nil {
+					t.Error(err)
+				}
+				j.Finished(t.Context(), target, int(region))
+			}
+		})
+	}
+	workers.Wait()
+	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, openSource(t, path, SourceOptions{}), content)
+	data, err := os.ReadFile(path + JournalSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := parseState(data); err != nil || s.finishedBytes() != int64(len(content)) {
+		t.Errorf("the journal has %d bytes (%v)", s.finishedBytes(), err)
 	}
 }
 
@@ -451,6 +493,28 @@ func TestJournalFailuresAreTold(t *testing.T) {
 	}
 	if s, err := parseState(m.nodes[m.names["/d/j"]]); err != nil || !s.Finished.has(1) || s.Finished.count() != 1 {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// What this version writes, the next one reads.
+func TestJournalFormat(t *testing.T) {
+	t.Parallel()
+	s := newState("restore point k1/disk vda", "file:254:1:42:1700000000.000000001", 20*mib+1, 2*mib)
+	s.Finished.set(0)
+	s.Finished.set(9)
+	s.Finished.set(10)
+	golden, err := os.ReadFile("testdata/journal-v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(golden), string(s.marshal())); diff != "" {
+		t.Errorf("(-want +got) %s", diff)
+	}
+	if got, err := parseState(golden); err != nil || !cmp.Equal(got, s) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got := s.finishedBytes(); got != 4*mib+1 {
+		t.Errorf("%d bytes are finished", got)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -19,7 +20,28 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if left := children(); left != "" {
+			fmt.Fprintln(os.Stderr, "child processes are left:", left)
+			code = 1
+		}
+		os.Exit(code)
+	}))
+}
+
+// children are the numbers of the processes that this one has started and that have not ended.
+func children() string {
+	var all []string
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, list := range lists {
+		b, err := os.ReadFile(list)
+		if err == nil {
+			all = append(all, strings.Fields(string(b))...)
+		}
+	}
+	return strings.Join(all, " ")
+}
 
 const kib, mib = 1 << 10, 1 << 20
 

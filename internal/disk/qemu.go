@@ -3,6 +3,7 @@ package disk
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -99,6 +100,10 @@ func create(ctx context.Context, path string, bytes int64) error {
 // repair makes an image that a killed qemu-nbd has left as good as one that was closed. Such an image is consistent, but has clusters that nobody uses.
 func repair(ctx context.Context, path string) error {
 	_, err := qemuImg(ctx, "check", "-q", "-f", string(QCOW2), "-r", "leaks", path)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) { // Its status does not tell damage from use.
+		return errorf(ErrConflict, "the restore of %s cannot go on: close the image wherever it is open, or remove it to start anew: %w", path, err)
+	}
 	return err
 }
 

@@ -24,6 +24,8 @@ const (
 	endTimeout = 5 * time.Minute
 	// lastWords is how long to wait for the end of a server that has cut its connections.
 	lastWords = 2 * time.Second
+	// maxSocketPath is what fits into sockaddr_un.
+	maxSocketPath = 107
 	// pollEvery is how often a starting server is asked.
 	pollEvery = 5 * time.Millisecond
 )
@@ -50,6 +52,9 @@ func serve(ctx context.Context, image string, death unix.Signal, contexts []stri
 	}
 	defer os.RemoveAll(dir) //nolint:errcheck // what is left is an empty directory
 	socket := filepath.Join(dir, "s")
+	if len(socket) > maxSocketPath {
+		return nil, nil, errorf(ErrInvalid, "serve %s: the directory for temporary files, %s, has too long a name for a socket: set TMPDIR to another one", image, filepath.Dir(dir))
+	}
 	args = append([]string{"--persistent", fmt.Sprintf("--shared=%d", connections), "--socket=" + socket, "--format=" + string(QCOW2)}, args...)
 	s := &server{image: image, ended: make(chan struct{}), cmd: exec.CommandContext(context.WithoutCancel(ctx), path, append(args, image)...)}
 	s.cmd.Stderr = &s.said

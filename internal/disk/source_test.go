@@ -161,3 +161,23 @@ func TestExportThatKnowsNothing(t *testing.T) {
 	_, err = OpenSource(t.Context(), "nbd+unix:///other?"+uri[len("nbd+unix:///?"):], SourceOptions{})
 	wantError(t, err, ErrNotFound, "other")
 }
+
+func BenchmarkReadFile(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "disk.img")
+	if err := os.WriteFile(path, noise(8*mib, 1), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	s, err := OpenSource(b.Context(), path, SourceOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	p := make([]byte, 256*kib)
+	b.SetBytes(int64(len(p)))
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if err := s.ReadAt(b.Context(), p, int64(i%32)*int64(len(p))); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

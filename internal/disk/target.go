@@ -21,7 +21,7 @@ type Target interface {
 	Zero(ctx context.Context, e extent.Extent) error
 	// Sync returns when everything written is on stable storage; on an NBD server that cannot flush, when it has it.
 	Sync(ctx context.Context) error
-	// Close releases the disk. It does not sync a file or device. A qemu-nbd that was started for it has closed its image and ended then.
+	// Close releases the disk. It is no Sync. A qemu-nbd that was started for it has closed its image and ended then.
 	Close() error
 }
 
