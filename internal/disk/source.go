@@ -50,7 +50,8 @@ type SourceOptions struct {
 	// Format of what a path leads to; "": raw. An NBD export has none.
 	Format Format
 	// Bitmap is the name of QEMU's dirty bitmap that Changes comes from: in a qcow2 image, or on an NBD server (qemu:dirty-bitmap:NAME).
-	// Whether it has recorded everything since some point in time is for the caller to know.
+	// Whether it has recorded everything since some point in time is for the caller to know: of an image it must be the image's own and
+	// whole, but QEMU's NBD server also offers the bitmaps of backing files, which have nothing of what was written above them.
 	Bitmap string
 	// TLS is for an NBD server.
 	TLS *tls.Config

@@ -32,7 +32,8 @@ type TargetOptions struct {
 	// Overwrite allows a target that has content, or may have: everything but a file that is new, empty or one hole, and an NBD export that
 	// says that it is zero.
 	Overwrite bool
-	// Larger allows a device or export that is larger than the disk. A file that is larger stays so; otherwise it gets the disk's size.
+	// Larger allows a device or export that is larger than the disk. A raw file that is larger stays so; otherwise it gets the disk's
+	// size, as a qcow2 image always does.
 	Larger bool
 	// TLS is for an NBD server.
 	TLS *tls.Config
