@@ -23,7 +23,7 @@ import (
 // Scripts about repositories have their configuration in $WORK, no password, and these commands:
 //
 //	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
-//	damage VAR flip|remove                                 damages the data that the restore point brought
+//	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
 // point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
 func TestRepository(t *testing.T) {
@@ -64,14 +64,16 @@ func point(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	r, err := repository.Open(ctx, ts.MkAbs("config/varve/repository.config"), strings.TrimSpace(string(password)))
 	ts.Check(err)
-	before := packs(ts)
+	before := packs(ts, "pq")
 	p, err := r.Backup(ctx, request)
 	ts.Check(err)
 	ts.Check(r.Close(ctx))
-	fresh := slices.DeleteFunc(packs(ts), func(path string) bool { return slices.Contains(before, path) })
+	for variable, kind := range map[string]string{"_BLOBS": "p", "_TABLES": "q"} {
+		fresh := slices.DeleteFunc(packs(ts, kind), func(path string) bool { return slices.Contains(before, path) })
+		ts.Setenv(args[0]+variable, strings.Join(fresh, "\n"))
+	}
 	ts.Setenv(args[0], p.ID)
 	ts.Setenv(args[0]+"_SHORT", p.ID[:12])
-	ts.Setenv(args[0]+"_BLOBS", strings.Join(fresh, "\n"))
 }
 
 // generated is the disk that spec asks for. What it holds, and when it was backed up, is kept in dir.
@@ -123,13 +125,13 @@ func random(n int, seed string) []byte {
 	return out
 }
 
-// packs are the files with data of the repository in $WORK/blobs; none if it is elsewhere.
-func packs(ts *testscript.TestScript) (out []string) {
+// packs are the blobs of the repository in $WORK/blobs whose names begin with one of kinds; none if it is elsewhere.
+func packs(ts *testscript.TestScript, kinds string) (out []string) {
 	if _, err := os.Stat(ts.MkAbs("blobs")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	ts.Check(filepath.WalkDir(ts.MkAbs("blobs"), func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && strings.HasPrefix(strings.TrimPrefix(path, ts.MkAbs("blobs")+"/"), "p") {
+		if err == nil && !d.IsDir() && strings.Contains(kinds, strings.TrimPrefix(path, ts.MkAbs("blobs")+"/")[:1]) {
 			out = append(out, path)
 		}
 		return err
@@ -139,10 +141,14 @@ func packs(ts *testscript.TestScript) (out []string) {
 
 func damage(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 || ts.Getenv(args[0]+"_BLOBS") == "" {
-		ts.Fatalf("usage: damage VAR flip|remove, of a restore point that brought data")
+		ts.Fatalf("usage: damage VAR flip|remove|forget, of a restore point that brought data")
 	}
-	for path := range strings.SplitSeq(ts.Getenv(args[0]+"_BLOBS"), "\n") {
-		if args[1] == "remove" {
+	blobs := ts.Getenv(args[0] + "_BLOBS")
+	if args[1] == "forget" {
+		blobs = ts.Getenv(args[0] + "_TABLES")
+	}
+	for path := range strings.SplitSeq(blobs, "\n") {
+		if args[1] != "flip" {
 			ts.Check(os.Remove(path))
 			continue
 		}

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,11 +28,15 @@ and when it was and will be maintained.`,
 				if err != nil {
 					return err
 				}
-				if form != "" {
-					return printData(cmd.OutOrStdout(), form, status)
-				}
 				p := &page{w: cmd.OutOrStdout(), now: s.Now()}
-				p.repository(status)
+				if form != "" {
+					p.keep(printData(p.w, form, status))
+				} else {
+					p.repository(status)
+				}
+				if p.err == nil && status.Unreadable != "" {
+					return fmt.Errorf("%w: restore points cannot be read: %s", repository.ErrCorrupt, status.Unreadable)
+				}
 				return p.err
 			})
 		},
@@ -64,9 +67,9 @@ func (p *page) repository(s *repository.Status) {
 		"Pack size", human.Bytes(int64(s.Format.PackBytes)),
 		"Object lock", objectLock(s.ObjectLock),
 		"Restore points", strconv.Itoa(s.RestorePoints),
-		"Unreadable", strings.ReplaceAll(s.Unreadable, "\n", "; "),
 		"Stored", human.Bytes(s.TotalBytes()),
 		"Free", free,
+		"Maintenance unknown", m.Unknown,
 		"Maintenance owner", human.Or(m.Owner),
 		"Last maintenance", human.Or(p.moment(m.Last)),
 		"Last full one", human.Or(p.moment(m.LastFull)),

@@ -21,6 +21,8 @@ type MaintenanceStatus struct {
 	NextFull  time.Time `json:"nextFull,omitzero"`
 	// Failures are the tasks whose last run failed.
 	Failures []MaintenanceFailure `json:"failures,omitempty"`
+	// Unknown says why the rest is not known; "" if it is.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // MaintenanceFailure is a task that failed when it ran last.
@@ -30,15 +32,22 @@ type MaintenanceFailure struct {
 	Error string    `json:"error"`
 }
 
+// maintenance fills in what can be read: a damaged manifest must not hide everything else.
 func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 	p, err := maintenance.GetParams(ctx, r.rep)
-	if err != nil {
-		return err
+	if err == nil {
+		var schedule *maintenance.Schedule
+		if schedule, err = maintenance.GetSchedule(ctx, r.rep); err == nil {
+			s.Maintenance = maintenanceStatus(p, schedule)
+		}
 	}
-	schedule, err := maintenance.GetSchedule(ctx, r.rep)
 	if err != nil {
-		return err
+		s.Maintenance.Unknown = err.Error()
 	}
+	return ctx.Err()
+}
+
+func maintenanceStatus(p *maintenance.Params, schedule *maintenance.Schedule) MaintenanceStatus {
 	m := MaintenanceStatus{Owner: p.Owner, NextQuick: schedule.NextQuickMaintenanceTime, NextFull: schedule.NextFullMaintenanceTime}
 	for task, runs := range schedule.Runs {
 		if len(runs) == 0 {
@@ -56,6 +65,5 @@ func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 		}
 	}
 	slices.SortFunc(m.Failures, func(a, b MaintenanceFailure) int { return cmp.Compare(a.Task, b.Task) })
-	s.Maintenance = m
-	return nil
+	return m
 }
