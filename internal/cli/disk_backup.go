@@ -23,7 +23,7 @@ func (s *session) diskBackup() *cobra.Command {
 	c := &cobra.Command{
 		Use: "backup NAME DISK=WHERE...", Short: "Make a restore point of one or more disks",
 		Long: `Read disks and make a restore point of them, under the NAME of the machine that they belong to.
-WHERE is a file, a block device, or an NBD URI (nbd://host/export, nbd+unix:///export?socket=/path).
+WHERE is a file, a block device, or an NBD URI, such as nbd+unix:///export?socket=/path.
 The disks must not change meanwhile: stop the machine, or read a snapshot or an NBD export of one.
 
 What the repository has already is not stored again. Without --bitmap everything that may hold

@@ -34,8 +34,8 @@ func (s *session) diskServe() *cobra.Command {
 	var f serveFlags
 	c := &cobra.Command{
 		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",
-		Long: `Export a disk of a restore point over NBD until it is interrupted. A QEMU guest can boot from it, and
-the kernel can mount it. Blocks are fetched as they are read, and some ahead.
+		Long: `Export a disk of a restore point over NBD until it is interrupted. A QEMU guest can boot from
+it, and the kernel can mount it. Blocks are fetched as they are read, and some ahead.
 
 The export is read-only. With --overlay it is writable: what is written goes to that file, and
 nothing to the repository; the same file later goes on where it was.
