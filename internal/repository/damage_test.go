@@ -154,3 +154,39 @@ func damaged(t *testing.T, prefix string, damage func([]byte, int) []byte) {
 		}
 	}
 }
+
+// Damage of a restore point's description alone is damage too, and not a storage that does not answer.
+func TestADamagedDescriptionIsDamage(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	_, point := twoRegions(t, r)
+	where := map[string]int{}
+	err := r.rep.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
+		if info.ContentID.Prefix() == "k" {
+			where[string(info.PackBlobID)] = int(info.PackOffset + info.PackedLength/2)
+		}
+		return nil
+	})
+	if err != nil || len(where) != 1 {
+		t.Fatalf("descriptions in %v: %v", where, err)
+	}
+	for name, at := range where {
+		f := blobFiles(t, config, name)[0]
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[at] ^= 1
+		if err := os.WriteFile(f, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := open(t, config)
+	if points, err := fresh.List(t.Context(), nil); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), point.ID) || len(points) > 0 {
+		t.Errorf("%d restore points: %v", len(points), err)
+	}
+	report, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
+	if err != nil || !errors.Is(report.Unlisted, ErrCorrupt) {
+		t.Errorf("%+v, %v", report, err)
+	}
+}

@@ -24,7 +24,7 @@ func (r *Repository) Get(ctx context.Context, id string) (*RestorePoint, error) 
 	if m.Tags[tagFormat] == "" || m.IncompleteReason != "" {
 		return nil, fmt.Errorf("%w: kopia snapshot %s is not a restore point", ErrNotFound, id)
 	}
-	return readPoint(ctx, r.rep, m)
+	return readPoint(ctx, r.reader(), m)
 }
 
 // Image reads a disk of a restore point at random. It keeps the list of regions, and the tables of those that it used last.

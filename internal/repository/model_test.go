@@ -107,7 +107,7 @@ func (m *model) backUp(rt *rapid.T) {
 
 func (m *model) delete(rt *rapid.T) {
 	if len(m.want) == 0 {
-		rt.Skip("nothing to delete")
+		return
 	}
 	id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.want))).Draw(rt, "id")
 	if err := m.r.Delete(context.Background(), id); err != nil {

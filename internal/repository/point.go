@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 )
@@ -135,7 +134,7 @@ func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint,
 	}
 	var points []*RestorePoint
 	for _, m := range snapshots {
-		p, bad := readPoint(ctx, r.rep, m)
+		p, bad := readPoint(ctx, r.reader(), m)
 		if bad != nil {
 			err = errors.Join(err, bad)
 			continue
@@ -147,19 +146,19 @@ func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint,
 }
 
 // readPoint reads the entries of a restore point's directory.
-func readPoint(ctx context.Context, rep repo.Repository, m *snapshot.Manifest) (*RestorePoint, error) {
+func readPoint(ctx context.Context, cr contentReader, m *snapshot.Manifest) (*RestorePoint, error) {
 	if m.RootEntry == nil {
 		return nil, fmt.Errorf("%w: snapshot %s has no root", ErrCorrupt, m.ID)
 	}
 	var dir snapshot.DirManifest
-	if err := readJSON(ctx, rep, m.RootEntry.ObjectID, &dir); err != nil {
+	if err := readJSON(ctx, cr, m.RootEntry.ObjectID, &dir); err != nil {
 		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
 	}
 	i := slices.IndexFunc(dir.Entries, func(e *snapshot.DirEntry) bool { return e.Name == pointEntry })
 	if i < 0 {
 		return nil, fmt.Errorf("%w: restore point %s has no %s", ErrCorrupt, m.ID, pointEntry)
 	}
-	data, err := readAll(ctx, rep, dir.Entries[i].ObjectID)
+	data, err := readAll(ctx, cr, dir.Entries[i].ObjectID)
 	if err != nil {
 		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
 	}
@@ -173,8 +172,8 @@ func readPoint(ctx context.Context, rep repo.Repository, m *snapshot.Manifest) (
 	}, nil
 }
 
-func readJSON(ctx context.Context, rep repo.Repository, id object.ID, into any) error {
-	data, err := readAll(ctx, rep, id)
+func readJSON(ctx context.Context, cr contentReader, id object.ID, into any) error {
+	data, err := readAll(ctx, cr, id)
 	if err != nil {
 		return err
 	}
@@ -185,8 +184,8 @@ func readJSON(ctx context.Context, rep repo.Repository, id object.ID, into any) 
 }
 
 // readAll reads a small object.
-func readAll(ctx context.Context, rep repo.Repository, id object.ID) ([]byte, error) {
-	or, err := rep.OpenObject(ctx, id)
+func readAll(ctx context.Context, cr contentReader, id object.ID) ([]byte, error) {
+	or, err := object.Open(ctx, contents{cr}, id)
 	if err != nil {
 		return nil, readError(fmt.Sprintf("open object %s", id), err)
 	}
