@@ -2,12 +2,12 @@ package rawdisk
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"github.com/varvebackup/varve/internal/disk/hole"
+	"github.com/varvebackup/varve/internal/extent"
 )
 
 // DataBytes is how many bytes of the disk at path hold data, in whole clusters of so many bytes: each cluster with data in any of
@@ -43,21 +43,17 @@ func dataInFile(ctx context.Context, f *os.File, size, cluster int64) (int64, er
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		start, err := f.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			break // no data behind at
-		}
+		data, err := hole.NextData(f, extent.Extent{Offset: at, Length: size - at})
 		if err != nil {
 			return 0, err
 		}
-		end, err := f.Seek(start, unix.SEEK_HOLE)
-		if err != nil {
-			return 0, err
+		if data.Empty() {
+			break
 		}
-		first := max(start/cluster*cluster, counted)
-		counted = max((end+cluster-1)/cluster*cluster, counted)
+		first := max(data.Offset/cluster*cluster, counted)
+		counted = max((data.End()+cluster-1)/cluster*cluster, counted)
 		total += counted - first
-		at = end
+		at = data.End()
 	}
 	return min(total, size), nil
 }
