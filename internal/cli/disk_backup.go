@@ -164,7 +164,7 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 			return errors.Join(err, closeAll(sources))
 		})
 		if err != nil {
-			return diskFailure(err)
+			return err
 		}
 		if form != "" {
 			return printPoints(w, form, []*repository.RestorePoint{point})
@@ -224,18 +224,4 @@ func printBackup(w io.Writer, p *repository.RestorePoint) error {
 	}
 	fmt.Fprintf(w, "restore point %s of %s at %s\n", p.ID, human.Line(sourceName(p.Source)), timeText(p.Time))
 	return t.write(w)
-}
-
-// diskFailure gives an error of a disk its exit code.
-func diskFailure(err error) error {
-	var f *failure
-	switch {
-	case errors.As(err, &f):
-		return err
-	case errors.Is(err, disk.ErrNotFound):
-		return &failure{err: err, code: CodeNotFound}
-	case errors.Is(err, disk.ErrInvalid), errors.Is(err, disk.ErrConflict):
-		return &failure{err: err, code: CodeRefused}
-	}
-	return err
 }

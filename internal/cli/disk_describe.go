@@ -78,7 +78,6 @@ var diskFullReasons = map[repository.FullReason]string{
 	repository.FullNoChanges:     "the source does not know what changed",
 	repository.FullOtherBase:     "the changes are counted from another point",
 	repository.FullOtherIdentity: "another disk of the same name",
-	repository.FullOtherBlocks:   "the parent has blocks of another size",
 	repository.FullParentDamaged: "the parent is damaged",
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return nil, fmt.Errorf("restore point %s: %w", prefix, orErr(l.unreadable, repository.ErrNotFound))
+		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or(l.unreadable, repository.ErrNotFound))
 	}
 	var ids []string
 	for _, p := range found {
@@ -114,13 +115,6 @@ func (l *pointList) findAll(prefixes []string) ([]*repository.RestorePoint, erro
 		}
 	}
 	return out, errors.Join(failures...)
-}
-
-func orErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }
 
 // pointItems is how programs see restore points.

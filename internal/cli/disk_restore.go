@@ -103,7 +103,7 @@ func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where 
 			return err
 		})
 		if err != nil {
-			return diskFailure(err)
+			return err
 		}
 		if form != "" {
 			return printData(w, form, out)

@@ -11,15 +11,19 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// repositoryClasses are the classes of repository errors, the gravest first: an error may be several.
+// repositoryClasses are the classes of errors of disks and of the repository. An error may be several: the first counts.
 var repositoryClasses = []struct {
 	is   error
 	code int
 	hint string
 }{
+	{disk.ErrNotFound, CodeNotFound, ""},
+	{disk.ErrInvalid, CodeRefused, ""},
+	{disk.ErrConflict, CodeRefused, ""},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
 	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches; the others can be restored"},
 	{repository.ErrConflict, CodeRefused, ""},

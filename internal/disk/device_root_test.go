@@ -16,53 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/loop"
 )
-
-// loopDevice is a block device over a file. It goes with the test, or with the process.
-func loopDevice(t *testing.T, file string) string {
-	t.Helper()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
-	backing, err := os.OpenFile(file, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer backing.Close() // the device has its own reference
-	for {
-		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := fmt.Sprintf("/dev/loop%d", number)
-		device, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
-		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
-		if errors.Is(err, unix.EBUSY) { // somebody else was faster
-			device.Close()
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := device.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return path
-	}
-}
 
 func TestDeviceIsRead(t *testing.T) {
 	t.Parallel()
 	file, content := sparseFile(t, 2*mib+512, extent.Extent{Offset: mib, Length: 100})
-	device := loopDevice(t, file)
+	device := loop.Device(t, file)
 	s := openSource(t, device, SourceOptions{})
 	wantBytes(t, s, content)
 	if data, err := s.Data(t.Context()); data != nil || err != nil {
@@ -81,7 +41,7 @@ func TestDeviceIsWritten(t *testing.T) {
 	t.Parallel()
 	const size = 2*mib - 300 // not a whole sector
 	file, content := sparseFile(t, 4*mib, extent.Extent{Length: 4 * mib})
-	device := loopDevice(t, file)
+	device := loop.Device(t, file)
 	for _, c := range []struct {
 		bytes int64
 		o     TargetOptions
@@ -127,7 +87,7 @@ func TestDeviceIsWritten(t *testing.T) {
 func TestMountedDeviceIsNotOverwritten(t *testing.T) {
 	t.Parallel()
 	file, _ := sparseFile(t, 4*mib)
-	device := loopDevice(t, file)
+	device := loop.Device(t, file)
 	mkfs, err := exec.LookPath("mkfs.ext4")
 	if err != nil {
 		t.Fatal("mkfs.ext4 is missing: install Debian's package e2fsprogs (hack/deps.sh interop)")

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/disk/hole"
+	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -77,7 +78,7 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 		}
 		err = errors.Join(err, f.Truncate(bytes))
 	}
-	if err := errors.Join(err, f.Sync(), syncPath(filepath.Dir(f.Name()))); err != nil {
+	if err := errors.Join(err, f.Sync(), durable.Sync(filepath.Dir(f.Name()))); err != nil {
 		return err
 	}
 	return o.Journal.begin(id)
@@ -239,12 +240,3 @@ func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
 
 // zero says whether p, which is not empty, has only zeroes: the first byte is one, and every other is like the one before.
 func zero(p []byte) bool { return p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }
-
-// syncPath makes a directory or file durable.
-func syncPath(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}

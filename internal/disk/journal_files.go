@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 // journalFiles are the steps in which a journal is kept: a crash may come between any two.
@@ -48,6 +50,6 @@ type osFiles struct{}
 
 func (osFiles) Read(path string) ([]byte, error)     { return os.ReadFile(path) }
 func (osFiles) Write(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
-func (osFiles) Sync(path string) error               { return syncPath(path) }
+func (osFiles) Sync(path string) error               { return durable.Sync(path) }
 func (osFiles) Rename(from, to string) error         { return os.Rename(from, to) }
 func (osFiles) Remove(path string) error             { return os.Remove(path) }

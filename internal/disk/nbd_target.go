@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 )
@@ -122,7 +123,7 @@ func newImage(ctx context.Context, path string, absent bool, bytes int64, j *Jou
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(syncPath(made), j.begin(id)); err != nil {
+	if err := errors.Join(durable.Sync(made), j.begin(id)); err != nil {
 		return err
 	}
 	if absent {
@@ -130,7 +131,7 @@ func newImage(ctx context.Context, path string, absent bool, bytes int64, j *Jou
 			return err
 		}
 	}
-	return syncPath(filepath.Dir(path))
+	return durable.Sync(filepath.Dir(path))
 }
 
 // Bytes implements Target.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -119,7 +120,7 @@ func (o *Overlays) markClean(volume, rawPath string) error {
 	}
 	// Without this a power failure could bring back an older modification time. That would only void the overlay, but needlessly.
 	for _, path := range []string{rawPath, o.overlay(volume)} {
-		if err := syncPath(path); err != nil {
+		if err := durable.Sync(path); err != nil {
 			return err
 		}
 	}
@@ -181,14 +182,14 @@ func judge(s sight, id Identity) Renewed {
 // renew replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an
 // overlay without a record, which counts as none.
 func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identity) error {
-	if err := removeDurably(o.record(volume)); err != nil {
+	if err := durable.Remove(o.record(volume)); err != nil {
 		return err
 	}
 	tmp := o.overlay(volume) + ".new"
 	if err := createOverlay(ctx, tmp, rawPath, id.VirtualBytes, tracking.ClusterSize(id.VirtualBytes)); err != nil {
-		return errors.Join(err, removeDurably(tmp))
+		return errors.Join(err, durable.Remove(tmp))
 	}
-	if err := renameDurably(tmp, o.overlay(volume)); err != nil {
+	if err := durable.Rename(tmp, o.overlay(volume)); err != nil {
 		return err
 	}
 	// It was never open in a guest: until it is, it may be kept under the same rules as after a clean end.

@@ -5,7 +5,6 @@ package domain
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/sparse"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -254,46 +252,5 @@ func TestDigHolesKeepsTheContent(t *testing.T) {
 	// 5000 bytes of data in each of 4 MiB are two blocks each, and one at the end; the file system adds some of its own.
 	if got := diskUsage(t, path); got > 12*holeBytes || got >= before {
 		t.Errorf("%d bytes allocated, %d before", got, before)
-	}
-}
-
-// loopDevice is a block device over a file. It goes with the test, or with the process.
-func loopDevice(t *testing.T, file string) string {
-	t.Helper()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = control.Close() }() // only asked
-	backing, err := os.OpenFile(file, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = backing.Close() }() // the device has its own reference
-	for {
-		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := fmt.Sprintf("/dev/loop%d", number)
-		device, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
-		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
-		if errors.Is(err, unix.EBUSY) { // somebody else was faster
-			_ = device.Close()
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := device.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return path
 	}
 }

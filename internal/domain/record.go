@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 // recordVersion is the format of an overlay's record. A record of another version counts as unreadable,
@@ -77,9 +79,5 @@ func writeRecord(path string, rec *record) error {
 	if err != nil {
 		return err
 	}
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return renameDurably(tmp, path)
+	return durable.Write(path, append(data, '\n'))
 }

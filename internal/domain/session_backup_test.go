@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/loop"
 )
 
 func TestIncrementalHasExactlyWhatChanged(t *testing.T) {
@@ -203,7 +205,7 @@ func TestBlockDeviceIsTrackedLikeAFile(t *testing.T) {
 	m := newMachine(t)
 	m.addDisk("d0", 64*mib)
 	file := m.options.Disks[0].RawPath
-	m.options.Disks[0] = Disk{Volume: "d0", RawPath: loopDevice(t, file), Block: true, Overlay: m.overlays.Path("d0")}
+	m.options.Disks[0] = Disk{Volume: "d0", RawPath: loop.Device(t, file), Block: true, Overlay: m.overlays.Path("d0")}
 	m.prepare()
 	m.start()
 	m.write("d0", 0x31, 0, 9)

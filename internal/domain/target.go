@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 // TargetClusterBytes is the cluster size of a backup's files: the granularity of the bitmaps, so that an
@@ -40,7 +42,7 @@ func SetBacking(ctx context.Context, path, relativeBacking string) error {
 	if err := qemuImg(ctx, "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", relativeBacking, path); err != nil {
 		return fmt.Errorf("set backing file of %s to %s: %w", path, relativeBacking, err)
 	}
-	if err := syncPath(path); err != nil {
+	if err := durable.Sync(path); err != nil {
 		return fmt.Errorf("set backing file of %s: %w", path, err)
 	}
 	return nil

@@ -25,7 +25,7 @@ const (
 // and in docs/architecture.md.
 var layers = [][]string{
 	{"api/backup", "api/kubevirt", "internal/version"},
-	{"internal/condition", "internal/errand", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/retention", "internal/sparse", "internal/tracking"},
+	{"internal/condition", "internal/durable", "internal/errand", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/retention", "internal/sparse", "internal/tracking"},
 	{"internal/nbd"},
 	{"internal/admission", "internal/disk", "internal/domain", "internal/repository"},
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},

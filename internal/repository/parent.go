@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -17,7 +18,7 @@ func (r *Repository) findParent(ctx context.Context, q *Request) (*RestorePoint,
 	if q.Parent != ParentAuto {
 		i := slices.IndexFunc(points, func(p *RestorePoint) bool { return p.ID == q.Parent })
 		if i < 0 {
-			return nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, orErr(listErr, ErrNotFound))
+			return nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(listErr, ErrNotFound))
 		}
 		return points[i], nil
 	}
@@ -31,13 +32,6 @@ func (r *Repository) findParent(ctx context.Context, q *Request) (*RestorePoint,
 		return nil, nil
 	}
 	return points[len(points)-1], nil
-}
-
-func orErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }
 
 // follows says whether the disk's changes are counted from p.

@@ -23,8 +23,6 @@ const (
 	FullOtherBase FullReason = "OtherBase"
 	// FullOtherIdentity: it is another disk of the same name.
 	FullOtherIdentity FullReason = "DiskReplaced"
-	// FullOtherBlocks: the parent has blocks of another size.
-	FullOtherBlocks FullReason = "OtherBlockSize"
 	// FullParentDamaged: the parent's table, or a block in it, is not in the repository any more.
 	FullParentDamaged FullReason = "ParentDamaged"
 )

@@ -118,12 +118,6 @@ func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	return s, nil
 }
 
-// Identity is who this machine is in the repository: its restore points have this source unless they say another one.
-func (r *Repository) Identity() (host, user string) {
-	o := r.rep.ClientOptions()
-	return o.Hostname, o.Username
-}
-
 // Stored counts the blobs by kind.
 func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	out := []BlobStatus{{Kind: DataBlobs}, {Kind: MetadataBlobs}, {Kind: IndexBlobs}, {Kind: OtherBlobs}}

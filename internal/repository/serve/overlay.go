@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
-	"path/filepath"
 	"sync"
 
+	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -185,31 +185,11 @@ func (o *Overlay) Flush(context.Context) error {
 	if err := o.file.Sync(); err != nil || !o.dirty {
 		return err
 	}
-	if err := replace(o.mapPath(), o.encode()); err != nil {
+	if err := durable.Write(o.mapPath(), o.encode()); err != nil {
 		return err
 	}
 	o.dirty = false
 	return nil
-}
-
-// replace writes a file so that it is the old or the new one after a crash.
-func replace(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // NextRun says how many bytes from e.Offset on are of one kind, and whether they are known to be zero.

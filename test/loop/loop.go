@@ -1,0 +1,52 @@
+// Package loop makes block devices for tests that run as root.
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Device is a block device over a file. It goes with the test, or with the process.
+func Device(tb testing.TB, file string) string {
+	tb.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = control.Close() }() // only asked
+	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = backing.Close() }() // the device has its own reference
+	for {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		path := fmt.Sprintf("/dev/loop%d", number)
+		device, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
+		if errors.Is(err, unix.EBUSY) { // somebody else was faster
+			_ = device.Close()
+			continue
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() {
+			if err := device.Close(); err != nil {
+				tb.Error(err)
+			}
+		})
+		return path
+	}
+}
