@@ -20,9 +20,7 @@ func (s *session) diskPin() *cobra.Command {
 	c := &cobra.Command{
 		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
 		Long: `Pin restore points: neither prune nor delete removes one while a pin is on it. A restore point
-may have several pins, by name, each for a reason of its own.
-
-A restore point that is changed gets another ID, which the command prints.`,
+may have several pins, by name, each for a reason of its own.`,
 		Example: `  varve disk pin 5e1f9c
 
   # With a reason
@@ -45,9 +43,7 @@ func (s *session) diskUnpin() *cobra.Command {
 	c := &cobra.Command{
 		Use: "unpin ID...", Short: "Remove pins from restore points",
 		Long: `Remove a pin, by its name, or --all pins from restore points. They are then kept no longer than
-the rules of varve disk prune say.
-
-A restore point that is changed gets another ID, which the command prints.`,
+the rules of varve disk prune say.`,
 		Example: `  varve disk unpin 5e1f9c --name before-upgrade
 
   varve disk unpin 5e1f9c --all`,
@@ -109,7 +105,6 @@ func (s *session) changePins(cmd *cobra.Command, args []string, form string, cha
 			}
 			out = append(out, p)
 		}
-		// Those that were changed are told, because their IDs are other ones now.
 		return errors.Join(append(failures, printPins(cmd.OutOrStdout(), form, out))...)
 	})
 }

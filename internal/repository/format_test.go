@@ -28,7 +28,7 @@ func objectID(tb testing.TB, s string) object.ID {
 func TestTheFormatIsGolden(t *testing.T) {
 	t.Parallel()
 	block, zero := objectID(t, "709f757b66fdfb48d0f8323744f1bd7e"), objectID(t, "e9aba507fb694c7f4e9a37d9aeb0a5f0")
-	point, err := encodePoint(&RestorePoint{Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
+	point, err := encodePoint(&RestorePoint{ID: "000102030405060708090a0b0c0d0e0f", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
 		{
 			Name: "root", Bytes: 3<<20 + 512, BlockBytes: mib, Object: objectID(t, "Ix0cce21c6cc23d53c46e1fab215077baf"), Zero: zero, ZeroTail: block,
 			Digest: "sha256:00", Identity: "uid", Change: "daily-2", Parent: "p", Base: "daily-1", Stats: Stats{ReadBytes: 2, ZeroBytes: 1, ChangedBytes: 1},
@@ -66,9 +66,10 @@ func TestDescriptionsThatAreNotOnesAreRefused(t *testing.T) {
 	for content, want := range map[string]error{
 		``:             ErrCorrupt,
 		`{"format":2}`: ErrInvalid,
-		`{"format":1,"disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: ErrCorrupt,
-		`{"format":1,"disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   ErrCorrupt,
-		`{"format":1,"disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  ErrCorrupt,
+		`{"format":1}`: ErrCorrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: ErrCorrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   ErrCorrupt,
+		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  ErrCorrupt,
 	} {
 		if _, err := decodePoint([]byte(content)); !errors.Is(err, want) {
 			t.Errorf("%s: %v", content, err)

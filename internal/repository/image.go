@@ -5,27 +5,13 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
-	"github.com/kopia/kopia/snapshot"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
 
 // maxCachedRegions bounds the tables that an Image keeps: 20 KiB each.
 const maxCachedRegions = 1024
-
-// Get returns the restore point with the given ID.
-func (r *Repository) Get(ctx context.Context, id string) (*RestorePoint, error) {
-	m, err := snapshot.LoadSnapshot(ctx, r.rep, manifest.ID(id))
-	if err != nil {
-		return nil, fmt.Errorf("restore point %s: %w: %w", id, ErrNotFound, err)
-	}
-	if m.Tags[tagFormat] == "" || m.IncompleteReason != "" {
-		return nil, fmt.Errorf("%w: kopia snapshot %s is not a restore point", ErrNotFound, id)
-	}
-	return readPoint(ctx, r.reader(), m)
-}
 
 // Image reads a disk of a restore point at random. It keeps the list of regions, and the tables of those that it used last.
 type Image struct {

@@ -35,29 +35,37 @@ type lease struct {
 // takeLease returns nil if the parent is gone. The order makes it safe: garbage collection that does not see the lease began
 // before the lease was stored, and then it sees the parent, which is looked for afterwards.
 func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
-	m, err := snapshot.LoadSnapshot(s.ctx, s.w, manifest.ID(parent.ID))
-	if errors.Is(err, snapshot.ErrSnapshotNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("parent %s: %w", parent.ID, err)
+	root, err := s.root(parent)
+	if root == nil {
+		return nil, err
 	}
 	if err := dropStaleLeases(s.ctx, s.w); err != nil {
 		return nil, err
 	}
-	l := &lease{s: s, root: m.RootEntry}
+	l := &lease{s: s, root: root}
 	if err := l.store(); err != nil {
 		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
 	}
 	if err := s.w.Refresh(s.ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("look for parent %s again: %w", parent.ID, err), l.release())
 	}
-	if _, err := snapshot.LoadSnapshot(s.ctx, s.w, manifest.ID(parent.ID)); errors.Is(err, snapshot.ErrSnapshotNotFound) {
-		return nil, l.release()
-	} else if err != nil {
-		return nil, errors.Join(fmt.Errorf("parent %s: %w", parent.ID, err), l.release())
+	if root, err := s.root(parent); root == nil {
+		return nil, errors.Join(err, l.release())
 	}
 	return l, nil
+}
+
+// root is the parent's directory, or nil if it was deleted.
+func (s *session) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
+	entries, err := find(s.ctx, s.w, nil, parent.ID)
+	if err != nil {
+		return nil, fmt.Errorf("parent %s: %w", parent.ID, err)
+	}
+	found, err := group(entries)
+	if len(found) == 0 {
+		return nil, err
+	}
+	return found[0].manifest.RootEntry, nil
 }
 
 // store makes the lease last, in place of an earlier version of itself.

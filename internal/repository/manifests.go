@@ -8,41 +8,93 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
+	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/content/index"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
 )
 
-// snapshots are the kopia snapshots that are restore points, of a source or of all for nil. kopia's own manager gives up when one content
-// with manifests is damaged, and then nothing could be restored any more: in that case they are read one by one, and the
-// damage is in the error.
-func (r *Repository) snapshots(ctx context.Context, source *Source) ([]*snapshot.Manifest, error) {
-	var info *snapshot.SourceInfo
-	if source != nil {
-		si := source.info()
-		info = &si
-	}
-	ids, err := snapshot.ListSnapshotManifests(ctx, r.rep, info, map[string]string{tagFormat: "1"})
+// stored is a restore point as kopia has it. A pin replaces its manifest, and of two machines that do so at once each leaves one:
+// the newest counts, with the pins of all.
+type stored struct {
+	id       string
+	manifest *snapshot.Manifest
+	// all are its manifests.
+	all []manifest.ID
+}
+
+// snapshots are the kopia snapshots that are restore points, of a source or of all for nil, of one ID or of all for "". kopia's own
+// manager gives up when one content with manifests is damaged, and then nothing could be restored any more: in that case they
+// are read one by one, and the damage is in the error.
+func (r *Repository) snapshots(ctx context.Context, source *Source, id string) ([]*stored, error) {
+	entries, err := find(ctx, r.rep, source, id)
 	if err != nil {
-		return r.salvage(ctx, source)
+		return r.salvage(ctx, source, id)
 	}
-	var out []*snapshot.Manifest
-	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(ctx, r.rep, id)
-		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+	return group(entries)
+}
+
+// find looks restore points up the way that kopia does.
+func find(ctx context.Context, rep repo.Repository, source *Source, id string) ([]entry, error) {
+	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagFormat: formatTag}
+	if source != nil {
+		labels[snapshot.HostnameLabel], labels[snapshot.UsernameLabel], labels[snapshot.PathLabel] = source.Host, source.User, source.Path
+	}
+	if id != "" {
+		labels[tagID] = id
+	}
+	found, err := rep.FindManifests(ctx, labels)
+	if err != nil {
+		return nil, fmt.Errorf("list restore points: %w", err)
+	}
+	var out []entry
+	for _, f := range found {
+		e := entry{ID: f.ID, Labels: f.Labels, ModTime: f.ModTime}
+		_, err := rep.GetManifest(ctx, f.ID, &e.Data)
+		if errors.Is(err, manifest.ErrNotFound) {
 			continue // deleted since
 		}
 		if err != nil {
-			return nil, fmt.Errorf("restore point %s: %w", id, err)
+			return nil, fmt.Errorf("restore point %s: %w", e.Labels[tagID], err)
 		}
-		if m.IncompleteReason == "" {
-			out = append(out, m)
-		}
+		out = append(out, e)
 	}
 	return out, nil
+}
+
+// group makes restore points of manifests. What is not one is in the error.
+func group(entries []entry) ([]*stored, error) {
+	slices.SortFunc(entries, func(a, b entry) int { return b.ModTime.Compare(a.ModTime) })
+	var out []*stored
+	var bad []error
+	byID := map[string]*stored{}
+	for _, e := range entries {
+		id := e.Labels[tagID]
+		m := &snapshot.Manifest{}
+		switch err := json.Unmarshal(e.Data, m); {
+		case err != nil:
+			bad = append(bad, fmt.Errorf("restore point %s: %w: %w", id, ErrCorrupt, err))
+			continue
+		case m.IncompleteReason != "":
+			continue
+		case id == "":
+			bad = append(bad, fmt.Errorf("%w: kopia snapshot %s has the tag varve and not the tag varve-id", ErrCorrupt, e.ID))
+			continue
+		}
+		m.ID = e.ID
+		if p := byID[id]; p != nil {
+			p.all = append(p.all, e.ID)
+			p.manifest.UpdatePins(m.Pins, nil)
+			continue
+		}
+		byID[id] = &stored{id: id, manifest: m, all: []manifest.ID{e.ID}}
+		out = append(out, byID[id])
+	}
+	return out, errors.Join(bad...)
 }
 
 // entries is a content with manifests as kopia stores it: gzip over JSON.
@@ -60,7 +112,7 @@ type entry struct {
 
 // salvage reads every manifest that can be read. A restore point whose deletion is in a damaged content comes back: that is the
 // better mistake.
-func (r *Repository) salvage(ctx context.Context, source *Source) ([]*snapshot.Manifest, error) {
+func (r *Repository) salvage(ctx context.Context, source *Source, id string) ([]*stored, error) {
 	latest := map[manifest.ID]entry{}
 	var bad []error
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
@@ -82,22 +134,19 @@ func (r *Repository) salvage(ctx context.Context, source *Source) ([]*snapshot.M
 	if err != nil {
 		return nil, fmt.Errorf("list restore points: %w", err)
 	}
-	var out []*snapshot.Manifest
-	for id, e := range latest {
-		if e.Deleted || e.Labels[manifest.TypeLabelKey] != snapshot.ManifestType || e.Labels[tagFormat] == "" {
-			continue
-		}
-		m := &snapshot.Manifest{}
-		if err := json.Unmarshal(e.Data, m); err != nil {
-			bad = append(bad, fmt.Errorf("restore point %s: %w: %w", id, ErrCorrupt, err))
-			continue
-		}
-		m.ID = id
-		if m.IncompleteReason == "" && (source == nil || m.Source == source.info()) {
-			out = append(out, m)
+	var found []entry
+	for _, e := range latest {
+		if !e.Deleted && e.Labels[manifest.TypeLabelKey] == snapshot.ManifestType && e.Labels[tagFormat] == formatTag &&
+			(id == "" || e.Labels[tagID] == id) && (source == nil || e.of(source)) {
+			found = append(found, e)
 		}
 	}
-	return out, errors.Join(bad...)
+	out, err := group(found)
+	return out, errors.Join(append(bad, err)...)
+}
+
+func (e *entry) of(s *Source) bool {
+	return e.Labels[snapshot.HostnameLabel] == s.Host && e.Labels[snapshot.UsernameLabel] == s.User && e.Labels[snapshot.PathLabel] == s.Path
 }
 
 func (r *Repository) entries(ctx context.Context, id content.ID) ([]entry, error) {

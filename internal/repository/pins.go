@@ -2,12 +2,10 @@ package repository
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/kopia/kopia/repo"
-	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
 )
 
@@ -15,34 +13,28 @@ import (
 const maxPinBytes = 200
 
 // Pin adds and removes pins of a restore point, and returns it as it is then. Adding one that is there and removing one that is not
-// changes nothing. kopia cannot change a manifest, only replace it, so when something changes THE RESTORE POINT GETS ANOTHER ID.
+// changes nothing.
 func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (*RestorePoint, error) {
 	for _, pin := range add {
 		if err := validPin(pin); err != nil {
 			return nil, err
 		}
 	}
-	p, err := r.Get(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	err = repo.WriteSession(ctx, r.rep, repo.WriteSessionOptions{Purpose: "varve pin"}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		m, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
-		if err != nil {
+	err := r.change(ctx, "pin", func(ctx context.Context, w repo.RepositoryWriter) error {
+		s, err := r.stored(ctx, id)
+		if err != nil || !s.manifest.UpdatePins(add, remove) {
 			return err
 		}
-		if m.UpdatePins(add, remove) {
-			if err := snapshot.UpdateSnapshot(ctx, w, m); err != nil {
-				return err
-			}
+		// kopia cannot change a manifest, only replace it.
+		if _, err := snapshot.SaveSnapshot(ctx, w, s.manifest); err != nil {
+			return err
 		}
-		p.ID, p.Pins = string(m.ID), m.Pins
-		return nil
+		return s.remove(ctx, w)
 	})
-	if err := errors.Join(err, r.rep.Refresh(ctx)); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("pins of restore point %s: %w", id, err)
 	}
-	return p, nil
+	return r.Get(ctx, id)
 }
 
 // Pinned says whether anything pins the restore point.

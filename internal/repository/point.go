@@ -1,7 +1,10 @@
 package repository
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,8 +23,11 @@ const (
 	pointEntry = "varve.json"
 	// maxPointBytes bounds what is read of it.
 	maxPointBytes = 16 * mib
-	// tagFormat marks a kopia snapshot as a restore point.
+	// tagFormat marks a kopia snapshot as a restore point, with formatTag.
 	tagFormat = "tag:varve"
+	formatTag = "1"
+	// tagID is the tag with its ID.
+	tagID = "tag:varve-id"
 )
 
 // Source is whose disks a history is of: kopia's user@host:path.
@@ -40,7 +46,7 @@ func (s Source) info() snapshot.SourceInfo {
 
 // RestorePoint is what the disks of a source held at one moment.
 type RestorePoint struct {
-	// ID is the kopia snapshot's.
+	// ID is 32 hexadecimal digits that stay the same; the kopia snapshot's changes with each pin.
 	ID     string    `json:"id"`
 	Source Source    `json:"source"`
 	Time   time.Time `json:"time"`
@@ -97,12 +103,13 @@ type Stats struct {
 // pointFile is the content of varve.json.
 type pointFile struct {
 	Format int       `json:"format"`
+	ID     string    `json:"id"`
 	Time   time.Time `json:"time"`
 	Disks  []Disk    `json:"disks"`
 }
 
 func encodePoint(p *RestorePoint) ([]byte, error) {
-	return json.MarshalIndent(pointFile{Format: formatVersion, Time: p.Time.UTC(), Disks: p.Disks}, "", "  ")
+	return json.MarshalIndent(pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), Disks: p.Disks}, "", "  ")
 }
 
 // decodePoint reads and checks a varve.json.
@@ -113,6 +120,9 @@ func decodePoint(data []byte) (pointFile, error) {
 	}
 	if f.Format != formatVersion {
 		return f, fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", ErrInvalid, pointEntry, f.Format, formatVersion)
+	}
+	if f.ID == "" {
+		return f, fmt.Errorf("%w: %s has no ID", ErrCorrupt, pointEntry)
 	}
 	for i, d := range f.Disks {
 		if _, err := newGeometry(d.Bytes, d.BlockBytes); err != nil {
@@ -128,13 +138,13 @@ func decodePoint(data []byte) (pointFile, error) {
 // List returns the restore points of a source, or of all for nil, oldest first. Those that cannot be read are in the error,
 // which does not keep the others from being returned.
 func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint, error) {
-	snapshots, err := r.snapshots(ctx, source)
+	snapshots, err := r.snapshots(ctx, source, "")
 	if snapshots == nil && err != nil {
 		return nil, err
 	}
 	var points []*RestorePoint
-	for _, m := range snapshots {
-		p, bad := readPoint(ctx, r.reader(), m)
+	for _, s := range snapshots {
+		p, bad := readPoint(ctx, r.reader(), s)
 		if bad != nil {
 			err = errors.Join(err, bad)
 			continue
@@ -145,31 +155,66 @@ func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint,
 	return points, err
 }
 
+// newID makes the ID of a restore point.
+func newID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // It never fails.
+	return hex.EncodeToString(id[:])
+}
+
+// Get returns the restore point with the given ID.
+func (r *Repository) Get(ctx context.Context, id string) (*RestorePoint, error) {
+	s, err := r.stored(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return readPoint(ctx, r.reader(), s)
+}
+
+// stored finds a restore point, even if others cannot be listed.
+func (r *Repository) stored(ctx context.Context, id string) (*stored, error) {
+	if id == "" {
+		return nil, fmt.Errorf("%w: an empty ID of a restore point", ErrInvalid)
+	}
+	found, err := r.snapshots(ctx, nil, id)
+	if len(found) > 0 {
+		return found[0], nil
+	}
+	return nil, fmt.Errorf("restore point %s: %w", id, cmp.Or(err, ErrNotFound))
+}
+
 // readPoint reads the entries of a restore point's directory.
-func readPoint(ctx context.Context, cr contentReader, m *snapshot.Manifest) (*RestorePoint, error) {
-	if m.RootEntry == nil {
-		return nil, fmt.Errorf("%w: snapshot %s has no root", ErrCorrupt, m.ID)
+func readPoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint, error) {
+	m := s.manifest
+	p := &RestorePoint{ID: s.id, Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, Pins: m.Pins}
+	f, err := readPointFile(ctx, cr, m.RootEntry)
+	if err == nil && f.ID != s.id {
+		err = fmt.Errorf("%w: %s is of restore point %q", ErrCorrupt, pointEntry, f.ID)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("restore point %s: %w", s.id, err)
+	}
+	p.Time, p.Disks = f.Time, f.Disks
+	return p, nil
+}
+
+func readPointFile(ctx context.Context, cr contentReader, root *snapshot.DirEntry) (pointFile, error) {
+	if root == nil {
+		return pointFile{}, fmt.Errorf("%w: it has no root", ErrCorrupt)
 	}
 	var dir snapshot.DirManifest
-	if err := readJSON(ctx, cr, m.RootEntry.ObjectID, &dir); err != nil {
-		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
+	if err := readJSON(ctx, cr, root.ObjectID, &dir); err != nil {
+		return pointFile{}, err
 	}
 	i := slices.IndexFunc(dir.Entries, func(e *snapshot.DirEntry) bool { return e.Name == pointEntry })
 	if i < 0 {
-		return nil, fmt.Errorf("%w: restore point %s has no %s", ErrCorrupt, m.ID, pointEntry)
+		return pointFile{}, fmt.Errorf("%w: it has no %s", ErrCorrupt, pointEntry)
 	}
 	data, err := readAll(ctx, cr, dir.Entries[i].ObjectID)
 	if err != nil {
-		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
+		return pointFile{}, err
 	}
-	f, err := decodePoint(data)
-	if err != nil {
-		return nil, fmt.Errorf("restore point %s: %w", m.ID, err)
-	}
-	return &RestorePoint{
-		ID: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path},
-		Time: f.Time, Disks: f.Disks, Pins: m.Pins,
-	}, nil
+	return decodePoint(data)
 }
 
 func readJSON(ctx context.Context, cr contentReader, id object.ID, into any) error {

@@ -39,17 +39,17 @@ func (s *session) checkpoint() (stop func() error) {
 
 // publish makes the restore point visible.
 func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
+	p.ID = newID()
 	root, err := s.directory(p)
 	if err != nil {
 		return nil, fmt.Errorf("store the restore point's directory: %w", err)
 	}
 	m := &snapshot.Manifest{
 		Source: p.Source.info(), StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
-		RootEntry: root, Tags: map[string]string{tagFormat: "1"},
+		RootEntry: root, Tags: map[string]string{tagFormat: formatTag, tagID: p.ID},
 		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
 	}
-	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)
-	if err != nil {
+	if _, err := snapshot.SaveSnapshot(s.ctx, s.w, m); err != nil {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	// One flush for the manifest and the end of the lease.
@@ -62,7 +62,6 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	s.progress.end()
-	p.ID = string(id)
 	return p, nil
 }
 

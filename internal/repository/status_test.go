@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/snapshot"
 )
 
 func TestStatus(t *testing.T) {
@@ -116,29 +119,72 @@ func TestPins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := p.ID
+	id := p.ID
 	for _, step := range []struct{ add, remove, want []string }{
 		{add: []string{"b", "a"}, want: []string{"a", "b"}},
 		{add: []string{"a"}, want: []string{"a", "b"}},
 		{remove: []string{"a", "c"}, want: []string{"b"}},
 		{remove: []string{"b"}},
 	} {
-		if p, err = r.Pin(t.Context(), p.ID, step.add, step.remove); err != nil || !slices.Equal(p.Pins, step.want) || p.Pinned() != (len(step.want) > 0) {
+		if p, err = r.Pin(t.Context(), id, step.add, step.remove); err != nil || p.ID != id || !slices.Equal(p.Pins, step.want) || p.Pinned() != (len(step.want) > 0) {
 			t.Fatalf("pins %v, want %v: %v", p, step.want, err)
 		}
 		// Somebody else sees it, once, with the same content.
 		points, err := open(t, config).List(t.Context(), nil)
-		if err != nil || len(points) != 1 || points[0].ID != p.ID || !slices.Equal(points[0].Pins, step.want) {
+		if err != nil || len(points) != 1 || points[0].ID != id || !slices.Equal(points[0].Pins, step.want) {
 			t.Fatalf("%v: %v", points, err)
 		}
 		same(t, r, points[0], disk.data)
 	}
-	if _, err := r.Pin(t.Context(), old, []string{"x"}, nil); !errors.Is(err, ErrNotFound) {
+	if _, err := r.Pin(t.Context(), newID(), []string{"x"}, nil); !errors.Is(err, ErrNotFound) {
 		t.Errorf("pin what is not there: %v", err)
 	}
 	for _, bad := range []string{"", "a\nb", strings.Repeat("x", maxPinBytes+1)} {
 		if _, err := r.Pin(t.Context(), p.ID, []string{bad}, nil); !errors.Is(err, ErrInvalid) {
 			t.Errorf("pin %q: %v", bad, err)
 		}
+	}
+}
+
+// Two machines that pin at the same moment each replace the manifest that they see: it is one restore point with both pins, which
+// children still start from, and it can be deleted.
+func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk, parent := twoRegions(t, r)
+	others := []*Repository{open(t, config), open(t, config)}
+	for i, other := range others {
+		if points, err := other.List(t.Context(), nil); err != nil || len(points) != 1 {
+			t.Fatalf("%v, %v", points, err) // It has the manifests in memory now.
+		}
+		err := repo.WriteSession(t.Context(), other.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+			s, err := r.stored(ctx, parent.ID) // As it was before the other one.
+			if err != nil {
+				return err
+			}
+			s.manifest.UpdatePins([]string{string(rune('a' + i))}, nil)
+			return snapshot.UpdateSnapshot(ctx, w, s.manifest)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := open(t, config)
+	points, err := fresh.List(t.Context(), nil)
+	if err != nil || len(points) != 1 || points[0].ID != parent.ID || !slices.Equal(points[0].Pins, []string{"a", "b"}) {
+		t.Fatalf("%v, %v", points, err)
+	}
+	p, err := fresh.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+	if err != nil || p.Disks[0].Parent != parent.ID || p.Disks[0].FullReason != "" {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if p, err := fresh.Pin(t.Context(), parent.ID, nil, []string{"b"}); err != nil || !slices.Equal(p.Pins, []string{"a"}) {
+		t.Errorf("%v, %v", p, err)
+	}
+	if err := fresh.Delete(t.Context(), parent.ID); err != nil {
+		t.Fatal(err)
+	}
+	if points, err := open(t, config).List(t.Context(), nil); err != nil || len(points) != 1 || points[0].ID != p.ID {
+		t.Errorf("%v, %v", points, err)
 	}
 }
