@@ -55,6 +55,7 @@ func (p *page) point(point *repository.RestorePoint) {
 		"Size", human.Bytes(point.DiskBytes()),
 		"Changed", human.Bytes(changedBytes(point)),
 		"Pins", strings.Join(point.Pins, ", "),
+		"Kopia snapshot", point.Snapshot,
 	)
 	disks := &table{header: []string{"DISK", "SIZE", "BLOCK SIZE", "TYPE", "READ", "ZEROES", "CHANGED"}}
 	links := &table{header: []string{"DISK", "IDENTITY", "CHANGE", "PARENT", "SINCE"}}

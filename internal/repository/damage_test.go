@@ -74,6 +74,14 @@ func middles(tb testing.TB, r *Repository) map[string]int {
 	return out
 }
 
+// clearCache makes the next connection read from the storage.
+func clearCache(tb testing.TB, config string) {
+	tb.Helper()
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(config)), "cache")); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func damaged(t *testing.T, prefix string, damage func([]byte, int) []byte) {
 	t.Helper()
 	r, config := newRepository(t)
@@ -116,9 +124,7 @@ func damaged(t *testing.T, prefix string, damage func([]byte, int) []byte) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(config)), "cache")); err != nil {
-		t.Fatal(err)
-	}
+	clearCache(t, config)
 	fresh := open(t, config)
 	report, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
 	if err != nil {

@@ -14,12 +14,6 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// parentError says that the parent's tables cannot be used.
-type parentError struct{ err error }
-
-func (e *parentError) Error() string { return "parent: " + e.err.Error() }
-func (e *parentError) Unwrap() error { return e.err }
-
 // disk stores one disk. If its parent turns out to be damaged, all of it is read instead.
 func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
 	plan, err := planDisk(d, parent, s.q.Parent == ParentNone, s.q.BlockBytes)
@@ -29,7 +23,8 @@ func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
 	out, err := s.attempt(d, plan)
 	var damaged *parentError
 	if errors.As(err, &damaged) && errors.Is(err, ErrCorrupt) {
-		out, err = s.attempt(d, diskPlan{geometry: plan.geometry, full: FullParentDamaged})
+		plan.full = FullParentDamaged
+		out, err = s.attempt(d, plan)
 	}
 	return out, err
 }
@@ -37,13 +32,11 @@ func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
 // diskWriter is one pass over a disk.
 type diskWriter struct {
 	*session
-	source *DiskSource
-	plan   diskPlan
-	blocks *blockWriter
-	// parentList is the parent's list of regions, in the parent's geometry.
-	parentList     []object.IndirectObjectEntry
-	parentGeometry geometry
-	buffers        sync.Pool
+	source  *DiskSource
+	plan    diskPlan
+	blocks  *blockWriter
+	before  predecessor
+	buffers sync.Pool
 
 	mu    sync.Mutex
 	stats Stats
@@ -55,33 +48,20 @@ func (s *session) attempt(d *DiskSource, plan diskPlan) (*Disk, error) {
 	g := plan.geometry
 	w := &diskWriter{session: s, source: d, plan: plan, blocks: newBlockWriter(s.w, g, compressors[s.q.Compression]), zeroRegions: map[int64]object.ID{}}
 	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
-	if err := w.loadParent(); err != nil {
+	var err error
+	if w.before, err = w.loadPredecessor(); err != nil {
 		return nil, err
 	}
 	list, err := w.regions()
 	if err != nil {
 		return nil, err
 	}
-	if plan.parent != nil {
+	if plan.incremental() {
 		if err := s.verifyClones(g, list); err != nil {
 			return nil, err
 		}
 	}
 	return w.finish(list)
-}
-
-func (w *diskWriter) loadParent() error {
-	p := w.plan.parent
-	if p == nil {
-		return nil
-	}
-	w.parentGeometry = geometry{size: p.Bytes, block: p.BlockBytes}
-	list, err := readRegions(w.ctx, w.w.ContentReader(), w.parentGeometry, p.Object)
-	if err != nil {
-		return &parentError{err}
-	}
-	w.parentList = list
-	return nil
 }
 
 // regions settles all regions, several side by side.
@@ -97,7 +77,7 @@ func (w *diskWriter) regions() ([]object.IndirectObjectEntry, error) {
 		e := g.region(i)
 		list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}
 		if w.unchanged(i, e) {
-			list[i].Object = w.parentList[i].Object
+			list[i].Object = w.before.list[i].Object
 			w.progress.add(Progress{ScannedBytes: e.Length})
 			continue
 		}
@@ -118,7 +98,7 @@ func (w *diskWriter) regions() ([]object.IndirectObjectEntry, error) {
 
 // unchanged says whether region i, which is e, is as in the parent.
 func (w *diskWriter) unchanged(i int, e extent.Extent) bool {
-	return w.plan.parent != nil && i < len(w.parentList) && w.parentGeometry.region(i) == e && !w.source.Changes.Set.Overlaps(e)
+	return w.plan.incremental() && w.before.has(i, e) && !w.source.Changes.Set.Overlaps(e)
 }
 
 // hole says whether e is known to be zero without being read.
@@ -128,11 +108,14 @@ func (w *diskWriter) hole(e extent.Extent) bool {
 
 // region stores region i, which is e, and returns its table's ID.
 func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object.ID, error) {
-	if w.plan.parent == nil && w.hole(e) {
-		w.progress.add(Progress{ScannedBytes: e.Length})
-		return w.zeroRegion(ctx, i, e.Length)
+	if !w.plan.incremental() && w.hole(e) {
+		id, err := w.zeroRegion(ctx, i, e.Length)
+		if err != nil || !w.before.has(i, e) || w.before.list[i].Object == id {
+			w.progress.add(Progress{ScannedBytes: e.Length})
+			return id, err
+		}
 	}
-	before, err := w.parentBlocks(ctx, i)
+	before, err := w.before.blocks(ctx, i)
 	if err != nil {
 		return object.EmptyID, err
 	}
@@ -147,7 +130,7 @@ func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object
 		if j < len(before) && before[j].Length == b.Length {
 			was = before[j].Object
 		}
-		if was != object.EmptyID && !w.source.Changes.Set.Overlaps(b) {
+		if was != object.EmptyID && w.plan.incremental() && !w.source.Changes.Set.Overlaps(b) {
 			entries[j].Object = was
 			continue
 		}
@@ -186,18 +169,6 @@ func (w *diskWriter) isHole(e object.IndirectObjectEntry) bool {
 	w.blocks.mu.Lock()
 	defer w.blocks.mu.Unlock()
 	return w.blocks.zeros[e.Length] == e.Object
-}
-
-// parentBlocks is the parent's table of region i; nil if it has none.
-func (w *diskWriter) parentBlocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
-	if i >= len(w.parentList) {
-		return nil, nil
-	}
-	entries, err := readBlocks(ctx, w.w.ContentReader(), w.parentGeometry, i, w.parentList[i].Object)
-	if err != nil {
-		return nil, &parentError{err}
-	}
-	return entries, nil
 }
 
 // zeroRegion is the table of region i without data.
@@ -253,8 +224,8 @@ func (w *diskWriter) finish(list []object.IndirectObjectEntry) (*Disk, error) {
 		Digest: "sha256:" + hex.EncodeToString(sum[:]), Identity: w.source.Identity, Change: w.source.Change,
 		FullReason: w.plan.full, Stats: w.stats,
 	}
-	if w.plan.parent != nil {
-		d.Parent, d.Base = w.plan.parentID, w.plan.parent.Change
+	if w.plan.incremental() {
+		d.Parent, d.Base = w.plan.previousID, w.plan.previous.Change
 	}
 	return d, nil
 }

@@ -45,42 +45,51 @@ func (d *DiskSource) follows(p *RestorePoint) bool {
 // diskPlan is how a disk is backed up.
 type diskPlan struct {
 	geometry geometry
-	// parent is the disk whose table is the beginning, of the restore point parentID; or nil, and then full says why.
-	parent   *Disk
-	parentID string
-	full     FullReason
+	// previous is the disk as the restore point previousID has it; nil: it is the first.
+	previous   *Disk
+	previousID string
+	// full says why everything is read; empty: what did not change is taken over from previous.
+	full FullReason
 }
+
+func (p *diskPlan) incremental() bool { return p.full == "" }
 
 // planDisk decides. Any doubt about the parent means that everything is read.
 func planDisk(d *DiskSource, parent *RestorePoint, asked bool, blockBytes int64) (diskPlan, error) {
 	var previous *Disk
-	if parent != nil {
+	if parent != nil && !asked {
 		if i := slices.IndexFunc(parent.Disks, func(o Disk) bool { return o.Name == d.Name }); i >= 0 {
 			previous = &parent.Disks[i]
+			// A history keeps its block size: full or not, what did not change is found again.
+			blockBytes = previous.BlockBytes
 		}
 	}
-	full := func(why FullReason) (diskPlan, error) {
-		g, err := newGeometry(d.Bytes, blockBytes)
-		return diskPlan{geometry: g, full: why}, err
+	g, err := newGeometry(d.Bytes, blockBytes)
+	if err != nil {
+		return diskPlan{}, err
 	}
+	plan := diskPlan{geometry: g, previous: previous, full: whyFull(d, previous, asked)}
+	if previous != nil {
+		plan.previousID = parent.ID
+	}
+	return plan, nil
+}
+
+// whyFull says why a disk cannot be an incremental of previous, which is nil if there is none; empty: it can.
+func whyFull(d *DiskSource, previous *Disk, asked bool) FullReason {
 	switch {
 	case asked:
-		return full(FullAsked)
+		return FullAsked
 	case previous == nil:
-		return full(FullNoParent)
-	}
-	// A history keeps its block size: full or not, what did not change is found again.
-	blockBytes = previous.BlockBytes
-	switch {
+		return FullNoParent
 	case d.Identity != previous.Identity:
-		return full(FullOtherIdentity)
+		return FullOtherIdentity
 	case d.Changes == nil:
-		return full(FullNoChanges)
+		return FullNoChanges
 	case d.Changes.Since == "" || d.Changes.Since != previous.Change:
-		return full(FullOtherBase)
+		return FullOtherBase
 	case previous.Object == object.EmptyID:
-		return full(FullParentDamaged)
+		return FullParentDamaged
 	}
-	g, err := newGeometry(d.Bytes, blockBytes)
-	return diskPlan{geometry: g, parent: previous, parentID: parent.ID}, err
+	return ""
 }

@@ -49,7 +49,7 @@ func TestAnyDoubtAboutTheParentMeansAFullRead(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if plan.full != c.want || (plan.parent != nil) != (c.want == "") || plan.geometry.block != c.block || plan.geometry.size != c.disk.Bytes {
+		if plan.full != c.want || plan.incremental() != (c.want == "") || plan.geometry.block != c.block || plan.geometry.size != c.disk.Bytes {
 			t.Errorf("%s: %+v, want %q and blocks of %d", name, plan, c.want, c.block)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,13 +66,19 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 	}
 	kopia("snapshot", "list", "--all")
 	kopia("snapshot", "verify", "--verify-files-percent=100")
-	restores(last.ID)
+	restores(last.Snapshot)
+	kopia("snapshot", "pin", "--add=kept", last.Snapshot)
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
 		t.Fatal(err)
 	}
 	kopia("maintenance", "run", "--full", "--safety=none")
-	restores(last.ID)
-	same(t, open(t, config), last, want)
+	fresh := open(t, config)
+	pinned, err := fresh.Get(t.Context(), last.ID)
+	if err != nil || !slices.Equal(pinned.Pins, []string{"kept"}) {
+		t.Fatalf("%+v, %v", pinned, err)
+	}
+	restores(pinned.Snapshot)
+	same(t, fresh, pinned, want)
 }
 
 // onS3 makes a repository behind e and opens it.

@@ -46,11 +46,12 @@ func (s Source) info() snapshot.SourceInfo {
 
 // RestorePoint is what the disks of a source held at one moment.
 type RestorePoint struct {
-	// ID is 32 hexadecimal digits that stay the same; the kopia snapshot's changes with each pin.
-	ID     string    `json:"id"`
-	Source Source    `json:"source"`
-	Time   time.Time `json:"time"`
-	Disks  []Disk    `json:"disks"`
+	// ID is 32 hexadecimal digits that stay the same; Snapshot is the ID for the kopia CLI, which changes with each pin.
+	ID       string    `json:"id"`
+	Snapshot string    `json:"snapshot"`
+	Source   Source    `json:"source"`
+	Time     time.Time `json:"time"`
+	Disks    []Disk    `json:"disks"`
 	// Pins keep the restore point from retention.
 	Pins []string `json:"pins,omitempty"`
 }
@@ -96,7 +97,7 @@ type Stats struct {
 	// ReadBytes were read from the source, ZeroBytes of them were zero.
 	ReadBytes int64 `json:"readBytes"`
 	ZeroBytes int64 `json:"zeroBytes"`
-	// ChangedBytes are in blocks that are not the parent's.
+	// ChangedBytes are in blocks that the restore point before does not have in this place; of the first one, all that are not zero.
 	ChangedBytes int64 `json:"changedBytes"`
 }
 
@@ -186,7 +187,7 @@ func (r *Repository) stored(ctx context.Context, id string) (*stored, error) {
 // readPoint reads the entries of a restore point's directory.
 func readPoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint, error) {
 	m := s.manifest
-	p := &RestorePoint{ID: s.id, Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, Pins: m.Pins}
+	p := &RestorePoint{ID: s.id, Snapshot: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, Pins: m.Pins}
 	f, err := readPointFile(ctx, cr, m.RootEntry)
 	if err == nil && f.ID != s.id {
 		err = fmt.Errorf("%w: %s is of restore point %q", ErrCorrupt, pointEntry, f.ID)

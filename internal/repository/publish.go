@@ -62,6 +62,7 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	s.progress.end()
+	p.Snapshot = string(m.ID)
 	return p, nil
 }
 
