@@ -26,7 +26,7 @@ varve repo and varve disk read.`,
 		`  varve repo create /mnt/backups
   varve repo connect s3://s3.example.com/backups/varve
   varve repo status`,
-		s.repoCreate(), s.repoConnect(), s.repoStatus(), s.repoCheck(), s.repoMaintenance())
+		s.repoCreate(), s.repoConnect(), s.repoStatus(), s.repoCheck(), s.repoMaintenance(), s.repoRepair())
 }
 
 // repositoryGroup makes a command that only holds others, which work on a repository.
@@ -70,6 +70,19 @@ func (s *session) repoConfig() (string, error) {
 
 // withRepository opens the repository, calls f, and closes it. What fails has its exit code and its hint.
 func (s *session) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.withPassword(ctx, func(config, password string) error {
+		r, err := repository.Open(ctx, config, password)
+		if err != nil {
+			return err
+		}
+		err = f(r)
+		// An interrupted command, too, closes what it opened.
+		return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
+	})
+}
+
+// withPassword calls f with the file that connecting wrote and the repository's password.
+func (s *session) withPassword(ctx context.Context, f func(config, password string) error) error {
 	config, err := s.repoConfig()
 	if err != nil {
 		return err
@@ -85,11 +98,5 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 	if err != nil {
 		return err
 	}
-	r, err := repository.Open(ctx, config, password)
-	if err != nil {
-		return repositoryFailure(err)
-	}
-	err = f(r)
-	// An interrupted command, too, closes what it opened.
-	return repositoryFailure(errors.Join(err, r.Close(context.WithoutCancel(ctx))))
+	return repositoryFailure(f(config, password))
 }

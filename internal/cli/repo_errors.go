@@ -25,7 +25,7 @@ var repositoryClasses = []struct {
 	{disk.ErrInvalid, CodeRefused, ""},
 	{disk.ErrConflict, CodeRefused, ""},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
-	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches; the others can be restored"},
+	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
 	{repository.ErrConflict, CodeRefused, ""},
 	{repository.ErrInvalid, CodeRefused, ""},
 	{repository.ErrNotFound, CodeNotFound, "`varve disk list` shows the restore points that are there"},

@@ -84,6 +84,9 @@ func Create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if errors.Is(err, repo.ErrAlreadyInitialized) {
 		err = fmt.Errorf("%w: there is a repository already: connect to it", ErrConflict)
 	}
+	if err == nil {
+		err = copyFormat(ctx, st, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
+	}
 	if err = errors.Join(err, st.Close(ctx)); err != nil {
 		return fmt.Errorf("create a repository in %s: %w", at, err)
 	}

@@ -2,7 +2,6 @@ package repository
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io/fs"
 	"math/rand/v2"
@@ -38,42 +37,6 @@ func blobFiles(tb testing.TB, configFile, prefix string) []string {
 	return out
 }
 
-// Whatever happens to a blob with data or tables: verify finds it and names what it touches, no restore gives wrong bytes, and what is
-// undamaged still restores.
-func TestDamageIsFoundAndNeverRestored(t *testing.T) {
-	t.Parallel()
-	for kind, prefix := range map[string]string{"pack": "p", "metadata": "q"} {
-		for name, damage := range map[string]func(data []byte, at int) []byte{
-			"bit flipped": func(d []byte, at int) []byte { d[at] ^= 0x40; return d },
-			"truncated":   func(d []byte, at int) []byte { return d[:at] },
-			"zeroed":      func(d []byte, _ int) []byte { clear(d); return d },
-			"empty":       func([]byte, int) []byte { return nil },
-			"missing":     nil,
-		} {
-			t.Run(kind+" "+name, func(t *testing.T) {
-				t.Parallel()
-				damaged(t, prefix, damage)
-			})
-		}
-	}
-}
-
-// middles is where in each blob a content has its middle, by the end of the blob's name that is its file's name.
-func middles(tb testing.TB, r *Repository) map[string]int {
-	tb.Helper()
-	out := map[string]int{}
-	err := r.rep.ContentReader().IterateContents(tb.Context(), content.IterateOptions{}, func(info content.Info) error {
-		for i := range info.PackBlobID {
-			out[string(info.PackBlobID[i:])] = int(info.PackOffset + info.PackedLength/2)
-		}
-		return nil
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return out
-}
-
 // clearCache makes the next connection read from the storage.
 func clearCache(tb testing.TB, config string) {
 	tb.Helper()
@@ -82,11 +45,76 @@ func clearCache(tb testing.TB, config string) {
 	}
 }
 
-func damaged(t *testing.T, prefix string, damage func([]byte, int) []byte) {
+// damages are what happens to a blob. other is another blob of its kind, and in where its content is that is looked at.
+var damages = map[string]func(data, other []byte, in span) []byte{
+	"bit flipped": func(d, _ []byte, in span) []byte { d[in.middle()] ^= 0x40; return d },
+	"truncated":   func(d, _ []byte, in span) []byte { return d[:in.middle()] },
+	"zeroed":      func(d, _ []byte, in span) []byte { clear(d[in.start:in.end]); return d },
+	"empty":       func([]byte, []byte, span) []byte { return nil },
+	"swapped":     func(_, other []byte, _ span) []byte { return other },
+	"missing":     nil,
+}
+
+// kinds are the kinds of blobs by the beginnings of their names. data says that they hold what nothing else does, few that
+// the unit tests leave them out.
+var kinds = map[string]struct {
+	prefix, content string
+	data, few       bool
+}{
+	"pack":         {prefix: "p", data: true},
+	"metadata":     {prefix: "q", data: true},
+	"manifest":     {prefix: "q", content: "m"},
+	"index":        {prefix: "x"},
+	"format":       {prefix: "kopia.repository"},
+	"object locks": {prefix: "kopia.blobcfg", few: true},
+	"format copy":  {prefix: string(formatCopy), few: true},
+	"record":       {prefix: recordPrefix, few: true},
+}
+
+// Whatever happens to a blob: opening or verify tells and names what it touches, no restore gives wrong bytes, what is undamaged still
+// restores, and repair brings back everything that is in the repository twice.
+func TestDamageIsFoundAndNeverRestored(t *testing.T) {
+	t.Parallel()
+	for kind, k := range kinds {
+		for name, damage := range damages {
+			if k.content != "" && name != "bit flipped" && name != "zeroed" {
+				continue // What happens to a whole blob happens to the metadata.
+			}
+			if !everyDamage && (k.few || name != "bit flipped" && name != "missing") {
+				continue
+			}
+			t.Run(kind+" "+name, func(t *testing.T) {
+				t.Parallel()
+				newDamaged(t).run(t, k.prefix, k.content, k.data, damage)
+			})
+		}
+	}
+}
+
+// everyDamage makes the test above do all that it can, which takes minutes.
+var everyDamage = false
+
+// span is a part of a blob.
+type span struct{ start, end int }
+
+func (s span) middle() int { return (s.start + s.end) / 2 }
+
+// damagedRepository has a good and a bad restore point, each in blobs of its own.
+type damagedRepository struct {
+	config string
+	held   map[string][]byte
+	bad    string
+	// before are the files that were there before the bad one.
+	before map[string]bool
+	// inside are the contents in packs, by their blob and the prefix of their IDs.
+	inside map[string]map[string]span
+}
+
+func newDamaged(t *testing.T) *damagedRepository {
 	t.Helper()
 	r, config := newRepository(t)
+	d := &damagedRepository{config: config, held: map[string][]byte{}, before: map[string]bool{}, inside: map[string]map[string]span{}}
 	random := rand.New(rand.NewPCG(1, 2))
-	held := map[string][]byte{}
 	backUp := func(path string) string {
 		disk := &memory{data: make([]byte, 3*mib+17)}
 		disk.write(random, extent.Extent{Offset: mib, Length: 2 * mib}, false)
@@ -96,68 +124,169 @@ func damaged(t *testing.T, prefix string, damage func([]byte, int) []byte) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held[p.ID] = disk.data
+		d.held[p.ID] = disk.data
 		return p.ID
 	}
 	backUp("/good")
-	good := map[string]bool{}
-	for _, f := range blobFiles(t, config, prefix) {
-		good[f] = true
+	for _, f := range blobFiles(t, config, "") {
+		d.before[f] = !strings.Contains(f, "kopia.") && !strings.Contains(f, string(formatCopy))
 	}
-	bad := backUp("/bad")
-	inside := middles(t, r)
-	for _, f := range blobFiles(t, config, prefix) {
-		if good[f] {
+	d.bad = backUp("/bad")
+	err := r.rep.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
+		of := d.inside[string(info.PackBlobID)]
+		if of == nil {
+			of = map[string]span{}
+			d.inside[string(info.PackBlobID)] = of
+		}
+		of[string(info.ContentID.Prefix())] = span{int(info.PackOffset), int(info.PackOffset + info.PackedLength)}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// where is the part of a file that is damaged: a content with the prefix, any content of a pack, or all.
+func (d *damagedRepository) where(file, prefix string, length int) (span, bool) {
+	for blob, contents := range d.inside {
+		if !strings.HasSuffix(blob, strings.TrimSuffix(filepath.Base(file), ".f")) {
 			continue
 		}
-		if damage == nil {
-			if err := os.Remove(f); err != nil {
-				t.Fatal(err)
-			}
-			continue
+		if in, ok := contents[prefix]; ok || prefix != "" {
+			return in, ok
 		}
+		for _, in := range contents {
+			return in, true
+		}
+	}
+	return span{0, length}, true
+}
+
+func (d *damagedRepository) damage(t *testing.T, prefix, content string, damage func([]byte, []byte, span) []byte) {
+	t.Helper()
+	var other []byte
+	for _, f := range blobFiles(t, d.config, prefix) {
 		data, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(f, damage(data, inside[strings.TrimSuffix(filepath.Base(f), ".f")]), 0o600); err != nil {
+		if d.before[f] {
+			other = data
+		}
+	}
+	if other == nil {
+		other = []byte("{}")
+	}
+	done := 0
+	for _, f := range blobFiles(t, d.config, prefix) {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, ok := d.where(f, content, len(data))
+		if d.before[f] || !ok {
+			continue
+		}
+		done++
+		if damage == nil {
+			err = os.Remove(f)
+		} else {
+			err = os.WriteFile(f, damage(data, other, in), 0o600)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	clearCache(t, config)
-	fresh := open(t, config)
-	report, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
+	if done == 0 {
+		t.Fatal("nothing was damaged")
+	}
+	clearCache(t, d.config)
+}
+
+func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool, damage func([]byte, []byte, span) []byte) {
+	t.Helper()
+	d.damage(t, prefix, content, damage)
+	fresh, err := Open(t.Context(), d.config, testPassword)
+	switch {
+	case err == nil:
+		d.verified(t, fresh)
+		d.restores(t, fresh, false)
+		if err := fresh.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	case !errors.Is(err, ErrCorrupt):
+		t.Errorf("not told as corrupt: %v", err)
+	}
+	report, err := Repair(t.Context(), d.config, testPassword, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !report.Damaged() {
-		t.Error("verify found nothing")
-	}
-	for _, d := range report.Damage {
-		if d.Point.ID != bad {
-			t.Errorf("verify blames %s: %v", d.Point.ID, d.Err)
+	t.Logf("%+v", report)
+	fresh = open(t, d.config)
+	if data {
+		// It is gone; without it the repository is as good as new.
+		d.restores(t, fresh, false)
+		if err := fresh.Delete(t.Context(), d.bad); err != nil && !errors.Is(err, ErrNotFound) {
+			t.Error(err)
 		}
+	} else {
+		d.restores(t, fresh, true)
 	}
-	points, err := fresh.List(t.Context(), nil)
-	if err != nil && !errors.Is(err, ErrCorrupt) {
+	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
 		t.Error(err)
 	}
+	after, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
+	if err != nil || after.Damaged() {
+		t.Errorf("after all: %+v, %v", after, err)
+	}
+	d.restores(t, fresh, !data)
+}
+
+// verified checks that verify finds the damage and blames nobody else.
+func (d *damagedRepository) verified(t *testing.T, r *Repository) {
+	t.Helper()
+	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.Damaged() && len(blobFiles(t, d.config, recordPrefix)) == len(d.held) {
+		t.Error("verify found nothing") // A record that is missing is as if it had not been stored yet.
+	}
+	for _, x := range report.Damage {
+		if x.Point.ID != d.bad {
+			t.Errorf("verify blames %s: %v", x.Point.ID, x.Err)
+		}
+	}
+}
+
+// restores checks that whatever is restored is right, that what was not damaged is, and all of it if everything is said to be well.
+func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
+	t.Helper()
+	points, err := r.List(t.Context(), nil)
+	if err != nil && (well || !errors.Is(err, ErrCorrupt)) {
+		t.Error(err)
+	}
+	good := 0
 	for _, p := range points {
-		got := make([]byte, len(held[p.ID]))
-		image, err := fresh.Image(t.Context(), p.Disks[0])
+		got := make([]byte, len(d.held[p.ID]))
+		image, err := r.Image(t.Context(), p.Disks[0])
 		if err == nil {
-			err = image.ReadAt(context.Background(), got, 0)
+			err = image.ReadAt(t.Context(), got, 0)
 		}
 		switch {
-		case p.ID == bad && err == nil && bytes.Equal(got, held[bad]):
-			// What was damaged is not part of this disk.
-		case p.ID == bad && err == nil:
-			t.Error("wrong bytes")
-		case p.ID == bad && !errors.Is(err, ErrCorrupt):
+		case err == nil && bytes.Equal(got, d.held[p.ID]):
+			good++
+		case err == nil:
+			t.Errorf("wrong bytes of %s", p.ID)
+		case !errors.Is(err, ErrCorrupt):
 			t.Errorf("not told as corrupt: %v", err)
-		case p.ID != bad && (err != nil || !bytes.Equal(got, held[p.ID])):
-			t.Errorf("the undamaged restore point: %v", err)
+		case p.ID != d.bad || well:
+			t.Errorf("restore point %s: %v", p.ID, err)
 		}
+	}
+	if good == 0 || well && good < len(d.held) {
+		t.Errorf("%d of %d restore points", good, len(d.held))
 	}
 }
 

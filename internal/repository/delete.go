@@ -6,26 +6,36 @@ import (
 	"fmt"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 )
 
 // Delete removes restore points. What no other one shares is freed by maintenance. A restore point that a running backup started
-// from can go; the backup keeps what it needs. If one of them is not there, none is removed.
+// from can go; the backup keeps what it needs. If one of them is not there, none is removed. One that is lost is forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
-	var found []*stored
-	for _, id := range ids {
-		s, err := r.stored(ctx, id)
+	found := make([]*stored, len(ids))
+	for i, id := range ids {
+		var err error
+		if found[i], err = r.stored(ctx, id); errors.Is(err, ErrNotFound) {
+			found[i], err = r.forgettable(ctx, id, err)
+		}
 		if err != nil {
 			return err
 		}
-		found = append(found, s)
 	}
-	err := r.change(ctx, "delete", func(ctx context.Context, w repo.RepositoryWriter) error {
+	err := r.change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		if err := removeRecords(ctx, w, ids); err != nil {
+			return err
+		}
 		for _, s := range found {
 			if err := s.remove(ctx, w); err != nil {
 				return fmt.Errorf("restore point %s: %w", s.id, err)
 			}
 		}
-		return nil
+		if err := w.Flush(ctx); err != nil {
+			return err
+		}
+		// Maintenance may have seen a restore point without a record in between.
+		return removeRecords(ctx, w, ids)
 	})
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
@@ -33,9 +43,21 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	return nil
 }
 
+// forgettable is a restore point of which only the record is left; without that it is the error notFound.
+func (r *Repository) forgettable(ctx context.Context, id string, notFound error) (*stored, error) {
+	_, err := r.rep.BlobReader().GetMetadata(ctx, blob.ID(recordPrefix+id))
+	if errors.Is(err, blob.ErrBlobNotFound) {
+		return nil, notFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("record of restore point %s: %w", id, err)
+	}
+	return &stored{id: id}, nil
+}
+
 // change changes manifests, all of them or none.
-func (r *Repository) change(ctx context.Context, purpose string, do func(context.Context, repo.RepositoryWriter) error) error {
-	err := repo.WriteSession(ctx, r.rep, repo.WriteSessionOptions{Purpose: "varve " + purpose}, do)
+func (r *Repository) change(ctx context.Context, purpose string, do func(context.Context, repo.DirectRepositoryWriter) error) error {
+	err := repo.DirectWriteSession(ctx, r.rep, repo.WriteSessionOptions{Purpose: "varve " + purpose}, do)
 	return errors.Join(err, r.rep.Refresh(ctx))
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
@@ -58,6 +59,9 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 		err = dropStaleLeases(wctx, w)
 	}
 	if err == nil {
+		err = errors.Join(keepFormat(wctx, w, r.password), r.keepRecords(wctx, w))
+	}
+	if err == nil {
 		err = maintain(wctx, w, mode, safety)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -90,7 +94,14 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return w.Flush(ctx)
 }
 
+// ignoreDeleted makes kopia go on if a content cannot be read that nothing refers to any more. Without it a damaged pack would end all
+// maintenance, even after the restore points were deleted that it was of.
+const ignoreDeleted = "KOPIA_IGNORE_MAINTENANCE_REWRITE_ERROR"
+
 func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters) error {
+	if err := os.Setenv(ignoreDeleted, "1"); err != nil {
+		return err
+	}
 	ran := false
 	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
 		ran = true

@@ -20,7 +20,7 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 			return nil, err
 		}
 	}
-	err := r.change(ctx, "pin", func(ctx context.Context, w repo.RepositoryWriter) error {
+	err := r.change(ctx, "pin", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		s, err := r.stored(ctx, id)
 		if err != nil || !s.manifest.UpdatePins(add, remove) {
 			return err
@@ -29,7 +29,13 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 		if _, err := snapshot.SaveSnapshot(ctx, w, s.manifest); err != nil {
 			return err
 		}
-		return s.remove(ctx, w)
+		if err := s.remove(ctx, w); err != nil {
+			return err
+		}
+		if err := w.Flush(ctx); err != nil {
+			return err
+		}
+		return putRecord(ctx, w, id, s.manifest)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("pins of restore point %s: %w", id, err)

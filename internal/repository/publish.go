@@ -63,6 +63,8 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 	}
 	s.progress.end()
 	p.Snapshot = string(m.ID)
+	// The restore point is there, with or without its record. Maintenance stores those that are missing.
+	_ = putRecord(s.ctx, s.w, p.ID, m)
 	return p, nil
 }
 

@@ -13,38 +13,58 @@ import (
 // Repository is an open repository.
 type Repository struct {
 	rep repo.DirectRepository
+	// configFile and password are for connections that do without a cache.
+	configFile, password string
 
 	mu    sync.Mutex
 	fatal error
 }
 
-// Open opens the repository that the configuration file names, as Connect wrote it.
+// Open opens the repository that the configuration file names, as Connect wrote it. If its format or an index is damaged, the error
+// is ErrCorrupt and Repair may mend it.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
-	r := &Repository{}
+	r, err := openConfig(ctx, configFile, configFile, password)
+	if err == nil {
+		return r, nil
+	}
+	// kopia's error does not tell damage from the rest: a look at the blobs does.
+	i, problem := inspect(ctx, configFile, password)
+	if problem != nil {
+		return nil, err
+	}
+	if damage := errors.Join(i.damage(), i.Close(ctx)); damage != nil {
+		return nil, fmt.Errorf("open the repository of %s: %w", configFile, damage)
+	}
+	return nil, err
+}
+
+// openConfig opens the repository of configFile; errors call it name.
+func openConfig(ctx context.Context, configFile, name, password string) (*Repository, error) {
+	r := &Repository{configFile: configFile, password: password}
 	rep, err := repo.Open(ctx, configFile, password, &repo.Options{
 		DoNotWaitForUpgrade: true,
 		// Without this kopia would end the process.
 		OnFatalError: r.fail,
 	})
 	if err != nil {
-		return nil, openError(configFile, err)
+		return nil, openError(name, err)
 	}
 	direct, ok := rep.(repo.DirectRepository)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, configFile), rep.Close(ctx))
+		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, name), rep.Close(ctx))
 	}
 	r.rep = direct
 	return r, nil
 }
 
-func openError(configFile string, err error) error {
+func openError(name string, err error) error {
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):
-		return fmt.Errorf("open the repository of %s: %w", configFile, ErrPassword)
+		return fmt.Errorf("open the repository of %s: %w", name, ErrPassword)
 	case errors.Is(err, repo.ErrRepositoryUnavailableDueToUpgradeInProgress):
-		return fmt.Errorf("open the repository of %s: %w: its format is being upgraded", configFile, ErrConflict)
+		return fmt.Errorf("open the repository of %s: %w: its format is being upgraded", name, ErrConflict)
 	}
-	return fmt.Errorf("open the repository of %s: %w", configFile, err)
+	return fmt.Errorf("open the repository of %s: %w", name, err)
 }
 
 // Close ends the connection. Nothing may use the repository any more.

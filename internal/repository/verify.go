@@ -41,14 +41,14 @@ type Report struct {
 	Contents int64
 	Bytes    int64
 	Damage   []Damage
-	// Unlisted are restore points whose description cannot be read.
+	// Unlisted is damage that is of no disk: restore points that are lost or whose description cannot be read, indexes, the format.
 	Unlisted error
 }
 
 // Damaged says whether anything is wrong.
 func (r *Report) Damaged() bool { return len(r.Damage) > 0 || r.Unlisted != nil }
 
-// Verify reads what is stored and says which restore points are damaged, and where. The error is for what kept it from looking.
+// Verify reads what is stored, past all caches, and says which restore points are damaged, and where. The error is for what kept it from looking.
 func (r *Repository) Verify(ctx context.Context, o VerifyOptions) (*Report, error) {
 	if o.Percent < 0 || o.Percent > 100 {
 		return nil, fmt.Errorf("%w: %v percent", ErrInvalid, o.Percent)
@@ -56,16 +56,38 @@ func (r *Repository) Verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	if o.Workers <= 0 {
 		o.Workers = DefaultWorkers
 	}
+	i, err := inspect(ctx, r.configFile, r.password)
+	if err != nil {
+		return nil, err
+	}
+	report, err := i.verify(ctx, o)
+	if err := errors.Join(err, i.Close(ctx)); err != nil {
+		return nil, err
+	}
+	report.Unlisted = errors.Join(i.damage(), report.Unlisted)
+	return report, nil
+}
+
+// verify is Verify on a connection that reads from the storage.
+func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, error) {
 	report := &Report{}
 	bad, err := r.readContents(ctx, o, report)
 	if err != nil {
 		return nil, err
 	}
-	var points []*RestorePoint
-	points, report.Unlisted = r.List(ctx, nil)
-	if report.Unlisted != nil && !errors.Is(report.Unlisted, ErrCorrupt) {
-		return nil, report.Unlisted
+	lost, _, err := r.lost(ctx)
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return nil, err
 	}
+	points, err := r.List(ctx, nil)
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return nil, err
+	}
+	records := r.badRecords(ctx)
+	if records != nil && !errors.Is(records, ErrCorrupt) {
+		return nil, records
+	}
+	report.Unlisted = errors.Join(err, lostError(lost), records)
 	report.Points = len(points)
 	packs, err := blob.ReadBlobMap(ctx, r.rep.BlobReader())
 	if err != nil {

@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+func (s *session) repoRepair() *cobra.Command {
+	var form string
+	var yes, dryRun bool
+	c := &cobra.Command{
+		Use: "repair", Short: "Mend a repository whose indexes, manifests or format are damaged",
+		Long: `Mend what is not data: the format from its copy, indexes from the packs, and restore points that
+are lost from their records. Nothing that can be read is removed. Damaged data cannot be mended:
+varve disk verify names the restore points that it touches.
+
+No backup and no maintenance may run meanwhile. A look first (--dry-run) is a good idea; without
+it the command shows what it would do and asks, and where nobody can be asked it needs --yes.`,
+		Example: `  varve repo repair --dry-run
+
+  # In a script
+  varve repo repair --yes`,
+		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		PreRunE: func(*cobra.Command, []string) error {
+			if !yes && !dryRun && s.Streams.ReadPassword == nil {
+				return usage("repairing needs --yes or --dry-run where nobody can be asked")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.withPassword(cmd.Context(), func(config, password string) error {
+				return s.repair(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), form, config, password, yes, dryRun)
+			})
+		},
+	}
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be done")
+	outputFlag(c, &form, asJSON, asYAML)
+	return c
+}
+
+func (s *session) repair(ctx context.Context, out, errOut io.Writer, form, config, password string, yes, dryRun bool) error {
+	if !yes && !dryRun {
+		would, err := repository.Repair(ctx, config, password, true)
+		if err != nil {
+			return err
+		}
+		if would.Nothing() {
+			return printRepair(out, form, would, false)
+		}
+		if err := printRepair(errOut, "", would, true); err != nil {
+			return err
+		}
+		if err := s.confirm(ctx, "Repair the repository?"); err != nil {
+			return err
+		}
+	}
+	report, err := repository.Repair(ctx, config, password, dryRun)
+	if err != nil {
+		return err
+	}
+	if err := printRepair(out, form, report, dryRun); err != nil {
+		return err
+	}
+	if len(report.Lost) > 0 {
+		return &failure{
+			err: fmt.Errorf("%d restore points are lost", len(report.Lost)), code: CodeFailure,
+			hint: "nothing is freed while they are recorded: `varve disk delete` with their whole IDs forgets them",
+		}
+	}
+	return nil
+}
+
+func printRepair(w io.Writer, form string, r *repository.RepairReport, would bool) error {
+	if form != "" {
+		return printData(w, form, r)
+	}
+	if r.Nothing() {
+		_, err := fmt.Fprintln(w, "there is nothing to repair")
+		return err
+	}
+	verbs := strings.NewReplacer("{put}", "put", "{removed}", "removed", "{stored}", "stored", "{found}", "found")
+	if would {
+		verbs = strings.NewReplacer("{put}", "would put", "{removed}", "would remove", "{stored}", "would store", "{found}", "would find")
+	}
+	var lines []string
+	each := func(text string, names []string) {
+		for _, name := range names {
+			lines = append(lines, verbs.Replace(text)+" "+name)
+		}
+	}
+	each("{put} back from its copy: blob", r.Format)
+	each("{removed} what cannot be read: index", r.Indexes)
+	each("{removed} what cannot be read: manifests", r.Manifests)
+	if r.Contents > 0 {
+		lines = append(lines, fmt.Sprintf("%s %d contents again that no index named", verbs.Replace("{found}"), r.Contents))
+	}
+	each("{stored} the record again: restore point", r.Records)
+	each("{put} back from its record: restore point", r.Points)
+	for _, p := range r.Lost {
+		lines = append(lines, fmt.Sprintf("lost: restore point %s: %s", p.ID, p.Reason))
+	}
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return err
+}

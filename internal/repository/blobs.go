@@ -1,0 +1,54 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/kopia/kopia/repo/blob"
+)
+
+// blobBytes is a small blob on its way to the storage.
+type blobBytes []byte
+
+func (b blobBytes) Length() int { return len(b) }
+
+func (b blobBytes) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b)
+	return int64(n), err
+}
+
+func (b blobBytes) Reader() io.ReadSeekCloser { return readCloser{bytes.NewReader(b)} }
+
+type readCloser struct{ *bytes.Reader }
+
+func (readCloser) Close() error { return nil }
+
+// blobBuffer takes a blob from the storage.
+type blobBuffer struct{ bytes.Buffer }
+
+func (b *blobBuffer) Length() int { return b.Len() }
+
+// readBlob is a small blob; nil if it is not there.
+func readBlob(ctx context.Context, st blob.Reader, id blob.ID) ([]byte, error) {
+	var out blobBuffer
+	err := st.GetBlob(ctx, id, 0, -1, &out)
+	if errors.Is(err, blob.ErrBlobNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", id, err)
+	}
+	return out.Bytes(), nil
+}
+
+// listBlobs are the blobs whose names begin with prefix.
+func listBlobs(ctx context.Context, st blob.Lister, prefix blob.ID) ([]blob.Metadata, error) {
+	all, err := blob.ListAllBlobs(ctx, st, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list blobs %s*: %w", prefix, err)
+	}
+	return all, nil
+}

@@ -1,0 +1,5 @@
+//go:build peers
+
+package repository
+
+func init() { everyDamage = true }

@@ -1,0 +1,100 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/format"
+)
+
+// formatCopy is a blob with the blobs once more without which nothing can be read: kopia has one of each.
+const formatCopy blob.ID = "varve.format"
+
+// formatBlobs are these blobs. The second is absent in a repository without object lock that another program made.
+var formatBlobs = []blob.ID{format.KopiaRepositoryBlobID, format.KopiaBlobCfgBlobID}
+
+// formatCopyFile is its content.
+type formatCopyFile struct {
+	Blobs map[blob.ID][]byte `json:"blobs"`
+	// SHA256 is of the blobs, one after the other by their names.
+	SHA256 []byte `json:"sha256"`
+}
+
+func formatSum(blobs map[blob.ID][]byte) []byte {
+	h := sha256.New()
+	for _, id := range slices.Sorted(maps.Keys(blobs)) {
+		_, _ = h.Write(blobs[id])
+	}
+	return h.Sum(nil)
+}
+
+func readFormat(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, error) {
+	out := map[blob.ID][]byte{}
+	for _, id := range formatBlobs {
+		data, err := readBlob(ctx, st, id)
+		if err != nil {
+			return nil, err
+		}
+		if data != nil {
+			out[id] = data
+		}
+	}
+	return out, nil
+}
+
+// readFormatCopy is what the copy has; nil if there is none, or if it is damaged.
+func readFormatCopy(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, error) {
+	data, err := readBlob(ctx, st, formatCopy)
+	if err != nil {
+		return nil, err
+	}
+	var f formatCopyFile
+	if json.Unmarshal(data, &f) != nil || !bytes.Equal(f.SHA256, formatSum(f.Blobs)) {
+		return nil, nil
+	}
+	return f.Blobs, nil
+}
+
+// keepFormat brings the copy up to date: the password may have been changed. What does not open the repository is not copied.
+func keepFormat(ctx context.Context, w repo.DirectRepositoryWriter, password string) error {
+	now, err := readFormat(ctx, w.BlobReader())
+	if err != nil {
+		return err
+	}
+	was, err := readFormatCopy(ctx, w.BlobReader())
+	if err != nil || maps.EqualFunc(now, was, bytes.Equal) {
+		return err
+	}
+	m, err := format.NewManager(ctx, w.BlobStorage(), "", 0, password, w.Time)
+	if err != nil {
+		return fmt.Errorf("%w: the format blobs are not what they were: %w", ErrCorrupt, err)
+	}
+	options, err := retention(ctx, m)
+	if err != nil {
+		return err
+	}
+	return copyFormat(ctx, w.BlobStorage(), options)
+}
+
+// copyFormat stores a copy of the format as it is now.
+func copyFormat(ctx context.Context, st blob.Storage, o blob.PutOptions) error {
+	now, err := readFormat(ctx, st)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(formatCopyFile{Blobs: now, SHA256: formatSum(now)})
+	if err != nil {
+		return err
+	}
+	if err := st.PutBlob(ctx, formatCopy, blobBytes(data), o); err != nil {
+		return fmt.Errorf("store a copy of the format: %w", err)
+	}
+	return nil
+}

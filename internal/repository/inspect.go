@@ -1,0 +1,133 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+)
+
+// indexPrefix begins the names of kopia's index blobs.
+const indexPrefix = "x"
+
+func isIndex(id blob.ID) bool { return strings.HasPrefix(string(id), indexPrefix) }
+
+// inspection is a connection that reads from the storage only, and what keeps kopia from opening the repository as it is. The
+// connection does without it.
+type inspection struct {
+	*Repository
+	storage blob.Storage
+	// format are the blobs of the format that are damaged or missing, with what they should be.
+	format map[blob.ID][]byte
+	// noCopy says that the format has no copy, or one that is damaged.
+	noCopy bool
+	// indexes are the index blobs that cannot be read.
+	indexes []blob.ID
+}
+
+// inspect connects to the repository of a configuration whatever state its format and its indexes are in. If that is not possible
+// the error is that of the repository as it is.
+func inspect(ctx context.Context, configFile, password string) (_ *inspection, err error) {
+	c, err := repo.LoadConfigFromFile(configFile)
+	if err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", configFile, err)
+	}
+	if c.Storage == nil {
+		return nil, fmt.Errorf("%w: %s names no storage", ErrInvalid, configFile)
+	}
+	st, err := blob.NewStorage(ctx, *c.Storage, false)
+	if err != nil {
+		return nil, fmt.Errorf("open the storage of %s: %w", configFile, err)
+	}
+	i := &inspection{storage: st}
+	if err := i.look(ctx, c.ClientOptions, configFile, password); err != nil {
+		return nil, errors.Join(err, i.Close(ctx))
+	}
+	return i, nil
+}
+
+func (i *inspection) look(ctx context.Context, as repo.ClientOptions, name, password string) error {
+	saved, err := readFormatCopy(ctx, i.storage)
+	if err != nil {
+		return err
+	}
+	i.noCopy = saved == nil
+	v := &view{Storage: i.storage, hidden: isIndex}
+	i.Repository, err = v.connect(ctx, as, name, password)
+	if err != nil && saved != nil {
+		v.replaced = saved
+		r, bad := v.connect(ctx, as, name, password)
+		if bad != nil {
+			return err
+		}
+		i.Repository, err, i.format = r, nil, saved
+	}
+	if err != nil {
+		return err
+	}
+	if now, err := readFormat(ctx, i.storage); err != nil {
+		return err
+	} else if i.format == nil && len(now) < len(saved) {
+		i.format = saved // kopia takes a missing one for a repository without object lock.
+	}
+	return i.lookAtIndexes(ctx, v)
+}
+
+// lookAtIndexes shows kopia each index blob alone, unless it can read all of them.
+func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
+	v.hide(nil)
+	if i.rep.Refresh(ctx) == nil {
+		return nil
+	}
+	all, err := listBlobs(ctx, i.storage, indexPrefix)
+	if err != nil {
+		return err
+	}
+	bad := map[blob.ID]bool{}
+	for _, b := range all {
+		v.hide(func(id blob.ID) bool { return isIndex(id) && id != b.BlobID })
+		problem := i.rep.Refresh(ctx)
+		if problem == nil {
+			continue
+		}
+		// A storage that does not answer is no damage.
+		if data, err := readBlob(ctx, i.storage, b.BlobID); err != nil {
+			return err
+		} else if data != nil {
+			bad[b.BlobID] = true
+			i.indexes = append(i.indexes, b.BlobID)
+		}
+	}
+	v.hide(func(id blob.ID) bool { return bad[id] })
+	if err := i.rep.Refresh(ctx); err != nil {
+		return fmt.Errorf("load the indexes: %w", err)
+	}
+	return nil
+}
+
+// damage is what is wrong, as an error; nil: nothing is.
+func (i *inspection) damage() error {
+	var all []error
+	for id := range i.format {
+		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; there is a copy", ErrCorrupt, id))
+	}
+	if i.noCopy {
+		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; maintenance stores it again", ErrCorrupt, formatCopy))
+	}
+	for _, id := range i.indexes {
+		all = append(all, fmt.Errorf("%w: index blob %s cannot be read", ErrCorrupt, id))
+	}
+	return errors.Join(all...)
+}
+
+// Close ends the connection.
+func (i *inspection) Close(ctx context.Context) error {
+	var err error
+	if i.Repository != nil {
+		err = i.Repository.Close(ctx)
+	}
+	return errors.Join(err, i.storage.Close(ctx))
+}

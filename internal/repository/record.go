@@ -1,0 +1,208 @@
+package repository
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/format"
+	"github.com/kopia/kopia/snapshot"
+)
+
+const (
+	// recordPrefix and a restore point's ID name the blob that is its record.
+	recordPrefix = "varve.point-"
+	// recordKey is what the records' key is derived for.
+	recordKey      = "varve restore point records"
+	recordKeyBytes = 32
+)
+
+// A record is a restore point's manifest once more, in a blob of its own. kopia does not notice that an index blob has gone
+// missing: the restore points in it look as if they had never been, and maintenance would free their data. What has a record and
+// no manifest is a loss, and as long as there is one nothing is freed.
+
+// putRecord stores the record of a restore point.
+func putRecord(ctx context.Context, w repo.DirectRepositoryWriter, id string, m *snapshot.Manifest) error {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	aead, err := recordCipher(w)
+	if err != nil {
+		return err
+	}
+	nonce := make([]byte, aead.NonceSize())
+	_, _ = rand.Read(nonce) // It never fails.
+	options, err := retention(ctx, w.FormatManager())
+	if err != nil {
+		return err
+	}
+	name := recordPrefix + id
+	if err := w.BlobStorage().PutBlob(ctx, blob.ID(name), blobBytes(aead.Seal(nonce, nonce, data, []byte(name))), options); err != nil {
+		return fmt.Errorf("record of restore point %s: %w", id, err)
+	}
+	return nil
+}
+
+// readRecord is the manifest in a record.
+func readRecord(ctx context.Context, r repo.DirectRepository, id string) (*snapshot.Manifest, error) {
+	name := recordPrefix + id
+	data, err := readBlob(ctx, r.BlobReader(), blob.ID(name))
+	if err != nil {
+		return nil, err
+	}
+	if data == nil {
+		return nil, fmt.Errorf("%w: restore point %s has no record: %w", ErrCorrupt, id, blob.ErrBlobNotFound)
+	}
+	aead, err := recordCipher(r)
+	if err != nil {
+		return nil, err
+	}
+	n := aead.NonceSize()
+	if len(data) < n {
+		return nil, fmt.Errorf("%w: the record of restore point %s has %d bytes", ErrCorrupt, id, len(data))
+	}
+	plain, err := aead.Open(nil, data[:n], data[n:], []byte(name))
+	if err != nil {
+		return nil, fmt.Errorf("%w: the record of restore point %s: %w", ErrCorrupt, id, err)
+	}
+	m := &snapshot.Manifest{}
+	if err := json.Unmarshal(plain, m); err != nil {
+		return nil, fmt.Errorf("%w: the record of restore point %s: %w", ErrCorrupt, id, err)
+	}
+	return m, nil
+}
+
+func recordCipher(r repo.DirectRepository) (cipher.AEAD, error) {
+	key, err := r.DeriveKey(recordKey, recordKeyBytes)
+	if err != nil {
+		return nil, fmt.Errorf("key of the records: %w", err)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// retention is how a blob is locked.
+func retention(ctx context.Context, f *format.Manager) (blob.PutOptions, error) {
+	c, err := f.BlobCfgBlob(ctx)
+	if err != nil {
+		return blob.PutOptions{}, fmt.Errorf("object lock: %w", err)
+	}
+	return blob.PutOptions{RetentionMode: c.RetentionMode, RetentionPeriod: c.RetentionPeriod}, nil
+}
+
+func removeRecords(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) error {
+	for _, id := range ids {
+		if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(recordPrefix+id)); err != nil {
+			return fmt.Errorf("record of restore point %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// recorded are the IDs of the restore points that have a record.
+func (r *Repository) recorded(ctx context.Context) ([]string, error) {
+	blobs, err := listBlobs(ctx, r.rep.BlobReader(), recordPrefix)
+	var out []string
+	for _, b := range blobs {
+		out = append(out, strings.TrimPrefix(string(b.BlobID), recordPrefix))
+	}
+	return out, err
+}
+
+// lost are the restore points that have a record and no manifest, and known are all manifests that can be read; the error has the others.
+func (r *Repository) lost(ctx context.Context) (lost []string, known []*stored, err error) {
+	records, err := r.recorded(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Manifests are older than their records: what is looked at later has them all, except those that were deleted meanwhile.
+	if err := r.rep.Refresh(ctx); err != nil {
+		return nil, nil, fmt.Errorf("list restore points: %w", err)
+	}
+	known, bad := r.snapshots(ctx, nil, "")
+	for _, id := range records {
+		if slices.ContainsFunc(known, func(s *stored) bool { return s.id == id }) {
+			continue
+		}
+		if _, err := r.rep.BlobReader().GetMetadata(ctx, blob.ID(recordPrefix+id)); errors.Is(err, blob.ErrBlobNotFound) {
+			continue
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("record of restore point %s: %w", id, err)
+		}
+		lost = append(lost, id)
+	}
+	return lost, known, bad
+}
+
+// badRecords says which records cannot be read.
+func (r *Repository) badRecords(ctx context.Context) error {
+	records, err := r.recorded(ctx)
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, id := range records {
+		_, err := readRecord(ctx, r.rep, id)
+		switch {
+		case err == nil, errors.Is(err, blob.ErrBlobNotFound): // deleted since
+		case errors.Is(err, ErrCorrupt):
+			all = append(all, err)
+		default:
+			return err
+		}
+	}
+	return errors.Join(all...)
+}
+
+// lostError says that restore points are lost.
+func lostError(ids []string) error {
+	var all []error
+	for _, id := range ids {
+		all = append(all, fmt.Errorf("%w: restore point %s was made and has no manifest any more", ErrCorrupt, id))
+	}
+	return errors.Join(all...)
+}
+
+// keepRecords makes sure that every restore point has a record. If one is lost it fails with ErrCorrupt: nothing may be freed then.
+func (r *Repository) keepRecords(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	lost, known, err := r.lost(ctx)
+	if err := errors.Join(err, lostError(lost)); err != nil {
+		return err
+	}
+	records, err := r.recorded(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range known {
+		if slices.Contains(records, s.id) {
+			continue
+		}
+		if err := putRecord(ctx, w, s.id, s.manifest); err != nil {
+			return err
+		}
+		// It may have been deleted meanwhile, and its record before that.
+		if err := w.Refresh(ctx); err != nil {
+			return err
+		}
+		if still, err := find(ctx, w, nil, s.id); err != nil {
+			return err
+		} else if len(still) == 0 {
+			if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(recordPrefix+s.id)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/maintenance"
+)
+
+// kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings all back: with
+// its pins, and without the restore points that had been deleted.
+func TestALostIndexIsNoticedAndRepaired(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk, gone := twoRegions(t, r)
+	kept, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(t.Context(), gone.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Pin(t.Context(), kept.ID, []string{"keep"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range blobFiles(t, config, indexPrefix) {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blind := open(t, config)
+	if points, err := blind.List(t.Context(), nil); err != nil || len(points) > 0 {
+		t.Fatalf("%v, %v: this test does not test anything", points, err)
+	}
+	report, err := blind.Verify(t.Context(), VerifyOptions{})
+	if err != nil || !errors.Is(report.Unlisted, ErrCorrupt) {
+		t.Errorf("%+v, %v", report, err)
+	}
+	packs := len(blobFiles(t, config, "p"))
+	if err := blind.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, safety: &maintenance.SafetyNone}); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("maintenance: %v", err)
+	}
+	if n := len(blobFiles(t, config, "p")); n < packs {
+		t.Errorf("maintenance freed %d of %d packs", packs-n, packs)
+	}
+	want := []string{kept.ID}
+	if report, err := Repair(t.Context(), config, testPassword, true); err != nil || !slices.Equal(report.Points, want) || report.Contents == 0 {
+		t.Errorf("dry run: %+v, %v", report, err)
+	}
+	if points, err := open(t, config).List(t.Context(), nil); err != nil || len(points) > 0 {
+		t.Errorf("the dry run did something: %v, %v", points, err)
+	}
+	if report, err := Repair(t.Context(), config, testPassword, false); err != nil || report.Contents == 0 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	fresh := open(t, config)
+	points, err := fresh.List(t.Context(), nil)
+	if err != nil || len(points) != 1 || points[0].ID != kept.ID || !slices.Equal(points[0].Pins, []string{"keep"}) {
+		t.Fatalf("%+v, %v", points, err)
+	}
+	same(t, fresh, points[0], disk.data)
+	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+		t.Error(err)
+	}
+	if report, err := Repair(t.Context(), config, testPassword, false); err != nil || !report.Nothing() {
+		t.Errorf("there is nothing to repair: %+v, %v", report, err)
+	}
+	same(t, fresh, points[0], disk.data)
+}
+
+// A restore point that another program deleted is not freed behind anybody's back: it can be brought back, or forgotten.
+func TestARecordWithoutAManifest(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk, point := twoRegions(t, r)
+	byKopia := func() {
+		t.Helper()
+		s, err := r.stored(t.Context(), point.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error { return s.remove(ctx, w) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	byKopia()
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("maintenance: %v", err)
+	}
+	report, err := Repair(t.Context(), config, testPassword, false)
+	if err != nil || cmp.Diff(&RepairReport{Points: []string{point.ID}}, report) != "" {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if err := r.rep.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+	if err != nil || next.Disks[0].Parent != point.ID {
+		t.Fatalf("%+v, %v", next, err)
+	}
+	same(t, r, next, disk.data)
+	byKopia()
+	if err := r.Delete(t.Context(), point.ID); err != nil {
+		t.Error(err)
+	}
+	if err := r.Delete(t.Context(), point.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("forgotten twice: %v", err)
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A restore point whose record was not stored any more gets it from maintenance.
+func TestMaintenanceStoresMissingRecords(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	twoRegions(t, r)
+	for _, prefix := range []string{recordPrefix, string(formatCopy)} {
+		for _, f := range blobFiles(t, config, prefix) {
+			if err := os.Remove(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
+		t.Fatal(err)
+	}
+	for _, prefix := range []string{recordPrefix, string(formatCopy)} {
+		blobFiles(t, config, prefix) // It fails if there is none.
+	}
+	if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// What this machine has in its cache hides no damage from verify.
+func TestVerifyReadsPastTheCache(t *testing.T) {
+	t.Parallel()
+	for _, prefix := range []string{"p", "q", indexPrefix} {
+		t.Run(prefix, func(t *testing.T) {
+			t.Parallel()
+			r, config := newRepository(t)
+			disk, _ := twoRegions(t, r)
+			point, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, r, point, disk.data) // It is in the cache now.
+			for _, f := range blobFiles(t, config, prefix) {
+				if err := os.Truncate(f, 10); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100}); err != nil || !report.Damaged() {
+				t.Errorf("%+v, %v", report, err)
+			}
+		})
+	}
+}
