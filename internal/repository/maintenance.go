@@ -8,7 +8,6 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
-	"github.com/kopia/kopia/snapshot/snapshotgc"
 )
 
 // MaintenanceMode says how much maintenance is done.
@@ -106,7 +105,7 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
 		ran = true
 		if p.Mode == maintenance.ModeFull {
-			if err := snapshotgc.Run(ctx, w, true, safety, p.MaintenanceStartTime); err != nil {
+			if err := collectGarbage(ctx, w, safety, p.MaintenanceStartTime, maxMarks); err != nil {
 				return err
 			}
 		}
