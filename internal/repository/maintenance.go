@@ -108,6 +108,9 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 			if err := collectGarbage(ctx, w, safety, p.MaintenanceStartTime, maxMarks); err != nil {
 				return err
 			}
+			if err := extendLocks(ctx, w); err != nil {
+				return err
+			}
 		}
 		return maintenance.Run(ctx, p, safety)
 	})

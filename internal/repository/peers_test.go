@@ -113,11 +113,24 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 	r, config := onS3(t, server.Endpoint, CreateOptions{LockMode: "COMPLIANCE", LockPeriod: 24 * time.Hour})
 	last, want := history(t, r, 3)
 	same(t, open(t, config), last, want)
+	time.Sleep(2 * time.Second) // Locks have whole seconds.
+	maintained := time.Now()
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody takes a pack away, not even with the keys.
 	client, locked := server.Client(t), 0
+	for _, name := range []string{recordPrefix + last.ID, string(formatCopy)} {
+		about, err := client.StatObject(t.Context(), server.Bucket, "varve/"+name, minio.StatObjectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The lock is for a day from the maintenance, not from when the blob was stored.
+		until, err := time.Parse(time.RFC3339, about.Metadata.Get("X-Amz-Object-Lock-Retain-Until-Date"))
+		if err != nil || until.Before(maintained.Add(24*time.Hour-time.Second)) {
+			t.Errorf("%s is locked until %v: %v", name, until, err)
+		}
+	}
+	// Nobody takes a pack away, not even with the keys.
 	for o := range client.ListObjects(t.Context(), server.Bucket, minio.ListObjectsOptions{Prefix: "varve/p", WithVersions: true, Recursive: true}) {
 		err := o.Err
 		if err != nil {
@@ -130,6 +143,16 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 	}
 	if locked == 0 {
 		t.Error("no packs")
+	}
+	// A deletion hides what is locked.
+	if err := r.Delete(t.Context(), last.ID); err != nil {
+		t.Fatal(err)
+	}
+	if points, err := open(t, config).List(t.Context(), nil); err != nil || len(points) != 2 {
+		t.Errorf("%v, %v", points, err)
+	}
+	if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
+		t.Errorf("%+v, %v", report, err)
 	}
 }
 

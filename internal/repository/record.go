@@ -206,3 +206,24 @@ func (r *Repository) keepRecords(ctx context.Context, w repo.DirectRepositoryWri
 	}
 	return nil
 }
+
+// extendLocks does for records and the copy of the format what kopia's maintenance does for its own blobs.
+func extendLocks(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	c, err := w.FormatManager().BlobCfgBlob(ctx)
+	if err != nil || !c.IsRetentionEnabled() {
+		return err
+	}
+	for _, prefix := range []blob.ID{recordPrefix, formatCopy} {
+		blobs, err := listBlobs(ctx, w.BlobReader(), prefix)
+		if err != nil {
+			return err
+		}
+		for _, b := range blobs {
+			err := w.BlobStorage().ExtendBlobRetention(ctx, b.BlobID, blob.ExtendOptions{RetentionMode: c.RetentionMode, RetentionPeriod: c.RetentionPeriod})
+			if err != nil && !errors.Is(err, blob.ErrBlobNotFound) {
+				return fmt.Errorf("extend the lock of %s: %w", b.BlobID, err)
+			}
+		}
+	}
+	return nil
+}
