@@ -1,5 +1,6 @@
 // Command bench measures Varve's push backups on the box, its peers in the same run on the same data, and prints
-// medians with their spread. The table also goes to build/bench.json and what it was measured on to build/bench-machine.json.
+// medians with their spread. The rows also go to build/bench.json and what they were measured on to build/bench-machine.json.
+// Its part about the repository, which needs no box, is in hack/bench/repository.
 package main
 
 import (
@@ -10,10 +11,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/hack/command"
 )
 
-func main() { lab.Main("bench", run) }
+func main() { command.Main("bench", run) }
 
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
@@ -30,9 +32,11 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	table(os.Stdout, rows)
+	report.Table(os.Stdout, rows)
 	return errors.Join(
-		writeJSON(filepath.Join(*build, "bench.json"), rows),
-		writeJSON(filepath.Join(*build, "bench-machine.json"), machine(*rounds, *dataMiB, hypervisor)),
+		report.Merge(filepath.Join(*build, "bench.json"), rows),
+		report.MergeMachine(filepath.Join(*build, "bench-machine.json"), "push", map[string]any{
+			"rounds": *rounds, "dataMiB": *dataMiB, "usedMiB": fullMiB, "hypervisor": hypervisor, "emulation": "tcg",
+		}),
 	)
 }

@@ -16,6 +16,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/hack/bench/report"
 	"github.com/varvebackup/varve/test/lab"
 )
 
@@ -39,14 +40,14 @@ type bench struct {
 }
 
 // measure returns the figures and the versions of libvirt and QEMU that they are of.
-func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []row, hypervisor []string, err error) {
+func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []report.Row, hypervisor []string, err error) {
 	b := &bench{rounds: rounds, dataMiB: dataMiB}
 	if err := b.open(ctx, kubeconfig, build); err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, b.DeleteNamespace(context.WithoutCancel(ctx), 5*time.Minute)) }()
-	var rows []row
-	for _, part := range []func(context.Context) ([]row, error){b.throughput, b.sparse, b.incremental} {
+	var rows []report.Row
+	for _, part := range []func(context.Context) ([]report.Row, error){b.throughput, b.sparse, b.incremental} {
 		more, err := part(ctx)
 		if err != nil {
 			return nil, nil, err

@@ -11,6 +11,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/hack/bench/report"
 	"github.com/varvebackup/varve/test/lab"
 )
 
@@ -27,7 +28,7 @@ func (b *bench) drop(ctx context.Context) error {
 // throughput compares a full push of random data with what does the same work: qemu-img convert to the same target, synced, and then
 // sha256sum of the file that it wrote. Both read the disk from storage: QEMU because it runs with cache=none, the peer because its
 // source is dropped from the page cache before each round.
-func (b *bench) throughput(ctx context.Context) ([]row, error) {
+func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "dense", Bytes: (b.dataMiB + 1024) * mib}
 	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib, b.dataMiB); err != nil {
 		return nil, err
@@ -37,7 +38,7 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ours, oursHashed, theirs, theirsHashed, frozen sample
+	var ours, oursHashed, theirs, theirsHashed, frozen report.Sample
 	for i := range b.rounds + 1 {
 		t, err := b.backup(ctx, true)
 		if err != nil {
@@ -59,7 +60,7 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 		oursHashed = append(oursHashed, moved/millis(s.CopyMillis+s.SealMillis))
 		theirs = append(theirs, moved/peer.copied.Seconds())
 		theirsHashed = append(theirsHashed, moved/(peer.copied+peer.hashed).Seconds())
-		if frozen, err = frozen.frozen(s); err != nil {
+		if frozen, err = addFrozen(frozen, s); err != nil {
 			return nil, err
 		}
 	}
@@ -67,18 +68,18 @@ func (b *bench) throughput(ctx context.Context) ([]row, error) {
 		return nil, err
 	}
 	what := fmt.Sprintf("full push of %d MiB random data", b.dataMiB)
-	rows := []row{
-		larger("push-throughput", what+", synced", "MiB/s", ours, "qemu-img convert, synced", theirs),
-		larger("push-throughput-hashed", what+", synced and hashed", "MiB/s", oursHashed, "the same and sha256sum", theirsHashed),
-		smaller("push-frozen-full", "guest file systems frozen, idle guest, that full push", "ms", frozen, "aim", sample{200}),
+	rows := []report.Row{
+		report.Larger("push-throughput", what+", synced", "MiB/s", ours, "qemu-img convert, synced", theirs),
+		report.Larger("push-throughput-hashed", what+", synced and hashed", "MiB/s", oursHashed, "the same and sha256sum", theirsHashed),
+		report.Smaller("push-frozen-full", "guest file systems frozen, idle guest, that full push", "ms", frozen, "aim", report.Sample{200}),
 	}
 	return rows, b.drop(ctx)
 }
 
 func millis(n int64) float64 { return (time.Duration(n) * time.Millisecond).Seconds() }
 
-// frozen adds how long a backup froze its guest.
-func (s sample) frozen(b *backupv1alpha1.VirtualMachineBackupStatus) (sample, error) {
+// addFrozen adds how long a backup froze its guest.
+func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (report.Sample, error) {
 	if b.FrozenMillis == nil {
 		return nil, fmt.Errorf("a backup did not freeze the guest: %s", b.Message)
 	}
@@ -107,7 +108,7 @@ c=$(date +%%s%%N); echo $((b-a)) $((c-b))`, claim, target)
 }
 
 // sparse measures a full of a 10 GiB disk with 300 MiB in it.
-func (b *bench) sparse(ctx context.Context) ([]row, error) {
+func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "sparse", Bytes: 12 * gib}
 	if err := b.boot(ctx, disk, 10*gib, 304); err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func (b *bench) sparse(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ours, theirs sample
+	var ours, theirs report.Sample
 	for range b.rounds {
 		full, err := b.backup(ctx, true)
 		if err != nil {
@@ -140,14 +141,14 @@ func (b *bench) sparse(ctx context.Context) ([]row, error) {
 	if err := tool.Close(ctx); err != nil {
 		return nil, err
 	}
-	return []row{smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.drop(ctx)
+	return []report.Row{report.Smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.drop(ctx)
 }
 
 // fullMiB is how much of the 10 GiB disk is used whose incrementals are measured.
 const fullMiB = 8 << 10
 
 // incremental measures incrementals of 32 MiB scattered over a 10 GiB disk that is in use, and empty ones.
-func (b *bench) incremental(ctx context.Context) ([]row, error) {
+func (b *bench) incremental(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "used", Bytes: 12 * gib}
 	if err := b.boot(ctx, disk, 10*gib, fullMiB); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func (b *bench) incremental(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var moved, seconds, empty, frozen sample
+	var moved, seconds, empty, frozen report.Sample
 	for range b.rounds {
 		scatter := fmt.Sprintf(`f=/disks/used/filler; for i in $(seq 0 511); do dd if=/dev/urandom of=$f bs=64k count=1 seek=$((i*%d)) conv=notrunc status=none; done; sync`, fullMiB*16/512-1)
 		if err := b.guest(ctx, scatter); err != nil {
@@ -177,15 +178,15 @@ func (b *bench) incremental(ctx context.Context) ([]row, error) {
 			return nil, err
 		}
 		empty = append(empty, none.total())
-		if frozen, err = frozen.frozen(&none.backup.Status); err != nil {
+		if frozen, err = addFrozen(frozen, &none.backup.Status); err != nil {
 			return nil, err
 		}
 	}
-	rows := []row{
-		smaller("push-incremental", "32 MiB of scattered 64 KiB writes on a 10 GiB disk: bytes moved / dirty clusters", "ratio", moved, "aim", sample{1.2}),
-		smaller("push-incremental-seconds", "the same incremental, create to Done", "s", seconds, "the full of that disk, 8 GiB used", sample{full.total()}),
-		smaller("push-overhead", "empty incremental, create to Done", "s", empty, "aim", sample{5}),
-		smaller("push-frozen", "guest file systems frozen, idle guest, that incremental", "ms", frozen, "aim", sample{200}),
+	rows := []report.Row{
+		report.Smaller("push-incremental", "32 MiB of scattered 64 KiB writes on a 10 GiB disk: bytes moved / dirty clusters", "ratio", moved, "aim", report.Sample{1.2}),
+		report.Smaller("push-incremental-seconds", "the same incremental, create to Done", "s", seconds, "the full of that disk, 8 GiB used", report.Sample{full.total()}),
+		report.Smaller("push-overhead", "empty incremental, create to Done", "s", empty, "aim", report.Sample{5}),
+		report.Smaller("push-frozen", "guest file systems frozen, idle guest, that incremental", "ms", frozen, "aim", report.Sample{200}),
 	}
 	return rows, b.drop(ctx)
 }

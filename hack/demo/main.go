@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/hack/command"
 )
 
-func main() { lab.Main("demo", run) }
+func main() { command.Main("demo", run) }
 
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)

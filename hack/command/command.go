@@ -1,4 +1,5 @@
-package lab
+// Package command runs the commands of this repository that are not the product.
+package command
 
 import (
 	"context"
@@ -10,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Main runs a command of this repository with its arguments, until an interrupt ends its context, and ends the process.
+// Main runs a command with its arguments, until an interrupt ends its context, and ends the process.
 func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
