@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -134,29 +134,27 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 		return 0, err
 	}
 	resumed := journal.DoneBytes()
-	var done atomic.Int64
-	done.Store(resumed)
-	reports := make(chan progress.Report, 1)
-	shown := make(chan struct{})
-	go func() { // A display belongs to one goroutine.
-		defer close(shown)
-		for report := range reports {
-			show(report)
-		}
-	}()
+	total, err := image.DataBytes(ctx, nil)
+	var left int64
+	if err == nil {
+		left, err = image.DataBytes(ctx, journal.Done)
+	}
+	if err != nil {
+		return resumed, errors.Join(err, target.Close())
+	}
+	var mu sync.Mutex
+	n := total - left
+	tell := func(wrote int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		n += wrote
+		show(progress.Report{Name: chosen.Name, Phase: "Writing", Percent: progress.Percent(n, total), ProcessedBytes: n, TotalBytes: total})
+	}
+	tell(0)
 	err = image.Restore(ctx, target, repository.RestoreOptions{
-		Workers: f.workers, Done: journal.Done,
-		Finished: func(region int, e extent.Extent) {
-			journal.Finished(ctx, target, region)
-			n := done.Add(e.Length)
-			select {
-			case reports <- progress.Report{Name: chosen.Name, Phase: "Writing", Percent: progress.Percent(n, chosen.Bytes), ProcessedBytes: n, TotalBytes: chosen.Bytes}:
-			default: // The last one is still being shown.
-			}
-		},
+		Workers: f.workers, Done: journal.Done, Wrote: tell,
+		Finished: func(region int, _ extent.Extent) { journal.Finished(ctx, target, region) },
 	})
-	close(reports)
-	<-shown
 	if err != nil {
 		return resumed, errors.Join(err, journal.Checkpoint(context.WithoutCancel(ctx), target), target.Close())
 	}

@@ -26,6 +26,8 @@ type MaintenanceOptions struct {
 	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
 	// runs over two days, because another machine may have begun to refer to it.
 	Exclusive bool
+	// Step is called with what is about to be done, a StepCollect or StepCompact; nil: not.
+	Step func(MaintenanceStep)
 
 	safety *maintenance.SafetyParameters // of tests
 }
@@ -58,7 +60,7 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 		err = dropStaleLeases(wctx, w)
 	}
 	if err == nil {
-		err = maintain(wctx, w, mode, safety)
+		err = maintain(wctx, w, mode, safety, o.tell)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = errors.Join(cause, err)
@@ -90,15 +92,17 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return w.Flush(ctx)
 }
 
-func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters) error {
+func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, tell func(MaintenanceStep)) error {
 	ran := false
 	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
 		ran = true
 		if p.Mode == maintenance.ModeFull {
+			tell(StepCollect)
 			if err := snapshotgc.Run(ctx, w, true, safety, p.MaintenanceStartTime); err != nil {
 				return err
 			}
 		}
+		tell(StepCompact)
 		return maintenance.Run(ctx, p, safety)
 	})
 	if err == nil && !ran {
