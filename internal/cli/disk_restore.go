@@ -123,24 +123,39 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 	if err != nil {
 		return 0, err
 	}
+	total, err := image.DataBytes(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
 	journal, err := disk.NewJournal(disk.JournalOptions{Token: chosen.Digest, RegionBytes: image.RegionBytes()})
 	if err != nil {
 		return 0, err
 	}
 	target, err := disk.OpenTarget(ctx, where, chosen.Bytes, disk.TargetOptions{
-		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, Journal: journal,
+		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, DataBytes: total, Journal: journal,
 	})
 	if err != nil {
 		return 0, err
 	}
 	resumed := journal.DoneBytes()
-	total, err := image.DataBytes(ctx, nil)
-	var left int64
-	if err == nil {
-		left, err = image.DataBytes(ctx, journal.Done)
+	if err := fill(ctx, image, target, journal, f.workers, total, show); err != nil {
+		kept := journal.Checkpoint(context.WithoutCancel(ctx), target)
+		if errors.Is(err, disk.ErrNoSpace) && errors.Is(kept, disk.ErrNoSpace) {
+			kept = nil // The checkpoint before it counts.
+		}
+		return resumed, errors.Join(err, kept, target.Close())
 	}
+	if err := target.Close(); err != nil {
+		return resumed, err
+	}
+	return resumed, journal.Remove()
+}
+
+// fill writes what the journal does not have. total is how much data the disk has.
+func fill(ctx context.Context, image *repository.Image, target disk.Target, journal *disk.Journal, workers int, total int64, show func(progress.Report)) error {
+	left, err := image.DataBytes(ctx, journal.Done)
 	if err != nil {
-		return resumed, errors.Join(err, target.Close())
+		return err
 	}
 	var mu sync.Mutex
 	n := total - left
@@ -148,18 +163,11 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 		mu.Lock()
 		defer mu.Unlock()
 		n += wrote
-		show(progress.Report{Name: chosen.Name, Phase: "Writing", Percent: progress.Percent(n, total), ProcessedBytes: n, TotalBytes: total})
+		show(progress.Report{Name: image.Disk.Name, Phase: "Writing", Percent: progress.Percent(n, total), ProcessedBytes: n, TotalBytes: total})
 	}
 	tell(0)
-	err = image.Restore(ctx, target, repository.RestoreOptions{
-		Workers: f.workers, Done: journal.Done, Wrote: tell,
+	return image.Restore(ctx, target, repository.RestoreOptions{
+		Workers: workers, Done: journal.Done, Wrote: tell,
 		Finished: func(region int, _ extent.Extent) { journal.Finished(ctx, target, region) },
 	})
-	if err != nil {
-		return resumed, errors.Join(err, journal.Checkpoint(context.WithoutCancel(ctx), target), target.Close())
-	}
-	if err := target.Close(); err != nil {
-		return resumed, err
-	}
-	return resumed, journal.Remove()
 }

@@ -203,5 +203,9 @@ func (j *Journal) discard() error {
 }
 
 func (j *Journal) replace(s *journalState) error {
-	return writeDurably(j.files, j.path, s.marshal())
+	err := writeDurably(j.files, j.path, s.marshal())
+	if isFull(err) {
+		return errorf(ErrNoSpace, "%w", err)
+	}
+	return err
 }
