@@ -105,12 +105,16 @@ func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, e
 		return nil, err
 	}
 	if err := prepareDevice(f, bytes, o); err != nil {
+		unlock(f)
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileTarget{f: f, bytes: bytes}, nil
 }
 
 func prepareDevice(f *os.File, bytes int64, o TargetOptions) error {
+	if err := lock(f); err != nil {
+		return err
+	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err

@@ -219,7 +219,22 @@ func TestOneRestoreAtATime(t *testing.T) {
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, path, "in use")
+	_, err = OpenSource(t.Context(), path, SourceOptions{})
+	wantError(t, err, ErrConflict, path, "target of a restore that runs")
 	if err := target.Close(); err != nil {
+		t.Fatal(err)
+	}
+	source, err := OpenSource(t.Context(), path, SourceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
+	wantError(t, err, ErrConflict, path, "in use")
+	other, err := OpenSource(t.Context(), path, SourceOptions{}) // Any number may read.
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(source.Close(), other.Close()); err != nil {
 		t.Fatal(err)
 	}
 	again, err := OpenTarget(t.Context(), path, mib, TargetOptions{})
