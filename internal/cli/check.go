@@ -71,19 +71,18 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	})
 }
 
-// verify verifies, and shows how far it is if anything is read.
+// verify verifies, and shows how far it is: first what is read, if anything is, then the tables.
 func verify(ctx context.Context, r *repository.Repository, percent float64, show func(progress.Report)) (*repository.Report, error) {
-	o := repository.VerifyOptions{Percent: percent}
+	tell := func(phase string, bytes, total int64) {
+		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
+	}
+	o := repository.VerifyOptions{Percent: percent, Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
 	if percent > 0 {
 		_, total, err := r.Contents(ctx, percent)
 		if err != nil {
 			return nil, err
 		}
-		o.Progress = func(_, bytes int64) {
-			show(progress.Report{
-				Name: "repository", Phase: "Reading", Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total,
-			})
-		}
+		o.Progress = func(_, bytes int64) { tell("Reading", bytes, total) }
 	}
 	return r.Verify(ctx, o)
 }

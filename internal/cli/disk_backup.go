@@ -208,8 +208,11 @@ func closeAll[C io.Closer](all []C) error {
 
 func backupReport(name string, p repository.Progress) progress.Report {
 	return progress.Report{
-		Name: name, Phase: "Storing", Message: fmt.Sprintf("%s read, %s new, %s uploaded;", human.Bytes(p.ReadBytes), human.Bytes(p.ChangedBytes), human.Bytes(p.UploadedBytes)),
-		Percent: progress.Percent(p.ScannedBytes, p.TotalBytes), ProcessedBytes: p.ScannedBytes, TotalBytes: p.TotalBytes,
+		Name: name, Phase: "Storing", Percent: progress.Percent(p.ReadBytes, p.PlannedBytes), ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes,
+		Stored: &progress.Stored{
+			ScannedBytes: p.ScannedBytes, DiskBytes: p.TotalBytes, ChangedBytes: p.ChangedBytes,
+			DeduplicatedBytes: p.DeduplicatedBytes, UploadedBytes: p.UploadedBytes,
+		},
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -123,45 +123,51 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 	if err != nil {
 		return 0, err
 	}
+	total, err := image.DataBytes(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
 	journal, err := disk.NewJournal(disk.JournalOptions{Token: chosen.Digest, RegionBytes: image.RegionBytes()})
 	if err != nil {
 		return 0, err
 	}
 	target, err := disk.OpenTarget(ctx, where, chosen.Bytes, disk.TargetOptions{
-		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, Journal: journal,
+		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, DataBytes: total, Journal: journal,
 	})
 	if err != nil {
 		return 0, err
 	}
 	resumed := journal.DoneBytes()
-	var done atomic.Int64
-	done.Store(resumed)
-	reports := make(chan progress.Report, 1)
-	shown := make(chan struct{})
-	go func() { // A display belongs to one goroutine.
-		defer close(shown)
-		for report := range reports {
-			show(report)
+	if err := fill(ctx, image, target, journal, f.workers, total, show); err != nil {
+		kept := journal.Checkpoint(context.WithoutCancel(ctx), target)
+		if errors.Is(err, disk.ErrNoSpace) && errors.Is(kept, disk.ErrNoSpace) {
+			kept = nil // The checkpoint before it counts.
 		}
-	}()
-	err = image.Restore(ctx, target, repository.RestoreOptions{
-		Workers: f.workers, Done: journal.Done,
-		Finished: func(region int, e extent.Extent) {
-			journal.Finished(ctx, target, region)
-			n := done.Add(e.Length)
-			select {
-			case reports <- progress.Report{Name: chosen.Name, Phase: "Writing", Percent: progress.Percent(n, chosen.Bytes), ProcessedBytes: n, TotalBytes: chosen.Bytes}:
-			default: // The last one is still being shown.
-			}
-		},
-	})
-	close(reports)
-	<-shown
-	if err != nil {
-		return resumed, errors.Join(err, journal.Checkpoint(context.WithoutCancel(ctx), target), target.Close())
+		return resumed, errors.Join(err, kept, target.Close())
 	}
 	if err := target.Close(); err != nil {
 		return resumed, err
 	}
 	return resumed, journal.Remove()
+}
+
+// fill writes what the journal does not have. total is how much data the disk has.
+func fill(ctx context.Context, image *repository.Image, target disk.Target, journal *disk.Journal, workers int, total int64, show func(progress.Report)) error {
+	left, err := image.DataBytes(ctx, journal.Done)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	n := total - left
+	tell := func(wrote int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		n += wrote
+		show(progress.Report{Name: image.Disk.Name, Phase: "Writing", Percent: progress.Percent(n, total), ProcessedBytes: n, TotalBytes: total})
+	}
+	tell(0)
+	return image.Restore(ctx, target, repository.RestoreOptions{
+		Workers: workers, Done: journal.Done, Wrote: tell,
+		Finished: func(region int, _ extent.Extent) { journal.Finished(ctx, target, region) },
+	})
 }

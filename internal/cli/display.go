@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -18,7 +19,7 @@ func (d *display) flags(c *cobra.Command, when string) {
 	completeFixed(c, "progress", progress.Modes()...)
 	check := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
-		if _, err := progress.New(progress.Mode(d.mode), c.ErrOrStderr(), false); err != nil {
+		if err := progress.Valid(progress.Mode(d.mode)); err != nil {
 			return usage("--progress: %s", err)
 		}
 		if check != nil {
@@ -28,13 +29,18 @@ func (d *display) flags(c *cobra.Command, when string) {
 	}
 }
 
-// during shows what f reports, one report at a time, while it runs.
+// during shows what f reports while it runs. f may report from several goroutines.
 func (d *display) during(s *session, f func(show func(progress.Report)) error) error {
-	renderer, err := progress.New(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal)
+	renderer, err := progress.New(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal, s.Now)
 	if err != nil {
 		return err
 	}
-	err = f(renderer.Show)
+	var mu sync.Mutex
+	err = f(func(r progress.Report) {
+		mu.Lock()
+		defer mu.Unlock()
+		renderer.Show(r)
+	})
 	if closed := renderer.Close(); closed != nil {
 		err = errors.Join(err, fmt.Errorf("show progress: %w", closed))
 	}

@@ -34,15 +34,27 @@ Results go to standard output; progress, warnings and errors to standard error.
 | ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields; of a repository an object, or ` + "`items`" + `: sizes in bytes, times in RFC 3339 |
 | ` + "`name`" + ` | ` + "`kind.group/name`" + `, one a line; of restore points the ID |
 
-` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses how it shows:
+` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. How that goes on, and everything
+else that takes a while, ` + "`--progress`" + ` chooses how to show:
 
 | ` + "`--progress`" + ` | what |
 |---|---|
 | ` + "`auto`" + ` | ` + "`bar`" + ` when standard error is a terminal, else ` + "`plain`" + ` |
 | ` + "`bar`" + ` | a live bar |
-| ` + "`plain`" + ` | a line for each change: ` + "`name: phase message 42% 1.2 GiB of 3 GiB`" + ` |
-| ` + "`json`" + ` | an object for each change, one a line: ` + "`name`, `phase`, `message`, `percent`, `processedBytes`, `totalBytes`" + ` |
+| ` + "`plain`" + ` | a line for each step and at the end, and every 10 seconds in between: ` + "`name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s, 23s left`" + ` |
+| ` + "`json`" + ` | an object a line, for each step and at the end, and every second in between |
 | ` + "`none`" + ` | nothing |
+
+The fields of ` + "`json`" + `, which stay as they are; others may be added:
+
+| field | what |
+|---|---|
+| ` + "`name`, `phase`, `message`" + ` | what it is about, its state in a word, and what is done or waited for; the last two may be absent |
+| ` + "`percent`, `processedBytes`, `totalBytes`" + ` | how much is done; while ` + "`totalBytes`" + ` is 0, it is not known. Of a disk's backup, the bytes that are read; of a restore, the data that is written; of ` + "`repo check`" + `, the size of what was looked at |
+| ` + "`bytesPerSecond`, `remainingSeconds`" + ` | how fast ` + "`processedBytes`" + ` grows at the moment (a weighted mean over about 20 seconds), and how long the rest takes at that rate; absent while unknown |
+| ` + "`scannedBytes`, `diskBytes`" + ` | of a disk's backup: what is settled of the size of the disks, read or known to be a hole or unchanged |
+| ` + "`changedBytes`, `deduplicatedBytes`" + ` | of a disk's backup: what is in blocks that are not the parent's, and what the repository had of that |
+| ` + "`uploadedBytes`" + ` | of a disk's backup: what went to the storage, compressed |
 
 ## Exit codes
 

@@ -4,12 +4,11 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
-
-	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
 func (s *session) repoCheck() *cobra.Command {
 	var form string
+	var d display
 	c := &cobra.Command{
 		Use: "check", Short: "Check that everything has its place, without reading the data",
 		Long: `Check a repository without reading the data: the indexes load, and every block of every
@@ -23,9 +22,10 @@ restore points; -o json also lists the restore points that are good.`,
   varve repo check -o json | jq -r '.good[].id'`,
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &display{mode: string(progress.None)})
+			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &d)
 		},
 	}
+	d.flags(c, "while looking")
 	outputFlag(c, &form, asTable, asJSON, asYAML)
 	return c
 }

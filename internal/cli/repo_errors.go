@@ -24,6 +24,7 @@ var repositoryClasses = []struct {
 	{disk.ErrNotFound, CodeNotFound, ""},
 	{disk.ErrInvalid, CodeRefused, ""},
 	{disk.ErrConflict, CodeRefused, ""},
+	{disk.ErrNoSpace, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
 	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
 	{repository.ErrConflict, CodeRefused, ""},

@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -21,6 +25,7 @@ type maintained struct {
 
 func (s *session) repoMaintenance() *cobra.Command {
 	var form string
+	var d display
 	var full, exclusive bool
 	c := &cobra.Command{
 		Use: "maintenance", Short: "Keep a repository small and fast",
@@ -46,39 +51,68 @@ runs over two days. --exclusive says that nobody else uses the repository now: i
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o := repository.MaintenanceOptions{Mode: repository.QuickMaintenance, Exclusive: exclusive}
+			if full {
+				o.Mode = repository.FullMaintenance
+			}
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
-				o := repository.MaintenanceOptions{Mode: repository.QuickMaintenance, Exclusive: exclusive}
-				if full {
-					o.Mode = repository.FullMaintenance
-				}
-				done := maintained{Mode: string(o.Mode), Exclusive: exclusive}
-				before, err := r.Stored(cmd.Context())
+				var done *maintained
+				err := d.during(s, func(show func(progress.Report)) (err error) {
+					done, err = s.maintain(cmd.Context(), r, o, show)
+					return err
+				})
 				if err != nil {
 					return err
 				}
-				start := s.Now()
-				if err := r.Maintain(cmd.Context(), o); err != nil {
-					return err
-				}
-				took := s.Now().Sub(start)
-				after, err := r.Stored(cmd.Context())
-				if err != nil {
-					return err
-				}
-				done.Millis, done.StoredBytesBefore, done.StoredBytesAfter = took.Milliseconds(), bytesOf(before), bytesOf(after)
-				if form != "" {
-					return printData(cmd.OutOrStdout(), form, done)
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s maintenance done, took %s: %s stored, %s before\n",
-					done.Mode, human.Took(took), human.Bytes(done.StoredBytesAfter), human.Bytes(done.StoredBytesBefore))
-				return err
+				return done.print(cmd.OutOrStdout(), form)
 			})
 		},
 	}
 	c.Flags().BoolVar(&full, "full", false, "also free what no restore point refers to, and extend object locks")
 	c.Flags().BoolVar(&exclusive, "exclusive", false, "with --full: nobody else uses the repository now, so free it at once")
+	d.flags(c, "while it works")
 	outputFlag(c, &form, asJSON, asYAML)
 	return c
+}
+
+// maintenanceSteps say what is done, in a word and as a message.
+var maintenanceSteps = map[repository.MaintenanceStep][2]string{
+	repository.StepCollect: {"Collecting", "what no restore point refers to"},
+	repository.StepCompact: {"Compacting", "indexes and packs"},
+}
+
+func (s *session) maintain(ctx context.Context, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
+	tell := func(phase, message string) {
+		show(progress.Report{Name: "repository", Phase: phase, Message: message})
+	}
+	o.Step = func(step repository.MaintenanceStep) { tell(maintenanceSteps[step][0], maintenanceSteps[step][1]) }
+	tell("Counting", "what is stored")
+	before, err := r.Stored(ctx)
+	if err != nil {
+		return nil, err
+	}
+	start := s.Now()
+	if err := r.Maintain(ctx, o); err != nil {
+		return nil, err
+	}
+	took := s.Now().Sub(start)
+	tell("Counting", "what is stored now")
+	after, err := r.Stored(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &maintained{
+		Mode: string(o.Mode), Exclusive: o.Exclusive, Millis: took.Milliseconds(), StoredBytesBefore: bytesOf(before), StoredBytesAfter: bytesOf(after),
+	}, nil
+}
+
+func (m *maintained) print(w io.Writer, form string) error {
+	if form != "" {
+		return printData(w, form, m)
+	}
+	_, err := fmt.Fprintf(w, "%s maintenance done, took %s: %s stored, %s before\n",
+		m.Mode, human.Took(time.Duration(m.Millis)*time.Millisecond), human.Bytes(m.StoredBytesAfter), human.Bytes(m.StoredBytesBefore))
+	return err
 }
 
 func bytesOf(blobs []repository.BlobStatus) int64 {

@@ -65,6 +65,8 @@ func TestDeviceIsWritten(t *testing.T) {
 		}
 		_, err = OpenTarget(t.Context(), device, size, TargetOptions{Overwrite: true, Larger: true})
 		wantError(t, err, ErrConflict, device, "in use")
+		_, err = OpenSource(t.Context(), device, SourceOptions{})
+		wantError(t, err, ErrConflict, device, "target of a restore that runs")
 		copy(content, noise(100*kib, 7))
 		clear(content[100*kib : size])
 		if wrote := restore(t, target, j, content[:size], 1000); wrote != 32 {
@@ -101,7 +103,13 @@ func TestMountedDeviceIsNotOverwritten(t *testing.T) {
 	}
 	_, err = OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, device, "mounted", "unmount")
-	openSource(t, device, SourceOptions{}) // Reading is the user's business.
+	source, err := OpenSource(t.Context(), device, SourceOptions{}) // Reading is the user's business.
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := source.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := unix.Unmount(dir, 0); err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,11 @@
 // a private directory that is gone as soon as the connections stand, dies with this process, and is ended by Close.
 //
 // Sources and Targets are safe for concurrent use, except for Close. A source is read as it is: that nobody writes it meanwhile, or that it is
-// a point in time, is the caller's business. A file that changes its size is noticed.
+// a point in time, is the caller's business. A file that changes its size is noticed, and one that a restore of this package writes, or has
+// written a part of, is refused.
 //
 // A Journal makes a restore resumable. What it says of a region is true: it is written after the data is on stable storage, and
 // replaced atomically.
 //
-// Errors name the disk and say what to do; ErrInvalid, ErrNotFound, ErrConflict and ErrChanged are their classes.
+// Errors name the disk and say what to do; ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace and ErrChanged are their classes.
 package disk

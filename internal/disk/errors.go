@@ -13,6 +13,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrConflict: the target has content, or somebody else uses it.
 	ErrConflict = errors.New("conflict")
+	// ErrNoSpace: there is no room for what is to be written.
+	ErrNoSpace = errors.New("no space")
 	// ErrChanged: the disk is not the one any more that was opened.
 	ErrChanged = errors.New("changed while it was read")
 )

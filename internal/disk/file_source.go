@@ -32,6 +32,7 @@ func openFileSource(path string) (*fileSource, error) {
 	}
 	s, err := newFileSource(f)
 	if err != nil {
+		unlock(f)
 		return nil, errors.Join(err, f.Close())
 	}
 	return s, nil
@@ -50,6 +51,9 @@ func newFileSource(f *os.File) (*fileSource, error) {
 		return nil, errorf(ErrInvalid, "disk %s is empty", f.Name())
 	}
 	if s.id, err = identityOf(f); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(share(f), whole(f.Name(), s.id)); err != nil {
 		return nil, err
 	}
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL) // only advice
@@ -137,7 +141,10 @@ func (s *fileSource) unchanged() error {
 }
 
 // Close implements Source.
-func (s *fileSource) Close() error { return s.f.Close() }
+func (s *fileSource) Close() error {
+	unlock(s.f)
+	return s.f.Close()
+}
 
 // within refuses what is not on the disk.
 func within(name string, bytes, offset int64, length int) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -28,12 +29,19 @@ type fileTarget struct {
 }
 
 func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	created := err == nil
+	if errors.Is(err, fs.ErrExist) {
+		f, err = os.OpenFile(path, os.O_RDWR, 0)
+	}
 	if err != nil {
-		return nil, err
+		return nil, full(path, err)
 	}
 	if err := prepareFile(f, bytes, o); err != nil {
 		unlock(f)
+		if created {
+			err = errors.Join(err, os.Remove(path))
+		}
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileTarget{f: f, bytes: bytes, regular: true}, nil
@@ -97,12 +105,16 @@ func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, e
 		return nil, err
 	}
 	if err := prepareDevice(f, bytes, o); err != nil {
+		unlock(f)
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileTarget{f: f, bytes: bytes}, nil
 }
 
 func prepareDevice(f *os.File, bytes int64, o TargetOptions) error {
+	if err := lock(f); err != nil {
+		return err
+	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
@@ -137,14 +149,6 @@ func (t *fileTarget) WriteAt(ctx context.Context, p []byte, offset int64) error 
 	}
 	_, err := t.f.WriteAt(p, offset)
 	return full(t.f.Name(), err)
-}
-
-// full says what to do about a file system without space.
-func full(name string, err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("target %s: make space and continue: %w", name, err)
-	}
-	return err
 }
 
 // Sync implements Target.

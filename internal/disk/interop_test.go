@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/loop"
 )
 
 // run runs a program to its end. A missing one fails the test.
@@ -228,6 +229,16 @@ func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
 	if err := target.Close(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestDeviceOfARunningGuestIsNotOverwritten(t *testing.T) {
+	t.Parallel()
+	file, content := sparseFile(t, mib, extent.Extent{Length: mib})
+	device := loop.Device(t, file)
+	serveWith(t, "raw", device)
+	_, err := OpenTarget(t.Context(), device, mib, TargetOptions{Overwrite: true})
+	wantError(t, err, ErrConflict, device, "virtual machine")
+	wantBytes(t, openSource(t, device, SourceOptions{}), content)
 }
 
 func TestQCOW2IsWritten(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -143,7 +145,7 @@ func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool,
 		return false, "", nil
 	}
 	if j.path == "" && beside != "" {
-		j.path = beside + JournalSuffix
+		j.path = journalOf(beside)
 	}
 	fresh := newState(j.o.Token, "", bytes, j.o.RegionBytes)
 	if fresh.regions() > maxRegions {
@@ -177,6 +179,31 @@ func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool,
 	return true, "", nil
 }
 
+// journalOf is where the journal of a restore to this file is, whatever link leads to it.
+func journalOf(path string) string {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		path = to
+	}
+	return path + JournalSuffix
+}
+
+// whole refuses a file, with this identity, that a restore has written a part of. A journal that is known to be of another file, whose place
+// this one has taken, says nothing.
+func whole(path string, id identity) error {
+	journal := journalOf(path)
+	data, err := os.ReadFile(journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("journal of restore: %w", err)
+	}
+	if found, err := parseState(data); err == nil && id.certain && found.Target != id.name {
+		return nil
+	}
+	return errorf(ErrConflict, "disk %s is half of a restore, which runs or was interrupted: let it end, or start the same restore again to complete it; if you know that the disk is whole, remove %s", path, journal)
+}
+
 // begin notes that the restore of the target with this identity has begun, before anything is written to it.
 func (j *Journal) begin(id identity) error {
 	if j == nil || j.path == "" {
@@ -203,5 +230,9 @@ func (j *Journal) discard() error {
 }
 
 func (j *Journal) replace(s *journalState) error {
-	return writeDurably(j.files, j.path, s.marshal())
+	err := writeDurably(j.files, j.path, s.marshal())
+	if isFull(err) {
+		return errorf(ErrNoSpace, "%w", err)
+	}
+	return err
 }

@@ -48,8 +48,15 @@ func removeDurably(f journalFiles, path string) error {
 // osFiles are real ones.
 type osFiles struct{}
 
-func (osFiles) Read(path string) ([]byte, error)     { return os.ReadFile(path) }
-func (osFiles) Write(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
-func (osFiles) Sync(path string) error               { return durable.Sync(path) }
-func (osFiles) Rename(from, to string) error         { return os.Rename(from, to) }
-func (osFiles) Remove(path string) error             { return os.Remove(path) }
+func (osFiles) Read(path string) ([]byte, error) { return os.ReadFile(path) }
+func (osFiles) Sync(path string) error           { return durable.Sync(path) }
+func (osFiles) Rename(from, to string) error     { return os.Rename(from, to) }
+func (osFiles) Remove(path string) error         { return os.Remove(path) }
+
+func (osFiles) Write(path string, data []byte) error {
+	err := os.WriteFile(path, data, 0o600)
+	if err != nil {
+		_ = os.Remove(path) // A part of it is of no use, least of all where there is no space.
+	}
+	return err
+}

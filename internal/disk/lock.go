@@ -45,6 +45,27 @@ func lock(f *os.File) error {
 	return nil
 }
 
+// share says to restores that f is read, and refuses it if somebody lets nobody read it: a restore writes it at this moment. A virtual
+// machine lets others read, and is not hindered.
+func share(f *os.File) error {
+	used := unix.Flock_t{Type: unix.F_RDLCK, Start: lockUsed, Len: 1}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &used)
+	if unlockable(err) {
+		return nil
+	}
+	denied := unix.Flock_t{Type: unix.F_WRLCK, Start: lockDenied, Len: 1}
+	if err == nil {
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &denied)
+	}
+	if err != nil {
+		return fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+	}
+	if denied.Type != unix.F_UNLCK {
+		return errorf(ErrConflict, "disk %s is the target of a restore that runs: wait until it has ended", f.Name())
+	}
+	return nil
+}
+
 // unlock gives up the locks at once. Closing f is not enough: a child that this process is starting has it open until it runs.
 func unlock(f *os.File) {
 	l := unix.Flock_t{Type: unix.F_UNLCK, Start: lockUsed, Len: lockDenied + permissions - lockUsed}

@@ -79,6 +79,9 @@ func openQCOW2Source(ctx context.Context, path string, o SourceOptions) (*export
 	if err != nil {
 		return nil, err
 	}
+	if err := whole(path, id); err != nil {
+		return nil, err
+	}
 	args := []string{"--read-only"}
 	if o.Bitmap != "" {
 		if err := hasBitmap(ctx, path, o.Bitmap); err != nil {

@@ -113,18 +113,15 @@ func newImage(ctx context.Context, path string, absent bool, bytes int64, j *Jou
 	if absent {
 		made = path + ".varve-new"
 	}
-	if err := create(ctx, made, bytes); err != nil {
+	err := create(ctx, made, bytes)
+	if err == nil {
+		err = beginImage(made, j)
+	}
+	if err != nil {
 		if absent {
-			err = errors.Join(err, os.Remove(made))
+			_ = os.Remove(made) // if it is there
 		}
 		return fmt.Errorf("target %s: %w", path, err)
-	}
-	id, err := pathIdentity(made)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(durable.Sync(made), j.begin(id)); err != nil {
-		return err
 	}
 	if absent {
 		if err := os.Rename(made, path); err != nil {
@@ -132,6 +129,15 @@ func newImage(ctx context.Context, path string, absent bool, bytes int64, j *Jou
 		}
 	}
 	return durable.Sync(filepath.Dir(path))
+}
+
+// beginImage makes durable what was just made, and begins its journal.
+func beginImage(path string, j *Journal) error {
+	id, err := pathIdentity(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(durable.Sync(path), j.begin(id))
 }
 
 // Bytes implements Target.
@@ -145,7 +151,15 @@ func (t *exportTarget) WriteAt(ctx context.Context, p []byte, offset int64) erro
 	if n := t.padded(offset+int64(len(p))) - offset; n > int64(len(p)) {
 		p = append(slices.Clone(p), make([]byte, n-int64(len(p)))...)
 	}
-	return t.explain(full(t.name, t.client.WriteAt(ctx, p, offset, 0)))
+	return t.failed(t.client.WriteAt(ctx, p, offset, 0))
+}
+
+// failed names the target in an error of the client, and says what to do about it.
+func (t *exportTarget) failed(err error) error {
+	if isFull(err) {
+		return full(t.name, err)
+	}
+	return t.explain(err)
 }
 
 // padded is end, or if that is the disk's, the end of the export's block around it: the export takes only whole blocks. It is
@@ -170,7 +184,7 @@ func (t *exportTarget) Zero(ctx context.Context, e extent.Extent) error {
 	}
 	for part := range data.All() {
 		if err := t.zero(ctx, part); err != nil {
-			return t.explain(full(t.name, err))
+			return t.failed(err)
 		}
 	}
 	return nil
@@ -204,7 +218,7 @@ func (t *exportTarget) Sync(ctx context.Context) error {
 	if !t.client.Info().Flags.Has(nbd.FlagSendFlush) {
 		return nil
 	}
-	return t.explain(full(t.name, t.client.Flush(ctx)))
+	return t.failed(t.client.Flush(ctx))
 }
 
 // Close implements Target.

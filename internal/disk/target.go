@@ -35,6 +35,9 @@ type TargetOptions struct {
 	// Larger allows a device or export that is larger than the disk. A raw file that is larger stays so; otherwise it gets the disk's
 	// size, as a qcow2 image always does.
 	Larger bool
+	// DataBytes is how much data will be written, all but holes. A file whose file system has no room for it is refused before anything is
+	// made or changed. 0: not known.
+	DataBytes int64
 	// TLS is for an NBD server.
 	TLS *tls.Config
 	// Journal makes the restore resumable. nil: it is not.
@@ -55,6 +58,9 @@ func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) 
 		return nil, err
 	}
 	info, err := statTarget(path)
+	if err == nil && (info == nil || info.Mode().IsRegular()) {
+		err = room(path, info, o.DataBytes)
+	}
 	switch {
 	case err != nil:
 		return nil, err

@@ -171,7 +171,7 @@ func TestTargetsThatAreRefused(t *testing.T) {
 		{dir, mib, TargetOptions{Overwrite: true}, ErrInvalid, "neither a file nor a block device"},
 		{"/dev/no-such-disk", mib, TargetOptions{}, ErrNotFound, "check its name"},
 		{link, mib, TargetOptions{}, ErrNotFound, "link to nowhere"},
-		{filepath.Join(dir, "no", "folder.img"), mib, TargetOptions{}, os.ErrNotExist, "folder"},
+		{filepath.Join(dir, "no", "folder.img"), mib, TargetOptions{}, ErrNotFound, "there is no directory"},
 		{uri, 2 * mib, TargetOptions{}, ErrConflict, "2097152 bytes"},
 		{uri, 2*mib + 1, TargetOptions{Overwrite: true, Larger: true}, ErrInvalid, "has 2097152 bytes, too few for a disk of 2097153 bytes"},
 		{uri, 2*mib - 1, TargetOptions{Overwrite: true}, ErrInvalid, "has 2097152 bytes, more than the disk's 2097151"},
@@ -219,7 +219,22 @@ func TestOneRestoreAtATime(t *testing.T) {
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, path, "in use")
+	_, err = OpenSource(t.Context(), path, SourceOptions{})
+	wantError(t, err, ErrConflict, path, "target of a restore that runs")
 	if err := target.Close(); err != nil {
+		t.Fatal(err)
+	}
+	source, err := OpenSource(t.Context(), path, SourceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
+	wantError(t, err, ErrConflict, path, "in use")
+	other, err := OpenSource(t.Context(), path, SourceOptions{}) // Any number may read.
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(source.Close(), other.Close()); err != nil {
 		t.Fatal(err)
 	}
 	again, err := OpenTarget(t.Context(), path, mib, TargetOptions{})

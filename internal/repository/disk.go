@@ -45,6 +45,7 @@ type diskWriter struct {
 }
 
 func (s *session) attempt(d *DiskSource, plan diskPlan) (*Disk, error) {
+	s.progress.begin(d, plan)
 	g := plan.geometry
 	w := &diskWriter{session: s, source: d, plan: plan, blocks: newBlockWriter(s.w, g, compressors[s.q.Compression]), zeroRegions: map[int64]object.ID{}}
 	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
@@ -122,6 +123,7 @@ func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object
 	buffer, _ := w.buffers.Get().(*[]byte)
 	defer w.buffers.Put(buffer)
 	var did Stats
+	var had int64
 	entries := make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))
 	for j := range entries {
 		b := w.plan.geometry.blockOf(i, j)
@@ -139,10 +141,13 @@ func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object
 		}
 		if entries[j].Object != was && (was != object.EmptyID || !w.isHole(entries[j])) {
 			did.ChangedBytes += b.Length
+			if w.hadBefore(ctx, entries[j].Object) {
+				had += b.Length
+			}
 		}
 	}
 	w.count(did)
-	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: did.ChangedBytes})
+	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: did.ChangedBytes, DeduplicatedBytes: had})
 	id, _, err := writeTable(ctx, w.w, entries, regionSplitter)
 	return id, err
 }

@@ -26,6 +26,8 @@ type MaintenanceOptions struct {
 	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
 	// runs over two days, because another machine may have begun to refer to it.
 	Exclusive bool
+	// Step is called with what is about to be done, a StepCollect or StepCompact; nil: not.
+	Step func(MaintenanceStep)
 
 	safety *maintenance.SafetyParameters // of tests
 }
@@ -61,7 +63,7 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 		err = errors.Join(keepFormat(wctx, w, r.password), r.keepRecords(wctx, w))
 	}
 	if err == nil {
-		err = maintain(wctx, w, mode, safety)
+		err = maintain(wctx, w, mode, safety, o.tell)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = errors.Join(cause, err)
@@ -97,7 +99,7 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 // maintenance, even after the restore points were deleted that it was of.
 const ignoreDeleted = "KOPIA_IGNORE_MAINTENANCE_REWRITE_ERROR"
 
-func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters) error {
+func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, tell func(MaintenanceStep)) error {
 	if err := os.Setenv(ignoreDeleted, "1"); err != nil {
 		return err
 	}
@@ -105,6 +107,7 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
 		ran = true
 		if p.Mode == maintenance.ModeFull {
+			tell(StepCollect)
 			if err := collectGarbage(ctx, w, safety, p.MaintenanceStartTime, maxMarks); err != nil {
 				return err
 			}
@@ -112,6 +115,7 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 				return err
 			}
 		}
+		tell(StepCompact)
 		return maintenance.Run(ctx, p, safety)
 	})
 	if err == nil && !ran {

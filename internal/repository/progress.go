@@ -1,12 +1,47 @@
 package repository
 
 import (
+	"context"
 	"sync"
 	"time"
+
+	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/extent"
 )
 
 // progressEvery is how often Request.Progress is called at most.
 const progressEvery = 200 * time.Millisecond
+
+// Progress is how far a backup is, over all its disks, in bytes.
+type Progress struct {
+	// TotalBytes is the sum of the disks' sizes. ScannedBytes of them are settled: read, known to be zero, or known to be as in the parent.
+	TotalBytes, ScannedBytes int64
+	// PlannedBytes is what is read of the disks, in whole blocks, as far as that is known yet: a disk that cannot follow its parent makes
+	// it more. ReadBytes of them were.
+	PlannedBytes, ReadBytes int64
+	// ChangedBytes are in blocks that the restore point before does not have in this place. DeduplicatedBytes of them the repository had, and nothing was uploaded for
+	// them. A block that comes twice in one backup counts only if the index had it by then.
+	ChangedBytes, DeduplicatedBytes int64
+	// UploadedBytes went to the storage: the new blocks and tables, compressed and encrypted. What is on its way is not in it.
+	UploadedBytes int64
+}
+
+// MaintenanceStep is a part of maintenance.
+type MaintenanceStep string
+
+const (
+	// StepCollect finds what no restore point refers to.
+	StepCollect MaintenanceStep = "collect"
+	// StepCompact merges indexes, rewrites packs that are mostly empty and deletes what is due.
+	StepCompact MaintenanceStep = "compact"
+)
+
+func (o MaintenanceOptions) tell(s MaintenanceStep) {
+	if o.Step != nil {
+		o.Step(s)
+	}
+}
 
 // progress adds up what the workers did.
 type progress struct {
@@ -15,14 +50,59 @@ type progress struct {
 	mu   sync.Mutex
 	sum  Progress
 	last time.Time
+	// disk is the one at work, before the sum when it began, and planned what was thought of each disk.
+	disk    *DiskSource
+	before  Progress
+	planned map[*DiskSource]int64
 }
 
 func newProgress(q *Request) *progress {
-	p := &progress{call: q.Progress}
-	for _, d := range q.Disks {
+	p := &progress{call: q.Progress, planned: map[*DiskSource]int64{}}
+	for i := range q.Disks {
+		d := &q.Disks[i]
 		p.sum.TotalBytes += d.Bytes
+		// Until there is a plan, that of the best case: the parent is of the same size, and its changes can be used.
+		plan := diskPlan{geometry: geometry{size: d.Bytes, block: q.BlockBytes}, previous: &Disk{Bytes: d.Bytes}}
+		if d.Changes == nil || q.Parent == ParentNone {
+			plan.full = FullNoChanges
+		}
+		p.planned[d] = d.toRead(plan)
+		p.sum.PlannedBytes += p.planned[d]
 	}
 	return p
+}
+
+// toRead is how many bytes of the disk are read by a plan: those in blocks that may have changed and may have data.
+func (d *DiskSource) toRead(plan diskPlan) int64 {
+	g := plan.geometry
+	wanted := extent.NewSet(extent.Extent{Length: g.size})
+	if plan.incremental() {
+		wanted = d.Changes.Set.Widen(g.block, g.size)
+		if both := min(g.size, plan.previous.Bytes); both != max(g.size, plan.previous.Bytes) {
+			start := both / g.block * g.block // the block that was cut otherwise
+			wanted = wanted.Union(extent.NewSet(extent.Extent{Offset: start, Length: g.size - start}))
+		}
+	}
+	if d.Data != nil {
+		wanted = wanted.Intersect(d.Data.Widen(g.block, g.size))
+	}
+	return wanted.Bytes()
+}
+
+// begin notes how a disk is about to be stored. What an earlier attempt with it has done counts no more, but for what was uploaded.
+func (p *progress) begin(d *DiskSource, plan diskPlan) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.disk == d {
+		uploaded, planned := p.sum.UploadedBytes, p.sum.PlannedBytes
+		p.sum = p.before
+		p.sum.UploadedBytes, p.sum.PlannedBytes = uploaded, planned
+	}
+	p.disk, p.before = d, p.sum
+	n := d.toRead(plan)
+	p.sum.PlannedBytes += n - p.planned[d]
+	p.planned[d] = n
+	p.call(p.sum)
 }
 
 func (p *progress) uploaded(n int64) { p.add(Progress{UploadedBytes: n}) }
@@ -34,6 +114,7 @@ func (p *progress) add(d Progress) {
 	p.sum.ScannedBytes += d.ScannedBytes
 	p.sum.ReadBytes += d.ReadBytes
 	p.sum.ChangedBytes += d.ChangedBytes
+	p.sum.DeduplicatedBytes += d.DeduplicatedBytes
 	p.sum.UploadedBytes += d.UploadedBytes
 	if now := time.Now(); now.Sub(p.last) >= progressEvery { //nolint:forbidigo // how often a terminal is drawn
 		p.last = now
@@ -46,4 +127,15 @@ func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.call(p.sum)
+}
+
+// hadBefore says whether the repository has a block that was just stored for longer. The session's own blocks are seen through the repository
+// only when they are in an index: until then they are new.
+func (s *session) hadBefore(ctx context.Context, block object.ID) bool {
+	id, _, ok := block.ContentID()
+	if !ok {
+		return false
+	}
+	info, err := s.r.rep.ContentReader().ContentInfo(ctx, id)
+	return err == nil && !info.Deleted
 }

@@ -92,13 +92,6 @@ const (
 // compressors maps the names of Request.Compression to kopia's.
 var compressors = map[string]string{"s2": "s2-default", "zstd": "zstd-fastest", "none": ""}
 
-// Progress is how far a backup is, over all its disks, in bytes.
-type Progress struct {
-	// TotalBytes is the sum of the disks' sizes; ScannedBytes of them are settled, of which ReadBytes were read,
-	// ChangedBytes are new in this restore point and UploadedBytes went to the storage: less, because of compression and of what was there already.
-	TotalBytes, ScannedBytes, ReadBytes, ChangedBytes, UploadedBytes int64
-}
-
 func (q *Request) withDefaults() Request {
 	out := *q
 	if out.Parent == "" {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -26,6 +27,8 @@ type RestoreOptions struct {
 	// Done are regions that need not be written again, and Finished is called with each that was, from several goroutines.
 	Done     func(region int) bool
 	Finished func(region int, e extent.Extent)
+	// Wrote is called with the length of each piece of data, which is not a hole, when the target has it, from several goroutines; nil: not.
+	Wrote func(bytes int64)
 }
 
 // Restore writes the whole disk to target and syncs it. Each block is authenticated before it is written; one that cannot
@@ -46,7 +49,7 @@ func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) er
 				if o.Done != nil && o.Done(i) {
 					continue
 				}
-				if err := m.restoreRegion(inner, i, target); err != nil {
+				if err := m.restoreRegion(inner, i, target, o.Wrote); err != nil {
 					return err
 				}
 				if o.Finished != nil {
@@ -64,7 +67,7 @@ func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) er
 	return nil
 }
 
-func (m *Image) restoreRegion(ctx context.Context, i int, target Target) error {
+func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote func(int64)) error {
 	table, err := readBlocks(ctx, m.r, m.geometry, i, m.list[i].Object)
 	if err != nil {
 		return err
@@ -100,6 +103,41 @@ func (m *Image) restoreRegion(ctx context.Context, i int, target Target) error {
 		if err := target.WriteAt(ctx, data, e.Offset); err != nil {
 			return fmt.Errorf("write %s: %w", e, err)
 		}
+		if wrote != nil {
+			wrote(e.Length)
+		}
 	}
 	return flush()
+}
+
+// DataBytes is how much data, which is not a hole, there is in the regions that skip, if not nil, does not name: what Restore
+// writes if they are done. It reads the tables of regions, and each of them once.
+func (m *Image) DataBytes(ctx context.Context, skip func(region int) bool) (int64, error) {
+	alike := map[object.ID][]int{}
+	for i, region := range m.list {
+		if skip == nil || !skip(i) {
+			alike[region.Object] = append(alike[region.Object], i)
+		}
+	}
+	var sum atomic.Int64
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
+	for _, regions := range alike {
+		group.Go(func() error {
+			table, err := readBlocks(ctx, m.r, m.geometry, regions[0], m.list[regions[0]].Object)
+			if err != nil {
+				return fmt.Errorf("disk %s: %w", m.Disk.Name, err)
+			}
+			for _, e := range table {
+				if !m.zero(e) {
+					sum.Add(e.Length * int64(len(regions)))
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return 0, err
+	}
+	return sum.Load(), nil
 }

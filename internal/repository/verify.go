@@ -25,6 +25,9 @@ type VerifyOptions struct {
 	Workers int
 	// Progress is called with the bytes read so far, from several goroutines; nil: not.
 	Progress func(contents, bytes int64)
+	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, of how many, from several
+	// goroutines, one at a time; nil: not.
+	Looked func(bytes, of int64)
 }
 
 // Damage is a part of a disk that cannot be restored, or a whole one if Extent is empty.
@@ -93,7 +96,10 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	if err != nil {
 		return nil, fmt.Errorf("list the blobs: %w", err)
 	}
-	v := &verification{r: r.reader(), bad: bad, packs: packs, known: map[object.ID]error{}}
+	v := &verification{r: r.reader(), bad: bad, packs: packs, known: map[object.ID]error{}, looked: o.Looked}
+	for _, p := range points {
+		v.of += p.DiskBytes()
+	}
 	for _, p := range points {
 		for _, d := range p.Disks {
 			damage, err := v.disk(ctx, d)
@@ -187,6 +193,9 @@ type verification struct {
 	mu sync.Mutex
 	// known are the tables of regions that were looked at, and what is wrong with them.
 	known map[object.ID]error
+	// bytes of all disks were looked at, of so many.
+	bytes, of int64
+	looked    func(bytes, of int64)
 }
 
 // disk returns what cannot be restored of a disk.
@@ -197,6 +206,7 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 	}
 	list, err := readRegions(ctx, v.r, g, d.Object)
 	if errors.Is(err, ErrCorrupt) {
+		v.count(d.Bytes)
 		return []Damage{{Disk: d.Name, Err: err}}, nil
 	}
 	if err != nil {
@@ -207,6 +217,7 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 	queued := map[object.ID]bool{}
 	for i, e := range list {
 		if v.seen(e.Object) || queued[e.Object] {
+			v.count(g.region(i).Length)
 			continue
 		}
 		queued[e.Object] = true
@@ -215,6 +226,7 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 			if err != nil && !errors.Is(err, ErrCorrupt) {
 				return err
 			}
+			v.count(g.region(i).Length)
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			v.known[e.Object] = err
@@ -231,6 +243,16 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 		}
 	}
 	return out, nil
+}
+
+// count tells that so many bytes more were looked at.
+func (v *verification) count(bytes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.bytes += bytes
+	if v.looked != nil {
+		v.looked(v.bytes, v.of)
+	}
 }
 
 func (v *verification) seen(id object.ID) bool {

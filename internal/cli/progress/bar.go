@@ -1,9 +1,9 @@
 package progress
 
 import (
-	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"github.com/vbauerster/mpb/v8"
@@ -16,14 +16,15 @@ import (
 type bar struct {
 	container *mpb.Progress
 	line      *mpb.Bar
-	last      atomic.Pointer[Report]
+	// stored is the line below, of a backup of disks; nil before its first report.
+	stored *mpb.Bar
+	last   atomic.Pointer[Report]
+	now    func() time.Time
+	meter  meter
 }
 
-// messageWidth keeps room for the bar itself on a terminal of 80 columns.
-const messageWidth = 36
-
-func newBar(out io.Writer, terminal bool) *bar {
-	b := &bar{}
+func newBar(out io.Writer, terminal bool, now func() time.Time) *bar {
+	b := &bar{now: now}
 	b.last.Store(&Report{})
 	options := []mpb.ContainerOption{mpb.WithOutput(out), mpb.WithAutoRefresh()}
 	if terminal {
@@ -38,39 +39,61 @@ func newBar(out io.Writer, terminal bool) *bar {
 }
 
 func (b *bar) Show(r Report) {
+	b.meter.observe(b.now(), r)
 	b.last.Store(&r)
 	if r.TotalBytes > 0 {
 		// One more than the truth: a bar that reaches its total ends, and the end is Close's to say.
 		b.line.SetTotal(r.TotalBytes+1, false)
 		b.line.SetCurrent(min(r.ProcessedBytes, r.TotalBytes))
 	}
+	if r.Stored != nil && b.stored == nil {
+		b.stored = b.container.New(0, mpb.NopStyle(), mpb.BarFillerTrim(), mpb.PrependDecorators(decor.Any(b.below)))
+	}
 }
 
 func (b *bar) Close() error {
+	if b.stored != nil {
+		b.stored.Abort(true)
+	}
 	b.line.Abort(true)
 	b.container.Wait()
 	return nil
 }
 
-func (b *bar) head(decor.Statistics) string {
+// head is what is done. Beside a bar it takes a quarter of the line at most; mpb cuts off what is too long for the line.
+func (b *bar) head(s decor.Statistics) string {
 	r := b.last.Load()
-	text := human.Line(r.Name + " " + r.Phase)
-	if r.TotalBytes == 0 && r.Message != "" {
-		text += ": " + human.Line(r.Message)
+	name, phase := human.Line(r.Name), human.Line(r.Phase)
+	if r.TotalBytes == 0 {
+		if r.Message != "" {
+			phase += ": " + human.Line(r.Message)
+		}
+		return shorten(name, s.AvailableWidth/3) + " " + phase + " "
 	}
-	return shorten(text, messageWidth) + " "
+	return shorten(name, s.AvailableWidth/4-utf8.RuneCountInString(phase)) + " " + phase + " "
 }
 
 func (b *bar) tail(decor.Statistics) string {
-	r := b.last.Load()
-	if r.TotalBytes == 0 {
+	text := b.meter.measured(b.now(), *b.last.Load()).amount()
+	if text == "" {
 		return ""
 	}
-	return fmt.Sprintf(" %3d%% %s of %s ", r.Percent, human.Bytes(r.ProcessedBytes), human.Bytes(r.TotalBytes))
+	return " " + text + " "
 }
+
+func (b *bar) below(decor.Statistics) string {
+	if s := b.last.Load().Stored; s != nil {
+		return s.String()
+	}
+	return ""
+}
+
+// leastName is how much of a name stays on the narrowest terminal.
+const leastName = 8
 
 // shorten cuts text to width characters, the last of which then says so.
 func shorten(text string, width int) string {
+	width = max(width, leastName)
 	if utf8.RuneCountInString(text) <= width {
 		return text
 	}

@@ -1,5 +1,5 @@
-// Package progress shows how something that takes a while goes on: a bar on a terminal, a line for each change
-// where a log is read, an object for each change where a program reads.
+// Package progress shows how something that takes a while goes on: a bar on a terminal, lines where a log is read, objects
+// where a program reads.
 //
 // A Renderer belongs to one goroutine. It writes to one stream, which must not be written by others between the first Show
 // and Close. A write that fails is reported by Close, once: progress that nobody sees ends nothing.
@@ -7,13 +7,10 @@ package progress
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
-
-	"github.com/varvebackup/varve/internal/cli/human"
+	"time"
 )
 
 // Mode is a way to show progress.
@@ -24,9 +21,9 @@ const (
 	Auto Mode = "auto"
 	// Bar is a live bar.
 	Bar Mode = "bar"
-	// Plain is a line for each change: "name: phase message 42% 1.2 GiB of 3 GiB".
+	// Plain is a line for each step, and every ten seconds: "name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s, 23s left".
 	Plain Mode = "plain"
-	// JSON is one object a line for each change.
+	// JSON is one object a line for each step, and every second.
 	JSON Mode = "json"
 	// None shows nothing.
 	None Mode = "none"
@@ -35,38 +32,6 @@ const (
 // Modes lists the modes in the order in which help names them.
 func Modes() []string {
 	return []string{string(Auto), string(Bar), string(Plain), string(JSON), string(None)}
-}
-
-// Report is how it goes at one moment.
-type Report struct {
-	// Name is the object.
-	Name string `json:"name"`
-	// Phase is its state in one word.
-	Phase string `json:"phase,omitempty"`
-	// Message says what is done or waited for.
-	Message string `json:"message,omitempty"`
-	// Percent is from 0 to 100. It has no meaning while TotalBytes is 0.
-	Percent int `json:"percent"`
-	// ProcessedBytes of TotalBytes are done. TotalBytes is 0 while it is not known.
-	ProcessedBytes int64 `json:"processedBytes"`
-	TotalBytes     int64 `json:"totalBytes"`
-}
-
-// String is the report as Plain shows it.
-func (r Report) String() string {
-	text := strings.Join(slices.DeleteFunc([]string{human.Line(r.Phase), human.Line(r.Message)}, func(s string) bool { return s == "" }), " ")
-	if r.TotalBytes > 0 {
-		text += fmt.Sprintf(" %d%% %s of %s", r.Percent, human.Bytes(r.ProcessedBytes), human.Bytes(r.TotalBytes))
-	}
-	return human.Line(r.Name) + ": " + strings.TrimSpace(text)
-}
-
-// Percent is how much of total bytes is processed, from 0 to 100.
-func Percent(processed, total int64) int {
-	if total <= 0 || processed <= 0 {
-		return 0
-	}
-	return int(min(float64(processed)/float64(total)*100, 100))
 }
 
 // Renderer shows reports.
@@ -78,8 +43,9 @@ type Renderer interface {
 	Close() error
 }
 
-// New returns a renderer that writes to out. terminal says whether out is one: it decides what Auto means.
-func New(mode Mode, out io.Writer, terminal bool) (Renderer, error) {
+// New returns a renderer that writes to out. terminal says whether out is one: it decides what Auto means. now is the clock that rates
+// are measured with.
+func New(mode Mode, out io.Writer, terminal bool, now func() time.Time) (Renderer, error) {
 	if mode == Auto {
 		mode = Plain
 		if terminal {
@@ -88,46 +54,27 @@ func New(mode Mode, out io.Writer, terminal bool) (Renderer, error) {
 	}
 	switch mode {
 	case Bar:
-		return newBar(out, terminal), nil
+		return newBar(out, terminal, now), nil
 	case Plain:
-		return &lines{out: out, format: func(r Report) ([]byte, error) { return []byte(r.String()), nil }}, nil
+		return &lines{out: out, now: now, every: plainEvery, format: func(r Report) ([]byte, error) { return []byte(r.String()), nil }}, nil
 	case JSON:
-		return &lines{out: out, format: func(r Report) ([]byte, error) { return json.Marshal(r) }}, nil
+		return &lines{out: out, now: now, every: jsonEvery, format: func(r Report) ([]byte, error) { return json.Marshal(r) }}, nil
 	case None:
 		return nothing{}, nil
 	default:
-		return nil, fmt.Errorf("unknown progress mode %q: use one of %s", mode, strings.Join(Modes(), ", "))
+		return nil, Valid(mode)
 	}
 }
 
-// lines writes a line for each report that differs from the one before in more than its bytes: a copy of a large disk
-// has a hundred lines, not a line a second.
-type lines struct {
-	out    io.Writer
-	format func(Report) ([]byte, error)
-	last   Report
-	shown  bool
-	err    error
-}
-
-func (l *lines) Show(r Report) {
-	if l.shown && sameStep(l.last, r) {
-		return
+// Valid is an error if there is no such mode.
+func Valid(mode Mode) error {
+	for _, m := range Modes() {
+		if mode == Mode(m) {
+			return nil
+		}
 	}
-	l.last, l.shown = r, true
-	text, err := l.format(r)
-	if err == nil {
-		_, err = l.out.Write(append(text, '\n'))
-	}
-	l.err = errors.Join(l.err, err)
+	return fmt.Errorf("unknown progress mode %q: use one of %s", mode, strings.Join(Modes(), ", "))
 }
-
-func sameStep(a, b Report) bool {
-	a.ProcessedBytes, b.ProcessedBytes = 0, 0
-	return a == b
-}
-
-func (l *lines) Close() error { return l.err }
 
 type nothing struct{}
 

@@ -1,0 +1,79 @@
+package progress
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// window is over how long the rate is averaged: what was long ago counts for less and less.
+	window = 20 * time.Second
+	// warmUp is how long must have been measured before there is a rate.
+	warmUp = 2 * time.Second
+	// grain is the shortest time that is measured: of shorter ones the clock knows too little.
+	grain = 100 * time.Millisecond
+)
+
+// meter measures how fast the bytes of one phase are processed, as an exponentially weighted mean. It is safe for concurrent use.
+type meter struct {
+	mu    sync.Mutex
+	phase string
+	// begin is when the phase was first seen, at when bytes were.
+	begin, at time.Time
+	bytes     int64
+	// sum is the mean, still too small by the weight of the time before begin.
+	sum float64
+}
+
+// observe takes what a report says. What was done before the first report of a phase took another time.
+func (m *meter) observe(now time.Time, r Report) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	phase := r.Name + "\x00" + r.Phase
+	if m.begin.IsZero() || phase != m.phase || r.ProcessedBytes < m.bytes {
+		m.phase, m.begin, m.at, m.bytes, m.sum = phase, now, now, r.ProcessedBytes, 0
+		return
+	}
+	passed := now.Sub(m.at)
+	if passed < grain {
+		return
+	}
+	m.sum = m.after(passed, r.ProcessedBytes-m.bytes)
+	m.at, m.bytes = now, r.ProcessedBytes
+}
+
+// after is sum when bytes more were processed in the time since at.
+func (m *meter) after(passed time.Duration, bytes int64) float64 {
+	old := math.Exp(-passed.Seconds() / window.Seconds())
+	return m.sum*old + float64(bytes)/passed.Seconds()*(1-old)
+}
+
+// rate is in bytes per second, as of now: 0 if it is not known, or nothing has moved for long.
+func (m *meter) rate(now time.Time) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.begin.IsZero() || now.Sub(m.begin) < warmUp {
+		return 0
+	}
+	sum := m.sum
+	if silent := now.Sub(m.at); silent > warmUp {
+		sum = m.after(silent, 0)
+	} else {
+		now = m.at
+	}
+	weight := 1 - math.Exp(-now.Sub(m.begin).Seconds()/window.Seconds())
+	if weight <= 0 {
+		return 0
+	}
+	return int64(math.Round(sum / weight))
+}
+
+// measured is r with its rate and the time that is left.
+func (m *meter) measured(now time.Time, r Report) Report {
+	r.BytesPerSecond = m.rate(now)
+	if left := r.TotalBytes - r.ProcessedBytes; r.BytesPerSecond > 0 && left > 0 {
+		r.RemainingSeconds = (left + r.BytesPerSecond - 1) / r.BytesPerSecond
+	}
+	return r
+}

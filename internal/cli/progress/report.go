@@ -1,0 +1,90 @@
+package progress
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+// Report is how it goes at one moment. Its names in JSON are documented in docs/cli.md, and stay.
+type Report struct {
+	// Name is the object.
+	Name string `json:"name"`
+	// Phase is its state in one word.
+	Phase string `json:"phase,omitempty"`
+	// Message says what is done or waited for.
+	Message string `json:"message,omitempty"`
+	// Percent is from 0 to 100. It has no meaning while TotalBytes is 0.
+	Percent int `json:"percent"`
+	// ProcessedBytes of TotalBytes are done. TotalBytes is 0 while it is not known.
+	ProcessedBytes int64 `json:"processedBytes"`
+	TotalBytes     int64 `json:"totalBytes"`
+	// BytesPerSecond is how fast ProcessedBytes grows at the moment, and RemainingSeconds how long the rest takes at that rate. A
+	// renderer measures both; 0: not known.
+	BytesPerSecond   int64 `json:"bytesPerSecond,omitempty"`
+	RemainingSeconds int64 `json:"remainingSeconds,omitempty"`
+	// Stored is what a backup of disks does beside reading; nil for everything else.
+	*Stored
+}
+
+// Stored is what a backup of disks has done so far, in bytes.
+type Stored struct {
+	// ScannedBytes of DiskBytes, the size of the disks, are settled: read, known to be zero, or known to be as in the parent.
+	ScannedBytes int64 `json:"scannedBytes"`
+	DiskBytes    int64 `json:"diskBytes"`
+	// ChangedBytes are in blocks that are not the parent's; DeduplicatedBytes of them the repository had.
+	ChangedBytes      int64 `json:"changedBytes"`
+	DeduplicatedBytes int64 `json:"deduplicatedBytes"`
+	// UploadedBytes went to the storage: compressed, with the tables of blocks.
+	UploadedBytes int64 `json:"uploadedBytes"`
+}
+
+// String is what was stored, in a line.
+func (s *Stored) String() string {
+	return fmt.Sprintf("%s of %s scanned, %s changed, %s deduplicated, %s uploaded",
+		human.Bytes(s.ScannedBytes), human.Bytes(s.DiskBytes), human.Bytes(s.ChangedBytes), human.Bytes(s.DeduplicatedBytes), human.Bytes(s.UploadedBytes))
+}
+
+// String is the report as Plain shows it.
+func (r Report) String() string {
+	text := strings.Join(slices.DeleteFunc([]string{human.Line(r.Phase), human.Line(r.Message), r.amount()}, func(s string) bool { return s == "" }), " ")
+	if r.Stored != nil {
+		text += "; " + r.Stored.String()
+	}
+	return human.Line(r.Name) + ": " + text
+}
+
+// amount is how much is done, how fast it goes, and how long it takes; "" while the total is not known.
+func (r Report) amount() string {
+	if r.TotalBytes == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%d%% %s of %s", r.Percent, human.Bytes(r.ProcessedBytes), human.Bytes(r.TotalBytes))
+	if r.BytesPerSecond > 0 {
+		text += ", " + human.Bytes(r.BytesPerSecond) + "/s"
+	}
+	if r.RemainingSeconds > 0 {
+		text += ", " + human.Span(time.Duration(r.RemainingSeconds)*time.Second) + " left"
+	}
+	return text
+}
+
+// same says whether two reports say the same.
+func (r Report) same(o Report) bool {
+	if (r.Stored == nil) != (o.Stored == nil) || r.Stored != nil && *r.Stored != *o.Stored {
+		return false
+	}
+	r.Stored, o.Stored = nil, nil
+	return r == o
+}
+
+// Percent is how much of total bytes is processed, from 0 to 100.
+func Percent(processed, total int64) int {
+	if total <= 0 || processed <= 0 {
+		return 0
+	}
+	return int(min(float64(processed)/float64(total)*100, 100))
+}

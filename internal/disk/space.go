@@ -1,0 +1,68 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// packing are the file systems that may store data in less space than it has, so that what is free says nothing.
+var packing = []int64{unix.BTRFS_SUPER_MAGIC, 0x2fc12fc1 /* ZFS */, 0xca451a4e /* bcachefs */}
+
+// room refuses a file at path for so many bytes of data if its file system is too full. info is what is there now, whose space is used again;
+// nil for a new file. A file system that does not say how much is free is believed to have enough.
+func room(path string, info fs.FileInfo, data int64) error {
+	at := path
+	if info == nil {
+		at = filepath.Dir(path)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); errors.Is(err, fs.ErrNotExist) {
+		return errorf(ErrNotFound, "target %s: there is no directory %s", path, at)
+	} else if err != nil {
+		return fmt.Errorf("free space of %s: %w", at, os.NewSyscallError("statfs", err))
+	}
+	if st.Blocks == 0 || slices.Contains(packing, st.Type) {
+		return nil
+	}
+	free, need := int64(st.Bavail)*st.Frsize, data
+	if info != nil {
+		used, err := allocated(path)
+		if err != nil {
+			return err
+		}
+		need -= used
+	}
+	if need <= free {
+		return nil
+	}
+	return errorf(ErrNoSpace, "target %s needs %d MiB for the disk's data, and its file system has %d MiB free: make space there, or choose another place",
+		path, mebibytes(need), free>>20)
+}
+
+// allocated is how much space a file takes.
+func allocated(path string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("space of %s: %w", path, os.NewSyscallError("stat", err))
+	}
+	return st.Blocks * 512, nil
+}
+
+// mebibytes is n in MiB, rounded up.
+func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
+
+// full says what to do about a file system without space.
+func full(name string, err error) error {
+	if isFull(err) {
+		return errorf(ErrNoSpace, "target %s: no space is left: make some and continue: %w", name, err)
+	}
+	return err
+}
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

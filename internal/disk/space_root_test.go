@@ -1,0 +1,136 @@
+//go:build root
+
+package disk
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/loop"
+)
+
+// smallDisk is a mounted ext4 of so many bytes.
+func smallDisk(t *testing.T, bytes int64) (dir string) {
+	t.Helper()
+	file, _ := sparseFile(t, bytes)
+	device := loop.Device(t, file)
+	mkfs, err := exec.LookPath("mkfs.ext4")
+	if err != nil {
+		t.Fatal("mkfs.ext4 is missing: install Debian's package e2fsprogs (hack/deps.sh interop)")
+	}
+	if out, err := exec.CommandContext(t.Context(), mkfs, "-q", "-m", "0", device).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dir = t.TempDir()
+	if err := unix.Mount(device, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// writeAll restores content region by region, and returns the first error.
+func writeAll(t *testing.T, target Target, j *Journal, content []byte) (wrote int, err error) {
+	t.Helper()
+	for at := int64(0); at < int64(len(content)); at += j.o.RegionBytes {
+		region := int(at / j.o.RegionBytes)
+		if j.Done(region) {
+			continue
+		}
+		if err := target.WriteAt(t.Context(), content[at:min(at+j.o.RegionBytes, int64(len(content)))], at); err != nil {
+			return wrote, err
+		}
+		wrote++
+		j.Finished(t.Context(), target, region)
+	}
+	return wrote, target.Sync(t.Context())
+}
+
+// A file system that becomes full while a restore runs: the error says so, and the same restore goes on when there is space again.
+func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
+	t.Parallel()
+	for _, format := range []Format{Raw, QCOW2} {
+		t.Run(string(format), func(t *testing.T) {
+			t.Parallel()
+			dir := smallDisk(t, 32*mib)
+			filler := filepath.Join(dir, "filler")
+			if err := os.WriteFile(filler, noise(12*mib, 2), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			path, content := filepath.Join(dir, "disk"), noise(20*mib, 1)
+			open := func(data int64) (Target, *Journal, error) {
+				j := newTestJournal(t, JournalOptions{Token: "a", Every: 1})
+				target, err := OpenTarget(t.Context(), path, int64(len(content)), TargetOptions{Format: format, Journal: j, DataBytes: data})
+				return target, j, err
+			}
+			_, _, err := open(int64(len(content)))
+			wantError(t, err, ErrNoSpace, path, "needs 20 MiB")
+			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("something was made: %v", err)
+			}
+
+			target, j, err := open(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = writeAll(t, target, j, content)
+			wantError(t, err, ErrNoSpace, path, "make some and continue")
+			t.Logf("journal: %v; close: %v", j.Checkpoint(t.Context(), target), target.Close())
+
+			// Still full: that is told before anything is done.
+			_, _, err = open(int64(len(content)))
+			wantError(t, err, ErrNoSpace, path)
+			if err := os.Remove(filler); err != nil {
+				t.Fatal(err)
+			}
+			if target, j, err = open(int64(len(content))); err != nil {
+				t.Fatal(err)
+			}
+			if done := j.DoneBytes(); done < mib {
+				t.Errorf("only %d bytes were done", done)
+			}
+			if _, err = writeAll(t, target, j, content); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(target.Close(), j.Remove()); err != nil {
+				t.Fatal(err)
+			}
+			wantBytes(t, openSource(t, path, SourceOptions{Format: format}), content)
+			if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 1 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// Not even the journal can be begun: nothing is left.
+func TestARestoreToAFullDiskLeavesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(dir, "filler"), noise(mib, 3), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "disk")
+	_, err := OpenTarget(t.Context(), path, mib, TargetOptions{Journal: newTestJournal(t, JournalOptions{Token: "a"})})
+	wantError(t, err, ErrNoSpace, path)
+	if left, err := filepath.Glob(path + "*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}

@@ -1,0 +1,47 @@
+package repository
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// What a restore says that it has written is what was counted before, whole or in part.
+func TestDataBytesAreWhatRestoreWrites(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	random := rand.New(rand.NewPCG(7, 8))
+	// Region 2 is like region 0, region 1 is a hole, and region 3 is the disk's short end.
+	disk := &memory{data: make([]byte, 192*mib+100)}
+	disk.write(random, extent.Extent{Offset: mib, Length: 512 * kib}, false)
+	copy(disk.data[128*mib:], disk.data[:64*mib])
+	disk.write(random, extent.Extent{Offset: 192 * mib, Length: 100}, false)
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		done func(int) bool
+		want int64
+	}{
+		"everything":  {nil, 2*512*kib + 100},
+		"the rest":    {func(i int) bool { return i == 0 }, 512*kib + 100},
+		"only a hole": {func(i int) bool { return i != 1 }, 0},
+	} {
+		got, err := image.DataBytes(t.Context(), c.done)
+		if err != nil || got != c.want {
+			t.Errorf("%s: %d bytes, want %d: %v", name, got, c.want, err)
+		}
+		var wrote atomic.Int64
+		target := &collect{data: make([]byte, len(disk.data))}
+		if err := image.Restore(t.Context(), target, RestoreOptions{Done: c.done, Wrote: func(n int64) { wrote.Add(n) }}); err != nil || wrote.Load() != c.want {
+			t.Errorf("%s: %d bytes written, want %d: %v", name, wrote.Load(), c.want, err)
+		}
+	}
+}
