@@ -23,10 +23,12 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 				return fmt.Errorf("restore point %s: %w", id, err)
 			}
 		}
+		reached("deletion put")
 		return nil
 	})
 	if err := errors.Join(err, r.rep.Refresh(ctx)); err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
+	reached("deletion stored")
 	return nil
 }

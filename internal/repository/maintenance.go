@@ -87,7 +87,12 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	if err := maintenance.SetParams(ctx, w, p); err != nil {
 		return err
 	}
-	return w.Flush(ctx)
+	reached("owner put")
+	if err := w.Flush(ctx); err != nil {
+		return err
+	}
+	reached("owner stored")
+	return nil
 }
 
 func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters) error {
@@ -98,9 +103,11 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 			if err := snapshotgc.Run(ctx, w, true, safety, p.MaintenanceStartTime); err != nil {
 				return err
 			}
+			reached("garbage marked")
 		}
 		return maintenance.Run(ctx, p, safety)
 	})
+	reached("maintained")
 	if err == nil && !ran {
 		return fmt.Errorf("%w: another process of this machine is at it", ErrConflict)
 	}

@@ -37,11 +37,13 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 			}
 		}
 		p.ID, p.Pins = string(m.ID), m.Pins
+		reached("pin put")
 		return nil
 	})
 	if err := errors.Join(err, r.rep.Refresh(ctx)); err != nil {
 		return nil, fmt.Errorf("pins of restore point %s: %w", id, err)
 	}
+	reached("pin stored")
 	return p, nil
 }
 
