@@ -72,10 +72,12 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	if err := errors.Join(err, stop()); err != nil {
 		return nil, err
 	}
+	reached("data put")
 	// Data and its index first: what the manifest will name is there before it.
 	if err := s.w.Flush(s.ctx); err != nil {
 		return nil, fmt.Errorf("store the last data: %w", err)
 	}
+	reached("data stored")
 	return s.publish(&RestorePoint{Source: s.q.Source, Time: s.q.Time.UTC(), Disks: disks})
 }
 

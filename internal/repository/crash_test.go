@@ -1,268 +1,205 @@
 package repository
 
 import (
-	"bytes"
-	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"strconv"
-	"sync"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/varvebackup/varve/internal/extent"
+	"github.com/google/go-cmp/cmp"
 )
 
-// The child of the crash test reads these.
-const (
-	crashConfig = "VARVE_TEST_CRASH_CONFIG"
-	crashSeed   = "VARVE_TEST_CRASH_SEED"
-)
-
-// crashDisk is a disk whose content follows from seed: that of seed 0 with as many changes.
-func crashDisk(seed int) *memory {
-	d := &memory{data: make([]byte, 66*mib)}
-	random := rand.New(rand.NewPCG(7, 7))
-	d.write(random, extent.Extent{Offset: 3 * mib, Length: 12 * mib}, false)
-	d.write(random, extent.Extent{Offset: 64 * mib, Length: 2 * mib}, false)
-	d.changed = extent.Set{}
-	for range seed {
-		at := random.Int64N(60 * mib)
-		d.write(random, extent.Extent{Offset: at, Length: 1 + random.Int64N(2*mib)}, random.IntN(4) == 0)
-	}
-	return d
+// death is how a process dies, and what it leaves behind.
+type death struct {
+	// do is a job of crashed.job that dies at a failpoint when it passes for the pass-th time; 0: the first.
+	do   string
+	pass int64
+	// done: what the job was for is done. lease and lock are left.
+	done, lease, lock bool
 }
 
-// slowly reads a disk so that there is time to be killed.
-type slowly struct{ *memory }
-
-func (s slowly) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	time.Sleep(time.Millisecond)
-	return s.memory.ReadAt(ctx, p, offset)
+// deaths are those at each failpoint of the product.
+var deaths = map[string][]death{
+	"lease put":    {{do: "next"}, {do: "asleep", pass: 2, lease: true}},
+	"lease stored": {{do: "next", lease: true}, {do: "asleep", pass: 2, lease: true}},
+	// The process that dies is not the one whose lease was left.
+	"stale lease's end put":  {{do: "next after another", lease: true}, {do: "maintain after another", lease: true, lock: true}},
+	"checkpoint due":         {{do: "gated", lease: true}},
+	"checkpoint stored":      {{do: "gated", lease: true}},
+	"data put":               {{do: "next", lease: true}, {do: "full"}},
+	"data stored":            {{do: "next", lease: true}, {do: "full"}},
+	"description put":        {{do: "next", lease: true}},
+	"directory put":          {{do: "next", lease: true}},
+	"restore point put":      {{do: "next", lease: true}, {do: "full"}},
+	"lease's end put":        {{do: "next", lease: true}},
+	"lease's end stored":     {{do: "next", done: true}},
+	"restore point stored":   {{do: "next", done: true}, {do: "full", done: true}},
+	"restore point recorded": {{do: "next", done: true}},
+	"record removed":         {{do: "remove"}},
+	"deletion put":           {{do: "remove"}},
+	"deletion stored":        {{do: "remove", done: true}},
+	"pin put":                {{do: "pin"}},
+	"pin stored":             {{do: "pin", done: true}},
+	"lock put":               {{do: "maintain"}, {do: "hold", pass: 2, lock: true}},
+	"lock stored":            {{do: "maintain", lock: true}, {do: "hold", pass: 2, lock: true}},
+	"lock taken":             {{do: "maintain", lock: true}},
+	"owner put":              {{do: "maintain", lock: true}},
+	"owner stored":           {{do: "maintain", lock: true}},
+	"garbage marked":         {{do: "maintain", lock: true}},
+	"maintained":             {{do: "maintain", lock: true}, {do: "quick", lock: true}},
+	"lock's end put":         {{do: "maintain", lock: true}},
+	"lock's end stored":      {{do: "maintain"}},
 }
 
-// crashChild backs the disk of a seed up, and is killed meanwhile.
-func crashChild() int {
-	seed, err := strconv.Atoi(os.Getenv(crashSeed))
-	if err != nil {
-		return 2
-	}
-	ctx := context.Background()
-	r, err := Open(ctx, os.Getenv(crashConfig), testPassword)
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	fmt.Println("open")
-	if err := crashBackup(ctx, r, seed, true); err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	return 0
-}
-
-func crashBackup(ctx context.Context, r *Repository, seed int, slow bool) error {
-	disk := crashDisk(seed)
-	source := DiskSource{Name: "root", Bytes: int64(len(disk.data)), Reader: disk, Identity: "a", Change: strconv.Itoa(seed)}
-	if slow {
-		source.Reader = slowly{disk}
-	}
-	points, err := r.List(ctx, &testSource)
-	if err != nil {
-		return err
-	}
-	if len(points) > 0 {
-		since, err := strconv.Atoi(points[len(points)-1].Disks[0].Change)
-		if err != nil {
-			return err
-		}
-		source.Changes = &Changes{Since: strconv.Itoa(since), Set: difference(crashDisk(since).data, disk.data)}
-	}
-	_, err = r.Backup(ctx, Request{
-		Source: testSource, Time: time.Unix(int64(seed), 0), Disks: []DiskSource{source}, Workers: 2, CheckpointEvery: 20 * time.Millisecond,
-	})
-	return err
-}
-
-// difference is where a and b differ, in pieces of 4 KiB.
-func difference(a, b []byte) extent.Set {
-	var out extent.Set
-	for at := 0; at < len(a); at += 4 * kib {
-		if end := min(at+4*kib, len(a)); !bytes.Equal(a[at:end], b[at:end]) {
-			out.Append(extent.Extent{Offset: int64(at), Length: int64(end - at)})
-		}
-	}
-	return out
-}
-
-// Killed at any moment, a backup leaves a complete restore point or none, and the next one works.
-func TestAKilledBackupLeavesAllOrNothing(t *testing.T) {
+// No failpoint of the product is left out.
+func TestEveryFailpointHasADeath(t *testing.T) {
 	t.Parallel()
-	r, config := newRepository(t)
-	moments := uint64(time.Now().UnixNano())
-	t.Logf("seed of the moments: %d", moments)
-	random := rand.New(rand.NewPCG(moments, 0))
-	complete := 0
-	for seed := range 8 {
-		killed(t, config, seed, time.Duration(random.IntN(1500))*time.Millisecond)
-		if err := r.rep.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		points, err := r.List(t.Context(), nil)
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := regexp.MustCompile(`\breached\("([^"]*)"\)`)
+	var found []string
+	for _, f := range files {
+		text, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		complete = len(points)
-		for _, p := range points {
-			n, err := strconv.Atoi(p.Disks[0].Change)
-			if err != nil {
-				t.Fatal(err)
-			}
-			same(t, r, p, crashDisk(n).data)
-		}
-	}
-	t.Logf("%d of 8 backups were done before they were killed", complete)
-	if err := crashBackup(t.Context(), r, 9, false); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
-		t.Fatal(err)
-	}
-	points, err := r.List(t.Context(), nil)
-	if err != nil || len(points) != complete+1 {
-		t.Fatalf("%d restore points, %v", len(points), err)
-	}
-	same(t, r, points[complete], crashDisk(9).data)
-}
-
-// killed runs a child and kills it so long after it has opened the repository.
-func killed(t *testing.T, config string, seed int, after time.Duration) {
-	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), crashConfig+"="+config, crashSeed+"="+strconv.Itoa(seed))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	opened := make([]byte, 256)
-	n, err := out.Read(opened)
-	if err != nil || string(opened[:n]) != "open\n" {
-		t.Fatalf("the child: %q, %v", opened[:n], err)
-	}
-	time.Sleep(after)
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // it was killed, or had ended
-}
-
-// Backups of two disks, a reader, maintenance and deletion go on at the same time, each with a connection of its own.
-func TestEverythingAtOnce(t *testing.T) {
-	t.Parallel()
-	_, config := newRepository(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var wait sync.WaitGroup
-	fail := func(err error) {
-		if err != nil && ctx.Err() == nil {
-			t.Error(err)
-			cancel()
-		}
-	}
-	held := sync.Map{}
-	for i := range 2 {
-		r := open(t, config)
-		wait.Go(func() { fail(backUpRepeatedly(ctx, r, i, 6, &held)) })
-	}
-	reader, cleaner := open(t, config), open(t, config)
-	done := make(chan struct{})
-	var background sync.WaitGroup
-	background.Go(func() { fail(readRepeatedly(ctx, reader, done, &held)) })
-	background.Go(func() { fail(cleanRepeatedly(ctx, cleaner, done, &held)) })
-	wait.Wait()
-	close(done)
-	background.Wait()
-	fresh := open(t, config)
-	points, err := fresh.List(t.Context(), nil)
-	if err != nil || len(points) == 0 {
-		t.Fatalf("%d restore points: %v", len(points), err)
-	}
-	for _, p := range points {
-		want, _ := held.Load(p.ID)
-		same(t, fresh, p, want.([]byte))
-	}
-}
-
-func backUpRepeatedly(ctx context.Context, r *Repository, disk, times int, held *sync.Map) error {
-	random := rand.New(rand.NewPCG(uint64(disk), 5))
-	d := &memory{data: make([]byte, 8*mib)}
-	source := testSource
-	source.Path = fmt.Sprintf("/vm-%d", disk)
-	for i := range times {
-		d.write(random, extent.Extent{Offset: random.Int64N(7 * mib), Length: mib}, false)
-		p, err := r.Backup(ctx, Request{Source: source, Time: time.Unix(int64(i), 0), Disks: []DiskSource{d.source(i > 0)}})
-		if err != nil {
-			return err
-		}
-		held.Store(p.ID, bytes.Clone(d.data))
-	}
-	return nil
-}
-
-func readRepeatedly(ctx context.Context, r *Repository, done <-chan struct{}, held *sync.Map) error {
-	return repeatedly(ctx, r, done, func(points []*RestorePoint) error {
-		p := points[len(points)/2]
-		want, known := held.Load(p.ID)
-		image, err := r.Image(ctx, p.Disks[0])
-		if err != nil {
-			return err
-		}
-		got := make([]byte, p.Disks[0].Bytes)
-		if err := image.ReadAt(ctx, got, 0); err != nil {
-			return err
-		}
-		if known && !bytes.Equal(got, want.([]byte)) {
-			return fmt.Errorf("%w: restore point %s differs", ErrCorrupt, p.ID)
-		}
-		return nil
-	})
-}
-
-func cleanRepeatedly(ctx context.Context, r *Repository, done <-chan struct{}, held *sync.Map) error {
-	return repeatedly(ctx, r, done, func(points []*RestorePoint) error {
-		if len(points) > 3 {
-			if err := r.Delete(ctx, points[0].ID); err != nil {
-				return err
-			}
-			held.Delete(points[0].ID)
-		}
-		return r.Maintain(ctx, MaintenanceOptions{Mode: FullMaintenance})
-	})
-}
-
-func repeatedly(ctx context.Context, r *Repository, done <-chan struct{}, do func([]*RestorePoint) error) error {
-	for ctx.Err() == nil {
-		select {
-		case <-done:
-			return nil
-		default:
-		}
-		if err := r.rep.Refresh(ctx); err != nil {
-			return err
-		}
-		points, err := r.List(ctx, nil)
-		if err != nil {
-			return err
-		}
-		if len(points) == 0 {
+		if strings.HasSuffix(f, "_test.go") {
 			continue
 		}
-		if err := do(points); err != nil {
-			return err
+		for _, m := range call.FindAllSubmatch(text, -1) {
+			found = append(found, string(m[1]))
 		}
 	}
-	return nil
+	slices.Sort(found)
+	if diff := cmp.Diff(found, slices.Sorted(maps.Keys(deaths))); diff != "" {
+		t.Errorf("failpoints and deaths (-source +test):\n%s", diff)
+	}
+}
+
+// Killed at any step, a process leaves what was complete and nothing else, and the next one goes on.
+func TestKilledAtEveryStep(t *testing.T) {
+	t.Parallel()
+	template := newCrashed(t)
+	for step, all := range deaths {
+		for _, d := range all {
+			t.Run(step+"/"+d.do, func(t *testing.T) {
+				t.Parallel()
+				c := template.copy(t)
+				j := c.job(t, d.do)
+				j.Failpoint, j.Pass = step, max(1, d.pass)
+				if o := j.run(t, c.site, 0); !o.Killed {
+					t.Fatalf("it was not reached: %+v", o)
+				}
+				c.recovers(t, j, &d)
+			})
+		}
+	}
+}
+
+// Between any two blobs that are written or deleted, kopia's own included, it is the same.
+func TestKilledAfterEveryBlob(t *testing.T) {
+	t.Parallel()
+	template := newCrashed(t)
+	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
+	t.Logf("again: VARVE_TEST_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(uint64(seed), 2))
+	for _, do := range []string{"next", "full", "remove", "pin", "maintain", "quick", "maintain with others"} {
+		whole := template.copy(t)
+		o := whole.job(t, do).run(t, whole.site, 0)
+		if o.Killed || o.Error != "" || o.Changes == 0 {
+			t.Fatalf("%s: %+v", do, o)
+		}
+		after := random.Perm(int(o.Changes))
+		if !soak {
+			after = after[:1]
+		}
+		for _, n := range after {
+			t.Run(fmt.Sprintf("%s/%d of %d", do, n+1, o.Changes), func(t *testing.T) {
+				t.Parallel()
+				c := template.copy(t)
+				j := c.job(t, do)
+				j.Dies = int64(n) + 1
+				if o := j.run(t, c.site, 0); !o.Killed { // Logs are blobs too, and not always as many.
+					t.Logf("it ended before: %+v", o)
+				}
+				c.recovers(t, j, nil)
+			})
+		}
+	}
+}
+
+// Killed at any time, backups in a row store more and more of the disk, and the one that ends stores only what is missing.
+func TestKilledAtAnyTime(t *testing.T) {
+	t.Parallel()
+	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
+	t.Logf("again, but for the time that things take: VARVE_TEST_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(uint64(seed), 3))
+	kills := 3
+	if soak {
+		kills = 30
+	}
+	c := newCrashed(t)
+	r := c.open(t)
+	for i := range kills {
+		c.write(uint64(seed) + uint64(i))
+		j := c.backUp(int64(10_000 + i))
+		j.Slow, j.Every = 5*time.Millisecond, 50*time.Millisecond
+		j.run(t, c.site, time.Duration(1+random.Int64N(int64(time.Second))))
+		refresh(t, r)
+		c.settle(t, r, j)
+		c.check(t, r)
+	}
+	c.recovers(t, c.backUp(20_000), nil)
+}
+
+// What a backup stored up to its last checkpoint is not stored again by the next one, be it a full one or an incremental.
+func TestResumeMovesOnlyWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	for _, do := range []string{"full", "next"} {
+		t.Run(do, func(t *testing.T) {
+			t.Parallel()
+			c := newCrashed(t)
+			random := rand.New(rand.NewPCG(1, 4))
+			for at := int64(0); at < 80*mib; at += 2 * mib { // on both sides of a region's end
+				c.now.write(noise(random, mib), at)
+			}
+			r := c.open(t)
+			before := indexed(t, r)
+			j := c.job(t, do)
+			j.Workers, j.Every, j.Gate, j.Failpoint, j.Pass = 1, 20*time.Millisecond, 70*mib, "checkpoint stored", 2
+			if o := j.run(t, c.site, 0); !o.Killed {
+				t.Fatalf("%+v", o)
+			}
+			refresh(t, r)
+			stored := indexed(t, r) - before
+			put := c.site.stored.Load()
+			j = c.job(t, do)
+			o := j.do(t.Context(), r)
+			if o.Error != "" {
+				t.Fatal(o.Error)
+			}
+			put = c.site.stored.Load() - put
+			refresh(t, r)
+			missing := indexed(t, r) - before - stored
+			t.Logf("%d bytes were stored before the kill, %d after it; Progress says %d, the storage took %d", stored, missing, o.Uploaded, put)
+			if stored < 4*missing {
+				t.Errorf("only %d bytes are found after the kill, %d are missing", stored, missing)
+			}
+			for name, n := range map[string]int64{"Progress": o.Uploaded, "the storage": put} {
+				if n < missing || n > missing+missing/10+300*kib {
+					t.Errorf("%s: %d bytes, where %d were missing", name, n, missing)
+				}
+			}
+			c.done(j)
+			c.check(t, r)
+		})
+	}
 }

@@ -26,14 +26,17 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 		if err := removeRecords(ctx, w, ids); err != nil {
 			return err
 		}
+		reached("record removed")
 		for _, s := range found {
 			if err := s.remove(ctx, w); err != nil {
 				return fmt.Errorf("restore point %s: %w", s.id, err)
 			}
 		}
+		reached("deletion put")
 		if err := w.Flush(ctx); err != nil {
 			return err
 		}
+		reached("deletion stored")
 		// Maintenance may have seen a restore point without a record in between.
 		return removeRecords(ctx, w, ids)
 	})

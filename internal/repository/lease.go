@@ -85,7 +85,12 @@ func (l *lease) store() error {
 		}
 	}
 	l.id, l.since = id, now
-	return l.s.w.Flush(l.s.ctx)
+	reached("lease put")
+	if err := l.s.w.Flush(l.s.ctx); err != nil {
+		return err
+	}
+	reached("lease stored")
+	return nil
 }
 
 // renew keeps a lease from becoming stale.
@@ -108,9 +113,11 @@ func (l *lease) release() error {
 	if err := l.s.w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
 		return fmt.Errorf("end the lease: %w", err)
 	}
+	reached("lease's end put")
 	if err := l.s.w.Flush(ctx); err != nil {
 		return fmt.Errorf("end the lease: %w", err)
 	}
+	reached("lease's end stored")
 	return nil
 }
 
@@ -131,6 +138,7 @@ func dropStaleLeases(ctx context.Context, w repo.RepositoryWriter) error {
 		if err := w.DeleteManifest(ctx, id); err != nil {
 			return fmt.Errorf("drop lease %s: %w", id, err)
 		}
+		reached("stale lease's end put")
 	}
 	return nil
 }

@@ -93,6 +93,7 @@ func (r *Repository) tryLock(ctx context.Context, purpose string) (context.Conte
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("lock for %s: %w", purpose, err), l.remove(), w.Close(wctx))
 	}
+	reached("lock taken")
 	ctx, l.lost = context.WithCancelCause(ctx)
 	go l.keep()
 	return ctx, l, nil
@@ -112,9 +113,11 @@ func (l *lock) write() error {
 		}
 	}
 	l.id = id
+	reached("lock put")
 	if err := l.w.Flush(l.ctx); err != nil {
 		return err
 	}
+	reached("lock stored")
 	l.renewed = now
 	return nil
 }
@@ -176,7 +179,12 @@ func (l *lock) remove() error {
 	if err := l.w.DeleteManifest(l.ctx, l.id); err != nil {
 		return err
 	}
-	return l.w.Flush(l.ctx)
+	reached("lock's end put")
+	if err := l.w.Flush(l.ctx); err != nil {
+		return err
+	}
+	reached("lock's end stored")
+	return nil
 }
 
 // release ends the lock.

@@ -92,7 +92,12 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	if err := maintenance.SetParams(ctx, w, p); err != nil {
 		return err
 	}
-	return w.Flush(ctx)
+	reached("owner put")
+	if err := w.Flush(ctx); err != nil {
+		return err
+	}
+	reached("owner stored")
+	return nil
 }
 
 // ignoreDeleted makes kopia go on if a content cannot be read that nothing refers to any more. Without it a damaged pack would end all
@@ -114,10 +119,12 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 			if err := extendLocks(ctx, w); err != nil {
 				return err
 			}
+			reached("garbage marked")
 		}
 		tell(StepCompact)
 		return maintenance.Run(ctx, p, safety)
 	})
+	reached("maintained")
 	if err == nil && !ran {
 		return fmt.Errorf("%w: another process of this machine is at it", ErrConflict)
 	}

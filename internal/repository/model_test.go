@@ -48,6 +48,14 @@ func (m *memory) source(known bool) DiskSource {
 	return d
 }
 
+// slowly reads a disk so that there is time to be killed.
+type slowly struct{ *memory }
+
+func (s slowly) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	time.Sleep(time.Millisecond)
+	return s.memory.ReadAt(ctx, p, offset)
+}
+
 var testSource = Source{Host: "host", User: "varve", Path: "/vm"}
 
 // Whatever happens to a disk, and whatever goes and is cleaned up in between, each of its restore points gives back what the disk held.

@@ -32,9 +32,11 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 		if err := s.remove(ctx, w); err != nil {
 			return err
 		}
+		reached("pin put")
 		if err := w.Flush(ctx); err != nil {
 			return err
 		}
+		reached("pin stored")
 		return putRecord(ctx, w, id, s.manifest)
 	})
 	if err != nil {

@@ -24,10 +24,12 @@ func (s *session) checkpoint() (stop func() error) {
 				ended <- nil
 				return
 			case <-ticker.C:
+				reached("checkpoint due")
 				if err := errors.Join(s.lease.renew(), s.w.Flush(s.ctx)); err != nil {
 					ended <- fmt.Errorf("checkpoint: %w", err)
 					return
 				}
+				reached("checkpoint stored")
 			}
 		}
 	}()
@@ -52,6 +54,7 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 	if _, err := snapshot.SaveSnapshot(s.ctx, s.w, m); err != nil {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
+	reached("restore point put")
 	// One flush for the manifest and the end of the lease.
 	if s.lease != nil {
 		err = s.lease.release()
@@ -61,10 +64,12 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 	if err := errors.Join(err, s.r.rep.Refresh(s.ctx)); err != nil {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
+	reached("restore point stored")
 	s.progress.end()
 	p.Snapshot = string(m.ID)
 	// The restore point is there, with or without its record. Maintenance stores those that are missing.
 	_ = putRecord(s.ctx, s.w, p.ID, m)
+	reached("restore point recorded")
 	return p, nil
 }
 
@@ -78,6 +83,7 @@ func (s *session) directory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
+	reached("description put")
 	at := fs.UTCTimestampFromTime(p.Time)
 	file := func(name string, bytes int64, id object.ID) *snapshot.DirEntry {
 		return &snapshot.DirEntry{Name: name, Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes, ModTime: at, ObjectID: id}
@@ -95,6 +101,7 @@ func (s *session) directory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
+	reached("directory put")
 	return &snapshot.DirEntry{
 		Name: "disks", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary,
 	}, nil

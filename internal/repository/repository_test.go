@@ -3,15 +3,21 @@ package repository
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
 // TestMain makes the properties cheap unless somebody says how thorough they are to be: each step stores and compares disks.
 func TestMain(m *testing.M) {
-	if os.Getenv(crashConfig) != "" {
-		os.Exit(crashChild())
+	if path := os.Getenv(childJob); path != "" {
+		if err := child(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	flag.Parse()
 	given := map[string]bool{}
@@ -55,4 +61,21 @@ func open(tb testing.TB, configFile string) *Repository {
 		}
 	})
 	return r
+}
+
+// soak asks for everything that takes its time.
+var soak = os.Getenv("VARVE_TEST_SOAK") != ""
+
+// setting is a number from the environment.
+func setting(tb testing.TB, name string, otherwise int64) int64 {
+	tb.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		tb.Fatalf("%s: %v", name, err)
+	}
+	return n
 }

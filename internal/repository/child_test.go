@@ -1,0 +1,301 @@
+package repository
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+const (
+	// childJob makes the test's program a child that does the job in the file of this name.
+	childJob = "VARVE_TEST_JOB"
+	// childTimeout bounds what a child does.
+	childTimeout = 2 * time.Minute
+)
+
+// job is an operation on a site, done by this process or by one that is killed meanwhile.
+type job struct {
+	// Config is the connection, Site the site's directory and Ahead its clock.
+	Config, Site string
+	Ahead        time.Duration
+	// Do is backUp, remove, pin, maintain or hold: a lock is taken, renewed and released.
+	Do string
+
+	Source      Source
+	Time        time.Time
+	Disks       []jobDisk
+	Parent      string
+	BlockBytes  int64
+	Compression string
+	Workers     int
+	// Every is how often what was stored is made findable.
+	Every time.Duration
+
+	// IDs are restore points to remove; or one to be pinned with Pin, or unpinned from it.
+	IDs   []string
+	Pin   string
+	Unpin bool
+
+	Mode      MaintenanceMode
+	Exclusive bool
+
+	// Slow is how long each read of a disk takes.
+	Slow time.Duration
+	// Slept is how much later it is after the first read than before, as when a machine sleeps.
+	Slept time.Duration
+
+	// Dies makes it kill itself after so many blobs were put or deleted; 0: not.
+	Dies int64
+	// Failpoint makes it kill itself there, when it passes for the Pass-th time.
+	Failpoint string
+	Pass      int64
+	// Gate lets no read at or behind it end, if it is not 0; passes of the failpoint count from then on that there was one.
+	Gate int64
+
+	site  *site
+	once  sync.Once
+	gated atomic.Bool
+}
+
+// jobDisk is a disk to be backed up.
+type jobDisk struct {
+	Name, Identity, Change string
+	Bytes                  int64
+	// Data and Set are extents; nil: not known.
+	Data, Set *[]extent.Extent
+	Since     string
+	// File has the content, for a child.
+	File string
+	disk *sparse
+}
+
+// outcome is what became of a job.
+type outcome struct {
+	// Killed: it did not end by itself.
+	Killed bool `json:"-"`
+	// ID is that of the restore point that was made or pinned.
+	ID string
+	// Uploaded is as Progress told it.
+	Uploaded int64
+	// Error, and of which class it is.
+	Error    string
+	Conflict bool
+	NotFound bool
+	// Changes is how many blobs were put or deleted.
+	Changes int64
+}
+
+// err is the outcome as an error.
+func (o outcome) err() error {
+	if o.Error == "" {
+		return nil
+	}
+	return errors.New(o.Error)
+}
+
+// request is that of a backup.
+func (j *job) request(uploaded *atomic.Int64) Request {
+	q := Request{
+		Source: j.Source, Time: j.Time, Parent: j.Parent, BlockBytes: j.BlockBytes, Compression: j.Compression, Workers: j.Workers, CheckpointEvery: j.Every,
+		Progress: func(p Progress) { uploaded.Store(p.UploadedBytes) },
+	}
+	for _, d := range j.Disks {
+		var reader Reader = d.disk
+		if d.disk == nil {
+			reader = fileReader{d.File}
+		}
+		reader = &jobReader{Reader: reader, job: j}
+		s := DiskSource{Name: d.Name, Bytes: d.Bytes, Reader: reader, Identity: d.Identity, Change: d.Change}
+		if d.Data != nil {
+			data := extent.NewSet(*d.Data...)
+			s.Data = &data
+		}
+		if d.Set != nil {
+			s.Changes = &Changes{Since: d.Since, Set: extent.NewSet(*d.Set...)}
+		}
+		q.Disks = append(q.Disks, s)
+	}
+	return q
+}
+
+// do does the job here.
+func (j *job) do(ctx context.Context, r *Repository) outcome {
+	var uploaded atomic.Int64
+	var p *RestorePoint
+	var err error
+	switch j.Do {
+	case "backUp":
+		p, err = r.Backup(ctx, j.request(&uploaded))
+	case "remove":
+		err = r.Delete(ctx, j.IDs...)
+	case "pin":
+		add, remove := []string{j.Pin}, []string(nil)
+		if j.Unpin {
+			add, remove = remove, add
+		}
+		p, err = r.Pin(ctx, j.IDs[0], add, remove)
+	case "maintain":
+		err = r.Maintain(ctx, MaintenanceOptions{Mode: j.Mode, Exclusive: j.Exclusive})
+	case "hold":
+		var l *lock
+		if _, l, err = r.lock(ctx, "maintenance"); err == nil {
+			err = errors.Join(l.write(), l.release())
+		}
+	default:
+		err = fmt.Errorf("nothing is called %q", j.Do)
+	}
+	o := outcome{Uploaded: uploaded.Load(), Conflict: errors.Is(err, ErrConflict), NotFound: errors.Is(err, ErrNotFound)}
+	if err != nil {
+		o.Error = err.Error()
+	} else if p != nil {
+		o.ID = p.ID
+	}
+	return o
+}
+
+// child does a job as a process of its own: it says that it has opened the repository, and in the end what came of it.
+func child(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var j job
+	if err := json.Unmarshal(data, &j); err != nil {
+		return err
+	}
+	s := &site{dir: j.Site}
+	s.ahead.Store(int64(j.Ahead))
+	sites.Store(j.Site, s)
+	j.site = s
+	var opened atomic.Bool
+	var changes, passes atomic.Int64
+	s.changed = func(string, blob.ID) {
+		if opened.Load() && changes.Add(1) == j.Dies {
+			die()
+		}
+	}
+	failpoint = func(step string) {
+		if step == j.Failpoint && (j.Gate == 0 || j.gated.Load()) && passes.Add(1) == j.Pass {
+			die()
+		}
+	}
+	ctx := context.Background()
+	r, err := s.open(ctx, j.Config)
+	if err != nil {
+		return err
+	}
+	opened.Store(true)
+	fmt.Println("open")
+	o := j.do(ctx, r)
+	o.Changes = changes.Load()
+	return json.NewEncoder(os.Stdout).Encode(o)
+}
+
+// die ends this process as the kernel or a user would, at once and with nothing put in order.
+func die() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+// run does the job in a child that is killed so long after it has opened the repository, unless it has ended; 0: it is not killed.
+func (j *job) run(tb testing.TB, s *site, after time.Duration) outcome {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "job")
+	j.Site, j.Ahead = s.dir, time.Duration(s.ahead.Load())
+	for i := range j.Disks {
+		j.Disks[i].File = fmt.Sprintf("%s.%d", path, i)
+		j.Disks[i].disk.save(tb, j.Disks[i].File)
+		defer os.Remove(j.Disks[i].File)
+	}
+	data, err := json.Marshal(j)
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(tb.Context(), childTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), childJob+"="+path)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	pipe, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out := bufio.NewReader(pipe)
+	if line, err := out.ReadString('\n'); line != "open\n" {
+		tb.Fatalf("the child: %q, %v: %s", line, errors.Join(err, cmd.Wait()), &stderr)
+	}
+	if after > 0 {
+		timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+	}
+	rest, read := io.ReadAll(out)
+	err = cmd.Wait()
+	if ctx.Err() != nil {
+		tb.Fatalf("the child did not end in %s", childTimeout)
+	}
+	var o outcome
+	if json.Unmarshal(rest, &o) == nil {
+		return o
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		tb.Fatalf("the child: %v, %s%s", errors.Join(err, read), rest, &stderr)
+	}
+	return outcome{Killed: true}
+}
+
+// fileReader reads a disk from a file.
+type fileReader struct{ path string }
+
+func (r fileReader) ReadAt(_ context.Context, p []byte, offset int64) error {
+	f, err := os.Open(r.path)
+	if err != nil {
+		return err
+	}
+	_, err = f.ReadAt(p, offset)
+	return errors.Join(err, f.Close())
+}
+
+// jobReader reads as the job says.
+type jobReader struct {
+	Reader
+	job *job
+}
+
+func (r *jobReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	j := r.job
+	time.Sleep(j.Slow)
+	if j.Slept > 0 {
+		j.once.Do(func() {
+			j.site.move(j.Slept)
+			time.Sleep(5 * j.Every) // so that there are checkpoints
+		})
+	}
+	if j.Gate > 0 && offset >= j.Gate {
+		j.gated.Store(true)
+		<-ctx.Done()
+	}
+	return r.Reader.ReadAt(ctx, p, offset)
+}

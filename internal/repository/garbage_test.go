@@ -1,0 +1,119 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+)
+
+// unreferenced are the contents of a repository that neither a restore point nor a lease refers to.
+func unreferenced(ctx context.Context, r *Repository) ([]string, error) {
+	ids, err := snapshot.ListSnapshotManifests(ctx, r.rep, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, err := snapshot.LoadSnapshots(ctx, r.rep, ids)
+	if err != nil {
+		return nil, err
+	}
+	u := &uses{r: r, objects: map[object.ID]bool{}, contents: map[content.ID]bool{}}
+	for _, m := range snapshots {
+		if err := u.snapshot(ctx, m); err != nil {
+			return nil, fmt.Errorf("snapshot %s: %w", m.ID, err)
+		}
+	}
+	var out []string
+	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
+		if info.ContentID.Prefix() != manifest.ContentPrefix && !u.contents[info.ContentID] {
+			out = append(out, info.ContentID.String())
+		}
+		return nil
+	})
+	return out, err
+}
+
+// uses is what was found to be referred to.
+type uses struct {
+	r        *Repository
+	objects  map[object.ID]bool
+	contents map[content.ID]bool
+}
+
+func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
+	root := m.RootObjectID()
+	if err := u.object(ctx, root); err != nil {
+		return err
+	}
+	var dir snapshot.DirManifest
+	if err := readJSON(ctx, u.r.reader(), root, &dir); err != nil {
+		return err
+	}
+	p, err := readPointFile(ctx, u.r.reader(), m.RootEntry)
+	if err != nil {
+		return err
+	}
+	for _, e := range dir.Entries {
+		if e.Name == pointEntry {
+			if err := u.object(ctx, e.ObjectID); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range p.Disks {
+		if err := u.disk(ctx, d); err != nil {
+			return fmt.Errorf("disk %s: %w", d.Name, err)
+		}
+	}
+	return nil
+}
+
+// object marks an object that is read as a whole.
+func (u *uses) object(ctx context.Context, id object.ID) error {
+	contents, err := u.r.rep.VerifyObject(ctx, id)
+	for _, c := range contents {
+		u.contents[c] = true
+	}
+	return err
+}
+
+func (u *uses) disk(ctx context.Context, d Disk) error {
+	g, err := newGeometry(d.Bytes, d.BlockBytes)
+	if err != nil {
+		return err
+	}
+	list, ok := d.Object.IndexObjectID()
+	if !ok {
+		return fmt.Errorf("%s is not a table", d.Object)
+	}
+	if err := u.object(ctx, list); err != nil {
+		return err
+	}
+	regions, err := readRegions(ctx, u.r.reader(), g, d.Object)
+	if err != nil {
+		return err
+	}
+	for i, region := range regions {
+		if u.objects[region.Object] {
+			continue
+		}
+		u.objects[region.Object] = true
+		table, _ := region.Object.IndexObjectID()
+		if err := u.object(ctx, table); err != nil {
+			return err
+		}
+		blocks, err := readBlocks(ctx, u.r.reader(), g, i, region.Object)
+		if err != nil {
+			return err
+		}
+		for _, b := range blocks {
+			if c, _, ok := b.Object.ContentID(); ok {
+				u.contents[c] = true
+			}
+		}
+	}
+	return nil
+}
