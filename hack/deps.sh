@@ -13,7 +13,7 @@ packages() {
 	generate) echo protobuf-compiler ;;
 	host) echo qemu-utils libnbd-bin e2fsprogs ;;
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
-	peers) echo restic borgbackup ;;
+	peers) echo restic borgbackup qemu-utils qemu-system-common ;; # the last has qemu-storage-daemon
 	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
 	esac
 }

@@ -36,8 +36,25 @@ demo: box-up install guest ## The main job on a box, told step by step; result i
 	$(GO) run ./hack/demo -kubeconfig $(KUBECONFIG)
 
 .PHONY: bench
-bench: box-up install guest ## Benchmarks against their peers; build/bench.json
+bench: ## Benchmarks against their peers, all parts; build/bench.json
+	$(MAKE) --no-print-directory bench-repository # before there is a box, which would take a part of the processors
+	$(MAKE) --no-print-directory bench-push
+
+.PHONY: bench-push
+bench-push: box-up install guest ## The benchmarks of push backups, on the box
 	$(GO) run ./hack/bench -kubeconfig $(KUBECONFIG)
+
+.PHONY: bench-tools
+bench-tools: build peers
+	hack/deps.sh peers
+
+.PHONY: bench-repository
+bench-repository: bench-tools ## The benchmarks that need no box: disks against kopia, restic, borg and qemu-img (BENCH_FLAGS='-only repo-verify')
+	$(GO) run ./hack/bench/repository $(BENCH_FLAGS)
+
+.PHONY: bench-blocks
+bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blocks.json
+	$(GO) run ./hack/bench/repository -blocks 256k,1m,4m $(BENCH_FLAGS)
 
 .PHONY: soak
 soak: box-up install guest ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared

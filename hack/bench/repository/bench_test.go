@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestParseStat(t *testing.T) {
+	t.Parallel()
+	const stat = "77 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 30 0 0 20 0 1 0 12345\n"
+	if got, err := parseStat(stat); err != nil || got != 2800*time.Millisecond {
+		t.Errorf("%s: %v", got, err)
+	}
+	for _, bad := range []string{"", "77 (a) S 1 2", strings.Replace(stat, "250", "x", 1)} {
+		if _, err := parseStat(bad); err == nil {
+			t.Errorf("%q was read", bad)
+		}
+	}
+	if got, err := processorTime(os.Getpid()); err != nil || got < 0 {
+		t.Errorf("this process: %s: %v", got, err)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	o, err := parse([]string{"-only", "repo-verify,repo-1tib-mib", "-dir", "/somewhere"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.corpusMiB != 4096 || !o.only.wants("repo-x", "repo-verify") || o.only.wants("repo-full-kopia") {
+		t.Errorf("%+v", o)
+	}
+	if o, err := parse([]string{"-blocks", "256k,4M", "-image-gib", "2"}); err != nil || !slices.Equal(o.blocks, blockSizes{"256KiB", "4MiB"}) || o.corpusMiB != 512 {
+		t.Errorf("%+v: %v", o, err)
+	}
+	for _, args := range [][]string{
+		{"-only", "repo-verfy"}, {"-blocks", "2m"}, {"-rounds", "0"}, {"-image-gib", "1", "-corpus-mib", "1025"}, {"-blocks", "1m", "-only", "repo-verify"},
+	} {
+		if _, err := parse(args); err == nil {
+			t.Errorf("%v was accepted", args)
+		}
+	}
+}
+
+func TestEveryRowIsMeasuredOnce(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, id := range rowIDs {
+		if seen[id] || !strings.HasPrefix(id, "repo-") {
+			t.Errorf("row %s", id)
+		}
+		seen[id] = true
+	}
+	docs, err := os.ReadFile("../../../docs/testing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range seen {
+		if !bytes.Contains(docs, []byte("`"+id+"`")) {
+			t.Errorf("docs/testing.md does not say what %s is", id)
+		}
+	}
+}
+
+func TestRoundsBeginWithAnother(t *testing.T) {
+	t.Parallel()
+	var got []string
+	each := func(name string) func(int) error {
+		return func(int) error {
+			got = append(got, name)
+			return nil
+		}
+	}
+	if err := inRounds(3, each("a"), each("b")); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"a", "b", "b", "a", "a", "b"}, got); d != "" {
+		t.Error(d)
+	}
+	broken := errors.New("broken")
+	if err := inRounds(3, func(int) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRowHasCosts(t *testing.T) {
+	t.Parallel()
+	ours := usages{{wall: time.Second, cpu: 3 * time.Second, memory: 8 * mib, stored: 2 * mib}, {wall: 3 * time.Second, cpu: time.Second, memory: 4 * mib, stored: 2 * mib}}
+	r := versus("repo-x", "", "s", seconds, ours, "peer", usages{{wall: 4 * time.Second, memory: gib}})
+	if r.Value != 2 || r.Ratio != 2 || r.Cost.CPUSeconds != 2 || r.Cost.MemoryMiB != 6 || r.Cost.StoredMiB != 2 || r.PeerCost.MemoryMiB != 1024 {
+		t.Errorf("%+v %+v %+v", r, r.Cost, r.PeerCost)
+	}
+}
+
+func TestAmplification(t *testing.T) {
+	t.Parallel()
+	s := &step{history: &history{bytes: 16 * gib}, change: scattered}
+	if got := s.count(s.bytes); got != 2621 {
+		t.Errorf("%d pieces are 1 %% of 16 GiB", got)
+	}
+	if got := s.amplification(usage{stored: 2621 * 64 * kib * 4}); got != 4 {
+		t.Errorf("%v", got)
+	}
+	if got := dirty.count(tib); int64(got)*dirty.length != gib {
+		t.Errorf("%d pieces are 1 GiB", got)
+	}
+}
+
+func TestWorkspaceIsForOneRun(t *testing.T) {
+	t.Parallel()
+	parent := t.TempDir()
+	left := filepath.Join(parent, workspaceName, "left", "behind")
+	if err := os.MkdirAll(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, remove, err := openWorkspace(parent, mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("%v: %v", entries, err)
+	}
+	if _, _, err := openWorkspace(parent, mib); err == nil {
+		t.Error("two runs have it")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 1234), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := bytesIn(dir); err != nil || n != 1234 {
+		t.Errorf("%d bytes: %v", n, err)
+	}
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openWorkspace(parent, 1<<62); err == nil || !strings.Contains(err.Error(), "free") {
+		t.Errorf("a run that needs more than there is: %v", err)
+	}
+	if entries, err := os.ReadDir(parent); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v: %v", entries, err)
+	}
+}
+
+func TestSame(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name string, size int64, at int64) string {
+		path := filepath.Join(dir, name)
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, written := f.WriteAt([]byte{1}, at)
+		if err := errors.Join(written, f.Truncate(size), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a, b := file("a", 8*mib, 5*mib), file("b", 8*mib, 5*mib)
+	if err := same(t.Context(), a, b); err != nil {
+		t.Error(err)
+	}
+	for _, other := range []string{file("c", 8*mib, 1*mib), file("d", 9*mib, 5*mib)} {
+		if same(t.Context(), a, other) == nil || same(t.Context(), other, a) == nil {
+			t.Errorf("%s is the same as %s", other, a)
+		}
+	}
+	f, err := os.Open(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if data, err := dataOf(f); err != nil || !data.Contains(extent.Extent{Offset: 5 * mib, Length: 1}) || data.Bytes() > mib {
+		t.Errorf("%v: %v", data, err)
+	}
+}
+
+func TestMonitor(t *testing.T) {
+	t.Parallel()
+	commands, to := io.Pipe()
+	from, answers := io.Pipe()
+	asked := make(chan []string)
+	go func() {
+		var names []string
+		lines := bufio.NewScanner(commands)
+		_, _ = io.WriteString(answers, `{"QMP":{"version":{}}}`+"\n")
+		for lines.Scan() {
+			var c struct {
+				Execute string `json:"execute"`
+			}
+			_ = json.Unmarshal(lines.Bytes(), &c)
+			names = append(names, c.Execute)
+			answer := `{"return":{}}`
+			if c.Execute == "bad" {
+				answer = `{"error":{"class":"GenericError","desc":"no such node"}}`
+			}
+			_, _ = io.WriteString(answers, `{"event":"X","data":{}}`+"\n"+answer+"\n")
+		}
+		_ = answers.Close()
+		asked <- names
+	}()
+	m, err := newMonitor(to, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.execute("good", map[string]any{"a": 1}); err != nil {
+		t.Error(err)
+	}
+	if err := m.execute("bad", nil); err == nil || !strings.Contains(err.Error(), "bad: no such node") {
+		t.Errorf("%v", err)
+	}
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"qmp_capabilities", "good", "bad"}, <-asked); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// granule is what QEMU's dirty bitmap tells apart.
+const granule = 64 * kib
+
+// change is a kind of change: pieces of a length at multiples of align, together 1/share of the disk.
+type change struct{ length, align, share int64 }
+
+var (
+	inRuns    = change{length: mib, align: granule, share: 100}
+	scattered = change{length: granule, align: granule, share: 100}
+	// worst are few pieces that lie across blocks. They are put where nothing compresses, so that nothing that is stored again becomes smaller.
+	worst = change{length: granule, align: corpus.Grain, share: 1000}
+)
+
+// count is how many pieces a disk has.
+func (c change) count(bytes int64) int { return int(bytes / c.share / c.length) }
+
+// amplificationAim is what a scattered change may store for each byte of it.
+const amplificationAim = 6
+
+// changing measures restore points after changes.
+func (h *history) changing(ctx context.Context) (rows []report.Row, err error) {
+	for _, p := range []part{
+		{[]string{"repo-unchanged-kopia", "repo-untouched-kopia", "repo-reread-kopia"}, h.unchanged},
+		{[]string{"repo-1pct-kopia"}, h.runs1pct},
+		{[]string{"repo-1pct64k-kopia", "repo-amplification"}, h.scattered1pct},
+		{[]string{"repo-amplification-worst"}, h.worstPieces},
+	} {
+		if !h.only.wants(p.ids...) {
+			continue
+		}
+		more, err := p.run(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, h.check(ctx)
+}
+
+// step is a kind of change: Varve's restore points and kopia's snapshots after each.
+type step struct {
+	*history
+	name string
+	change
+	ours, theirs usages
+	// alone says that kopia is not measured.
+	alone bool
+}
+
+// round writes pieces, and has them backed up by both, in an order that changes from round to round.
+func (s *step) round(ctx context.Context, round int, pieces []extent.Extent) error {
+	return s.changed(ctx, pieces, func(x *export, bitmap string) error {
+		both := []func() error{
+			func() error {
+				u, _, err := s.backUp(ctx, s.name, x, bitmap)
+				s.ours = append(s.ours, u)
+				return err
+			},
+			func() error {
+				if s.alone {
+					return nil
+				}
+				u, err := s.snapshot(ctx, s.name)
+				s.theirs = append(s.theirs, u)
+				return err
+			},
+		}
+		for i := range both {
+			if err := both[(i+round)%len(both)](); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// snapshot measures a snapshot of kopia's of the raw image.
+func (h *history) snapshot(ctx context.Context, name string) (usage, error) {
+	u, _, err := h.measure(ctx, task{name: "kopia " + name, args: h.kopiaSnapshot(), repository: h.theirs.repository})
+	return u, err
+}
+
+// touch makes the image look changed, as the file of a guest that runs always does.
+func (h *history) touch() error {
+	now := time.Now()
+	return os.Chtimes(h.image, now, now)
+}
+
+// unchanged measures restore points of what is the same as before.
+func (h *history) unchanged(ctx context.Context) ([]report.Row, error) {
+	fmt.Fprintln(h.log, "unchanged")
+	var reread, untouched usages
+	s := &step{history: h, name: "unchanged"}
+	for round := range h.rounds {
+		if err := h.touch(); err != nil {
+			return nil, err
+		}
+		if err := s.round(ctx, round, nil); err != nil {
+			return nil, err
+		}
+		u, err := h.snapshot(ctx, "untouched")
+		if err != nil {
+			return nil, err
+		}
+		untouched = append(untouched, u)
+		err = h.changed(ctx, nil, func(x *export, _ string) error {
+			u, _, err := h.backUp(ctx, "reread", x, "")
+			reread = append(reread, u)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	what := func(how string) string {
+		return fmt.Sprintf("restore point of an unchanged %s, %s, %s, synced", h.disk(), how, h.coldness())
+	}
+	return []report.Row{
+		versus("repo-unchanged-kopia", what("from an export's empty bitmap"), "s", seconds, s.ours, "kopia's snapshot of the raw file with a new time", s.theirs),
+		versus("repo-untouched-kopia", what("from an export's empty bitmap"), "s", seconds, s.ours, "kopia's snapshot of the raw file with the old time, which it does not read", untouched),
+		versus("repo-reread-kopia", what("from an export without a bitmap"), "s", seconds, reread, "kopia's snapshot of the raw file with a new time", s.theirs),
+	}, nil
+}
+
+// fromBitmap is the text of a row about changes.
+func (h *history) fromBitmap(pieces string) string {
+	return fmt.Sprintf("1 %% of a %s changed in %s, from an export with a bitmap, %s, synced", h.disk(), pieces, h.coldness())
+}
+
+const kopiasSnapshot = "kopia's snapshot of the raw file"
+
+// whole is the whole image as a place for changes.
+func (h *history) whole() []extent.Extent { return []extent.Extent{{Length: h.bytes}} }
+
+func (h *history) runs1pct(ctx context.Context) ([]report.Row, error) {
+	s, err := h.repeat(ctx, &step{history: h, name: "1pct", change: inRuns}, h.whole())
+	if err != nil {
+		return nil, err
+	}
+	return []report.Row{versus("repo-1pct-kopia", h.fromBitmap("1 MiB runs"), "s", seconds, s.ours, kopiasSnapshot, s.theirs)}, nil
+}
+
+func (h *history) scattered1pct(ctx context.Context) ([]report.Row, error) {
+	s, err := h.repeat(ctx, &step{history: h, name: "1pct64k", change: scattered}, h.whole())
+	if err != nil {
+		return nil, err
+	}
+	return []report.Row{
+		versus("repo-1pct64k-kopia", h.fromBitmap("64 KiB pieces"), "s", seconds, s.ours, kopiasSnapshot, s.theirs),
+		versus("repo-amplification", "stored bytes per changed byte of the same", "ratio", s.amplification, s.ours, kopiasSnapshot, s.theirs),
+	}, nil
+}
+
+func (h *history) worstPieces(ctx context.Context) ([]report.Row, error) {
+	s, err := h.repeat(ctx, &step{history: h, name: "worst", change: worst, alone: true}, corpus.Extents(h.runs, corpus.Random))
+	if err != nil {
+		return nil, err
+	}
+	what := "stored bytes per changed byte, 0.1 % in 64 KiB pieces at multiples of 4 KiB, all in random data"
+	return []report.Row{aim("repo-amplification-worst", what, "ratio", s.amplification, s.ours, amplificationAim)}, nil
+}
+
+// repeat measures a step in each round, with changes in these extents.
+func (h *history) repeat(ctx context.Context, s *step, within []extent.Extent) (*step, error) {
+	fmt.Fprintln(h.log, s.name)
+	for round := range h.rounds {
+		pieces, err := h.pieces(s.change, within)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.round(ctx, round, pieces); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// amplification is how many bytes were stored for each one that was changed.
+func (s *step) amplification(u usage) float64 {
+	return float64(u.stored) / float64(int64(s.change.count(s.bytes))*s.change.length)
+}
+
+// check restores the last restore point of Varve's and compares it with the image: fast restore points of something else are none.
+func (h *history) check(ctx context.Context) error {
+	out, err := h.run(ctx, h.varve, "disk", "list", machineName, "-o", "name")
+	if err != nil {
+		return err
+	}
+	lines := strings.Fields(string(out))
+	if len(lines) == 0 {
+		return errors.New("varve lists no restore points")
+	}
+	target := filepath.Join(h.dir, "restored.img")
+	if _, err := h.run(ctx, h.varve, "disk", "restore", lines[len(lines)-1], target, "--progress", "none"); err != nil {
+		return err
+	}
+	if err := same(ctx, h.image, target); err != nil {
+		return fmt.Errorf("the last restore point: %w", err)
+	}
+	return os.Remove(target)
+}

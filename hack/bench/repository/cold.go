@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// dropCaches is where the kernel is told to forget what it has read.
+const dropCaches = "/proc/sys/vm/drop_caches"
+
+// cold sees to it that what a command reads comes from storage: everything is written, then forgotten by the page cache.
+func (b *bench) cold() error {
+	unix.Sync()
+	if b.dropsAll {
+		return os.WriteFile(dropCaches, []byte("3"), 0o200)
+	}
+	return filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close() //nolint:errcheck // it was opened to advise
+		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	})
+}
+
+// ready makes caches cold for what a program reads, but not for the program itself: how long it takes to load is of no interest.
+func (b *bench) ready(ctx context.Context, program string) error {
+	if err := b.cold(); err != nil {
+		return fmt.Errorf("drop caches: %w", err)
+	}
+	version := "--version"
+	if program == b.varve || program == restic {
+		version = "version"
+	}
+	_, err := b.run(ctx, program, version)
+	return err
+}
+
+// coldness is how cold does it, for a row's text.
+func (b *bench) coldness() string {
+	if b.dropsAll {
+		return "caches dropped"
+	}
+	return "files dropped from the page cache (fadvise)"
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
+)
+
+// exportName is how the disk is called on NBD.
+const exportName = "disk"
+
+// export is a qemu-storage-daemon with a raw image: what is written through it gets into a dirty bitmap, as it does in the QEMU of a running guest, and
+// is backed up through it. Its processor time counts as Varve's.
+type export struct {
+	cmd    *exec.Cmd
+	socket string
+	qmp    *monitor
+	// out is the monitor's side of the process' standard output.
+	out *os.File
+	// ended is closed when the process is gone, after err was set.
+	ended chan struct{}
+	err   error
+	said  bytes.Buffer
+}
+
+// serve starts an export of an image with a bitmap that is empty.
+func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err error) {
+	x = &export{socket: filepath.Join(b.dir, "disk.sock"), ended: make(chan struct{})}
+	x.cmd = exec.CommandContext(ctx, "qemu-storage-daemon",
+		"--blockdev", "driver=file,node-name=file,filename="+image,
+		"--blockdev", "driver=raw,node-name=disk,file=file",
+		"--nbd-server", "addr.type=unix,max-connections=8,addr.path="+x.socket,
+		"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp")
+	x.cmd.Env, x.cmd.Stderr = b.environment(), &x.said
+	x.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	x.cmd.WaitDelay = lastWords
+	in, err := x.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	// A pipe of our own: Wait would close one of the command's while the last answer is still read.
+	var theirs *os.File
+	if x.out, theirs, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	x.cmd.Stdout = theirs
+	if err := errors.Join(x.start(), theirs.Close()); err != nil {
+		return nil, errors.Join(fmt.Errorf("qemu-storage-daemon: %w", err), x.out.Close())
+	}
+	if err := x.open(in, bitmap); err != nil {
+		return nil, errors.Join(err, x.kill())
+	}
+	return x, nil
+}
+
+// start runs the process. The kernel kills it at the end of the thread that started it, so that one stays.
+func (x *export) start() error {
+	started := make(chan error, 1)
+	go func() {
+		defer close(x.ended)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := x.cmd.Start()
+		started <- err
+		if err == nil {
+			x.err = x.cmd.Wait()
+		}
+	}()
+	return <-started
+}
+
+func (x *export) open(in io.Writer, bitmap string) (err error) {
+	if x.qmp, err = newMonitor(in, x.out); err != nil {
+		return err
+	}
+	if err := x.qmp.execute("block-dirty-bitmap-add", map[string]any{"node": "disk", "name": bitmap}); err != nil {
+		return err
+	}
+	return x.qmp.execute("block-export-add", map[string]any{
+		"type": "nbd", "id": "export", "node-name": "disk", "name": exportName, "writable": true, "bitmaps": []string{bitmap},
+	})
+}
+
+// uri is where Varve finds the export.
+func (x *export) uri() string { return "nbd+unix:///" + exportName + "?socket=" + x.socket }
+
+// pid is the process that works for whoever reads the export.
+func (x *export) pid() int { return x.cmd.Process.Pid }
+
+// writers is how many requests are under way. What they hold counts as the memory of every command that follows (see measure).
+const writers = 4
+
+// write fills pieces with bytes that do not compress, and flushes.
+func (x *export) write(ctx context.Context, pieces []extent.Extent, stream uint64) (err error) {
+	client, err := nbd.Dial(ctx, nbd.Target{Network: "unix", Address: x.socket, Export: exportName}, nbd.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Disconnect(ctx)) }()
+	noise := corpus.Noise(seed, stream)
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(writers)
+	for _, p := range pieces {
+		data := make([]byte, p.Length)
+		if _, err := io.ReadFull(noise, data); err != nil {
+			return errors.Join(err, g.Wait())
+		}
+		g.Go(func() error { return client.WriteAt(gctx, data, p.Offset, 0) })
+	}
+	if err := g.Wait(); err != nil {
+		return fmt.Errorf("change the disk: %w", err)
+	}
+	return client.Flush(ctx)
+}
+
+// stop ends the process in order. Its bitmap goes with it.
+func (x *export) stop() error {
+	if err := x.qmp.execute("quit", map[string]any{}); err != nil {
+		return errors.Join(err, x.kill())
+	}
+	late := time.NewTimer(lastWords)
+	defer late.Stop()
+	select {
+	case <-x.ended:
+	case <-late.C:
+		return errors.Join(errors.New("qemu-storage-daemon does not end"), x.kill())
+	}
+	return errors.Join(x.failure(), x.out.Close())
+}
+
+// kill ends the process at once.
+func (x *export) kill() error {
+	_ = x.cmd.Process.Kill() // it may be gone
+	<-x.ended
+	return errors.Join(x.failure(), x.out.Close())
+}
+
+func (x *export) failure() error {
+	if x.err == nil {
+		return nil
+	}
+	return fmt.Errorf("qemu-storage-daemon: %w: %s", x.err, bytes.TrimSpace(x.said.Bytes()))
+}

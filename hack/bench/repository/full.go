@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/varvebackup/varve/hack/bench/report"
+)
+
+// fullRow compares the first backup of two tools.
+type fullRow struct {
+	id, ours, theirs, peer string
+	unit                   string
+	figure                 func(usage) float64
+}
+
+var fullRows = []fullRow{
+	{"repo-full-kopia", varve, kopia, "kopia, same hash, cipher and S2", "s", seconds},
+	{"repo-full-restic", varve, restic, "restic, compression auto (zstd)", "s", seconds},
+	{"repo-stored-restic", varve, restic, "restic, compression auto (zstd)", "MiB", storedMiB},
+	{"repo-full-borg", varve, borg, "borg, repokey-blake2, lz4 (its default)", "s", seconds},
+	{"repo-full-zstd-restic", varveZstd, restic, "restic, compression auto (zstd)", "s", seconds},
+	{"repo-stored-zstd-restic", varveZstd, restic, "restic, compression auto (zstd)", "MiB", storedMiB},
+}
+
+// fulls measures the first backup of the image into an empty repository.
+func (b *bench) fulls(ctx context.Context) ([]report.Row, error) {
+	took := map[string]usages{}
+	var each []func(int) error
+	for _, name := range b.fullTools() {
+		t := b.tools()[name]
+		each = append(each, func(int) error {
+			u, err := b.full(ctx, t)
+			took[name] = append(took[name], u)
+			return err
+		})
+	}
+	fmt.Fprintln(b.log, "first full")
+	if err := inRounds(b.rounds, each...); err != nil {
+		return nil, err
+	}
+	var rows []report.Row
+	for _, r := range fullRows {
+		if !b.only.wants(r.id) {
+			continue
+		}
+		what := fmt.Sprintf("first full of a %s, %s, synced", b.disk(), b.coldness())
+		switch {
+		case r.unit == "MiB":
+			what = fmt.Sprintf("stored by the first full of a %s", b.disk())
+		case r.ours == varveZstd:
+			what += ", with zstd"
+		}
+		rows = append(rows, versus(r.id, what, r.unit, r.figure, took[r.ours], r.peer, took[r.theirs]))
+	}
+	return rows, nil
+}
+
+// fullTools are the tools that rows want, each once.
+func (b *bench) fullTools() []string {
+	var names []string
+	for _, r := range fullRows {
+		for _, name := range []string{r.ours, r.theirs} {
+			if b.only.wants(r.id) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// full measures one first backup, and removes the repository again.
+func (b *bench) full(ctx context.Context, t *tool) (usage, error) {
+	if err := b.fresh(ctx, t); err != nil {
+		return usage{}, err
+	}
+	u, _, err := b.measure(ctx, task{name: t.name + " full", args: t.full, repository: t.repository})
+	return u, errors.Join(err, t.remove())
+}
+
+// fresh makes an empty repository in the place of the one that a tool has.
+func (b *bench) fresh(ctx context.Context, t *tool) error {
+	if err := t.remove(); err != nil {
+		return err
+	}
+	for _, args := range t.create {
+		if _, err := b.run(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove removes everything that a tool has stored.
+func (t *tool) remove() error {
+	failures := []error{os.RemoveAll(t.repository)}
+	for _, path := range t.state {
+		failures = append(failures, os.RemoveAll(path))
+	}
+	return errors.Join(failures...)
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+
+	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// history is the restore points of one raw image, which changes from one to the next: in a repository of Varve's and, where it is compared, in one of kopia's.
+type history struct {
+	*bench
+	image string
+	bytes int64
+	// ours is Varve, theirs kopia.
+	ours, theirs *tool
+	// block is Varve's --block-size; "" is its default.
+	block string
+	// points is how many restore points there are. The dirty bitmap since the last one is named after it.
+	points int
+}
+
+// point is a restore point as `varve -o json` shows it.
+type point struct {
+	ID    string `json:"id"`
+	Disks []struct {
+		FullReason string `json:"fullReason"`
+	} `json:"disks"`
+}
+
+// history measures what begins with a repository that has one restore point: reading it, and adding others.
+func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
+	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.tools()[varve], theirs: b.tools()[kopia]}
+	defer func() { err = errors.Join(err, h.ours.remove(), h.theirs.remove(), os.Remove(b.image)) }()
+	fmt.Fprintln(b.log, "first restore point of the history")
+	first, err := h.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := h.kopiaBegin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if b.only.wants(readIDs...) {
+		if rows, err = h.reading(ctx, first, snapshot); err != nil {
+			return nil, err
+		}
+	}
+	if b.only.wants(changeIDs...) {
+		more, err := h.changing(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// begin makes an empty repository of Varve's and the first restore point, and returns its ID. It is read from the export that the next ones are read from.
+func (h *history) begin(ctx context.Context) (id string, err error) {
+	if err := h.fresh(ctx, h.ours); err != nil {
+		return "", err
+	}
+	x, err := h.serve(ctx, h.image, h.checkpoint())
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, x.stop()) }()
+	_, p, err := h.backUp(ctx, "base", x, "")
+	return p.ID, err
+}
+
+// kopiaBegin makes an empty repository of kopia's and the first snapshot, and returns its ID.
+func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
+	if err := h.fresh(ctx, h.theirs); err != nil {
+		return "", err
+	}
+	_, out, err := h.measure(ctx, task{name: "kopia base", args: h.theirs.full, repository: h.theirs.repository})
+	if err != nil {
+		return "", err
+	}
+	var snapshot struct {
+		ID string `json:"id"`
+	}
+	if err := json.Unmarshal(out, &snapshot); err != nil || snapshot.ID == "" {
+		return "", fmt.Errorf("kopia's snapshot %q: %w", out, err)
+	}
+	return snapshot.ID, nil
+}
+
+// checkpoint is the name of the last restore point in the tracking of changes.
+func (h *history) checkpoint() string { return "checkpoint-" + strconv.Itoa(h.points) }
+
+// backUp measures a restore point of what the export has. It is incremental from the bitmap, or reads everything if bitmap is "".
+func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {
+	h.points++
+	args := []string{
+		h.varve, "disk", "backup", machineName, "disk=" + x.uri(), "--checkpoint", h.checkpoint(),
+		"--block-size", h.block, "--progress", "none", "-o", "json",
+	}
+	if bitmap != "" {
+		args = append(args, "--bitmap", bitmap)
+	}
+	u, out, err := h.measure(ctx, task{name: "varve " + name, args: args, repository: h.ours.repository, beside: x.pid()})
+	if err != nil {
+		return u, point{}, err
+	}
+	var list struct {
+		Items []point `json:"items"`
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		return u, point{}, fmt.Errorf("varve's restore point: %w", err)
+	}
+	if len(list.Items) != 1 || len(list.Items[0].Disks) != 1 {
+		return u, point{}, fmt.Errorf("varve made other than one restore point of one disk: %s", out)
+	}
+	p := list.Items[0]
+	if reason := p.Disks[0].FullReason; reason != "" && bitmap != "" {
+		return u, p, fmt.Errorf("the incremental became a full one: %s", reason)
+	}
+	return u, p, nil
+}
+
+// pieces chooses where the image is changed.
+func (h *history) pieces(c change, within []extent.Extent) ([]extent.Extent, error) {
+	return corpus.Pieces(rand.New(rand.NewPCG(seed, h.next())), within, c.length, c.align, c.count(h.bytes))
+}
+
+// next is another stream of randomness for each use.
+func (h *history) next() uint64 {
+	h.changes++
+	return h.changes
+}
+
+// changed writes pieces to the image and calls measure with the export and the name of the bitmap that has them. A bitmap lasts for one change: what a
+// guest's QEMU would go on with begins anew.
+func (h *history) changed(ctx context.Context, pieces []extent.Extent, measure func(x *export, bitmap string) error) (err error) {
+	bitmap := h.checkpoint()
+	x, err := h.serve(ctx, h.image, bitmap)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.stop()) }()
+	if err := x.write(ctx, pieces, h.next()); err != nil {
+		return err
+	}
+	return measure(x, bitmap)
+}

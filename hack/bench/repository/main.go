@@ -1,0 +1,71 @@
+// Command repository measures Varve's disk repository against the kopia CLI, restic, borg and qemu-img: whole commands, in one run, on the same
+// image, alternately. It prints medians with their spread and puts the rows into build/bench.json. docs/testing.md says what each row is.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/hack/command"
+)
+
+func main() { command.Main("bench-repository", run) }
+
+// roundTimeout bounds a round: no program may hang for ever.
+const roundTimeout = 30 * time.Minute
+
+func run(ctx context.Context, args []string) (err error) {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(o.rounds+1)*roundTimeout)
+	defer cancel()
+	dir, closeDir, err := openWorkspace(o.dir, o.needs())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeDir()) }()
+	b, err := newBench(ctx, o, dir)
+	if err != nil {
+		return err
+	}
+	if len(o.blocks) > 0 {
+		return b.compareBlocks(ctx)
+	}
+	rows, err := b.parts(ctx)
+	if err != nil {
+		return err
+	}
+	report.Table(os.Stdout, rows)
+	facts, err := b.facts(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		report.Merge(filepath.Join(o.build, "bench.json"), rows),
+		report.MergeMachine(filepath.Join(o.build, "bench-machine.json"), "repository", facts),
+	)
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	flags := flag.NewFlagSet("bench-repository", flag.ContinueOnError)
+	flags.StringVar(&o.build, "build", "build", "the repository's build directory, with bin/varve and peers/bin/kopia")
+	flags.IntVar(&o.rounds, "rounds", 3, "measured rounds")
+	flags.Int64Var(&o.imageGiB, "image-gib", 16, "the size of the image, in GiB")
+	flags.Int64Var(&o.corpusMiB, "corpus-mib", 0, "how much of the image is not holes, in MiB (default a quarter)")
+	flags.Var(&o.blocks, "blocks", "measure these block sizes instead, such as 256k,1m,4m; build/bench-blocks.json")
+	flags.Var(&o.only, "only", "measure only the rows with these IDs, such as repo-verify,repo-1tib-mib")
+	flags.StringVar(&o.dir, "dir", "", "where to work (default varve in the user's directory of caches)")
+	flags.StringVar(&o.profile, "profile", "", "write profiles of Varve's runs to this directory; the figures are then those of a profiled program")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	return o, o.complete()
+}

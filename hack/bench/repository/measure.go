@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lastWords is how long a command that was told to end may take.
+const lastWords = 10 * time.Second
+
+// task is a command of a program as a user would type it, and what is measured with it.
+type task struct {
+	// name is what it is called in the log, and how its profile is named.
+	name string
+	args []string
+	// repository is a directory whose growth counts; "" if nothing is stored.
+	repository string
+	// beside is a process that works for the command, whose processor time counts too; 0 if there is none.
+	beside int
+}
+
+// usage is what a command took.
+type usage struct {
+	wall, cpu time.Duration
+	// memory is the largest resident set of the command, or of one that it started; stored by how much the repository grew. Bytes.
+	memory, stored int64
+}
+
+// measure runs a task from cold caches. Its time is that of the whole command and of a sync of the file system that it wrote to.
+func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
+	before, err := t.size()
+	if err != nil {
+		return usage{}, nil, err
+	}
+	if err := b.ready(ctx, t.args[0]); err != nil {
+		return usage{}, nil, err
+	}
+	helped, err := processorTime(t.beside)
+	if err != nil {
+		return usage{}, nil, err
+	}
+	start := time.Now()
+	out, state, err := b.runWith(ctx, b.profiling(t.name), t.args...)
+	if err == nil {
+		err = syncAll(b.dir)
+	}
+	u := usage{wall: time.Since(start)}
+	if err != nil {
+		return usage{}, nil, err
+	}
+	helper, err := processorTime(t.beside)
+	if err != nil {
+		return usage{}, nil, err
+	}
+	after, err := t.size()
+	// The kernel begins a child's maximum with what this process has: a few MiB, less than any of these programs.
+	u.memory = state.SysUsage().(*syscall.Rusage).Maxrss * kib
+	u.cpu, u.stored = state.UserTime()+state.SystemTime()+helper-helped, after-before
+	fmt.Fprintf(b.log, "  %-34s %7.2f s  cpu %7.2f s  %5d MiB", t.name, u.wall.Seconds(), u.cpu.Seconds(), u.memory/mib)
+	if t.repository != "" {
+		fmt.Fprintf(b.log, "  stored %8.1f MiB", float64(u.stored)/float64(mib))
+	}
+	fmt.Fprintln(b.log)
+	return u, out, err
+}
+
+func (t *task) size() (int64, error) {
+	if t.repository == "" {
+		return 0, nil
+	}
+	return bytesIn(t.repository)
+}
+
+// profiling makes a program leave profiles that are named after a task, if it is the one that can.
+func (b *bench) profiling(name string) []string {
+	if b.profile == "" {
+		return nil
+	}
+	return []string{"VARVE_PROFILE=" + filepath.Join(b.profile, strings.ReplaceAll(name, " ", "-"))}
+}
+
+// run runs a program to its end and returns its output.
+func (b *bench) run(ctx context.Context, args ...string) ([]byte, error) {
+	out, _, err := b.runWith(ctx, nil, args...)
+	return out, err
+}
+
+// runWith runs a program with these variables beside its usual ones. It sees nothing else of the user's surroundings, and dies with this process.
+func (b *bench) runWith(ctx context.Context, variables []string, args ...string) ([]byte, *os.ProcessState, error) {
+	// The kernel kills the program at the end of the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Env = append(b.environment(), variables...)
+	cmd.Dir = b.dir
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = lastWords
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, nil, fmt.Errorf("%s: %w", strings.Join(args, " "), context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(said.Bytes()))
+	}
+	return out.Bytes(), cmd.ProcessState, nil
+}
+
+// syncAll writes what the file system of a directory still has in memory.
+func syncAll(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // it is a directory
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
+}
+
+// clockTick is the unit of the kernel's processor times, everywhere on Linux.
+const clockTick = 10 * time.Millisecond
+
+// processorTime is what a process that runs has used so far; 0 of no process.
+func processorTime(pid int) (time.Duration, error) {
+	if pid == 0 {
+		return 0, nil
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	return parseStat(string(stat))
+}
+
+// parseStat reads user and system time from /proc/PID/stat (proc(5)): fields 14 and 15, of which the second may have spaces and parentheses.
+func parseStat(stat string) (time.Duration, error) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("a process' stat is %q", stat)
+	}
+	var sum time.Duration
+	for _, field := range fields[11:13] {
+		ticks, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("a process' stat is %q: %w", stat, err)
+		}
+		sum += time.Duration(ticks) * clockTick
+	}
+	return sum, nil
+}

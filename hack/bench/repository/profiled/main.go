@@ -1,0 +1,64 @@
+// Command profiled is `varve` for `hack/bench/repository -profile`: the same commands, which leave a CPU profile and one of allocations beside
+// the name that VARVE_PROFILE has. The product itself has no such switch.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/pprof"
+	"syscall"
+	"time"
+
+	"github.com/varvebackup/varve/internal/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Getenv("VARVE_PROFILE"))
+	stop()
+	cli.Report(os.Stderr, err, "varve")
+	os.Exit(cli.Code(err))
+}
+
+func run(ctx context.Context, args []string, profile string) error {
+	if profile == "" {
+		return varve(ctx, args)
+	}
+	cpu, err := os.Create(profile + ".cpu.pprof")
+	if err != nil {
+		return err
+	}
+	if err := pprof.StartCPUProfile(cpu); err != nil {
+		return errors.Join(err, cpu.Close())
+	}
+	err = varve(ctx, args)
+	return errors.Join(err, finish(cpu, profile))
+}
+
+func varve(ctx context.Context, args []string) error {
+	root := cli.New(cli.Options{
+		Program: "varve", Version: "profiled", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr},
+		Now: time.Now, Env: os.Getenv,
+	})
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
+}
+
+// finish ends the CPU profile and writes that of memory: what was allocated, and what was in use at the last collection.
+func finish(cpu *os.File, profile string) error {
+	pprof.StopCPUProfile()
+	if err := cpu.Close(); err != nil {
+		return err
+	}
+	heap, err := os.Create(profile + ".mem.pprof")
+	if err != nil {
+		return err
+	}
+	if err := pprof.Lookup("allocs").WriteTo(heap, 0); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", heap.Name(), err), heap.Close())
+	}
+	return heap.Close()
+}

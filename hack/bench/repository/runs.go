@@ -1,0 +1,56 @@
+package main
+
+import (
+	"github.com/varvebackup/varve/hack/bench/report"
+)
+
+// usages are what the rounds of one command took.
+type usages []usage
+
+// sample is a figure of each round.
+func (u usages) sample(figure func(usage) float64) report.Sample {
+	var s report.Sample
+	for _, x := range u {
+		s = append(s, figure(x))
+	}
+	return s
+}
+
+func seconds(u usage) float64   { return u.wall.Seconds() }
+func memoryMiB(u usage) float64 { return float64(u.memory) / float64(mib) }
+func storedMiB(u usage) float64 { return float64(u.stored) / float64(mib) }
+
+func (u usages) cost() *report.Cost {
+	return &report.Cost{
+		CPUSeconds: u.sample(func(u usage) float64 { return u.cpu.Seconds() }).Median(),
+		MemoryMiB:  u.sample(memoryMiB).Median(),
+		StoredMiB:  u.sample(storedMiB).Median(),
+	}
+}
+
+// versus makes a row of a figure that is better when it is smaller, with what both cost.
+func versus(id, what, unit string, figure func(usage) float64, ours usages, peer string, theirs usages) report.Row {
+	r := report.Smaller(id, what, unit, ours.sample(figure), peer, theirs.sample(figure))
+	r.Cost, r.PeerCost = ours.cost(), theirs.cost()
+	return r
+}
+
+// aim makes a row of a figure that is compared with what it should be.
+func aim(id, what, unit string, figure func(usage) float64, ours usages, value float64) report.Row {
+	r := report.Smaller(id, what, unit, ours.sample(figure), "aim", report.Sample{value})
+	r.Cost = ours.cost()
+	return r
+}
+
+// inRounds calls each function once a round, beginning with another one each time: what one leaves behind, in the file system or the storage, must not
+// always be to the disadvantage of the same one.
+func inRounds(rounds int, each ...func(round int) error) error {
+	for round := range rounds {
+		for i := range each {
+			if err := each[(i+round)%len(each)](round); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// tool is a program that keeps backups in a repository.
+type tool struct {
+	name string
+	// repository is the directory that it stores in; state is what else it keeps of a repository: configuration and caches.
+	repository string
+	state      []string
+	// create makes a repository.
+	create [][]string
+	// full backs the image up.
+	full []string
+}
+
+// Names of tools. The second Varve is one with the compression that restic has.
+const (
+	varve, varveZstd = "varve", "varve-zstd"
+	kopia            = "kopia"
+	restic           = "restic"
+	borg             = "borg"
+)
+
+// password is the repositories'.
+const password = "bench"
+
+// environment is all that the programs see. They keep their files in this run's directory, ask nobody and look for no updates.
+func (b *bench) environment() []string {
+	in := func(name string) string { return filepath.Join(b.dir, name) }
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + in("home"), "TMPDIR=" + b.dir,
+		"XDG_CACHE_HOME=" + in("home/.cache"), "XDG_CONFIG_HOME=" + in("home/.config"),
+		"VARVE_PASSWORD=" + password, "VARVE_REPO_CONFIG=" + in("varve.config"),
+		"KOPIA_PASSWORD=" + password, "KOPIA_CONFIG_PATH=" + in("kopia.config"),
+		"KOPIA_LOG_DIR=" + in("kopia-logs"), "KOPIA_CHECK_FOR_UPDATES=false", "KOPIA_USE_KEYRING=false",
+		"RESTIC_PASSWORD=" + password, "RESTIC_REPOSITORY=" + in("restic"), "RESTIC_CACHE_DIR=" + in("restic-cache"),
+		"BORG_PASSPHRASE=" + password, "BORG_REPO=" + in("borg"), "BORG_BASE_DIR=" + in("borg-base"),
+	}
+}
+
+// tools are all that back up the image, by name.
+func (b *bench) tools() map[string]*tool {
+	in := func(name string) string { return filepath.Join(b.dir, name) }
+	varveTool := func(name string, flags ...string) *tool {
+		return &tool{
+			name: name, repository: in("varve"), state: []string{in("varve.config")},
+			create: [][]string{{b.varve, "repo", "create", in("varve")}},
+			full:   append([]string{b.varve, "disk", "backup", machineName, "disk=" + b.image, "--progress", "none"}, flags...),
+		}
+	}
+	return map[string]*tool{
+		varve:     varveTool(varve),
+		varveZstd: varveTool(varveZstd, "--compression", "zstd"),
+		// What is stored is hashed, encrypted and compressed as Varve does it; blocks are cut as kopia does it.
+		kopia: {
+			name: kopia, repository: in("kopia"), state: []string{in("kopia.config"), in("kopia.config.kopia-password"), in("kopia-logs")},
+			create: [][]string{
+				{
+					b.kopia, "repository", "create", "filesystem", "--path", in("kopia"), "--block-hash", "BLAKE3-256-128", "--encryption", "AES256-GCM-HMAC-SHA256",
+					"--content-cache-size-mb", "0", // no caches, as Varve has none for a directory: kopia restores faster without
+				},
+				{b.kopia, "policy", "set", "--global", "--compression", "s2-default"},
+			},
+			full: b.kopiaSnapshot(),
+		},
+		restic: {
+			name: restic, repository: in("restic"), state: []string{in("restic-cache")},
+			create: [][]string{{"restic", "init", "--repository-version", "2"}},
+			full:   []string{"restic", "backup", "--quiet", "--compression", "auto", b.image},
+		},
+		borg: {
+			name: borg, repository: in("borg"), state: []string{in("borg-base")},
+			create: [][]string{{"borg", "init", "--encryption", "repokey-blake2"}},
+			full:   []string{"borg", "create", "--compression", "lz4", "::full", b.image},
+		},
+	}
+}
+
+// kopiaSnapshot backs the image up with kopia. Its maintenance would run whenever it is due: Varve's does not either.
+func (b *bench) kopiaSnapshot() []string {
+	return []string{b.kopia, "snapshot", "create", "--no-progress", "--no-auto-maintenance", "--json", b.image}
+}
