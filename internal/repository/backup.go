@@ -18,6 +18,9 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if q.Time.IsZero() {
 		q.Time = r.rep.Time()
 	}
+	if err := r.writable(ctx); err != nil {
+		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
+	}
 	parent, err := r.findParent(ctx, &q)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/manifest"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -63,7 +64,7 @@ var kinds = map[string]struct {
 }{
 	"pack":         {prefix: "p", data: true},
 	"metadata":     {prefix: "q", data: true},
-	"manifest":     {prefix: "q", content: "m"},
+	"manifest":     {prefix: "q", content: manifest.ContentPrefix},
 	"index":        {prefix: "x"},
 	"format":       {prefix: "kopia.repository"},
 	"object locks": {prefix: "kopia.blobcfg", few: true},
@@ -103,7 +104,8 @@ func (s span) middle() int { return (s.start + s.end) / 2 }
 type damagedRepository struct {
 	config string
 	held   map[string][]byte
-	bad    string
+	// good and bad are the IDs of two restore points in held.
+	good, bad string
 	// before are the files that were there before the bad one.
 	before map[string]bool
 	// inside are the contents in packs, by their blob and the prefix of their IDs.
@@ -127,7 +129,7 @@ func newDamaged(t *testing.T) *damagedRepository {
 		d.held[p.ID] = disk.data
 		return p.ID
 	}
-	backUp("/good")
+	d.good = backUp("/good")
 	for _, f := range blobFiles(t, config, "") {
 		d.before[f] = !strings.Contains(f, "kopia.") && !strings.Contains(f, string(formatCopy))
 	}
@@ -211,6 +213,9 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 	switch {
 	case err == nil:
 		d.verified(t, fresh)
+		if content == manifest.ContentPrefix {
+			d.unwritable(t, fresh)
+		}
 		d.restores(t, fresh, false)
 		if err := fresh.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -256,6 +261,22 @@ func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 	for _, x := range report.Damage {
 		if x.Point.ID != d.bad {
 			t.Errorf("verify blames %s: %v", x.Point.ID, x.Err)
+		}
+	}
+}
+
+// unwritable checks that what needs the manifests says that they are damaged, and does nothing.
+func (d *damagedRepository) unwritable(t *testing.T, r *Repository) {
+	t.Helper()
+	disk := &memory{data: []byte("disk")}
+	_, backup := r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+	_, pin := r.Pin(t.Context(), d.good, []string{"x"}, nil)
+	for name, err := range map[string]error{
+		"backup": backup, "pin": pin, "delete": r.Delete(t.Context(), d.good),
+		"maintenance": r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}),
+	} {
+		if !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -60,6 +60,9 @@ func (r *Repository) forgettable(ctx context.Context, id string, notFound error)
 
 // change changes manifests, all of them or none.
 func (r *Repository) change(ctx context.Context, purpose string, do func(context.Context, repo.DirectRepositoryWriter) error) error {
+	if err := r.writable(ctx); err != nil {
+		return err
+	}
 	err := repo.DirectWriteSession(ctx, r.rep, repo.WriteSessionOptions{Purpose: "varve " + purpose}, do)
 	return errors.Join(err, r.rep.Refresh(ctx))
 }

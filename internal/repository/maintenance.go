@@ -39,6 +39,9 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	if !ok {
 		return fmt.Errorf("%w: maintenance mode %q: quick or full", ErrInvalid, o.Mode)
 	}
+	if err := r.writable(ctx); err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
 	ctx, l, err := r.lock(ctx, "maintenance")
 	if err != nil {
 		return err

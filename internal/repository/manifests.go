@@ -97,6 +97,18 @@ func group(entries []entry) ([]*stored, error) {
 	return out, errors.Join(bad...)
 }
 
+// writable fails with ErrCorrupt if manifests are damaged: kopia can then neither add nor delete one, and does not say why.
+func (r *Repository) writable(ctx context.Context) error {
+	_, err := r.rep.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
+	if err == nil {
+		return nil
+	}
+	if _, damage := r.salvage(ctx, nil, ""); errors.Is(damage, ErrCorrupt) {
+		return fmt.Errorf("nothing can be changed until the repository is repaired: %w", damage)
+	}
+	return fmt.Errorf("read the manifests: %w", err)
+}
+
 // entries is a content with manifests as kopia stores it: gzip over JSON.
 type entries struct {
 	Entries []entry `json:"entries"`
