@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
@@ -142,53 +141,4 @@ func TestARestorePointIsADisk(t *testing.T) {
 	if err := c.WriteAt(t.Context(), []byte{1}, 0, 0); err == nil {
 		t.Error("it was written")
 	}
-}
-
-// An overlay is a disk that takes writes, whatever their shape, and what was flushed is there when it is opened again.
-func TestAnOverlayTakesWrites(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(rt *rapid.T) {
-		size := rapid.IntRange(1, 5*clusterBytes).Draw(rt, "bytes")
-		below := make(content, size)
-		random := rand.New(rand.NewPCG(1, 1))
-		for i := range below {
-			below[i] = byte(random.Uint32())
-		}
-		kept := bytes.Clone(below)
-		path := filepath.Join(t.TempDir(), "overlay")
-		want := bytes.Clone(below)
-		o, err := OpenOverlay(path, "disk", below)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		for range rapid.IntRange(0, 8).Draw(rt, "writes") {
-			at := rapid.IntRange(0, size-1).Draw(rt, "at")
-			p := bytes.Repeat([]byte{byte(random.Uint32())}, rapid.IntRange(1, size-at).Draw(rt, "length"))
-			if err := o.WriteAt(t.Context(), p, int64(at)); err != nil {
-				rt.Fatal(err)
-			}
-			copy(want[at:], p)
-			if rapid.IntRange(0, 3).Draw(rt, "reopen") == 0 {
-				if err := o.Close(); err != nil {
-					rt.Fatal(err)
-				}
-				if o, err = OpenOverlay(path, "disk", below); err != nil {
-					rt.Fatal(err)
-				}
-			}
-			got := make([]byte, size)
-			if err := o.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
-				rt.Fatalf("the overlay differs: %v", err)
-			}
-		}
-		if err := o.Close(); err != nil {
-			rt.Fatal(err)
-		}
-		if !bytes.Equal(below, kept) {
-			rt.Fatal("the disk below was written")
-		}
-		if _, err := OpenOverlay(path, "another disk", below); err == nil {
-			rt.Fatal("it was opened over another disk")
-		}
-	})
 }
