@@ -3,11 +3,14 @@ package serve
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -124,6 +127,7 @@ func TestARestorePointIsADisk(t *testing.T) {
 			t.Fatal("the disk differs")
 		}
 	}
+	d.cache.fetching.Wait()
 	if d.cache.bytes > mib+256<<10 {
 		t.Errorf("%d bytes are cached", d.cache.bytes)
 	}
@@ -141,4 +145,83 @@ func TestARestorePointIsADisk(t *testing.T) {
 	if err := c.WriteAt(t.Context(), []byte{1}, 0, 0); err == nil {
 		t.Error("it was written")
 	}
+}
+
+// Whoever reads sequentially has each block fetched once, also where the cache is small, and a hole is never fetched.
+func TestSequentialReadsFetchEachBlockOnce(t *testing.T) {
+	t.Parallel()
+	for _, cacheBytes := range []int64{1, 512 << 10, 64 * mib} {
+		want, image := stored(t)
+		d := New(image, Options{CacheBytes: cacheBytes})
+		t.Cleanup(d.Close)
+		var mu sync.Mutex
+		fetched := map[int64]int{}
+		fetch := d.cache.fetch
+		d.cache.fetch = func(ctx context.Context, number int64) ([]byte, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			fetched[number]++
+			return fetch(ctx, number)
+		}
+		if err := d.Cache(t.Context(), extent.Extent{Offset: mib, Length: mib}); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(want))
+		for at := 0; at < len(got); at += 64 << 10 {
+			end := min(at+64<<10, len(got))
+			if err := d.ReadAt(t.Context(), got[at:end], int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(got, want) {
+			t.Error("the disk differs")
+		}
+		d.cache.fetching.Wait()
+		if diff := cmp.Diff(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1, 8: 1, 12: 1}, fetched); diff != "" {
+			t.Errorf("cache of %d bytes: fetches by block (-want +got):\n%s", cacheBytes, diff)
+		}
+	}
+}
+
+// Readers of many blocks at once make no more fetches at once than there are slots, and who gives up leaves the others theirs.
+func TestFetchesAtOnceAreBounded(t *testing.T) {
+	t.Parallel()
+	const slots, readers = 3, 20
+	under, gate := make(chan struct{}, readers), make(chan struct{})
+	c := newCache(mib, slots, func(ctx context.Context, number int64) ([]byte, error) {
+		under <- struct{}{}
+		select {
+		case <-gate:
+			return []byte{byte(number)}, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	})
+	life, end := context.WithCancel(t.Context())
+	ctx, leave := context.WithCancel(t.Context())
+	var gone, stay sync.WaitGroup
+	for n := range int64(readers) {
+		gone.Go(func() {
+			if _, err := c.get(ctx, life, n); !errors.Is(err, context.Canceled) {
+				t.Errorf("block %d: %v", n, err)
+			}
+		})
+		stay.Go(func() {
+			if data, err := c.get(t.Context(), life, n); err != nil || data[0] != byte(n) {
+				t.Errorf("block %d: %v, %v", n, data, err)
+			}
+		})
+	}
+	for range slots {
+		<-under
+	}
+	leave()
+	gone.Wait()
+	if len(under) > 0 {
+		t.Errorf("%d fetches at once", slots+len(under))
+	}
+	close(gate)
+	stay.Wait()
+	end()
+	c.fetching.Wait()
 }
