@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -144,6 +146,8 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 	if err != nil {
 		return err
 	}
+	// Most of the heap is cached blocks without pointers, so that collecting often costs next to nothing, and seldom much memory.
+	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	return s.withRepository(ctx, func(r *repository.Repository) (err error) {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
 		if err != nil {
@@ -161,7 +165,7 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 		if f.overlay != "" {
 			overlay, err := serve.OpenOverlay(f.overlay, chosen.Digest, below)
 			if err != nil {
-				return &failure{err: err, code: CodeRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
+				return overlayFailure(err)
 			}
 			defer func() { err = errors.Join(err, overlay.Close()) }()
 			export.export.Backend = overlay
@@ -171,8 +175,22 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 			return err
 		}
 		fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
-		return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config}, l)
+		log := slog.New(slog.NewTextHandler(w, nil))
+		return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config, Log: log}, l)
 	})
+}
+
+func overlayFailure(err error) error {
+	switch {
+	case errors.Is(err, repository.ErrConflict):
+		return &failure{err: err, code: CodeRefused, hint: "end the other export first, or choose another file"}
+	case errors.Is(err, repository.ErrInvalid):
+		return &failure{err: err, code: CodeRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
+	case errors.Is(err, repository.ErrCorrupt):
+		return &failure{err: err, code: CodeRefused, hint: "an overlay is two files, the second with .map after its name: put both back, or choose another file"}
+	default:
+		return &failure{err: err, code: CodeFailure, hint: "the overlay is a file on this machine: check its directory"}
+	}
 }
 
 // serveUntil serves until ctx ends, and then lets clients finish what they have asked for.

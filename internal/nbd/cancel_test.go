@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
 // TestCancelInTheMiddleOfAPayload: the caller gets its memory back at once although the server stalls in the middle of
 // what it sends, and the rest of the payload, when it comes, goes nowhere. The connection stays in step.
 func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
+	a := authority.New(t)
 	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -24,7 +25,7 @@ func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 				d := &stallingServer{half: half, rest: rest, h: h}
 				o := Options{}
 				if secure {
-					d.a, o.TLS = a, a.client
+					d.a, o.TLS = a, a.Client
 				}
 				c, err := dialScript(t, o, d.serve)
 				if err != nil {
@@ -61,7 +62,7 @@ func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 type stallingServer struct {
 	half, rest chan struct{}
 	h          headers
-	a          *authority
+	a          *authority.Authority
 }
 
 func (s *stallingServer) serve(nc net.Conn) {

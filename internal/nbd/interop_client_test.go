@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
 // TestPeers is the suite that runs on every server.
@@ -323,8 +324,8 @@ func TestDeadPeer(t *testing.T) {
 // TestPeersTLS: both sides' certificates are demanded, and nothing falls back to plaintext.
 func TestPeersTLS(t *testing.T) {
 	t.Parallel()
-	a, stranger := newAuthority(t), newAuthority(t)
-	dir := a.files(t)
+	a, stranger := authority.New(t), authority.New(t)
+	dir := a.Files(t)
 	tls := map[string]func(t *testing.T) (Target, []byte){
 		"qemu-nbd":    qemuNBD(debianQEMU, "raw", "--object", "tls-creds-x509,id=t,endpoint=server,verify-peer=on,dir="+dir, "--tls-creds", "t"),
 		"qemu-nbd 10": qemuNBD(newerQEMU, "raw", "--object", "tls-creds-x509,id=t,endpoint=server,verify-peer=on,dir="+dir, "--tls-creds", "t"),
@@ -338,11 +339,11 @@ func TestPeersTLS(t *testing.T) {
 				t.Errorf("plaintext: %v", err)
 			}
 			target.TLS, target.ServerName = true, "localhost"
-			if c, err := Dial(testContext(t), target, Options{TLS: stranger.client}); err == nil {
+			if c, err := Dial(testContext(t), target, Options{TLS: stranger.Client}); err == nil {
 				c.Close()
 				t.Error("a stranger's certificate")
 			}
-			c := open1(t, target, Options{TLS: a.client, Contexts: []string{ContextAllocation}, Connections: 3})
+			c := open1(t, target, Options{TLS: a.Client, Contexts: []string{ContextAllocation}, Connections: 3})
 			checkReads(t, c, content)
 			checkCancel(t, c, content)
 			checkWrites(t, c, content)
@@ -358,7 +359,7 @@ func TestPeersTLS(t *testing.T) {
 		t.Run(name+" without TLS", func(t *testing.T) {
 			t.Parallel()
 			target, _ := start(t)
-			if _, err := Dial(testContext(t), target, Options{TLS: a.client}); !errors.Is(err, ErrTLS) {
+			if _, err := Dial(testContext(t), target, Options{TLS: a.Client}); !errors.Is(err, ErrTLS) {
 				t.Errorf("%v", err)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
 // served is our server with a disk that has the raw image's content.
@@ -217,9 +218,9 @@ func (f failing) Flush(context.Context) error                  { return nil }
 
 func TestTheirTLSWithOurs(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
-	dir := a.files(t)
-	target, d := served(t, &Server{TLS: a.server})
+	a := authority.New(t)
+	dir := a.Files(t)
+	target, d := served(t, &Server{TLS: a.Server})
 	uri := target.URI() + "&tls-certificates=" + dir + "&tls-hostname=localhost"
 	same(t, nbdcopyOut(t, uri, "-C", "4"), d.content())
 	plain := target
@@ -236,7 +237,7 @@ func TestTheirTLSWithOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, got, d.content())
-	stranger := newAuthority(t).files(t)
+	stranger := authority.New(t).Files(t)
 	if out, err := tryRun(t, "nbdinfo", target.URI()+"&tls-certificates="+stranger+"&tls-hostname=localhost"); err == nil {
 		t.Errorf("a stranger: %s", out)
 	}

@@ -13,16 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
 func TestListAndInspect(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
+	a := authority.New(t)
 	d := newMemDisk(64 << 10)
-	for _, s := range []*Server{{}, {TLS: a.server}} {
+	for _, s := range []*Server{{}, {TLS: a.Server}} {
 		s.Exports = exportMap{"a": {Backend: d, Description: "first", Block: BlockSizes{Minimum: 512, Preferred: 8192}}, "b": {Backend: plainDisk{d}}, "locked": {}}
 		target := serve(t, s)
-		o := Options{TLS: a.client}
+		o := Options{TLS: a.Client}
 		if s.TLS == nil {
 			o.TLS = nil
 		}

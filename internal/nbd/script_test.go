@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
 // bytesOf builds what a peer sends.
@@ -522,7 +523,7 @@ func TestStatusInPieces(t *testing.T) {
 // TestTLSIsNeverLeftOut: a server that refuses it, or whose plaintext goes on after it, gets nothing.
 func TestTLSIsNeverLeftOut(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
+	a := authority.New(t)
 	for name, test := range map[string]struct {
 		reply []byte
 		want  error
@@ -532,7 +533,7 @@ func TestTLSIsNeverLeftOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := dialScript(t, Options{TLS: a.client}, func(nc net.Conn) {
+			_, err := dialScript(t, Options{TLS: a.Client}, func(nc net.Conn) {
 				nc.Write(greeting())
 				expect(nc, 4)
 				if option := expectOption(nc); option != optStartTLS {

@@ -101,8 +101,8 @@ func (t *transmission) errno(err error, r request) uint32 {
 		return 0
 	}
 	n := errnoToWire(err)
-	if n == uint32(unix.EIO) {
-		t.log.Warn("NBD backend failed", "command", r.cmd.String(), "extent", r.extent().String(), "error", err)
+	if n == uint32(unix.EIO) || n == uint32(unix.ENOSPC) {
+		t.log.Warn("NBD request failed", "command", r.cmd.String(), "extent", r.extent().String(), "error", err)
 	}
 	return n
 }

@@ -16,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/authority"
 )
 
-func tlsServer(nc net.Conn, a *authority) net.Conn { return tls.Server(nc, a.server) }
+func tlsServer(nc net.Conn, a *authority.Authority) net.Conn { return tls.Server(nc, a.Server) }
 
 // rawClient speaks to a server byte by byte.
 type rawClient struct {
@@ -424,9 +425,9 @@ func TestClientsThatBreakTheTransmission(t *testing.T) {
 // TestServersTLS: with TLS configured, nothing is said in plaintext, and what was put behind STARTTLS ends the connection.
 func TestServersTLS(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
+	a := authority.New(t)
 	d := newMemDisk(1 << 20)
-	s := &Server{Exports: exportMap{"": {Backend: d, MultiConn: true}}, TLS: a.server}
+	s := &Server{Exports: exportMap{"": {Backend: d, MultiConn: true}}, TLS: a.Server}
 	c := connect(t, s)
 	c.send(clientFlags(flagCFixedNewstyle))
 	for _, o := range []uint32{optList, optGo, optInfo, optStructuredReply, optExtendedHeaders, optSetMetaContext, 99} {
@@ -444,10 +445,10 @@ func TestServersTLS(t *testing.T) {
 		t.Errorf("export name in plaintext: %v", err)
 	}
 	target := serve(t, s)
-	if _, err := Dial(testContext(t), target, Options{TLS: newAuthority(t).client}); err == nil {
+	if _, err := Dial(testContext(t), target, Options{TLS: authority.New(t).Client}); err == nil {
 		t.Error("a stranger")
 	}
-	again := open1(t, target, Options{TLS: a.client, Connections: 2, Contexts: []string{ContextAllocation}})
+	again := open1(t, target, Options{TLS: a.Client, Connections: 2, Contexts: []string{ContextAllocation}})
 	want := pattern(1<<20, 3)
 	if err := again.WriteAt(testContext(t), want, 0, 0); err != nil {
 		t.Fatal(err)

@@ -86,15 +86,33 @@ func (m *Image) ReadAt(ctx context.Context, p []byte, offset int64) error {
 		if m.zero(table[j]) {
 			clear(p[:n])
 		} else {
-			data, err := readBlock(ctx, m.r, table[j].Object, in.Length)
+			data, err := m.read(ctx, in, table[j].Object)
 			if err != nil {
-				return fmt.Errorf("disk %s at %d: %w", m.Disk.Name, in.Offset, err)
+				return err
 			}
 			copy(p[:n], data[offset-in.Offset:])
 		}
 		p, offset = p[n:], offset+int64(n)
 	}
 	return nil
+}
+
+func (m *Image) read(ctx context.Context, in extent.Extent, id object.ID) ([]byte, error) {
+	data, err := readBlock(ctx, m.r, id, in.Length)
+	if err != nil {
+		return nil, fmt.Errorf("disk %s at %d: %w", m.Disk.Name, in.Offset, err)
+	}
+	return data, nil
+}
+
+// Block is the content of the block with this number, for the caller to keep, and nil of a hole.
+func (m *Image) Block(ctx context.Context, number int64) ([]byte, error) {
+	i, j := m.geometry.at(number * m.geometry.block)
+	table, err := m.blocks(ctx, i)
+	if err != nil || m.zero(table[j]) {
+		return nil, err
+	}
+	return m.read(ctx, m.geometry.blockOf(i, j), table[j].Object)
 }
 
 // Data are the extents of a disk that are not holes.

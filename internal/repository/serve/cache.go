@@ -21,6 +21,8 @@ type block struct {
 type cache struct {
 	fetch func(ctx context.Context, number int64) ([]byte, error)
 	limit int64
+	// slots has room for each fetch that is under way.
+	slots chan struct{}
 
 	mu     sync.Mutex
 	bytes  int64
@@ -30,8 +32,8 @@ type cache struct {
 	fetching sync.WaitGroup
 }
 
-func newCache(limit int64, fetch func(context.Context, int64) ([]byte, error)) *cache {
-	return &cache{fetch: fetch, limit: limit, blocks: map[int64]*block{}, used: list.New()}
+func newCache(limit, fetches int64, fetch func(context.Context, int64) ([]byte, error)) *cache {
+	return &cache{fetch: fetch, limit: limit, slots: make(chan struct{}, fetches), blocks: map[int64]*block{}, used: list.New()}
 }
 
 // get is the block of this number. The fetch goes on when ctx ends, for whoever else waits; life ends it.
@@ -58,10 +60,20 @@ func (c *cache) start(life context.Context, number int64) *block {
 	b := &block{number: number, ready: make(chan struct{})}
 	c.blocks[number] = b
 	c.fetching.Go(func() {
-		data, err := c.fetch(life, number)
+		data, err := c.fetchInTurn(life, number)
 		c.finish(b, data, err)
 	})
 	return b
+}
+
+func (c *cache) fetchInTurn(ctx context.Context, number int64) ([]byte, error) {
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-c.slots }()
+	return c.fetch(ctx, number)
 }
 
 func (c *cache) finish(b *block, data []byte, err error) {

@@ -13,6 +13,8 @@ const (
 	defaultCacheBytes = 256 << 20
 	// aheadBytes is how much is fetched ahead of a sequential reader.
 	aheadBytes = 4 << 20
+	// fetchBytes is how much is fetched at once for all readers.
+	fetchBytes = 64 << 20
 
 	// allocation is the metadata context that tells where a disk has holes, and hole and zero its flags (NBD protocol, "base:allocation").
 	allocation       = "base:allocation"
@@ -31,6 +33,8 @@ type Disk struct {
 	cache *cache
 	life  context.Context //nolint:containedctx // what is fetched may serve several requests
 	end   context.CancelFunc
+	// window is how many blocks are fetched while a reader waits for the one before them.
+	window int64
 	// expected is where a sequential reader would go on.
 	expected atomic.Int64
 }
@@ -40,13 +44,11 @@ func New(image *repository.Image, o Options) *Disk {
 	if o.CacheBytes <= 0 {
 		o.CacheBytes = defaultCacheBytes
 	}
-	d := &Disk{image: image}
+	block := image.Disk.BlockBytes
+	d := &Disk{image: image, cache: newCache(o.CacheBytes, max(fetchBytes/block, 1), image.Block)}
 	d.life, d.end = context.WithCancel(context.Background())
-	d.cache = newCache(o.CacheBytes, func(ctx context.Context, number int64) ([]byte, error) {
-		e := d.block(number)
-		data := make([]byte, e.Length)
-		return data, image.ReadAt(ctx, data, e.Offset)
-	})
+	// What is fetched ahead must not push out of a small cache what is being read.
+	d.window = min(aheadBytes, o.CacheBytes/4) / block
 	return d
 }
 
@@ -64,52 +66,61 @@ func (d *Disk) block(number int64) extent.Extent {
 	return extent.Extent{Offset: number * size, Length: min(size, d.Size()-number*size)}
 }
 
-// ReadAt fills p from offset.
+// ReadAt fills p from offset. Who reads sequentially finds what comes after p fetched already.
 func (d *Disk) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	size := d.image.Disk.BlockBytes
-	end := offset + int64(len(p))
-	if d.expected.Swap(end) == offset {
-		d.ahead(end)
+	whole := extent.Extent{Offset: offset, Length: int64(len(p))}
+	ahead := int64(0)
+	if d.expected.Swap(whole.End()) == offset {
+		ahead = aheadBytes
 	}
-	for at := offset; at < end; {
-		run, zero, err := d.NextRun(ctx, extent.Extent{Offset: at, Length: end - at})
-		if err != nil {
-			return err
+	return d.walk(ctx, whole, ahead, func(in extent.Extent, data []byte) {
+		part := whole.Intersect(in)
+		to := p[part.Offset-offset : part.End()-offset]
+		if data == nil {
+			clear(to)
+			return
 		}
-		if zero {
-			clear(p[at-offset : at-offset+run])
-			at += run
-			continue
-		}
-		e := d.block(at / size)
-		data, err := d.cache.get(ctx, d.life, at/size)
-		if err != nil {
-			return err
-		}
-		at += int64(copy(p[at-offset:], data[at-e.Offset:]))
-	}
-	return nil
-}
-
-// ahead begins to fetch what comes after offset.
-func (d *Disk) ahead(offset int64) {
-	size := d.image.Disk.BlockBytes
-	for number := (offset + size - 1) / size; number*size < min(offset+aheadBytes, d.Size()); number++ {
-		if zero, known := d.image.ZeroBlock(number); known && !zero {
-			d.cache.start(d.life, number)
-		}
-	}
+		copy(to, data[part.Offset-in.Offset:])
+	})
 }
 
 // Cache fetches e.
 func (d *Disk) Cache(ctx context.Context, e extent.Extent) error {
+	return d.walk(ctx, e, 0, func(extent.Extent, []byte) {})
+}
+
+// walk calls use for each block that e touches, in order, with its content, or nil of a hole. While it waits for one, the next ones are
+// fetched, up to ahead bytes after e.
+func (d *Disk) walk(ctx context.Context, e extent.Extent, ahead int64, use func(extent.Extent, []byte)) error {
 	size := d.image.Disk.BlockBytes
+	stop := min(e.End()+ahead, d.Size())
+	next := e.Offset/size + 1
 	for number := e.Offset / size; number*size < e.End(); number++ {
-		if _, err := d.cache.get(ctx, d.life, number); err != nil {
+		for ; next <= number+d.window && next*size < stop; next++ {
+			d.begin(next)
+		}
+		in := d.block(number)
+		data, err := d.content(ctx, number, in)
+		if err != nil {
 			return err
 		}
+		use(in, data)
 	}
 	return nil
+}
+
+func (d *Disk) content(ctx context.Context, number int64, in extent.Extent) ([]byte, error) {
+	if _, zero, err := d.image.NextRun(ctx, in); err != nil || zero {
+		return nil, err
+	}
+	return d.cache.get(ctx, d.life, number)
+}
+
+// begin begins to fetch a block that is known to have data.
+func (d *Disk) begin(number int64) {
+	if zero, known := d.image.ZeroBlock(number); known && !zero {
+		d.cache.start(d.life, number)
+	}
 }
 
 // NextRun says how many bytes from e.Offset on are of one kind, and whether they are a hole.

@@ -2,25 +2,20 @@ package serve
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
+	"io/fs"
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository"
 )
 
-const (
-	// clusterBytes is the unit in which the overlay takes over from the disk below.
-	clusterBytes = 64 << 10
-	// mapMagic begins the file that says which clusters the overlay has.
-	mapMagic = "varvecow"
-)
-
-// base is the disk below an overlay.
+// base is the disk below an overlay. It does not change.
 type base interface {
 	Size() int64
 	ReadAt(ctx context.Context, p []byte, offset int64) error
@@ -29,189 +24,102 @@ type base interface {
 
 // Overlay is a writable disk: what was written is in a local file, everything else comes from the disk below. The file holds the bytes
 // at their own offsets, and <file>.map says which clusters of 64 KiB it has. The map is stored by Flush, after the
-// bytes: what was flushed is there after a crash, as on any disk. The same file on another disk is refused.
+// bytes: what was flushed is there after a crash, as on any disk. One process at a time has the file, and always over the same disk.
 type Overlay struct {
-	below base
-	file  *os.File
-	token string
+	below    base
+	file     *os.File
+	clusters *clusters
+	// sync makes the file durable.
+	sync func() error
 
-	mu      sync.RWMutex // held for writing by whoever changes clusters
-	present []uint64
-	dirty   bool // the map has changed since it was stored
+	// taking is held by who takes clusters over, so that nobody's write is covered by what another one copies from below. Reads, and writes
+	// to clusters that are in the file, need nobody's leave.
+	taking sync.Mutex
+	// flushing guards lost.
+	flushing sync.Mutex
+	// lost is why something that was written may be gone. The kernel says so once; what is flushed later would wrongly be believed.
+	lost error
 }
 
-// OpenOverlay opens path over below, or makes it. token names the disk below.
+// OpenOverlay opens path over below, or makes it. token names the disk below. The file of another disk is repository.ErrInvalid,
+// one that somebody has opened ErrConflict, and one that lacks what was written to it ErrCorrupt.
 func OpenOverlay(path, token string, below base) (*Overlay, error) {
-	o := &Overlay{below: below, token: token, present: make([]uint64, (below.Size()+64*clusterBytes-1)/(64*clusterBytes))}
-	_, statErr := os.Stat(path)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open overlay: %w", err)
 	}
-	o.file = f
-	stored, err := os.ReadFile(o.mapPath())
-	switch {
-	case err == nil:
-		err = o.decode(stored)
-	case !errors.Is(err, os.ErrNotExist):
-	case statErr == nil:
-		if info, serr := f.Stat(); serr == nil && info.Size() > 0 {
-			err = fmt.Errorf("%s has content and no map beside it: it is no overlay", path)
-		} else {
-			err = serr
-		}
-	default:
-		err = nil
+	o := &Overlay{below: below, file: f, sync: f.Sync, clusters: newClusters(token, below.Size())}
+	if err := o.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open overlay %s: %w", path, err), o.release())
 	}
-	if err == nil {
-		err = f.Truncate(below.Size())
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open overlay %s: %w", path, err), f.Close())
-	}
-	o.dirty = stored == nil
 	return o, nil
 }
 
 func (o *Overlay) mapPath() string { return o.file.Name() + ".map" }
 
-// encode is the map: magic, checksum of the rest, length of the token, the token itself, clusters.
-func (o *Overlay) encode() []byte {
-	body := binary.LittleEndian.AppendUint32(nil, uint32(len(o.token)))
-	body = append(body, o.token...)
-	for _, w := range o.present {
-		body = binary.LittleEndian.AppendUint64(body, w)
+func (o *Overlay) open() error {
+	err := unix.Flock(int(o.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("%w: another process has it", repository.ErrConflict)
 	}
-	out := binary.LittleEndian.AppendUint32([]byte(mapMagic), crc32.ChecksumIEEE(body))
-	return append(out, body...)
+	if err != nil {
+		return os.NewSyscallError("flock", err)
+	}
+	info, err := o.file.Stat()
+	if err != nil {
+		return err
+	}
+	stored, err := os.ReadFile(o.mapPath())
+	switch {
+	case err == nil:
+		err = o.clusters.decode(stored)
+	case errors.Is(err, fs.ErrNotExist) && info.Size() > 0:
+		err = fmt.Errorf("%w: it has content and no map beside it: it is no overlay", repository.ErrInvalid)
+	case errors.Is(err, fs.ErrNotExist):
+		// Before the file has its size: after a crash an overlay without a map would not be one.
+		err = durable.Write(o.mapPath(), o.clusters.encode())
+	}
+	if err != nil {
+		return err
+	}
+	if info.Size() != o.Size() && !o.clusters.none() {
+		return fmt.Errorf("%w: the file has %d bytes, not the disk's %d, and by its map something was written to it", repository.ErrCorrupt, info.Size(), o.Size())
+	}
+	return o.file.Truncate(o.Size())
 }
-
-func (o *Overlay) decode(data []byte) error {
-	head := len(mapMagic) + 4
-	if len(data) < head+4 || string(data[:len(mapMagic)]) != mapMagic || binary.LittleEndian.Uint32(data[len(mapMagic):]) != crc32.ChecksumIEEE(data[head:]) {
-		return fmt.Errorf("%s is damaged", o.mapPath())
-	}
-	body := data[head:]
-	n := int64(binary.LittleEndian.Uint32(body))
-	body = body[4:]
-	if n > int64(len(body)) || string(body[:n]) != o.token {
-		return fmt.Errorf("it belongs to another disk, %q", body[:min(n, int64(len(body)))])
-	}
-	if body = body[n:]; len(body) != 8*len(o.present) {
-		return fmt.Errorf("%s is for a disk of another size", o.mapPath())
-	}
-	for i := range o.present {
-		o.present[i] = binary.LittleEndian.Uint64(body[8*i:])
-	}
-	return nil
-}
-
-func (o *Overlay) has(cluster int64) bool { return o.present[cluster/64]&(1<<(cluster%64)) != 0 }
 
 // Size is the disk's in bytes.
 func (o *Overlay) Size() int64 { return o.below.Size() }
 
-// run is how long from e.Offset on, up to e's end, all clusters are in the overlay, or none is.
-func (o *Overlay) run(e extent.Extent) (length int64, here bool) {
-	here = o.has(e.Offset / clusterBytes)
-	at := e.Offset
-	for at < e.End() && o.has(at/clusterBytes) == here {
-		at = (at/clusterBytes + 1) * clusterBytes
+// Flush makes everything durable that was written before it was called.
+func (o *Overlay) Flush(context.Context) error {
+	o.flushing.Lock()
+	defer o.flushing.Unlock()
+	if o.lost != nil {
+		return o.lost
 	}
-	return min(at, e.End()) - e.Offset, here
-}
-
-// ReadAt fills p from offset.
-func (o *Overlay) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	for len(p) > 0 {
-		n, here := o.run(extent.Extent{Offset: offset, Length: int64(len(p))})
-		var err error
-		if here {
-			_, err = o.file.ReadAt(p[:n], offset)
-		} else {
-			err = o.below.ReadAt(ctx, p[:n], offset)
-		}
-		if err != nil {
-			return err
-		}
-		p, offset = p[n:], offset+n
+	stored := o.clusters.changes() // before the sync, so that the file has what the map will say
+	if err := o.sync(); err != nil {
+		o.lost = fmt.Errorf("overlay %s has lost what was written: %w", o.file.Name(), err)
+		return o.lost
 	}
-	return nil
-}
-
-// WriteAt writes p at offset. The rest of a cluster that is written in part is copied from below.
-func (o *Overlay) WriteAt(ctx context.Context, p []byte, offset int64) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	e := extent.Extent{Offset: offset, Length: int64(len(p))}
-	wide := e.Widen(clusterBytes, o.Size())
-	for _, edge := range []extent.Extent{
-		{Offset: wide.Offset, Length: e.Offset - wide.Offset},
-		{Offset: e.End(), Length: wide.End() - e.End()},
-	} {
-		if err := o.fill(ctx, edge); err != nil {
-			return err
-		}
-	}
-	if _, err := o.file.WriteAt(p, offset); err != nil {
-		return err
-	}
-	for c := wide.Offset / clusterBytes; c*clusterBytes < wide.End(); c++ {
-		o.present[c/64] |= 1 << (c % 64)
-	}
-	o.dirty = true
-	return nil
-}
-
-// fill copies e, which is within one cluster, from below if the overlay has not got it.
-func (o *Overlay) fill(ctx context.Context, e extent.Extent) error {
-	if e.Empty() || o.has(e.Offset/clusterBytes) {
+	if stored == nil {
 		return nil
 	}
-	buffer := make([]byte, e.Length)
-	if err := o.below.ReadAt(ctx, buffer, e.Offset); err != nil {
-		return err
+	if err := durable.Write(o.mapPath(), stored); err != nil {
+		o.clusters.touch()
+		return fmt.Errorf("store the map of overlay %s: %w", o.file.Name(), err)
 	}
-	_, err := o.file.WriteAt(buffer, e.Offset)
-	return err
-}
-
-// Flush makes everything written durable.
-func (o *Overlay) Flush(context.Context) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if err := o.file.Sync(); err != nil || !o.dirty {
-		return err
-	}
-	if err := durable.Write(o.mapPath(), o.encode()); err != nil {
-		return err
-	}
-	o.dirty = false
 	return nil
-}
-
-// NextRun says how many bytes from e.Offset on are of one kind, and whether they are known to be zero.
-func (o *Overlay) NextRun(ctx context.Context, e extent.Extent) (length int64, zero bool, err error) {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	n, here := o.run(e)
-	if here {
-		return n, false, nil
-	}
-	return o.below.NextRun(ctx, extent.Extent{Offset: e.Offset, Length: n})
-}
-
-// Contexts are the disk's metadata contexts.
-func (o *Overlay) Contexts() []string { return []string{allocation} }
-
-// BlockStatus reports where the disk has holes.
-func (o *Overlay) BlockStatus(ctx context.Context, _ string, e extent.Extent, report func(int64, uint64) bool) error {
-	return status(ctx, e, o.NextRun, report)
 }
 
 // Close flushes and closes the file.
 func (o *Overlay) Close() error {
-	return errors.Join(o.Flush(context.Background()), o.file.Close())
+	return errors.Join(o.Flush(context.Background()), o.release())
+}
+
+// release gives the file up at once. Closing it is not enough: a child that this process is starting has it open until it runs.
+func (o *Overlay) release() error {
+	_ = unix.Flock(int(o.file.Fd()), unix.LOCK_UN) // It is closed next.
+	return o.file.Close()
 }

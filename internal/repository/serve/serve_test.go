@@ -3,13 +3,15 @@ package serve
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
@@ -125,6 +127,7 @@ func TestARestorePointIsADisk(t *testing.T) {
 			t.Fatal("the disk differs")
 		}
 	}
+	d.cache.fetching.Wait()
 	if d.cache.bytes > mib+256<<10 {
 		t.Errorf("%d bytes are cached", d.cache.bytes)
 	}
@@ -144,51 +147,81 @@ func TestARestorePointIsADisk(t *testing.T) {
 	}
 }
 
-// An overlay is a disk that takes writes, whatever their shape, and what was flushed is there when it is opened again.
-func TestAnOverlayTakesWrites(t *testing.T) {
+// Whoever reads sequentially has each block fetched once, also where the cache is small, and a hole is never fetched.
+func TestSequentialReadsFetchEachBlockOnce(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(rt *rapid.T) {
-		size := rapid.IntRange(1, 5*clusterBytes).Draw(rt, "bytes")
-		below := make(content, size)
-		random := rand.New(rand.NewPCG(1, 1))
-		for i := range below {
-			below[i] = byte(random.Uint32())
+	for _, cacheBytes := range []int64{1, 512 << 10, 64 * mib} {
+		want, image := stored(t)
+		d := New(image, Options{CacheBytes: cacheBytes})
+		t.Cleanup(d.Close)
+		var mu sync.Mutex
+		fetched := map[int64]int{}
+		fetch := d.cache.fetch
+		d.cache.fetch = func(ctx context.Context, number int64) ([]byte, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			fetched[number]++
+			return fetch(ctx, number)
 		}
-		kept := bytes.Clone(below)
-		path := filepath.Join(t.TempDir(), "overlay")
-		want := bytes.Clone(below)
-		o, err := OpenOverlay(path, "disk", below)
-		if err != nil {
-			rt.Fatal(err)
+		if err := d.Cache(t.Context(), extent.Extent{Offset: mib, Length: mib}); err != nil {
+			t.Fatal(err)
 		}
-		for range rapid.IntRange(0, 8).Draw(rt, "writes") {
-			at := rapid.IntRange(0, size-1).Draw(rt, "at")
-			p := bytes.Repeat([]byte{byte(random.Uint32())}, rapid.IntRange(1, size-at).Draw(rt, "length"))
-			if err := o.WriteAt(t.Context(), p, int64(at)); err != nil {
-				rt.Fatal(err)
-			}
-			copy(want[at:], p)
-			if rapid.IntRange(0, 3).Draw(rt, "reopen") == 0 {
-				if err := o.Close(); err != nil {
-					rt.Fatal(err)
-				}
-				if o, err = OpenOverlay(path, "disk", below); err != nil {
-					rt.Fatal(err)
-				}
-			}
-			got := make([]byte, size)
-			if err := o.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
-				rt.Fatalf("the overlay differs: %v", err)
+		got := make([]byte, len(want))
+		for at := 0; at < len(got); at += 64 << 10 {
+			end := min(at+64<<10, len(got))
+			if err := d.ReadAt(t.Context(), got[at:end], int64(at)); err != nil {
+				t.Fatal(err)
 			}
 		}
-		if err := o.Close(); err != nil {
-			rt.Fatal(err)
+		if !bytes.Equal(got, want) {
+			t.Error("the disk differs")
 		}
-		if !bytes.Equal(below, kept) {
-			rt.Fatal("the disk below was written")
+		d.cache.fetching.Wait()
+		if diff := cmp.Diff(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1, 8: 1, 12: 1}, fetched); diff != "" {
+			t.Errorf("cache of %d bytes: fetches by block (-want +got):\n%s", cacheBytes, diff)
 		}
-		if _, err := OpenOverlay(path, "another disk", below); err == nil {
-			rt.Fatal("it was opened over another disk")
+	}
+}
+
+// Readers of many blocks at once make no more fetches at once than there are slots, and who gives up leaves the others theirs.
+func TestFetchesAtOnceAreBounded(t *testing.T) {
+	t.Parallel()
+	const slots, readers = 3, 20
+	under, gate := make(chan struct{}, readers), make(chan struct{})
+	c := newCache(mib, slots, func(ctx context.Context, number int64) ([]byte, error) {
+		under <- struct{}{}
+		select {
+		case <-gate:
+			return []byte{byte(number)}, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	})
+	life, end := context.WithCancel(t.Context())
+	ctx, leave := context.WithCancel(t.Context())
+	var gone, stay sync.WaitGroup
+	for n := range int64(readers) {
+		gone.Go(func() {
+			if _, err := c.get(ctx, life, n); !errors.Is(err, context.Canceled) {
+				t.Errorf("block %d: %v", n, err)
+			}
+		})
+		stay.Go(func() {
+			if data, err := c.get(t.Context(), life, n); err != nil || data[0] != byte(n) {
+				t.Errorf("block %d: %v, %v", n, data, err)
+			}
+		})
+	}
+	for range slots {
+		<-under
+	}
+	leave()
+	gone.Wait()
+	if len(under) > 0 {
+		t.Errorf("%d fetches at once", slots+len(under))
+	}
+	close(gate)
+	stay.Wait()
+	end()
+	c.fetching.Wait()
 }

@@ -1,4 +1,5 @@
-package nbd
+// Package authority makes certificates for tests: for both sides of a connection to this machine, in memory and in files.
+package authority
 
 import (
 	"crypto/ecdsa"
@@ -16,59 +17,60 @@ import (
 	"time"
 )
 
-// authority signs certificates of one test.
-type authority struct {
+// Authority signs the certificates of one test.
+type Authority struct {
+	// Server and Client are for each side; both demand the other's.
+	Server, Client *tls.Config
+
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
-	// server and client are for each side; both demand the other's.
-	server, client *tls.Config
 }
 
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{pool: x509.NewCertPool()}
-	a.key = newKey(t)
-	a.cert = sign(t, &x509.Certificate{
+// New makes an authority, and with it a certificate for each side.
+func New(tb testing.TB) *Authority {
+	tb.Helper()
+	a := &Authority{key: newKey(tb)}
+	a.cert = sign(tb, &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}, nil, a.key, a.key)
-	a.pool.AddCert(a.cert)
-	a.server = &tls.Config{Certificates: []tls.Certificate{a.issue(t, "server")}, ClientCAs: a.pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}
-	a.client = &tls.Config{Certificates: []tls.Certificate{a.issue(t, "client")}, RootCAs: a.pool, ServerName: "localhost", MinVersion: tls.VersionTLS12}
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	a.Server = &tls.Config{Certificates: []tls.Certificate{a.issue(tb, "server")}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}
+	a.Client = &tls.Config{Certificates: []tls.Certificate{a.issue(tb, "client")}, RootCAs: pool, ServerName: "localhost", MinVersion: tls.VersionTLS12}
 	return a
 }
 
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
+func newKey(tb testing.TB) *ecdsa.PrivateKey {
+	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return key
 }
 
-func sign(t *testing.T, c, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) *x509.Certificate {
-	t.Helper()
+func sign(tb testing.TB, c, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) *x509.Certificate {
+	tb.Helper()
 	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
 	if parent == nil {
 		parent = c
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, parentKey)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	signed, err := x509.ParseCertificate(der)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return signed
 }
 
-func (a *authority) issue(t *testing.T, name string) tls.Certificate {
-	t.Helper()
-	key := newKey(t)
-	c := sign(t, &x509.Certificate{
+func (a *Authority) issue(tb testing.TB, name string) tls.Certificate {
+	tb.Helper()
+	key := newKey(tb)
+	c := sign(tb, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -76,21 +78,22 @@ func (a *authority) issue(t *testing.T, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: key, Leaf: c}
 }
 
-// files writes a directory of certificates as QEMU, nbdkit and libnbd want it.
-func (a *authority) files(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
+// Files writes a directory as QEMU, nbdkit and libnbd want it: ca-cert.pem, and server-cert.pem, server-key.pem, client-cert.pem and
+// client-key.pem.
+func (a *Authority) Files(tb testing.TB) string {
+	tb.Helper()
+	dir := tb.TempDir()
 	put := func(name, kind string, der []byte) {
 		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	put("ca-cert.pem", "CERTIFICATE", a.cert.Raw)
-	for name, config := range map[string]*tls.Config{"server": a.server, "client": a.client} {
+	for name, config := range map[string]*tls.Config{"server": a.Server, "client": a.Client} {
 		c := config.Certificates[0]
 		key, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		put(name+"-cert.pem", "CERTIFICATE", c.Certificate[0])
 		put(name+"-key.pem", "PRIVATE KEY", key)
