@@ -20,6 +20,9 @@ type Repository struct {
 
 // Open opens the repository that the configuration file names, as Connect wrote it.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
+	if err := reach(ctx, configFile, 0); err != nil {
+		return nil, openError(configFile, err)
+	}
 	r := &Repository{}
 	rep, err := repo.Open(ctx, configFile, password, &repo.Options{
 		DoNotWaitForUpgrade: true,
