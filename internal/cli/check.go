@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -59,10 +58,7 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 		if err != nil {
 			return err
 		}
-		list, err := listPoints(ctx, r)
-		if err != nil {
-			return err
-		}
+		list := newPointList(report.Points, report.Unlisted)
 		c := summarize(report, list, percent)
 		if err := c.print(w, form, list, percent > 0); err != nil {
 			return err
@@ -102,8 +98,8 @@ func summarize(report *repository.Report, list *pointList, percent float64) *che
 			c.Good = append(c.Good, identify(p))
 		}
 	}
-	if err := cmp.Or(report.Unlisted, list.unreadable); err != nil {
-		c.Unreadable = err.Error()
+	if list.unreadable != nil {
+		c.Unreadable = list.unreadable.Error()
 	}
 	return c
 }
@@ -144,6 +140,8 @@ func (c *checked) verdict() error {
 	slices.Sort(ids)
 	n := len(slices.Compact(ids))
 	switch {
+	case c.Unreadable != "" && n == 0:
+		return failed(hint, "restore points cannot be listed: %s", c.Unreadable)
 	case c.Unreadable != "":
 		return failed(hint, "%d restore points are damaged, and others cannot be listed: %s", n, c.Unreadable)
 	case n > 0:

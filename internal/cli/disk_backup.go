@@ -79,10 +79,10 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	f.StringVar(&b.checkpoint, "checkpoint", "", "the name of this moment in the tracking of changes")
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
 	f.StringVar(&b.compression, "compression", "s2", "s2, zstd or none")
-	f.StringVar(&b.block, "block-size", "", "256KiB, 1MiB or 4MiB, for disks without a history (default 256KiB)")
+	f.StringVar(&b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)")
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored side by side")
 	completeFixed(c, "compression", "s2", "zstd", "none")
-	completeFixed(c, "block-size", "256KiB", "1MiB", "4MiB")
+	completeFixed(c, "block-size", repository.BlockSizes()...)
 }
 
 // diskSpec is a disk as the user names it.
@@ -142,12 +142,13 @@ func perDisk(flag string, values []string, disks []diskSpec) (map[string]string,
 	return out, nil
 }
 
-var blockSizes = map[string]int64{"": 0, "256KiB": 256 << 10, "1MiB": 1 << 20, "4MiB": 4 << 20}
-
 func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name string, specs []diskSpec, b *backupFlags, d *display) error {
-	block, ok := blockSizes[b.block]
-	if !ok {
-		return usage("--block-size %s: 256KiB, 1MiB or 4MiB", b.block)
+	var block int64 // the default
+	if b.block != "" {
+		var err error
+		if block, err = repository.ParseBlockSize(b.block); err != nil {
+			return usage("--block-size %s: one of %s", b.block, strings.Join(repository.BlockSizes(), ", "))
+		}
 	}
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var point *repository.RestorePoint

@@ -36,16 +36,16 @@ func listPoints(ctx context.Context, r *repository.Repository) (*pointList, erro
 	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
 		return nil, err
 	}
+	return newPointList(points, err), nil
+}
+
+func newPointList(points []*repository.RestorePoint, unreadable error) *pointList {
 	slices.SortStableFunc(points, func(a, b *repository.RestorePoint) int {
 		if n := a.Time.Compare(b.Time); n != 0 {
 			return n
 		}
 		return a.Source.Compare(b.Source)
 	})
-	return newPointList(points, err), nil
-}
-
-func newPointList(points []*repository.RestorePoint, unreadable error) *pointList {
 	l := &pointList{points: points, unreadable: unreadable, length: shortID}
 	for l.ambiguous() {
 		l.length++

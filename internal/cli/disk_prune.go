@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -113,15 +112,12 @@ func (q *pruning) check() (err error) {
 }
 
 func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
-	l, err := listPoints(cmd.Context(), r)
+	report, err := r.Verify(cmd.Context(), repository.VerifyOptions{})
 	if err != nil {
 		return err
 	}
+	l, bad := newPointList(report.Points, report.Unlisted), damagedDisks(report)
 	l.warn(cmd.ErrOrStderr())
-	bad, err := damagedDisks(cmd.Context(), r)
-	if err != nil {
-		return err
-	}
 	out := pruned{DryRun: q.dryRun, Items: []verdict{}}
 	// Everything is decided before anything goes.
 	for _, history := range l.histories(&q.sources, names) {
@@ -149,11 +145,7 @@ func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning
 }
 
 // damagedDisks are the names of the damaged disks of restore points, by ID.
-func damagedDisks(ctx context.Context, r *repository.Repository) (map[string]map[string]bool, error) {
-	report, err := r.Verify(ctx, repository.VerifyOptions{})
-	if err != nil {
-		return nil, err
-	}
+func damagedDisks(report *repository.Report) map[string]map[string]bool {
 	bad := map[string]map[string]bool{}
 	for _, d := range report.Damage {
 		if bad[d.Point.ID] == nil {
@@ -161,7 +153,7 @@ func damagedDisks(ctx context.Context, r *repository.Repository) (map[string]map
 		}
 		bad[d.Point.ID][d.Disk] = true
 	}
-	return bad, nil
+	return bad
 }
 
 // histories are the selected restore points, those of a source together.

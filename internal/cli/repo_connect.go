@@ -28,38 +28,67 @@ func (n *connection) flags(c *cobra.Command) {
 	c.Flags().StringVar(&n.user, "user", "", "the user that this machine's restore points are of (default who runs this)")
 	c.Flags().BoolVar(&n.readOnly, "read-only", false, "never write to the repository through this connection")
 	c.Flags().StringVar(&n.cacheDir, "cache-dir", "", "where a cache is kept (default varve in the user's directory of caches)")
-	c.Flags().StringVar(&n.cacheSize, "cache-size", "", "how much data is cached, such as 2Gi; 0: none (default 1Gi for S3, 0 for a directory)")
+	c.Flags().StringVar(&n.cacheSize, "cache-size", "", "how much data is cached, such as 2Gi; 0: none (default 1Gi for S3 or with --cache-dir, else 0)")
 }
 
-// options are what the flags ask for, of a connection of config to at.
-func (n *connection) options(at repository.Location, config string) (repository.ConnectOptions, error) {
-	o := repository.ConnectOptions{Host: n.host, User: n.user, ReadOnly: n.readOnly}
-	if at.S3 != nil {
+// place is a repository's location, and how this machine is connected to it.
+type place struct {
+	at      repository.Location
+	config  string
+	options repository.ConnectOptions
+}
+
+// place is what a LOCATION and its flags say.
+func (s *session) place(location string, f *s3Flags, n *connection) (*place, error) {
+	at, err := s.location(location, f)
+	if err != nil {
+		return nil, err
+	}
+	config, err := s.repoConfig()
+	if err != nil {
+		return nil, err
+	}
+	p := &place{at: at, config: config, options: repository.ConnectOptions{Host: n.host, User: n.user, ReadOnly: n.readOnly}}
+	return p, n.cache(p)
+}
+
+// connect writes the connection's file, in the place of what was there.
+func (p *place) connect(ctx context.Context, password string) error {
+	return locationFailure(repository.Connect(ctx, p.config, p.at, password, p.options))
+}
+
+// cache sets what the flags say of the cache.
+func (n *connection) cache(p *place) error {
+	o := &p.options
+	if p.at.S3 != nil || n.cacheDir != "" {
 		o.CacheBytes = 1 << 30
 	}
 	if n.cacheSize != "" {
 		q, err := resource.ParseQuantity(n.cacheSize)
 		if err != nil || q.Sign() < 0 {
-			return o, usage("--cache-size %s: write a size such as 512Mi or 2Gi, or 0", n.cacheSize)
+			return usage("--cache-size %s: write a size such as 512Mi or 2Gi, or 0", n.cacheSize)
 		}
 		o.CacheBytes = q.Value()
 	}
 	if o.CacheBytes == 0 {
-		return o, nil
+		if n.cacheDir != "" {
+			return usage("--cache-dir and --cache-size 0 exclude each other")
+		}
+		return nil
 	}
 	dir := n.cacheDir
 	if dir == "" {
 		caches, err := os.UserCacheDir()
 		if err != nil {
-			return o, usage("no directory for caches: %s; give --cache-dir, or --cache-size 0", err)
+			return usage("no directory for caches: %s; give --cache-dir, or --cache-size 0", err)
 		}
 		// Each connection has its own: that of another repository would be of no use, and is not this one's to clear.
-		sum := sha256.Sum256([]byte(config + "\n" + at.String()))
+		sum := sha256.Sum256([]byte(p.config + "\n" + p.at.String()))
 		dir = filepath.Join(caches, "varve", hex.EncodeToString(sum[:8]))
 	}
 	var err error
 	o.CacheDirectory, err = filepath.Abs(dir)
-	return o, err
+	return err
 }
 
 // connected is the result of connecting.
@@ -100,15 +129,7 @@ func (s *session) repoConnect() *cobra.Command {
   varve repo connect /mnt/backups --read-only`,
 		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			at, err := s.location(args[0], &f)
-			if err != nil {
-				return err
-			}
-			config, err := s.repoConfig()
-			if err != nil {
-				return err
-			}
-			o, err := n.options(at, config)
+			p, err := s.place(args[0], &f, &n)
 			if err != nil {
 				return err
 			}
@@ -116,10 +137,10 @@ func (s *session) repoConnect() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := connectRepository(cmd.Context(), config, at, password, o); err != nil {
+			if err := p.connect(cmd.Context(), password); err != nil {
 				return err
 			}
-			return connected{Location: at.String(), ConfigFile: config}.print(cmd.OutOrStdout(), form, false)
+			return connected{Location: p.at.String(), ConfigFile: p.config}.print(cmd.OutOrStdout(), form, false)
 		},
 	}
 	f.flags(c)
@@ -128,38 +149,14 @@ func (s *session) repoConnect() *cobra.Command {
 	return c
 }
 
-// connectRepository replaces config only when the new connection works: a wrong password must not cost the connection that was there.
-func connectRepository(ctx context.Context, config string, at repository.Location, password string, o repository.ConnectOptions) error {
-	if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
-		return failed("", "connect: %w", err)
-	}
-	// In the same directory: the path of the cache is kept relative to it.
-	file, err := os.CreateTemp(filepath.Dir(config), ".connect-*.config")
-	if err == nil {
-		err = file.Close()
-	}
-	if err != nil {
-		return failed("", "connect: %w", err)
-	}
-	candidate := file.Name()
-	if err := repository.Connect(ctx, candidate, at, password, o); err != nil {
-		if left := os.Remove(candidate); !errors.Is(left, fs.ErrNotExist) {
-			err = errors.Join(err, left)
-		}
-		return locationFailure(err)
-	}
-	if err := os.Rename(candidate, config); err != nil {
-		return failed("", "connect: %w", err)
-	}
-	return nil
-}
-
 // locationFailure is repositoryFailure for commands that have a location as argument.
 func locationFailure(err error) error {
-	if errors.Is(err, repository.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, repository.ErrNoBucket):
+		return repositoryFailure(err)
+	case errors.Is(err, repository.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 		return &failure{err: err, code: CodeNotFound, hint: "check the location; `varve repo create` makes a repository there"}
-	}
-	if errors.Is(err, repository.ErrConflict) {
+	case errors.Is(err, repository.ErrConflict):
 		return &failure{err: err, code: CodeRefused, hint: "`varve repo connect` connects to what is there"}
 	}
 	return repositoryFailure(err)

@@ -31,19 +31,11 @@ keep the password, because nothing replaces it.
   varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
 		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			at, err := s.location(args[0], &f)
+			p, err := s.place(args[0], &f, &n)
 			if err != nil {
 				return err
 			}
-			lock, err := l.options(at)
-			if err != nil {
-				return err
-			}
-			config, err := s.repoConfig()
-			if err != nil {
-				return err
-			}
-			o, err := n.options(at, config)
+			lock, err := l.options(p.at)
 			if err != nil {
 				return err
 			}
@@ -51,15 +43,15 @@ keep the password, because nothing replaces it.
 			if err != nil {
 				return err
 			}
-			if err := repository.Create(cmd.Context(), at, password, lock); err != nil {
+			if err := repository.Create(cmd.Context(), p.at, password, lock); err != nil {
 				return locationFailure(err)
 			}
-			done := connected{Location: at.String()}
+			done := connected{Location: p.at.String()}
 			if !noConnect {
-				if err := connectRepository(cmd.Context(), config, at, password, o); err != nil {
+				if err := p.connect(cmd.Context(), password); err != nil {
 					return fmt.Errorf("the repository was created, but: %w", err)
 				}
-				done.ConfigFile = config
+				done.ConfigFile = p.config
 			}
 			fmt.Fprintln(cmd.ErrOrStderr(), "Keep the password: without it nobody can read what is stored here.")
 			return done.print(cmd.OutOrStdout(), form, true)

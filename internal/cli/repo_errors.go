@@ -15,6 +15,11 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
+const (
+	deniedHint      = "check the keys, and what they may do in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"
+	unreachableHint = "check that the storage answers at this address: `varve repo connect` changes it"
+)
+
 // repositoryClasses are the classes of errors of disks and of the repository. An error may be several: the first counts.
 var repositoryClasses = []struct {
 	is   error
@@ -26,6 +31,9 @@ var repositoryClasses = []struct {
 	{disk.ErrConflict, CodeRefused, ""},
 	{disk.ErrNoSpace, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
+	{repository.ErrNoBucket, CodeNotFound, "create the bucket first, or check its name"},
+	{repository.ErrDenied, CodeRefused, deniedHint},
+	{repository.ErrUnreachable, CodeUnreachable, unreachableHint},
 	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
 	{repository.ErrConflict, CodeRefused, ""},
 	{repository.ErrInvalid, CodeRefused, ""},
@@ -55,13 +63,13 @@ func storageFailure(err error) *failure {
 	var network *net.OpError
 	switch {
 	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
-		return &failure{err: err, code: CodeRefused, hint: "check the keys, and what they may do in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"}
+		return &failure{err: err, code: CodeRefused, hint: deniedHint}
 	case errors.As(err, &answer) && answer.Code == minio.NoSuchBucket:
 		return &failure{err: err, code: CodeNotFound, hint: "create the bucket first, or check its name"}
 	case errors.As(err, &certificate):
 		return &failure{err: err, code: CodeUnreachable, hint: "give the certificate of the server's authority: --s3-ca-file of `varve repo connect`"}
 	case errors.As(err, &request), errors.As(err, &network):
-		return &failure{err: err, code: CodeUnreachable, hint: "check that the storage answers at this address: `varve repo connect` changes it"}
+		return &failure{err: err, code: CodeUnreachable, hint: unreachableHint}
 	default:
 		return &failure{err: err, code: CodeFailure}
 	}

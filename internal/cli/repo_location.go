@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/repository"
@@ -63,6 +64,9 @@ func (s *session) location(text string, f *s3Flags) (repository.Location, error)
 		return none, usage("location %s://…: write a directory, or s3://endpoint/bucket/prefix", u.Scheme)
 	case u.Host == "" || bucket == "" || u.RawQuery != "" || u.Fragment != "":
 		return none, usage("the location has no endpoint, no bucket or too much: write s3://endpoint/bucket/prefix")
+	}
+	if err := s3utils.CheckValidBucketName(bucket); err != nil {
+		return none, usage("bucket %s: %s", bucket, err)
 	}
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		prefix += "/"

@@ -84,7 +84,7 @@ func TestAFullDoesWithoutADamagedPredecessor(t *testing.T) {
 	same(t, fresh, p, disk.data)
 }
 
-// damageContent flips a bit of one content in its pack, and forgets what is cached of it.
+// damageContent flips a bit of one content in its pack.
 func damageContent(tb testing.TB, r *Repository, config, id string) {
 	tb.Helper()
 	cid, err := content.ParseID(id)
@@ -104,5 +104,4 @@ func damageContent(tb testing.TB, r *Repository, config, id string) {
 	if err := os.WriteFile(name, data, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	clearCache(tb, config)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
-	"github.com/kopia/kopia/repo/blob/s3"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/format"
 )
@@ -29,21 +28,6 @@ type Location struct {
 	S3        *S3
 }
 
-// S3 is a bucket of anything that speaks S3.
-type S3 struct {
-	// Endpoint is host or host:port.
-	Endpoint string
-	Bucket   string
-	// Prefix of the blobs' names, for instance "varve/".
-	Prefix string
-	Region string
-	// PlainHTTP turns TLS off. RootCA is PEM, for an authority that the system does not know.
-	PlainHTTP bool
-	RootCA    []byte
-	// AccessKey and SecretKey; SessionToken for temporary ones.
-	AccessKey, SecretKey, SessionToken string
-}
-
 // CreateOptions are properties that a repository keeps.
 type CreateOptions struct {
 	// LockMode is GOVERNANCE or COMPLIANCE and LockPeriod how long no blob can be deleted after it was written; empty: no object lock.
@@ -53,32 +37,38 @@ type CreateOptions struct {
 
 // ConnectOptions are properties of this machine's connection.
 type ConnectOptions struct {
-	// CacheDirectory for indexes, metadata and data; "": no cache.
+	// CacheDirectory is for a cache of indexes, metadata and of CacheBytes of data. One without the other is ErrInvalid; "" and 0: no cache.
 	CacheDirectory string
-	// CacheBytes bounds the cached data.
-	CacheBytes int64
-	ReadOnly   bool
+	CacheBytes     int64
+	ReadOnly       bool
 	// Host and User are who this machine is in the repository; "": as the system says.
 	Host, User string
 }
 
 // Create makes a repository at an empty location. It is always encrypted.
 func Create(ctx context.Context, at Location, password string, o CreateOptions) error {
-	if password == "" {
-		return fmt.Errorf("%w: an empty password", ErrInvalid)
+	if err := create(ctx, at, password, o); err != nil {
+		return fmt.Errorf("create a repository in %s: %w", at, err)
 	}
-	st, err := at.open(ctx, true)
-	if err != nil {
-		return err
-	}
+	return nil
+}
+
+func create(ctx context.Context, at Location, password string, o CreateOptions) error {
 	options := &repo.NewRepositoryOptions{
 		BlockFormat: format.ContentFormat{
 			Hash: hashAlgorithm, Encryption: encryptionAlgorithm, EnablePasswordChange: true,
 		},
 		RetentionMode: blob.RetentionMode(o.LockMode), RetentionPeriod: o.LockPeriod,
 	}
-	if o.LockMode != "" && !options.RetentionMode.IsValid() {
-		return errors.Join(fmt.Errorf("%w: object lock mode %q: GOVERNANCE or COMPLIANCE", ErrInvalid, o.LockMode), st.Close(ctx))
+	switch {
+	case password == "":
+		return fmt.Errorf("%w: an empty password", ErrInvalid)
+	case o.LockMode != "" && !options.RetentionMode.IsValid():
+		return fmt.Errorf("%w: object lock mode %q: GOVERNANCE or COMPLIANCE", ErrInvalid, o.LockMode)
+	}
+	st, err := at.open(ctx, true)
+	if err != nil {
+		return err
 	}
 	err = repo.Initialize(ctx, st, options, password)
 	if errors.Is(err, repo.ErrAlreadyInitialized) {
@@ -87,19 +77,31 @@ func Create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if err == nil {
 		err = copyFormat(ctx, st, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
 	}
-	if err = errors.Join(err, st.Close(ctx)); err != nil {
-		return fmt.Errorf("create a repository in %s: %w", at, err)
+	return errors.Join(err, st.Close(ctx))
+}
+
+// Connect writes configFile, which Open reads, in the place of what was there, once the password has opened the repository: until then
+// the connection that was there stays. The file holds the keys of the storage, and not the password.
+func Connect(ctx context.Context, configFile string, at Location, password string, o ConnectOptions) error {
+	if err := connect(ctx, configFile, at, password, o); err != nil {
+		return fmt.Errorf("connect to the repository in %s: %w", at, err)
 	}
 	return nil
 }
 
-// Connect checks the password and writes configFile, which Open reads. The file holds the keys of the storage, and not the password.
-func Connect(ctx context.Context, configFile string, at Location, password string, o ConnectOptions) error {
+func connect(ctx context.Context, configFile string, at Location, password string, o ConnectOptions) error {
+	if (o.CacheDirectory == "") != (o.CacheBytes == 0) || o.CacheBytes < 0 {
+		return fmt.Errorf("%w: a cache of %d bytes in directory %q", ErrInvalid, o.CacheBytes, o.CacheDirectory)
+	}
 	st, err := at.open(ctx, false)
 	if err != nil {
 		return err
 	}
-	err = repo.Connect(ctx, configFile, st, password, &repo.ConnectOptions{
+	candidate, err := besideConfig(configFile)
+	if err != nil {
+		return errors.Join(err, st.Close(ctx))
+	}
+	err = repo.Connect(ctx, candidate, st, password, &repo.ConnectOptions{
 		ClientOptions: repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
 		CachingOptions: content.CachingOptions{
 			CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256*mib),
@@ -111,10 +113,27 @@ func Connect(ctx context.Context, configFile string, at Location, password strin
 	case errors.Is(err, repo.ErrRepositoryNotInitialized):
 		err = fmt.Errorf("%w: no repository is there: create one", ErrNotFound)
 	}
-	if err = errors.Join(err, st.Close(ctx)); err != nil {
-		return fmt.Errorf("connect to the repository in %s: %w", at, err)
+	if err = errors.Join(err, st.Close(ctx)); err == nil {
+		err = os.Rename(candidate, configFile)
 	}
-	return nil
+	if err != nil {
+		_ = os.Remove(candidate) // kopia may have
+	}
+	return err
+}
+
+// besideConfig makes an empty file in the directory of configFile, which is made too. In the same directory, because the path of the cache is
+// kept relative to the file.
+func besideConfig(configFile string) (string, error) {
+	dir := filepath.Dir(configFile)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(dir, ".connect-*.config")
+	if err != nil {
+		return "", err
+	}
+	return f.Name(), f.Close()
 }
 
 // String names the location without its keys.
@@ -128,7 +147,7 @@ func (l Location) String() string {
 func (l Location) open(ctx context.Context, create bool) (blob.Storage, error) {
 	switch {
 	case l.S3 != nil && l.Directory == "":
-		return l.S3.open(ctx, create)
+		return l.S3.open(ctx)
 	case l.S3 == nil && filepath.IsAbs(l.Directory):
 		return openDirectory(ctx, l.Directory, create)
 	}
@@ -144,17 +163,6 @@ func openDirectory(ctx context.Context, path string, create bool) (blob.Storage,
 	st, err := filesystem.New(ctx, &filesystem.Options{Path: path}, create)
 	if err != nil {
 		return nil, fmt.Errorf("open directory %s: %w", path, err)
-	}
-	return st, nil
-}
-
-func (s *S3) open(ctx context.Context, create bool) (blob.Storage, error) {
-	st, err := s3.New(ctx, &s3.Options{
-		BucketName: s.Bucket, Prefix: s.Prefix, Endpoint: s.Endpoint, Region: s.Region, DoNotUseTLS: s.PlainHTTP, RootCA: s.RootCA,
-		AccessKeyID: s.AccessKey, SecretAccessKey: s.SecretKey, SessionToken: s.SessionToken,
-	}, create)
-	if err != nil {
-		return nil, fmt.Errorf("open bucket %s at %s: %w", s.Bucket, s.Endpoint, err)
 	}
 	return st, nil
 }

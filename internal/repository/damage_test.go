@@ -17,10 +17,15 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
+// blobsOf is the directory with the blobs of a test's repository.
+func blobsOf(configFile string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(configFile)), "blobs")
+}
+
 // blobFiles are the files of a filesystem repository whose blob's name begins with prefix.
 func blobFiles(tb testing.TB, configFile, prefix string) []string {
 	tb.Helper()
-	root := filepath.Join(filepath.Dir(filepath.Dir(configFile)), "blobs")
+	root := blobsOf(configFile)
 	var out []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -38,16 +43,8 @@ func blobFiles(tb testing.TB, configFile, prefix string) []string {
 	return out
 }
 
-// clearCache makes the next connection read from the storage.
-func clearCache(tb testing.TB, config string) {
-	tb.Helper()
-	if err := os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(config)), "cache")); err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// damages are what happens to a blob. other is another blob of its kind, and in where its content is that is looked at.
-var damages = map[string]func(data, other []byte, in span) []byte{
+// whatHappens is what happens to a blob. other is another blob of its kind, and in where its content is that is looked at.
+var whatHappens = map[string]func(data, other []byte, in span) []byte{
 	"bit flipped": func(d, _ []byte, in span) []byte { d[in.middle()] ^= 0x40; return d },
 	"truncated":   func(d, _ []byte, in span) []byte { return d[:in.middle()] },
 	"zeroed":      func(d, _ []byte, in span) []byte { clear(d[in.start:in.end]); return d },
@@ -77,7 +74,7 @@ var kinds = map[string]struct {
 func TestDamageIsFoundAndNeverRestored(t *testing.T) {
 	t.Parallel()
 	for kind, k := range kinds {
-		for name, damage := range damages {
+		for name, damage := range whatHappens {
 			if k.content != "" && name != "bit flipped" && name != "zeroed" {
 				continue // What happens to a whole blob happens to the metadata.
 			}
@@ -203,7 +200,6 @@ func (d *damagedRepository) damage(t *testing.T, prefix, content string, damage 
 	if done == 0 {
 		t.Fatal("nothing was damaged")
 	}
-	clearCache(t, d.config)
 }
 
 func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool, damage func([]byte, []byte, span) []byte) {

@@ -133,7 +133,7 @@ func copyRepository(t *testing.T, config string) *Repository {
 	t.Helper()
 	dir := t.TempDir()
 	at := Location{Directory: filepath.Join(dir, "blobs")}
-	if err := os.CopyFS(at.Directory, os.DirFS(filepath.Join(filepath.Dir(filepath.Dir(config)), "blobs"))); err != nil {
+	if err := os.CopyFS(at.Directory, os.DirFS(blobsOf(config))); err != nil {
 		t.Fatal(err)
 	}
 	copied := filepath.Join(dir, "config", "repository.config")

@@ -2,6 +2,9 @@ package repository
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -17,11 +20,37 @@ const (
 	MaxDiskBytes = 64 << 40
 )
 
-// BlockSizes are the block sizes in bytes that are offered, with the name of the kopia splitter that cuts them.
+// blockSizes are the block sizes in bytes that are offered, with the name of the kopia splitter that cuts them.
 var blockSizes = map[int64]string{
 	256 * kib: "FIXED-256K",
 	mib:       "FIXED-1M",
 	4 * mib:   "FIXED-4M",
+}
+
+// BlockSizes are the names of the block sizes that are offered, from the smallest.
+func BlockSizes() []string {
+	var names []string
+	for _, n := range slices.Sorted(maps.Keys(blockSizes)) {
+		names = append(names, blockSizeName(n))
+	}
+	return names
+}
+
+// ParseBlockSize is the block size in bytes that one of BlockSizes names.
+func ParseBlockSize(name string) (int64, error) {
+	for n := range blockSizes {
+		if name == blockSizeName(n) {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: block size %q: %s are offered", ErrInvalid, name, strings.Join(BlockSizes(), ", "))
+}
+
+func blockSizeName(bytes int64) string {
+	if bytes < mib {
+		return fmt.Sprintf("%dKiB", bytes/kib)
+	}
+	return fmt.Sprintf("%dMiB", bytes/mib)
 }
 
 // geometry is how a disk of size bytes is cut. Its last block and its last region end where the disk ends.
@@ -34,7 +63,7 @@ func newGeometry(size, block int64) (geometry, error) {
 	case size <= 0 || size > MaxDiskBytes:
 		return geometry{}, fmt.Errorf("%w: a disk of %d bytes: 1 byte to %d TiB can be stored", ErrInvalid, size, MaxDiskBytes>>40)
 	case blockSizes[block] == "":
-		return geometry{}, fmt.Errorf("%w: blocks of %d bytes: 256 KiB, 1 MiB and 4 MiB are offered", ErrInvalid, block)
+		return geometry{}, fmt.Errorf("%w: blocks of %d bytes: %s are offered", ErrInvalid, block, strings.Join(BlockSizes(), ", "))
 	}
 	return geometry{size: size, block: block}, nil
 }

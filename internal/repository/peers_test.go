@@ -100,7 +100,7 @@ func onS3(t *testing.T, e s3.Endpoint, o CreateOptions) (*Repository, string) {
 	}
 	dir := t.TempDir()
 	config := filepath.Join(dir, "repository.config")
-	if err := Connect(t.Context(), config, at, testPassword, ConnectOptions{CacheDirectory: filepath.Join(dir, "cache"), Host: "host", User: "varve"}); err != nil {
+	if err := Connect(t.Context(), config, at, testPassword, ConnectOptions{Host: "host", User: "varve"}); err != nil {
 		t.Fatal(err)
 	}
 	return open(t, config), config

@@ -75,7 +75,7 @@ func missing(err error) bool {
 
 // readError wraps what kopia said when it read something. What the repository should have and has not is corruption.
 func readError(doing string, err error) error {
-	if missing(err) {
+	if missing(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%s: %w: %w", doing, ErrCorrupt, err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)

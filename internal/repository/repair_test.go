@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -150,8 +151,17 @@ func TestVerifyReadsPastTheCache(t *testing.T) {
 	for _, prefix := range []string{"p", "q", indexPrefix} {
 		t.Run(prefix, func(t *testing.T) {
 			t.Parallel()
-			r, config := newRepository(t)
-			disk, _ := twoRegions(t, r)
+			plain, config := newRepository(t)
+			cached := filepath.Join(t.TempDir(), "cached.config")
+			o := ConnectOptions{CacheDirectory: t.TempDir(), CacheBytes: 64 * mib}
+			if err := Connect(t.Context(), cached, Location{Directory: blobsOf(config)}, testPassword, o); err != nil {
+				t.Fatal(err)
+			}
+			r := open(t, cached)
+			disk, _ := twoRegions(t, plain)
+			if err := r.rep.Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 			point, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
 			if err != nil {
 				t.Fatal(err)

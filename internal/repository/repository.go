@@ -23,6 +23,9 @@ type Repository struct {
 // Open opens the repository that the configuration file names, as Connect wrote it. If its format or an index is damaged, the error
 // is ErrCorrupt and Repair may mend it.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
+	if err := reach(ctx, configFile, 0); err != nil {
+		return nil, openError(configFile, err)
+	}
 	r, err := openConfig(ctx, configFile, configFile, password)
 	if err == nil {
 		return r, nil

@@ -43,7 +43,7 @@ func newRepository(tb testing.TB) (r *Repository, configFile string) {
 	if err := Create(tb.Context(), at, testPassword, CreateOptions{}); err != nil {
 		tb.Fatal(err)
 	}
-	if err := Connect(tb.Context(), configFile, at, testPassword, ConnectOptions{CacheDirectory: filepath.Join(dir, "cache"), Host: "host", User: "varve"}); err != nil {
+	if err := Connect(tb.Context(), configFile, at, testPassword, ConnectOptions{Host: "host", User: "varve"}); err != nil {
 		tb.Fatal(err)
 	}
 	return open(tb, configFile), configFile

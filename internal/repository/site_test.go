@@ -72,7 +72,7 @@ func (s *site) move(d time.Duration) { s.ahead.Add(int64(d)) }
 func (s *site) connect(tb testing.TB, name string) string {
 	tb.Helper()
 	config := filepath.Join(s.dir, name+".config")
-	o := ConnectOptions{CacheDirectory: filepath.Join(s.dir, name+".cache"), Host: name, User: "varve"}
+	o := ConnectOptions{CacheDirectory: filepath.Join(s.dir, name+".cache"), CacheBytes: 64 * mib, Host: name, User: "varve"}
 	if err := Connect(tb.Context(), config, s.location(), testPassword, o); err != nil {
 		tb.Fatal(err)
 	}

@@ -8,13 +8,10 @@ import (
 	"hash/fnv"
 	"sync"
 
-	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/varvebackup/varve/internal/extent"
 )
 
 // VerifyOptions are for Verify.
@@ -30,17 +27,11 @@ type VerifyOptions struct {
 	Looked func(bytes, of int64)
 }
 
-// Damage is a part of a disk that cannot be restored, or a whole one if Extent is empty.
-type Damage struct {
-	Point  *RestorePoint
-	Disk   string
-	Extent extent.Extent
-	Err    error
-}
-
 // Report is what Verify found.
 type Report struct {
-	Points   int
+	// Points are the restore points that were looked at, all that can be listed.
+	Points []*RestorePoint
+	// Contents with Bytes were read.
 	Contents int64
 	Bytes    int64
 	Damage   []Damage
@@ -74,10 +65,14 @@ func (r *Repository) Verify(ctx context.Context, o VerifyOptions) (*Report, erro
 // verify is Verify on a connection that reads from the storage.
 func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, error) {
 	report := &Report{}
-	bad, err := r.readContents(ctx, o, report)
-	if err != nil {
-		return nil, err
+	bad := map[content.ID]error{}
+	var err error
+	if o.Percent > 0 {
+		if bad, err = r.readContents(ctx, o, report); err != nil {
+			return nil, err
+		}
 	}
+	// Reading may have taken hours: what is there now counts, and this reads the indexes again.
 	lost, _, err := r.lost(ctx)
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
@@ -91,16 +86,15 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 		return nil, records
 	}
 	report.Unlisted = errors.Join(err, lostError(lost), records)
-	report.Points = len(points)
-	packs, err := blob.ReadBlobMap(ctx, r.rep.BlobReader())
-	if err != nil {
-		return nil, fmt.Errorf("list the blobs: %w", err)
+	report.Points = points
+	v := &verification{r: r.reader(), bad: bad, known: map[object.ID]*regionDamage{}, looked: o.Looked}
+	if v.packs, err = listPacks(ctx, r.rep); err != nil {
+		return nil, err
 	}
-	v := &verification{r: r.reader(), bad: bad, packs: packs, known: map[object.ID]error{}, looked: o.Looked}
-	for _, p := range points {
+	for _, p := range report.Points {
 		v.of += p.DiskBytes()
 	}
-	for _, p := range points {
+	for _, p := range report.Points {
 		for _, d := range p.Disks {
 			damage, err := v.disk(ctx, d)
 			if err != nil {
@@ -188,11 +182,13 @@ func (r *Repository) rehash() func(content.ID, []byte) error {
 type verification struct {
 	r     contentReader
 	bad   map[content.ID]error
-	packs map[blob.ID]blob.Metadata
+	packs *packs
 
 	mu sync.Mutex
-	// known are the tables of regions that were looked at, and what is wrong with them.
-	known map[object.ID]error
+	// known are the tables of regions that were looked at, and what is wrong with them, if anything is.
+	known map[object.ID]*regionDamage
+	// refreshed: the indexes were read again since the blobs were listed.
+	refreshed bool
 	// bytes of all disks were looked at, of so many.
 	bytes, of int64
 	looked    func(bytes, of int64)
@@ -222,27 +218,43 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 		}
 		queued[e.Object] = true
 		group.Go(func() error {
-			err := v.region(inner, g, i, e.Object)
-			if err != nil && !errors.Is(err, ErrCorrupt) {
+			damage, err := v.region(inner, g, i, e.Object)
+			if err != nil {
 				return err
 			}
 			v.count(g.region(i).Length)
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			v.known[e.Object] = err
+			v.known[e.Object] = damage
 			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	var out []Damage
+	out := damages{disk: d.Name}
 	for i, e := range list {
-		if err := v.known[e.Object]; err != nil {
-			out = append(out, Damage{Disk: d.Name, Extent: g.region(i), Err: err})
+		k := v.known[e.Object]
+		if k == nil {
+			continue
+		}
+		if k.table != nil {
+			out.add(g.region(i), k.table, true)
+		}
+		for _, b := range k.blocks {
+			out.add(g.blockOf(i, b.block), b.err, false)
 		}
 	}
-	return out, nil
+	return out.all, nil
+}
+
+// refresh reads the indexes again, once, and says whether it has.
+func (v *verification) refresh(ctx context.Context) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	again := !v.refreshed
+	v.refreshed = true
+	return again && v.packs.rep.Refresh(ctx) == nil
 }
 
 // count tells that so many bytes more were looked at.
@@ -262,41 +274,75 @@ func (v *verification) seen(id object.ID) bool {
 	return ok
 }
 
-// region says what is wrong with a region, or nil.
-func (v *verification) region(ctx context.Context, g geometry, i int, id object.ID) error {
+// region says what is wrong with a region; nil if nothing is.
+func (v *verification) region(ctx context.Context, g geometry, i int, id object.ID) (*regionDamage, error) {
 	entries, err := readBlocks(ctx, v.r, g, i, id)
+	if errors.Is(err, ErrCorrupt) {
+		return &regionDamage{table: v.tableError(ctx, id, err)}, nil
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	last := object.EmptyID
+	var out regionDamage
+	var last error
 	for j, e := range entries {
-		if e.Object == last {
-			continue
+		if j == 0 || e.Object != entries[j-1].Object {
+			if last = v.object(ctx, e.Object); last != nil && !errors.Is(last, ErrCorrupt) {
+				return nil, last
+			}
 		}
-		last = e.Object
-		if err := v.block(ctx, e.Object); err != nil {
-			return fmt.Errorf("block at %d: %w", g.blockOf(i, j).Offset, err)
+		if last != nil {
+			out.blocks = append(out.blocks, blockDamage{block: j, err: last})
 		}
 	}
-	return nil
+	if out.blocks == nil {
+		return nil, nil
+	}
+	return &out, nil
 }
 
-// block says what is wrong with a block: what was read of it, or that its place in the storage is not there.
-func (v *verification) block(ctx context.Context, id object.ID) error {
+// tableError is what is wrong with a table that could not be read, for which err was the reason.
+func (v *verification) tableError(ctx context.Context, id object.ID, err error) error {
+	if inner, ok := id.IndexObjectID(); ok {
+		if cid, _, ok := inner.ContentID(); ok {
+			_, read := v.r.GetContent(ctx, cid)
+			if found := v.content(ctx, cid, read); errors.Is(found, ErrCorrupt) {
+				err = found
+			}
+		}
+	}
+	return &damageError{text: fmt.Sprintf("the table of blocks: %s", err), err: err}
+}
+
+// object says what is wrong with a block.
+func (v *verification) object(ctx context.Context, id object.ID) error {
 	cid, _, ok := id.ContentID()
 	if !ok {
-		return fmt.Errorf("%w: %s is not a block", ErrCorrupt, id)
+		return &damageError{text: fmt.Sprintf("%s is not a block", id)}
 	}
-	if err := v.bad[cid]; err != nil {
-		return err
+	return v.content(ctx, cid, v.bad[cid])
+}
+
+// content says what is wrong with a content: that its place in the storage is not there, or else read, which is what was wrong when it was
+// read.
+func (v *verification) content(ctx context.Context, id content.ID, read error) error {
+	info, err := v.r.ContentInfo(ctx, id)
+	if missing(err) {
+		return &damageError{text: fmt.Sprintf("no index has content %s", id), err: err}
 	}
-	info, err := v.r.ContentInfo(ctx, cid)
 	if err != nil {
-		return readError(fmt.Sprintf("look up %s", id), err)
+		return fmt.Errorf("look up content %s: %w", id, err)
 	}
-	pack, ok := v.packs[info.PackBlobID]
-	if !ok || int64(info.PackOffset)+int64(info.PackedLength) > pack.Length {
-		return fmt.Errorf("%w: blob %s, which has block %s, is missing or too short", ErrCorrupt, info.PackBlobID, id)
+	there, err := v.packs.holds(ctx, info)
+	switch {
+	case err != nil:
+		return err
+	case !there && v.refresh(ctx): // Maintenance may have moved it.
+		return v.content(ctx, id, read)
+	case !there:
+		return &damageError{text: fmt.Sprintf("blob %s is missing or too short", info.PackBlobID), err: read}
+	case read != nil:
+		return &damageError{text: fmt.Sprintf("blob %s has other bytes than were written", info.PackBlobID), err: read}
 	}
 	return nil
 }

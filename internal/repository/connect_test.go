@@ -1,0 +1,112 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A connection that does not work costs neither the one that was there, nor leaves anything behind.
+func TestConnectReplacesOnlyWithWhatWorks(t *testing.T) {
+	t.Parallel()
+	_, config := newRepository(t)
+	blobs := filepath.Join(filepath.Dir(filepath.Dir(config)), "blobs")
+	before, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := Location{Directory: blobs}
+	for name, c := range map[string]struct {
+		at       Location
+		password string
+		o        ConnectOptions
+		class    error
+	}{
+		"another password":     {here, "another", ConnectOptions{}, ErrPassword},
+		"no repository":        {Location{Directory: t.TempDir()}, testPassword, ConnectOptions{}, ErrNotFound},
+		"no directory":         {Location{Directory: filepath.Join(blobs, "none")}, testPassword, ConnectOptions{}, fs.ErrNotExist},
+		"a relative directory": {Location{Directory: "blobs"}, testPassword, ConnectOptions{}, ErrInvalid},
+		"a cache nowhere":      {here, testPassword, ConnectOptions{CacheBytes: 1}, ErrInvalid},
+		"a cache of nothing":   {here, testPassword, ConnectOptions{CacheDirectory: t.TempDir()}, ErrInvalid},
+	} {
+		if err := Connect(t.Context(), config, c.at, c.password, c.o); !errors.Is(err, c.class) {
+			t.Errorf("%s: %v, want class %v", name, err, c.class)
+		}
+	}
+	after, err := os.ReadFile(config)
+	if diff := cmp.Diff(string(before), string(after)); diff != "" || err != nil {
+		t.Errorf("the configuration changed: %v: %s", err, diff)
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(config), "*")); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(config), ".*")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+
+	cache := filepath.Join(t.TempDir(), "cache")
+	if err := Connect(t.Context(), config, here, testPassword, ConnectOptions{Host: "other", User: "u", CacheDirectory: cache, CacheBytes: mib}); err != nil {
+		t.Fatal(err)
+	}
+	if got := open(t, config).Source("", "", "/p").String(); got != "u@other:/p" {
+		t.Errorf("connected as %s", got)
+	}
+	if _, err := os.Stat(cache); err != nil {
+		t.Error(err)
+	}
+	info, err := os.Stat(config)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v: %v", info.Mode(), err)
+	}
+}
+
+// silent is a fake server: it takes connections and says nothing.
+func silent(t *testing.T) (address string) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// A server that takes connections and does not answer ends no command before its user does, unless there is a deadline.
+func TestAServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	at := Location{S3: &S3{
+		Endpoint: silent(t), Bucket: "backups", Region: "r", PlainHTTP: true, AccessKey: "key", SecretKey: "secret", AnswerTimeout: 200 * time.Millisecond,
+	}}
+	config := filepath.Join(t.TempDir(), "config")
+	wrote := `{"storage":{"type":"s3","config":{"bucket":"backups","region":"r","endpoint":"` + at.S3.Endpoint + `","doNotUseTLS":true,"accessKeyID":"key","secretAccessKey":"secret"}}}`
+	if err := os.WriteFile(config, []byte(wrote), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]func(context.Context) error{
+		"create":  func(ctx context.Context) error { return Create(ctx, at, testPassword, CreateOptions{}) },
+		"connect": func(ctx context.Context) error { return Connect(ctx, config, at, testPassword, ConnectOptions{}) },
+		"open":    func(ctx context.Context) error { return reach(ctx, config, at.S3.AnswerTimeout) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := f(t.Context())
+			if !errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), at.S3.Endpoint) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%v", err)
+			}
+			// The user's own end is not the server's fault.
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := f(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnreachable) {
+				t.Errorf("cancelled: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,111 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// Damage is a part of a disk that cannot be restored, or a whole one if Extent is empty. Blocks side by side are one part, and Err is what is
+// wrong with the first of them; a region whose table is damaged is one, too.
+type Damage struct {
+	Point  *RestorePoint
+	Disk   string
+	Extent extent.Extent
+	Err    error
+}
+
+// damageError says in few words what is wrong with something that is stored; err, if not nil, is what was seen of it. It is ErrCorrupt.
+type damageError struct {
+	text string
+	err  error
+}
+
+func (e *damageError) Error() string { return e.text }
+
+func (e *damageError) Unwrap() []error {
+	if e.err == nil {
+		return []error{ErrCorrupt}
+	}
+	return []error{ErrCorrupt, e.err}
+}
+
+// regionDamage is what is wrong with a region: its table, or some of its blocks in order.
+type regionDamage struct {
+	table  error
+	blocks []blockDamage
+}
+
+type blockDamage struct {
+	block int
+	err   error
+}
+
+// damages collects the damage of one disk.
+type damages struct {
+	disk string
+	all  []Damage
+	// table: the last one is of tables.
+	table bool
+}
+
+// add adds what is wrong with e, which is behind everything that was added before. A table's damage and that of blocks are never one.
+func (d *damages) add(e extent.Extent, err error, table bool) {
+	if n := len(d.all); n > 0 && d.table == table && d.all[n-1].Extent.End() == e.Offset {
+		d.all[n-1].Extent.Length += e.Length
+		return
+	}
+	d.all = append(d.all, Damage{Disk: d.disk, Extent: e, Err: err})
+	d.table = table
+}
+
+// packs knows which blobs there are. It is safe for concurrent use.
+type packs struct {
+	rep repo.DirectRepository
+
+	mu    sync.Mutex
+	bytes map[blob.ID]int64
+	// looked are those that were looked for again.
+	looked map[blob.ID]bool
+}
+
+// listPacks lists the blobs.
+func listPacks(ctx context.Context, rep repo.DirectRepository) (*packs, error) {
+	p := &packs{rep: rep, bytes: map[blob.ID]int64{}, looked: map[blob.ID]bool{}}
+	err := rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
+		p.bytes[b.BlobID] = b.Length
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the blobs: %w", err)
+	}
+	return p, nil
+}
+
+// holds says whether the place of a content is there. A blob that was not in the list is looked for: it may be newer.
+func (p *packs) holds(ctx context.Context, i content.Info) (bool, error) {
+	end := int64(i.PackOffset) + int64(i.PackedLength)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n, ok := p.bytes[i.PackBlobID]; ok && end <= n || p.looked[i.PackBlobID] {
+		return ok && end <= n, nil
+	}
+	p.looked[i.PackBlobID] = true
+	b, err := p.rep.BlobReader().GetMetadata(ctx, i.PackBlobID)
+	switch {
+	case errors.Is(err, blob.ErrBlobNotFound):
+		delete(p.bytes, i.PackBlobID)
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for blob %s: %w", i.PackBlobID, err)
+	}
+	p.bytes[i.PackBlobID] = b.Length
+	return end <= b.Length, nil
+}
