@@ -70,7 +70,10 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if err != nil {
 		return err
 	}
-	err = repo.Initialize(ctx, st, options, password)
+	err = vacant(ctx, st)
+	if err == nil {
+		err = repo.Initialize(ctx, st, options, password)
+	}
 	if errors.Is(err, repo.ErrAlreadyInitialized) {
 		err = fmt.Errorf("%w: there is a repository already: connect to it", ErrConflict)
 	}
@@ -78,6 +81,25 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 		err = copyFormat(ctx, st, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
 	}
 	return errors.Join(err, st.Close(ctx))
+}
+
+// vacant refuses a location with the rest of a repository that has lost its format: a new one would take the old keys' place for good.
+func vacant(ctx context.Context, st blob.Storage) error {
+	for _, prefix := range append([]blob.ID{formatCopy, indexPrefix}, content.PackBlobIDPrefixes...) {
+		blobs, err := listBlobs(ctx, st, prefix)
+		if err != nil {
+			return err
+		}
+		if len(blobs) == 0 {
+			continue
+		}
+		now, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
+		if err != nil || now != nil {
+			return err // kopia says that there is a repository
+		}
+		return fmt.Errorf("%w: there is a repository without its format, as blob %s shows: connect to it", ErrConflict, blobs[0].BlobID)
+	}
+	return nil
 }
 
 // Connect writes configFile, which Open reads, in the place of what was there, once the password has opened the repository: until then
@@ -98,6 +120,9 @@ func connect(ctx context.Context, configFile string, at Location, password strin
 		return err
 	}
 	candidate, err := besideConfig(configFile)
+	if err == nil && !o.ReadOnly {
+		err = restoreFormat(ctx, st, password)
+	}
 	if err != nil {
 		return errors.Join(err, st.Close(ctx))
 	}

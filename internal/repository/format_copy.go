@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -95,6 +96,36 @@ func copyFormat(ctx context.Context, st blob.Storage, o blob.PutOptions) error {
 	}
 	if err := st.PutBlob(ctx, formatCopy, blobBytes(data), o); err != nil {
 		return fmt.Errorf("store a copy of the format: %w", err)
+	}
+	return nil
+}
+
+// restoreFormat puts kopia's blob with the format back if it is missing, or no such blob, and the copy opens with the password. Where
+// there is one that the password does not open, the password may have been changed: that is for Repair.
+func restoreFormat(ctx context.Context, st blob.Storage, password string) error {
+	now, err := readFormat(ctx, st)
+	if err != nil {
+		return err
+	}
+	if _, err := format.ParseKopiaRepositoryJSON(now[format.KopiaRepositoryBlobID]); err == nil {
+		return nil
+	}
+	saved, err := readFormatCopy(ctx, st)
+	if err != nil || saved == nil {
+		return err
+	}
+	v := &view{Storage: st, hidden: isIndex, replaced: saved}
+	r, err := v.connect(ctx, repo.ClientOptions{}, "the copy of the format", password)
+	if err != nil {
+		return err
+	}
+	options, err := retention(ctx, r.rep.FormatManager())
+	if err := errors.Join(err, r.Close(ctx)); err != nil {
+		return err
+	}
+	id := format.KopiaRepositoryBlobID
+	if err := st.PutBlob(ctx, blob.ID(id), blobBytes(saved[blob.ID(id)]), options); err != nil {
+		return fmt.Errorf("put %s back from its copy: %w", id, err)
 	}
 	return nil
 }

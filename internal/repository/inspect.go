@@ -1,9 +1,11 @@
 package repository
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	"github.com/kopia/kopia/repo"
@@ -56,6 +58,10 @@ func (i *inspection) look(ctx context.Context, as repo.ClientOptions, name, pass
 	}
 	i.noCopy = saved == nil
 	v := &view{Storage: i.storage, hidden: isIndex}
+	now, err := readFormat(ctx, i.storage)
+	if err != nil {
+		return err
+	}
 	i.Repository, err = v.connect(ctx, as, name, password)
 	if err != nil && saved != nil {
 		v.replaced = saved
@@ -63,16 +69,16 @@ func (i *inspection) look(ctx context.Context, as repo.ClientOptions, name, pass
 		if bad != nil {
 			return err
 		}
-		i.Repository, err, i.format = r, nil, saved
+		i.Repository, err = r, nil
+		i.format = maps.Clone(saved)
 	}
 	if err != nil {
 		return err
 	}
-	if now, err := readFormat(ctx, i.storage); err != nil {
-		return err
-	} else if i.format == nil && len(now) < len(saved) {
-		i.format = saved // kopia takes a missing one for a repository without object lock.
+	if i.format == nil && len(now) < len(saved) {
+		i.format = maps.Clone(saved) // kopia takes a missing one for a repository without object lock.
 	}
+	maps.DeleteFunc(i.format, func(id blob.ID, data []byte) bool { return bytes.Equal(data, now[id]) })
 	return i.lookAtIndexes(ctx, v)
 }
 
@@ -112,7 +118,7 @@ func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
 func (i *inspection) damage() error {
 	var all []error
 	for id := range i.format {
-		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; there is a copy", ErrCorrupt, id))
+		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing (or this is not the newest password); there is a copy", ErrCorrupt, id))
 	}
 	if i.noCopy {
 		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; maintenance stores it again", ErrCorrupt, formatCopy))

@@ -168,13 +168,102 @@ func TestVerifyReadsPastTheCache(t *testing.T) {
 			}
 			same(t, r, point, disk.data) // It is in the cache now.
 			for _, f := range blobFiles(t, config, prefix) {
-				if err := os.Truncate(f, 10); err != nil {
+				data, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range data {
+					data[i] ^= 1
+				}
+				if err := os.WriteFile(f, data, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100}); err != nil || !report.Damaged() {
-				t.Errorf("%+v, %v", report, err)
+			report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
+			if err != nil || !report.Damaged() {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			if prefix == indexPrefix {
+				return // Without indexes no disk is known.
+			}
+			var bytes int64
+			for _, d := range report.Damage {
+				if d.Extent.Empty() {
+					d.Extent.Length = point.Disks[0].Bytes
+				}
+				bytes += d.Extent.Length
+			}
+			if want := int64(len(report.Points)) * point.Disks[0].Bytes; bytes != want {
+				t.Errorf("%d bytes of %d are said to be damaged: %+v", bytes, want, report.Damage)
 			}
 		})
+	}
+}
+
+// A repository whose format is gone is not made anew over its data: it is connected to, which puts the format back.
+func TestAMissingFormatIsPutBack(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string][]byte{"missing": nil, "not one": []byte("}")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, config := newRepository(t)
+			disk, _ := twoRegions(t, r)
+			point, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := blobFiles(t, config, "kopia.repository")[0]
+			if err = os.Remove(file); content != nil {
+				err = os.WriteFile(file, content, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := Location{Directory: blobsOf(config)}
+			if err := Create(t.Context(), at, "another password", CreateOptions{}); !errors.Is(err, ErrConflict) {
+				t.Errorf("created over it: %v", err)
+			}
+			again := filepath.Join(t.TempDir(), "again.config")
+			if err := Connect(t.Context(), again, at, "another password", ConnectOptions{}); !errors.Is(err, ErrPassword) {
+				t.Errorf("with another password: %v", err)
+			}
+			if err := Connect(t.Context(), again, at, testPassword, ConnectOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			same(t, open(t, again), point, disk.data)
+		})
+	}
+}
+
+// After a change of the password the old one opens nothing, and repair is not needed for the copy to follow.
+func TestTheCopyFollowsThePassword(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	twoRegions(t, r)
+	const changed = "a newer password"
+	if err := r.rep.FormatManager().ChangePassword(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := Open(t.Context(), config, changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
+		t.Error(err)
+	}
+	if err := fresh.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := Open(t.Context(), config, testPassword); !errors.Is(err, ErrPassword) {
+		t.Errorf("the old password: %v", err)
+	}
+	if err := os.Remove(blobFiles(t, config, "kopia.repository")[0]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Repair(t.Context(), config, testPassword, false); err == nil {
+		t.Error("repaired with the old password")
+	}
+	if report, err := Repair(t.Context(), config, changed, false); err != nil || len(report.Format) == 0 {
+		t.Errorf("%+v, %v", report, err)
 	}
 }
