@@ -175,7 +175,11 @@ func TestSame(t *testing.T) {
 	if err := same(t.Context(), a, b); err != nil {
 		t.Error(err)
 	}
-	for _, other := range []string{file("c", 8*mib, 1*mib), file("d", 9*mib, 5*mib)} {
+	hole := filepath.Join(dir, "hole")
+	if err := errors.Join(os.WriteFile(hole, nil, 0o600), os.Truncate(hole, 8*mib)); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{file("c", 8*mib, 1*mib), file("d", 9*mib, 5*mib), hole} {
 		if same(t.Context(), a, other) == nil || same(t.Context(), other, a) == nil {
 			t.Errorf("%s is the same as %s", other, a)
 		}

@@ -15,6 +15,8 @@ type tool struct {
 	create [][]string
 	// full backs the image up.
 	full []string
+	// slow says that this takes minutes, so that only every other round has it.
+	slow bool
 }
 
 // Names of tools. The second Varve is one with the compression that restic has.
@@ -71,11 +73,13 @@ func (b *bench) tools() map[string]*tool {
 			name: restic, repository: in("restic"), state: []string{in("restic-cache")},
 			create: [][]string{{"restic", "init", "--repository-version", "2"}},
 			full:   []string{"restic", "backup", "--quiet", "--compression", "auto", b.image},
+			slow:   true,
 		},
 		borg: {
 			name: borg, repository: in("borg"), state: []string{in("borg-base")},
 			create: [][]string{{"borg", "init", "--encryption", "repokey-blake2"}},
 			full:   []string{"borg", "create", "--compression", "lz4", "::full", b.image},
+			slow:   true,
 		},
 	}
 }
