@@ -39,6 +39,10 @@ demo: box-up install guest ## The main job on a box, told step by step; result i
 bench: box-up install guest ## Benchmarks against their peers; build/bench.json
 	$(GO) run ./hack/bench -kubeconfig $(KUBECONFIG)
 
+.PHONY: soak-repository
+soak-repository: peers ## 200 generations of disks, deaths at every blob, and everything at once for minutes (VARVE_TEST_SEED=n)
+	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 60m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*)$$' ./internal/repository/
+
 .PHONY: soak
-soak: box-up install guest ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
+soak: soak-repository box-up install guest ## The above; then kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
 	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/
