@@ -13,6 +13,7 @@ test-control-plane: kube ## Reconcilers and admission against a real kube-apiser
 test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
 	$(GO) test -tags root -timeout 10m ./internal/handler/mount/ ./internal/disk/
+	$(GO) test -tags root -parallel 8 -run '^TestFull' -timeout 10m ./internal/repository/
 	$(GO) test -tags nbd_interop -timeout 10m $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
@@ -56,6 +57,10 @@ bench-repository: bench-tools ## The benchmarks that need no box: disks against 
 bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blocks.json
 	$(GO) run ./hack/bench/repository -blocks 256k,1m,4m $(BENCH_FLAGS)
 
+.PHONY: soak-repository
+soak-repository: peers ## 200 generations of disks, deaths at every blob, and everything at once for minutes (VARVE_TEST_SEED=n)
+	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 60m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*)$$' ./internal/repository/
+
 .PHONY: soak
-soak: box-up install guest ## Kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
+soak: soak-repository box-up install guest ## The above; then kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
 	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/

@@ -1,121 +1,248 @@
 package repository
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/retention"
 )
 
-// Backups of two disks, a reader, maintenance and deletion go on at the same time, each with a connection of its own.
+// atOnce is a repository that many use at the same time, each with connections of its own.
+type atOnce struct {
+	t *testing.T
+	// open makes a connection of the user called name.
+	open func(name string) (*Repository, error)
+	// held is what the disks of restore points held, by ID; gone are those that were pruned.
+	held, gone sync.Map
+	did        [5]atomic.Int64
+}
+
+// The users, each of which does one thing again and again.
+const (
+	first = iota
+	second
+	restorer
+	maintainer
+	pruner
+)
+
+// TestEverythingAtOnce: two virtual machines are backed up, restore points are restored and pruned, and maintenance frees what nobody
+// refers to, all together, while ten minutes pass in a second: what was written meanwhile becomes old enough to go.
 func TestEverythingAtOnce(t *testing.T) {
 	t.Parallel()
-	_, config := newRepository(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var wait sync.WaitGroup
-	fail := func(err error) {
-		if err != nil && ctx.Err() == nil {
-			t.Error(err)
-			cancel()
-		}
+	s := newSite(t)
+	configs := map[string]string{}
+	for i := range pruner + 1 {
+		name := fmt.Sprint("user", i)
+		configs[name] = s.connect(t, name)
 	}
-	held := sync.Map{}
-	for i := range 2 {
-		r := open(t, config)
-		wait.Go(func() { fail(backUpRepeatedly(ctx, r, i, 6, &held)) })
-	}
-	reader, cleaner := open(t, config), open(t, config)
-	done := make(chan struct{})
-	var background sync.WaitGroup
-	background.Go(func() { fail(readRepeatedly(ctx, reader, done, &held)) })
-	background.Go(func() { fail(cleanRepeatedly(ctx, cleaner, done, &held)) })
-	wait.Wait()
-	close(done)
-	background.Wait()
-	fresh := open(t, config)
-	points, err := fresh.List(t.Context(), nil)
-	if err != nil || len(points) == 0 {
-		t.Fatalf("%d restore points: %v", len(points), err)
-	}
-	for _, p := range points {
-		want, _ := held.Load(p.ID)
-		same(t, fresh, p, want.([]byte))
+	configs["last"] = s.connect(t, "last")
+	s.began, s.faster = time.Now(), 600
+	a := &atOnce{t: t, open: func(name string) (*Repository, error) { return s.open(t.Context(), configs[name]) }}
+	a.run(6 * time.Second)
+	if verifiedByKopia != nil {
+		verifiedByKopia(t, s.location())
 	}
 }
 
-func backUpRepeatedly(ctx context.Context, r *Repository, disk, times int, held *sync.Map) error {
-	random := rand.New(rand.NewPCG(uint64(disk), 5))
-	d := &memory{data: make([]byte, 8*mib)}
-	source := testSource
-	source.Path = fmt.Sprintf("/vm-%d", disk)
-	for i := range times {
-		d.write(random, extent.Extent{Offset: random.Int64N(7 * mib), Length: mib}, false)
-		p, err := r.Backup(ctx, Request{Source: source, Time: time.Unix(int64(i), 0), Disks: []DiskSource{d.source(i > 0)}})
-		if err != nil {
-			return err
+// verifiedByKopia has the upstream kopia verify a repository, where there is one.
+var verifiedByKopia func(t *testing.T, at Location)
+
+// run lets all users work for so long, or for minutes, and looks at what they leave.
+func (a *atOnce) run(least time.Duration) {
+	t := a.t
+	t.Helper()
+	if soak {
+		least = time.Duration(setting(t, "VARVE_TEST_MINUTES", 3)) * time.Minute
+	}
+	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
+	t.Logf("again, but for the order of things: VARVE_TEST_SEED=%d", seed)
+	ctx, cancel := context.WithTimeout(t.Context(), least)
+	defer cancel()
+	var users sync.WaitGroup
+	for i, do := range []func(context.Context, *Repository, *rand.Rand) error{first: a.writes("/first"), second: a.writes("/second"), restorer: a.restores, maintainer: a.maintains, pruner: a.prunes} {
+		random := rand.New(rand.NewPCG(uint64(seed), uint64(i)))
+		users.Go(func() {
+			for ctx.Err() == nil {
+				if err := a.session(i, do, random); err != nil {
+					t.Error(err)
+					cancel()
+				}
+			}
+		})
+	}
+	users.Wait()
+	var did []int64
+	for i := range a.did {
+		did = append(did, a.did[i].Load())
+		if did[i] == 0 {
+			t.Errorf("user %d did nothing", i)
 		}
-		held.Store(p.ID, bytes.Clone(d.data))
+	}
+	t.Logf("backups, restores, maintenance runs and prunes: %v", did)
+	a.settled()
+}
+
+// session is what a user does with one connection.
+func (a *atOnce) session(user int, do func(context.Context, *Repository, *rand.Rand) error, random *rand.Rand) (err error) {
+	ctx := a.t.Context()
+	r, err := a.open(fmt.Sprint("user", user))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close(context.WithoutCancel(ctx))) }()
+	for range 1 + random.IntN(5) {
+		if err := do(ctx, r, random); err != nil {
+			return fmt.Errorf("user %d: %w", user, err)
+		}
+		a.did[user].Add(1)
 	}
 	return nil
 }
 
-func readRepeatedly(ctx context.Context, r *Repository, done <-chan struct{}, held *sync.Map) error {
-	return repeatedly(ctx, r, done, func(points []*RestorePoint) error {
-		p := points[len(points)/2]
-		want, known := held.Load(p.ID)
-		image, err := r.Image(ctx, p.Disks[0])
+// writes backs a machine up. Its disk has blocks that come and go, so that some are used again that are about to be freed.
+func (a *atOnce) writes(path string) func(context.Context, *Repository, *rand.Rand) error {
+	disk, last, change := newSparse(80*mib), newSparse(80*mib), 0
+	source := Source{Host: "host", User: "varve", Path: path}
+	return func(ctx context.Context, r *Repository, random *rand.Rand) error {
+		for range 4 {
+			pool := rand.New(rand.NewPCG(random.Uint64N(40), 6))
+			disk.write(noise(pool, DefaultBlockBytes), random.Int64N(disk.bytes/DefaultBlockBytes)*DefaultBlockBytes)
+			disk.write(noise(random, 1000), random.Int64N(disk.bytes-1000))
+			disk.zero(extent.Extent{Offset: random.Int64N(disk.bytes), Length: random.Int64N(8 * mib)})
+		}
+		now := disk.clone()
+		change++
+		d := DiskSource{Name: "root", Bytes: now.bytes, Reader: now, Identity: "a", Change: fmt.Sprint(change)}
+		if change > 1 {
+			d.Changes = &Changes{Since: fmt.Sprint(change - 1), Set: now.changed(last)}
+		}
+		p, err := r.Backup(ctx, Request{Source: source, Disks: []DiskSource{d}, Workers: 2, CheckpointEvery: 100 * time.Millisecond})
 		if err != nil {
 			return err
 		}
-		got := make([]byte, p.Disks[0].Bytes)
-		if err := image.ReadAt(ctx, got, 0); err != nil {
-			return err
-		}
-		if known && !bytes.Equal(got, want.([]byte)) {
-			return fmt.Errorf("%w: restore point %s differs", ErrCorrupt, p.ID)
-		}
+		a.held.Store(p.ID, now)
+		last = now
 		return nil
-	})
+	}
 }
 
-func cleanRepeatedly(ctx context.Context, r *Repository, done <-chan struct{}, held *sync.Map) error {
-	return repeatedly(ctx, r, done, func(points []*RestorePoint) error {
-		if len(points) > 3 {
-			if err := r.Delete(ctx, points[0].ID); err != nil {
-				return err
-			}
-			held.Delete(points[0].ID)
-		}
-		return r.Maintain(ctx, MaintenanceOptions{Mode: FullMaintenance})
-	})
+// restores compares a restore point, which may be pruned meanwhile.
+func (a *atOnce) restores(ctx context.Context, r *Repository, random *rand.Rand) error {
+	points, err := a.list(ctx, r)
+	if err != nil || len(points) == 0 {
+		return err
+	}
+	p := points[random.IntN(len(points))]
+	want, ok := a.held.Load(p.ID)
+	if !ok {
+		return nil // Its backup has not returned yet.
+	}
+	if err := compare(r, random).whole(ctx, p.Disks[0], want.(*sparse), true); err != nil {
+		return fmt.Errorf("restore point %s: %w", p.ID, err)
+	}
+	return nil
 }
 
-func repeatedly(ctx context.Context, r *Repository, done <-chan struct{}, do func([]*RestorePoint) error) error {
-	for ctx.Err() == nil {
-		select {
-		case <-done:
-			return nil
-		default:
-		}
-		if err := r.rep.Refresh(ctx); err != nil {
-			return err
-		}
-		points, err := r.List(ctx, nil)
+func (a *atOnce) list(ctx context.Context, r *Repository) ([]*RestorePoint, error) {
+	if err := r.rep.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	return r.List(ctx, nil)
+}
+
+// maintains frees what is old, with the safety that others at work need.
+func (a *atOnce) maintains(ctx context.Context, r *Repository, random *rand.Rand) error {
+	mode := FullMaintenance
+	if random.IntN(4) == 0 {
+		mode = QuickMaintenance
+	}
+	err := r.Maintain(ctx, MaintenanceOptions{Mode: mode})
+	if err != nil && strings.Contains(err.Error(), "clock skew") {
+		return nil // Where minutes take a moment, kopia takes a busy machine for a clock that is wrong.
+	}
+	return err
+}
+
+// prunes keeps few restore points of each history, as the command does.
+func (a *atOnce) prunes(ctx context.Context, r *Repository, random *rand.Rand) error {
+	points, err := a.list(ctx, r)
+	if err != nil {
+		return err
+	}
+	report, err := r.Verify(ctx, VerifyOptions{})
+	if err != nil {
+		return err
+	}
+	if report.Damaged() {
+		return fmt.Errorf("damaged: %+v", report)
+	}
+	histories := map[Source][]retention.Point{}
+	for _, p := range points {
+		histories[p.Source] = append(histories[p.Source], retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: true})
+	}
+	var remove []string
+	for _, h := range histories {
+		decisions, err := retention.Decide(retention.Policy{Last: 1 + random.IntN(3), Daily: 2}, r.rep.Time(), h)
 		if err != nil {
 			return err
 		}
-		if len(points) == 0 {
+		for _, d := range decisions {
+			if !d.Keep {
+				remove = append(remove, d.Point.ID)
+				a.gone.Store(d.Point.ID, true)
+			}
+		}
+	}
+	return r.Delete(ctx, remove...)
+}
+
+// settled checks that exactly what was not pruned is there, and whole.
+func (a *atOnce) settled() {
+	t := a.t
+	t.Helper()
+	r, err := a.open("last")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
+	if err != nil || report.Damaged() {
+		t.Errorf("%+v, %v", report, err)
+	}
+	points, err := r.List(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	c := compare(r, rand.New(rand.NewPCG(1, 1)))
+	for _, p := range points {
+		listed[p.ID] = true
+		want, ok := a.held.Load(p.ID)
+		if !ok {
+			t.Errorf("restore point %s was never made", p.ID)
 			continue
 		}
-		if err := do(points); err != nil {
-			return err
+		if err := c.whole(t.Context(), p.Disks[0], want.(*sparse), true); err != nil {
+			t.Errorf("restore point %s: %v", p.ID, err)
 		}
 	}
-	return nil
+	a.held.Range(func(id, _ any) bool {
+		if _, gone := a.gone.Load(id); gone == listed[id.(string)] {
+			t.Errorf("restore point %s was pruned: %t, and is there: %t", id, gone, listed[id.(string)])
+		}
+		return true
+	})
 }

@@ -49,7 +49,12 @@ func newCrashed(tb testing.TB) *crashed {
 // copy is the same in another directory.
 func (c *crashed) copy(tb testing.TB) *crashed {
 	tb.Helper()
-	s := &site{dir: tb.TempDir()}
+	return c.copyTo(tb, tb.TempDir())
+}
+
+func (c *crashed) copyTo(tb testing.TB, dir string) *crashed {
+	tb.Helper()
+	s := &site{dir: dir}
 	sites.Store(s.dir, s)
 	tb.Cleanup(func() { sites.Delete(s.dir) })
 	if err := os.CopyFS(filepath.Join(s.dir, "blobs"), os.DirFS(filepath.Join(c.site.dir, "blobs"))); err != nil {

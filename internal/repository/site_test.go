@@ -23,8 +23,10 @@ const siteType = "varve-test"
 type site struct {
 	// dir is the site's: what a test puts beside the repository can be there too.
 	dir string
-	// ahead is how much later it is there, in nanoseconds.
-	ahead atomic.Int64
+	// ahead is how much later it is there, in nanoseconds, and faster how much faster time passes since began; 0: as everywhere.
+	ahead  atomic.Int64
+	faster int64
+	began  time.Time
 	// stored is how many bytes were put into blobs.
 	stored atomic.Int64
 	// changed is called after each blob that was put or deleted; nil: nothing is.
@@ -64,7 +66,10 @@ func newSite(tb testing.TB) *site {
 
 func (s *site) location() Location { return Location{Directory: filepath.Join(s.dir, "blobs")} }
 
-func (s *site) now() time.Time { return time.Now().Add(time.Duration(s.ahead.Load())) }
+func (s *site) now() time.Time {
+	now := time.Now()
+	return now.Add(time.Duration(s.ahead.Load() + s.faster*int64(now.Sub(s.began))))
+}
 
 func (s *site) move(d time.Duration) { s.ahead.Add(int64(d)) }
 

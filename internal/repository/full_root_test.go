@@ -1,0 +1,163 @@
+//go:build root
+
+package repository
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// small is a file system of its own that can run full.
+type small struct {
+	dir    string
+	filler *os.File
+}
+
+func newSmall(tb testing.TB, dir string, bytes int64) *small {
+	tb.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			tb.Error(err)
+		}
+	})
+	return &small{dir: dir}
+}
+
+// leave fills the file system up to so many bytes.
+func (s *small) leave(tb testing.TB, bytes int64) {
+	tb.Helper()
+	var fs unix.Statfs_t
+	err := unix.Statfs(s.dir, &fs)
+	free := int64(fs.Bfree)*fs.Bsize - bytes
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.dir, "filler"), make([]byte, max(0, free)), 0o600)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// free makes room again.
+func (s *small) free(tb testing.TB) {
+	tb.Helper()
+	if err := os.Remove(filepath.Join(s.dir, "filler")); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// full is a copy of c on a small file system with so many bytes left.
+func (c *crashed) full(tb testing.TB, left int64) (*crashed, *small) {
+	tb.Helper()
+	dir := tb.TempDir()
+	disk := newSmall(tb, filepath.Join(dir, "blobs"), 128*mib)
+	out := c.copyTo(tb, dir)
+	disk.leave(tb, left)
+	return out, disk
+}
+
+// noSpace checks that an operation failed because of that, and says so.
+func noSpace(tb testing.TB, o outcome) {
+	tb.Helper()
+	if !strings.Contains(o.Error, "no space left on device") {
+		tb.Fatalf("%+v", o)
+	}
+}
+
+// A backup that finds the repository's file system full leaves no restore point. What it stored is not stored again when there is room.
+func TestFullDuringABackup(t *testing.T) {
+	t.Parallel()
+	template := newCrashed(t)
+	random := rand.New(rand.NewPCG(1, 5))
+	for _, at := range []int64{5 * mib, 40 * mib, 70 * mib} {
+		template.now.write(noise(random, 20*mib), at)
+	}
+	c, disk := template.full(t, 40*mib)
+	r := c.open(t)
+	before := indexed(t, r)
+	j := c.job(t, "next")
+	j.Slow, j.Every = time.Millisecond, 20*time.Millisecond
+	noSpace(t, j.do(t.Context(), r))
+	c.check(t, c.open(t))
+
+	disk.free(t)
+	refresh(t, r)
+	stored := indexed(t, r) - before
+	o := j.do(t.Context(), r)
+	if o.Error != "" {
+		t.Fatal(o.Error)
+	}
+	refresh(t, r)
+	missing := indexed(t, r) - before - stored
+	t.Logf("%d bytes were stored before the file system was full; of %d that were missing then, %d were stored", stored, missing, o.Uploaded)
+	if stored < 10*mib || o.Uploaded < missing || o.Uploaded > missing+missing/10+300*kib {
+		t.Errorf("%d bytes were stored, %d missing, and then %d stored", stored, missing, o.Uploaded)
+	}
+	c.done(j)
+	c.recovers(t, j, nil)
+}
+
+// Whatever finds the file system full: the restore points are there and can be restored meanwhile, and when there is room everything goes on.
+func TestFullDuringEverythingElse(t *testing.T) {
+	t.Parallel()
+	template := newCrashed(t)
+	for _, x := range []struct {
+		do   string
+		left int64
+	}{
+		{"full", 0},
+		{"next", 0},
+		{"next", 600 * kib},
+		{"remove", 0},
+		{"pin", 0},
+		{"quick", 0},
+		{"maintain", 0},
+		{"maintain", 16 * kib},
+		{"maintain", 600 * kib},
+	} {
+		t.Run(fmt.Sprintf("%s/%d", x.do, x.left), func(t *testing.T) {
+			t.Parallel()
+			c, disk := template.full(t, x.left)
+			j := c.job(t, x.do)
+			noSpace(t, j.do(t.Context(), c.open(t)))
+			c.check(t, c.open(t))
+			disk.free(t)
+			c.recovers(t, j, nil)
+		})
+	}
+}
+
+// A cache that cannot grow is no reason to fail.
+func TestFullCache(t *testing.T) {
+	t.Parallel()
+	template := newCrashed(t)
+	for _, left := range []int64{0, 64 * kib} {
+		t.Run(fmt.Sprint(left), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			disk := newSmall(t, filepath.Join(dir, "host.cache"), 256*kib)
+			c := template.copyTo(t, dir)
+			disk.leave(t, left)
+			r := c.open(t)
+			c.check(t, r)
+			c.does(t, r, c.job(t, "next"))
+			c.recovers(t, c.backUp(6000), nil)
+			var fs unix.Statfs_t
+			if err := unix.Statfs(disk.dir, &fs); err != nil || int64(fs.Bfree)*fs.Bsize > left {
+				t.Errorf("%d blocks are free, so that nothing was tested: %v", fs.Bfree, err)
+			}
+		})
+	}
+}
