@@ -77,7 +77,7 @@ func keepFormat(ctx context.Context, w repo.DirectRepositoryWriter, password str
 	if err != nil {
 		return fmt.Errorf("%w: the format blobs are not what they were: %w", ErrCorrupt, err)
 	}
-	options, err := retention(ctx, m)
+	options, err := lockOptions(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func restoreFormat(ctx context.Context, st blob.Storage, password string) error 
 	if err != nil {
 		return err
 	}
-	options, err := retention(ctx, r.rep.FormatManager())
+	options, err := lockOptions(ctx, r.rep.FormatManager())
 	if err := errors.Join(err, r.Close(ctx)); err != nil {
 		return err
 	}

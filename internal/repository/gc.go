@@ -121,9 +121,13 @@ func (c *collector) object(ctx context.Context, id object.ID) error {
 		if err := c.object(ctx, inner); err != nil {
 			return err
 		}
-		entries, err := object.LoadIndexObject(ctx, contents{c.w.ContentReader()}, inner)
+		data, err := readBytes(ctx, c.w.ContentReader(), inner)
 		if err != nil {
 			return readError(fmt.Sprintf("read table %s", id), err)
+		}
+		entries, err := decodeTable(data)
+		if err != nil {
+			return fmt.Errorf("%w: table %s: %w", ErrCorrupt, id, err)
 		}
 		for _, e := range entries {
 			if c.seen(e.Object) {

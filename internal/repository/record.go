@@ -41,7 +41,7 @@ func putRecord(ctx context.Context, w repo.DirectRepositoryWriter, id string, m 
 	}
 	nonce := make([]byte, aead.NonceSize())
 	_, _ = rand.Read(nonce) // It never fails.
-	options, err := retention(ctx, w.FormatManager())
+	options, err := lockOptions(ctx, w.FormatManager())
 	if err != nil {
 		return err
 	}
@@ -93,8 +93,8 @@ func recordCipher(r repo.DirectRepository) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// retention is how a blob is locked.
-func retention(ctx context.Context, f *format.Manager) (blob.PutOptions, error) {
+// lockOptions are how a blob is locked.
+func lockOptions(ctx context.Context, f *format.Manager) (blob.PutOptions, error) {
 	c, err := f.BlobCfgBlob(ctx)
 	if err != nil {
 		return blob.PutOptions{}, fmt.Errorf("object lock: %w", err)

@@ -88,7 +88,7 @@ func (r *repair) run(ctx context.Context) error {
 
 // blobs puts the format back and removes the indexes that cannot be read.
 func (r *repair) blobs(ctx context.Context) error {
-	options, err := retention(ctx, r.rep.FormatManager())
+	options, err := lockOptions(ctx, r.rep.FormatManager())
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func (s *site) connect(tb testing.TB, name string) string {
 
 // open opens a connection in the site's time.
 func (s *site) open(ctx context.Context, config string) (*Repository, error) {
-	r := &Repository{}
+	r := &Repository{configFile: config, password: testPassword}
 	rep, err := repo.Open(ctx, config, testPassword, &repo.Options{TimeNowFunc: s.now, DoNotWaitForUpgrade: true, OnFatalError: r.fail})
 	if err != nil {
 		return nil, err

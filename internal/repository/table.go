@@ -2,8 +2,8 @@ package repository
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"io"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/content"
@@ -32,10 +32,7 @@ type table struct {
 
 // writeTable stores entries and returns the ID of the object that they make up, and the table's bytes.
 func writeTable(ctx context.Context, w repo.RepositoryWriter, entries []object.IndirectObjectEntry, splitter string) (object.ID, []byte, error) {
-	data, err := json.Marshal(table{Stream: streamID, Entries: entries})
-	if err != nil {
-		return object.EmptyID, nil, err
-	}
+	data := encodeTable(entries)
 	id, err := writeObject(ctx, w, data, object.WriterOptions{Description: "TABLE", Prefix: tablePrefix, Compressor: tableCompressor, MetadataCompressor: tableCompressor, Splitter: splitter})
 	if err != nil {
 		return object.EmptyID, nil, fmt.Errorf("write a table of %d entries: %w", len(entries), err)
@@ -59,15 +56,32 @@ type contents struct{ contentReader }
 // PrefetchContents does nothing: whoever reads here reads in parallel.
 func (contents) PrefetchContents(context.Context, []content.ID, string) []content.ID { return nil }
 
+// readBytes is the content of an object, which is short: mostly one content.
+func readBytes(ctx context.Context, r contentReader, id object.ID) ([]byte, error) {
+	if cid, compressed, ok := id.ContentID(); ok && !compressed {
+		return r.GetContent(ctx, cid)
+	}
+	or, err := object.Open(ctx, contents{r}, id)
+	if err != nil {
+		return nil, err
+	}
+	defer or.Close() //nolint:errcheck // it has nothing to lose
+	return io.ReadAll(or)
+}
+
 // readTable loads the table behind id and checks that it covers span in the parts that wanted tells, in order.
 func readTable(ctx context.Context, r contentReader, id object.ID, parts []extent.Extent) ([]object.IndirectObjectEntry, error) {
 	inner, ok := id.IndexObjectID()
 	if !ok {
 		return nil, fmt.Errorf("%w: object %s is not a table", ErrCorrupt, id)
 	}
-	entries, err := object.LoadIndexObject(ctx, contents{r}, inner)
+	data, err := readBytes(ctx, r, inner)
 	if err != nil {
 		return nil, readError(fmt.Sprintf("read table %s", id), err)
+	}
+	entries, err := decodeTable(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: table %s: %w", ErrCorrupt, id, err)
 	}
 	if len(entries) != len(parts) {
 		return nil, fmt.Errorf("%w: table %s has %d entries, not %d", ErrCorrupt, id, len(entries), len(parts))

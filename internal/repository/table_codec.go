@@ -1,0 +1,128 @@
+package repository
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"github.com/kopia/kopia/repo/object"
+)
+
+// The bytes of a table are those that encoding/json makes of it. What is here does the same for tables of objects' entries, and is
+// many times faster: a disk of a tebibyte has four million entries, and an incremental looks at all of them.
+const (
+	tableHead  = `{"stream":"` + streamID + `","entries":[`
+	tableTail  = `]}`
+	entryStart = `"s":`
+	entryBytes = `"l":`
+	entryID    = `"o":"`
+)
+
+// entryBytesGuess is about how long an entry is.
+const entryBytesGuess = 70
+
+// encodeTable is the table with the entries.
+func encodeTable(entries []object.IndirectObjectEntry) []byte {
+	out := make([]byte, 0, len(tableHead)+len(tableTail)+entryBytesGuess*len(entries))
+	out = append(out, tableHead...)
+	for i, e := range entries {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, '{')
+		if e.Start != 0 {
+			out = append(strconv.AppendInt(append(out, entryStart...), e.Start, 10), ',')
+		}
+		if e.Length != 0 {
+			out = append(strconv.AppendInt(append(out, entryBytes...), e.Length, 10), ',')
+		}
+		out = e.Object.Append(append(out, entryID...))
+		out = append(out, '"', '}')
+	}
+	return append(out, tableTail...)
+}
+
+// decodeTable reads a table, also of a program that writes JSON in another way.
+func decodeTable(data []byte) ([]object.IndirectObjectEntry, error) {
+	if entries, ok := parseTable(data); ok {
+		return entries, nil
+	}
+	var t table
+	if err := json.Unmarshal(data, &t); err != nil {
+		return nil, err
+	}
+	if t.Stream != streamID {
+		return nil, fmt.Errorf("a stream of type %q", t.Stream)
+	}
+	return t.Entries, nil
+}
+
+// parseTable reads what encodeTable writes, and nothing else.
+func parseTable(data []byte) ([]object.IndirectObjectEntry, bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(tableHead))
+	if !ok {
+		return nil, false
+	}
+	if rest, ok = bytes.CutSuffix(rest, []byte(tableTail)); !ok {
+		return nil, false
+	}
+	entries := make([]object.IndirectObjectEntry, 0, len(rest)/entryBytesGuess+1)
+	for len(rest) > 0 {
+		var e object.IndirectObjectEntry
+		if e, rest, ok = parseEntry(rest); !ok {
+			return nil, false
+		}
+		entries = append(entries, e)
+		if len(rest) == 0 {
+			break
+		}
+		if rest[0] != ',' || len(rest) == 1 {
+			return nil, false
+		}
+		rest = rest[1:]
+	}
+	return entries, true
+}
+
+// parseEntry reads one entry and returns what follows it.
+func parseEntry(data []byte) (e object.IndirectObjectEntry, rest []byte, ok bool) {
+	if len(data) == 0 || data[0] != '{' {
+		return e, nil, false
+	}
+	rest = data[1:]
+	if e.Start, rest, ok = parseNumber(rest, entryStart); !ok {
+		return e, nil, false
+	}
+	if e.Length, rest, ok = parseNumber(rest, entryBytes); !ok {
+		return e, nil, false
+	}
+	if rest, ok = bytes.CutPrefix(rest, []byte(entryID)); !ok {
+		return e, nil, false
+	}
+	end := bytes.IndexByte(rest, '"')
+	if end < 0 || end+1 >= len(rest) || rest[end+1] != '}' {
+		return e, nil, false
+	}
+	id, err := object.ParseID(string(rest[:end]))
+	e.Object = id
+	return e, rest[end+2:], err == nil
+}
+
+// parseNumber reads name and a number above 0 with a comma behind it; neither is a 0.
+func parseNumber(data []byte, name string) (n int64, rest []byte, ok bool) {
+	rest, ok = bytes.CutPrefix(data, []byte(name))
+	if !ok {
+		return 0, data, true
+	}
+	digits := 0
+	for digits < len(rest) && rest[digits] >= '0' && rest[digits] <= '9' {
+		n = n*10 + int64(rest[digits]-'0')
+		digits++
+	}
+	const most = 18 // digits that surely fit
+	if digits == 0 || digits > most || rest[0] == '0' || digits == len(rest) || rest[digits] != ',' {
+		return 0, nil, false
+	}
+	return n, rest[digits+1:], true
+}
