@@ -40,17 +40,23 @@ func (s *session) diskServe() *cobra.Command {
 it, and the kernel can mount it. Blocks are fetched as they are read, and some ahead.
 
 The export is read-only. With --overlay it is writable: what is written goes to that file, and
-nothing to the repository; the same file later goes on where it was.
+nothing to the repository; the same file later goes on where it was. An overlay is for one
+disk and one export at a time; the file with .map after its name belongs to it.
 
 On TCP clients are met with TLS only.`,
-		Example: `  varve disk serve 5e1f9c --socket /run/web.sock
-  qemu-system-x86_64 -snapshot -drive file=nbd+unix:///root?socket=/run/web.sock,if=virtio
+		Example: `  # Boot from it; QEMU keeps what the guest writes until it ends
+  varve disk serve 5e1f9c --socket /run/web.sock
+  qemu-system-x86_64 -m 2G -snapshot \
+    -drive 'file=nbd+unix:///root?socket=/run/web.sock,format=raw,if=virtio'
 
-  # Writable
-  varve disk serve 5e1f9c --disk data --socket /run/data.sock --overlay /var/tmp/data.overlay
+  # Boot from it, and keep what the guest writes
+  varve disk serve 5e1f9c --disk root --socket /run/web.sock --overlay /var/tmp/web.overlay
+  qemu-system-x86_64 -m 2G \
+    -drive 'file=nbd+unix:///root?socket=/run/web.sock,format=raw,if=virtio,discard=unmap'
 
   # Over the network
-  varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem`,
+  varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem
+  nbdcopy 'nbds://10.0.0.5/root?tls-certificates=/etc/pki/nbd' root.img`,
 		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
 		PreRunE: func(*cobra.Command, []string) error { return f.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {

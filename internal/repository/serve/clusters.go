@@ -15,7 +15,8 @@ const (
 	// clusterBytes is the unit in which the overlay takes over from the disk below.
 	clusterBytes = 64 << 10
 	// mapMagic begins the file that says which clusters the overlay has.
-	mapMagic = "varvecow"
+	mapMagic   = "varvecow"
+	mapVersion = 1
 )
 
 // clusters says which parts of a disk an overlay has. A cluster that it has stays.
@@ -31,9 +32,10 @@ func newClusters(token string, size int64) *clusters {
 	return &clusters{token: token, bits: make([]uint64, (size+64*clusterBytes-1)/(64*clusterBytes))}
 }
 
-// encode is the map: magic, checksum of the rest, length of the token, the token itself, clusters.
+// encode is the map as docs/format.md has it.
 func (c *clusters) encode() []byte {
-	body := binary.LittleEndian.AppendUint32(nil, uint32(len(c.token)))
+	body := binary.LittleEndian.AppendUint32(nil, mapVersion)
+	body = binary.LittleEndian.AppendUint32(body, uint32(len(c.token)))
 	body = append(body, c.token...)
 	for _, w := range c.bits {
 		body = binary.LittleEndian.AppendUint64(body, w)
@@ -44,12 +46,15 @@ func (c *clusters) encode() []byte {
 
 func (c *clusters) decode(data []byte) error {
 	head := len(mapMagic) + 4
-	if len(data) < head+4 || string(data[:len(mapMagic)]) != mapMagic || binary.LittleEndian.Uint32(data[len(mapMagic):]) != crc32.ChecksumIEEE(data[head:]) {
+	if len(data) < head+8 || string(data[:len(mapMagic)]) != mapMagic || binary.LittleEndian.Uint32(data[len(mapMagic):]) != crc32.ChecksumIEEE(data[head:]) {
 		return fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
 	}
 	body := data[head:]
-	n := int64(binary.LittleEndian.Uint32(body))
-	body = body[4:]
+	if version := binary.LittleEndian.Uint32(body); version != mapVersion {
+		return fmt.Errorf("%w: its map has version %d, and this program knows version %d", repository.ErrInvalid, version, mapVersion)
+	}
+	n := int64(binary.LittleEndian.Uint32(body[4:]))
+	body = body[8:]
 	if n > int64(len(body)) || string(body[:n]) != c.token {
 		return fmt.Errorf("%w: it belongs to another disk, %q", repository.ErrInvalid, body[:min(n, int64(len(body)))])
 	}

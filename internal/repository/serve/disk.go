@@ -13,8 +13,8 @@ const (
 	defaultCacheBytes = 256 << 20
 	// aheadBytes is how much is fetched ahead of a sequential reader.
 	aheadBytes = 4 << 20
-	// fetchBytes is how much is fetched at once for all readers.
-	fetchBytes = 64 << 20
+	// fetchBytes is how much is fetched at once for all readers. While a block is fetched it takes up to three times its size.
+	fetchBytes = 32 << 20
 
 	// allocation is the metadata context that tells where a disk has holes, and hole and zero its flags (NBD protocol, "base:allocation").
 	allocation       = "base:allocation"
