@@ -39,7 +39,7 @@ type bench struct {
 
 func newBench(ctx context.Context, o *options, dir string) (*bench, error) {
 	b := &bench{
-		options: o, dir: dir, log: os.Stderr, image: filepath.Join(dir, "disk.img"), dropsAll: os.WriteFile(dropCaches, []byte("1"), 0o200) == nil,
+		options: o, dir: dir, log: os.Stderr, image: filepath.Join(dir, "disks", "disk.img"), dropsAll: os.WriteFile(dropCaches, []byte("1"), 0o200) == nil,
 		varve: filepath.Join(o.build, "bin", "varve"), kopia: filepath.Join(o.build, "peers", "bin", "kopia"),
 	}
 	for _, program := range []string{b.varve, b.kopia, "restic", "borg", "qemu-img", "qemu-storage-daemon"} {
@@ -47,8 +47,10 @@ func newBench(ctx context.Context, o *options, dir string) (*bench, error) {
 			return nil, fmt.Errorf("%w: run make bench-repository, which sees to it", err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "home"), 0o700); err != nil {
-		return nil, err
+	for _, path := range []string{filepath.Join(dir, "home"), filepath.Dir(b.image)} {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, err
+		}
 	}
 	if o.profile != "" {
 		b.varve = filepath.Join(dir, "profiled")
@@ -131,6 +133,6 @@ func (b *bench) facts(ctx context.Context) (map[string]any, error) {
 	}
 	return map[string]any{
 		"rounds": b.rounds, "imageGiB": b.imageGiB, "corpusMiB": b.corpusMiB, "content": b.content(), "cold": b.coldness(),
-		"profiled": b.profile != "", "versions": versions,
+		"versions": versions,
 	}, nil
 }

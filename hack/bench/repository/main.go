@@ -43,6 +43,9 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	report.Table(os.Stdout, rows)
+	if o.profile != "" { // Profiling costs time: these figures are not those of the product.
+		return nil
+	}
 	facts, err := b.facts(ctx)
 	if err != nil {
 		return err
@@ -63,7 +66,7 @@ func parse(args []string) (*options, error) {
 	flags.Var(&o.blocks, "blocks", "measure these block sizes instead, such as 256k,1m,4m; build/bench-blocks.json")
 	flags.Var(&o.only, "only", "measure only the rows with these IDs, such as repo-verify,repo-1tib-mib")
 	flags.StringVar(&o.dir, "dir", "", "where to work (default varve in the user's directory of caches)")
-	flags.StringVar(&o.profile, "profile", "", "write profiles of Varve's runs to this directory; the figures are then those of a profiled program")
+	flags.StringVar(&o.profile, "profile", "", "write profiles of Varve's runs to this directory, and no rows")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}

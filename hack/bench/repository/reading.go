@@ -54,7 +54,7 @@ func (h *history) restores(ctx context.Context, id, snapshot string) ([]report.R
 		each = append(each, restore(&converted, "qemu-img convert", "qemu-img", "convert", "-f", "raw", "-O", "raw", h.image, target))
 	}
 	if h.only.wants("repo-restore-kopia") {
-		each = append(each, restore(&theirs, "kopia restore", h.kopia, "snapshot", "restore", "--no-progress", "--no-auto-maintenance", "--write-sparse-files", snapshot, target))
+		each = append(each, restore(&theirs, "kopia restore", h.kopia, "snapshot", "restore", "--no-progress", "--no-auto-maintenance", "--write-sparse-files", snapshot+"/"+filepath.Base(h.image), target))
 	}
 	if err := inRounds(h.rounds, each...); err != nil {
 		return nil, err

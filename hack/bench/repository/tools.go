@@ -84,7 +84,8 @@ func (b *bench) tools() map[string]*tool {
 	}
 }
 
-// kopiaSnapshot backs the image up with kopia. Its maintenance would run whenever it is due: Varve's does not either.
+// kopiaSnapshot backs the image's directory up with kopia: a file that is the source itself it reads even if its time is that of the last snapshot.
+// Its maintenance would run whenever it is due; Varve's runs when it is asked for.
 func (b *bench) kopiaSnapshot() []string {
-	return []string{b.kopia, "snapshot", "create", "--no-progress", "--no-auto-maintenance", "--json", b.image}
+	return []string{b.kopia, "snapshot", "create", "--no-progress", "--no-auto-maintenance", "--json", filepath.Dir(b.image)}
 }
