@@ -56,8 +56,8 @@ func (w *writer) part() (from, n int) {
 func (w *writer) step(ctx context.Context, c *nbd.Client) error {
 	from, n := w.part()
 	e := extent.Extent{Offset: (w.first + int64(from)) * sectorBytes, Length: int64(n) * sectorBytes}
-	switch kind := w.random.IntN(10); {
-	case kind == 0:
+	switch kind := w.random.IntN(10); kind {
+	case 0:
 		if err := c.Flush(ctx); err != nil {
 			return err
 		}
@@ -65,10 +65,10 @@ func (w *writer) step(ctx context.Context, c *nbd.Client) error {
 		for i := range w.may {
 			w.settle(i)
 		}
-	case kind == 1:
+	case 1:
 		w.expect(from, n, 0)
 		return c.WriteZeroes(ctx, e, 0)
-	case kind == 2:
+	case 2:
 		for i := from; i < from+n; i++ {
 			w.may[i] = slices.Insert(w.may[i], 0, 0) // It may do so, or not.
 		}
@@ -80,7 +80,7 @@ func (w *writer) step(ctx context.Context, c *nbd.Client) error {
 		w.next++
 		w.expect(from, n, w.next)
 		p := bytes.Repeat(tagged(w.next), n)
-		if kind > 3 {
+		if kind != 3 {
 			return c.WriteAt(ctx, p, e.Offset, 0)
 		}
 		if err := c.WriteAt(ctx, p, e.Offset, nbd.CmdFlagFUA); err != nil {
