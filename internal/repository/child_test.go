@@ -101,13 +101,6 @@ type outcome struct {
 	Changes int64
 }
 
-// err is the outcome as an error.
-func (o outcome) err() error {
-	if o.Error == "" {
-		return nil
-	}
-	return errors.New(o.Error)
-}
 
 // request is that of a backup.
 func (j *job) request(uploaded *atomic.Int64) Request {

@@ -149,7 +149,7 @@ func (c *crashed) job(t *testing.T, do string) *job {
 	return j
 }
 
-// does does j, and notes what has to be there then.
+// does carries j out, and notes what has to be there then.
 func (c *crashed) does(tb testing.TB, r *Repository, j *job) {
 	tb.Helper()
 	refresh(tb, r)

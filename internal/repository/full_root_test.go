@@ -16,8 +16,7 @@ import (
 
 // small is a file system of its own that can run full.
 type small struct {
-	dir    string
-	filler *os.File
+	dir string
 }
 
 func newSmall(tb testing.TB, dir string, bytes int64) *small {

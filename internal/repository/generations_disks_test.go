@@ -50,7 +50,7 @@ func place(r *rand.Rand, bytes, longest int64) extent.Extent {
 	case 2:
 		at = (at / (4 * mib)) * 4 * mib
 	case 3:
-		at = at % (16 * mib)
+		at %= 16 * mib
 	}
 	at = min(max(0, at), bytes-1)
 	return extent.Extent{Offset: at, Length: min(length, bytes-at)}

@@ -95,6 +95,7 @@ type moment struct {
 }
 
 func newGenerations(t *testing.T, seed uint64) *generations {
+	t.Helper()
 	m := &generations{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), site: newSite(t), held: map[int64]*moment{}, digests: map[digested]string{}, did: map[string]int{},
 	}
