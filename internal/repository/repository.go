@@ -30,7 +30,7 @@ func Open(ctx context.Context, configFile, password string) (*Repository, error)
 		OnFatalError: r.fail,
 	})
 	if err != nil {
-		return nil, openError(configFile, err)
+		return nil, openError(configFile, gone(ctx, configFile, err))
 	}
 	direct, ok := rep.(repo.DirectRepository)
 	if !ok {
