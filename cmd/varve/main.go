@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/varvebackup/varve/internal/cli"
@@ -35,14 +36,24 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	// The first signal ends the run in order, the second one at once.
 	context.AfterFunc(ctx, stop)
-	s := stdio{in: os.Stdin, out: os.Stdout, err: os.Stderr, terminal: term.IsTerminal(int(os.Stderr.Fd()))}
+	s := stdio{in: os.Stdin, out: os.Stdout, err: standardError(), terminal: term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"}
 	if term.IsTerminal(int(os.Stdin.Fd())) {
 		s.readPassword = readPassword
 	}
 	err := run(ctx, os.Args, os.Getenv, s)
 	stop()
-	cli.Report(os.Stderr, err, filepath.Base(os.Args[0]))
+	cli.Report(s.err, err, filepath.Base(os.Args[0]))
 	os.Exit(cli.Code(err))
+}
+
+// standardError is standard error by another number: Go ends a process that writes to a broken pipe by the numbers 1 and 2. Who
+// does not read a backup's progress any more must not end the backup.
+func standardError() *os.File {
+	fd, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return os.Stderr
+	}
+	return os.NewFile(uintptr(fd), os.Stderr.Name())
 }
 
 // run is the program: args[0] is its name.

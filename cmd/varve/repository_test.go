@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,12 +24,13 @@ import (
 // Scripts about repositories have their configuration in $WORK, no password, and these commands:
 //
 //	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
+//	unheard args...                                        runs varve with a standard error that nobody reads any more
 //	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
 // point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
 func TestRepository(t *testing.T) {
 	t.Parallel()
-	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage}
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "unheard": unheard}
 	for name, f := range commands {
 		all[name] = f
 	}
@@ -157,4 +159,22 @@ func damage(ts *testscript.TestScript, neg bool, args []string) {
 		data[len(data)/2] ^= 1
 		ts.Check(os.WriteFile(path, data, 0o600))
 	}
+}
+
+func unheard(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: unheard args...")
+	}
+	read, write, err := os.Pipe()
+	ts.Check(err)
+	ts.Check(read.Close())
+	program, _, _ := strings.Cut(ts.Getenv("PATH"), string(os.PathListSeparator))
+	cmd := exec.Command(filepath.Join(program, "varve"), args...)
+	cmd.Dir, cmd.Stderr = ts.MkAbs("."), write
+	for _, name := range []string{"PATH", "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "VARVE_PASSWORD"} {
+		cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
+	}
+	out, err := cmd.Output()
+	ts.Check(errors.Join(err, write.Close()))
+	ts.Logf("%s", out)
 }

@@ -124,9 +124,9 @@ func (c *checked) print(w io.Writer, form string, list *pointList, read bool) er
 	}
 	what := "every block has its place, no data was read"
 	if read {
-		what = fmt.Sprintf("%v%% of the data was read, %s in %d contents", c.Percent, human.Bytes(c.Bytes), c.Contents)
+		what = fmt.Sprintf("%v%% of the data was read, %s in %s", c.Percent, human.Bytes(c.Bytes), human.Count(c.Contents, "content"))
 	}
-	_, err := fmt.Fprintf(w, "%d restore points are good: %s\n", c.RestorePoints, what)
+	_, err := fmt.Fprintf(w, "%s good: %s\n", human.Count(c.RestorePoints, "restore point"), what)
 	return err
 }
 
@@ -143,9 +143,9 @@ func (c *checked) verdict() error {
 	case c.Unreadable != "" && n == 0:
 		return failed(hint, "restore points cannot be listed: %s", c.Unreadable)
 	case c.Unreadable != "":
-		return failed(hint, "%d restore points are damaged, and others cannot be listed: %s", n, c.Unreadable)
+		return failed(hint, "%s damaged, and others cannot be listed: %s", human.Count(n, "restore point"), c.Unreadable)
 	case n > 0:
-		return failed(hint, "%d of %d restore points are damaged", n, c.RestorePoints)
+		return failed(hint, "%d of %s damaged", n, human.Count(c.RestorePoints, "restore point"))
 	default:
 		return nil
 	}

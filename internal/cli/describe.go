@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,14 +27,13 @@ type page struct {
 
 // fields writes names and values in two columns. A value that is empty is left out.
 func (p *page) fields(pairs ...string) {
-	aligned := tabwriter.NewWriter(p.w, 0, 8, 2, ' ', 0)
+	t := &table{gap: 2}
 	for pair := range slices.Chunk(pairs, 2) {
 		if value := human.Line(pair[1]); value != "" {
-			_, err := fmt.Fprintf(aligned, "%s:\t%s\n", pair[0], value)
-			p.keep(err)
+			t.rows = append(t.rows, []string{pair[0] + ":", value})
 		}
 	}
-	p.keep(aligned.Flush())
+	p.keep(t.write(p.w))
 }
 
 // section writes a table below a title, indented. An empty one says so.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -44,7 +45,11 @@ bitmap's checkpoint, or of another disk, the disk is read as a whole, and TYPE s
 			}
 			return nil
 		},
+		ValidArgsFunction: s.completeHistory(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := errors.Join(historyName(args[0]), atWork(b.workers)); err != nil {
+				return err
+			}
 			specs, err := b.specs(args[1:])
 			if err != nil {
 				return err
@@ -53,6 +58,7 @@ bitmap's checkpoint, or of another disk, the disk is read as a whole, and TYPE s
 		},
 	}
 	b.flags(c)
+	register(c, "parent", s.completeParent)
 	d.flags(c, "while reading")
 	outputFlag(c, &form, asJSON, asYAML, asName)
 	return c
@@ -81,6 +87,7 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	f.StringVar(&b.compression, "compression", "s2", "s2, zstd or none")
 	f.StringVar(&b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)")
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored side by side")
+	completeFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 	completeFixed(c, "compression", "s2", "zstd", "none")
 	completeFixed(c, "block-size", repository.BlockSizes()...)
 }
@@ -113,12 +120,35 @@ func (b *backupFlags) specs(args []string) ([]diskSpec, error) {
 	}
 	for i := range out {
 		format := disk.Format(formats[out[i].name])
-		if format != "" && format != disk.Raw && format != disk.QCOW2 {
-			return nil, usage("--format %s: raw or qcow2", format)
+		if err := validFormat(out[i].where, string(format)); err != nil {
+			return nil, err
 		}
 		out[i].options = disk.SourceOptions{Format: format, Bitmap: bitmaps[out[i].name]}
 	}
 	return out, nil
+}
+
+// validFormat refuses a --format that there is not, and none for a file that says by its name that it may be qcow2.
+func validFormat(where, format string) error {
+	switch disk.Format(format) {
+	case "":
+		if strings.EqualFold(filepath.Ext(where), ".qcow2") && !strings.Contains(where, "://") {
+			return usage("%s: say --format qcow2 or --format raw, because the format of a disk is never guessed", where)
+		}
+		return nil
+	case disk.Raw, disk.QCOW2:
+		return nil
+	default:
+		return usage("--format %s: raw or qcow2", format)
+	}
+}
+
+// atWork refuses a --parallel that makes no sense.
+func atWork(workers int) error {
+	if workers < 1 {
+		return usage("--parallel %d: at least 1", workers)
+	}
+	return nil
 }
 
 // perDisk reads values that are for all disks, or for one as DISK=VALUE.
@@ -150,12 +180,16 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 			return usage("--block-size %s: one of %s", b.block, strings.Join(repository.BlockSizes(), ", "))
 		}
 	}
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+	return s.withWritable(ctx, func(r *repository.Repository) error {
+		parent, err := parentOf(ctx, r, b.parent)
+		if err != nil {
+			return err
+		}
 		var point *repository.RestorePoint
-		err := d.during(s, func(show func(progress.Report)) (err error) {
+		err = d.during(s, func(show func(progress.Report)) (err error) {
 			show(progress.Report{Name: name, Phase: "Opening", Message: "the disks"})
 			q := repository.Request{
-				Source: r.Source(b.source.host, b.source.user, sourcePath(name)), Parent: b.parent, BlockBytes: block, Compression: b.compression, Workers: b.workers,
+				Source: r.Source(b.source.host, b.source.user, sourcePath(name)), Parent: parent, BlockBytes: block, Compression: b.compression, Workers: b.workers,
 				Progress: func(p repository.Progress) { show(backupReport(name, p)) },
 			}
 			sources, err := openSources(ctx, specs, b.checkpoint, &q)
@@ -165,13 +199,29 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 			return errors.Join(err, closeAll(sources))
 		})
 		if err != nil {
-			return err
+			return interrupted(ctx, err, "no restore point of "+human.Line(name)+" was made", "the same command again stores what is missing")
 		}
 		if form != "" {
 			return printPoints(w, form, []*repository.RestorePoint{point})
 		}
 		return printBackup(w, point)
 	})
+}
+
+// parentOf is what --parent asks for, with the whole ID.
+func parentOf(ctx context.Context, r *repository.Repository, text string) (string, error) {
+	if text == repository.ParentAuto || text == repository.ParentNone {
+		return text, nil
+	}
+	l, err := listPoints(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	p, err := l.find(text)
+	if err != nil {
+		return "", fmt.Errorf("--parent: %w", err)
+	}
+	return p.ID, nil
 }
 
 // openSources opens the disks and adds them to the request. What it opened is returned even if it fails.

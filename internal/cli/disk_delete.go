@@ -35,7 +35,7 @@ elsewhere it needs --yes.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 				l, err := listPoints(cmd.Context(), r)
 				if err != nil {
 					return err
@@ -48,7 +48,7 @@ elsewhere it needs --yes.`,
 					if err := pointTable(l, points, false).write(cmd.ErrOrStderr()); err != nil {
 						return err
 					}
-					if err := s.confirm(cmd.Context(), fmt.Sprintf("Delete %d restore points?", len(points))); err != nil {
+					if err := s.confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
 						return err
 					}
 				}

@@ -68,7 +68,7 @@ That they differ is no failure: without a difference there are no extents.`,
 				if form == asJSON || form == asYAML {
 					return printData(cmd.OutOrStdout(), form, d)
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "disk %s: %s in %d extents differ\n", human.Line(d.Disk), human.Bytes(d.DifferentBytes), len(d.Extents))
+				fmt.Fprintf(cmd.ErrOrStderr(), "disk %s: %s in %s differ\n", human.Line(d.Disk), human.Bytes(d.DifferentBytes), human.Count(len(d.Extents), "extent"))
 				if len(d.Extents) == 0 {
 					return nil
 				}
@@ -76,7 +76,7 @@ That they differ is no failure: without a difference there are no extents.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&name, "disk", "", "the disk's name; it may be left out where there is only one")
+	s.diskFlag(c, &name)
 	outputFlag(c, &form, asTable, asJSON, asYAML)
 	return c
 }

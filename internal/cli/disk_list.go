@@ -24,7 +24,7 @@ changed since the parent, and whether they were read as a whole and why.
 
   # The latest restore point
   varve disk list web -o name | tail -1`,
-		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, err := listPoints(cmd.Context(), r)

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -18,6 +16,8 @@ import (
 const (
 	// shortID is how much of an ID tables show, unless two begin with the same.
 	shortID = 12
+	// maxCell is how many columns of a name a table shows that is not wide.
+	maxCell = 40
 	// leastID is how much of an ID the user must give.
 	leastID = 4
 )
@@ -81,7 +81,7 @@ func (l *pointList) warn(w io.Writer) {
 // find returns the restore point whose ID begins with prefix.
 func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
 	if len(prefix) < leastID {
-		return nil, usage("restore point %s: give at least %d characters of its ID", prefix, leastID)
+		return nil, usage("restore point %q: give at least %d characters of its ID", prefix, leastID)
 	}
 	var found []*repository.RestorePoint
 	for _, p := range l.points {
@@ -139,12 +139,12 @@ func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *tab
 		t.header = append(t.header, "USER", "PARENT")
 	}
 	for _, p := range points {
-		id := l.short(p.ID)
+		id, name, disks := l.short(p.ID), human.Short(sourceName(p.Source), maxCell), human.Short(strings.Join(diskNames(p), ","), maxCell)
 		if wide {
-			id = p.ID
+			id, name, disks = p.ID, sourceName(p.Source), strings.Join(diskNames(p), ",")
 		}
 		row := []string{
-			timeText(p.Time), id, p.Source.Host, sourceName(p.Source), strings.Join(diskNames(p), ","), human.Bytes(p.DiskBytes()),
+			timeText(p.Time), id, p.Source.Host, name, disks, human.Bytes(p.DiskBytes()),
 			human.Bytes(changedBytes(p)), pointType(p), strings.Join(p.Pins, ","),
 		}
 		if wide {
@@ -198,37 +198,5 @@ func pointType(p *repository.RestorePoint) string {
 		return fmt.Sprintf("Full (%s)", strings.Join(reasons, ", "))
 	default:
 		return fmt.Sprintf("%d of %d disks full (%s)", full, len(p.Disks), strings.Join(reasons, ", "))
-	}
-}
-
-// completePoints offers the IDs of restore points. It never asks for a password.
-func (s *session) completePoints(most int) completer {
-	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		if len(args) >= most || (s.repo.passwordFile == "" && s.env("VARVE_PASSWORD") == "") {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		ctx := c.Context()
-		if ctx == nil {
-			ctx = context.Background()
-		}
-		ctx, cancel := context.WithTimeout(ctx, completionTimeout)
-		defer cancel()
-		var ids []string
-		err := s.withRepository(ctx, func(r *repository.Repository) error {
-			l, err := listPoints(ctx, r)
-			if err != nil {
-				return err
-			}
-			for _, p := range l.points {
-				if strings.HasPrefix(p.ID, typed) && !slices.Contains(args, p.ID) {
-					ids = append(ids, p.ID+"\t"+timeText(p.Time)+" "+sourceName(p.Source))
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		return ids, cobra.ShellCompDirectiveNoFileComp
 	}
 }

@@ -63,12 +63,14 @@ What goes is freed by varve repo maintenance --full.`,
 
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
-		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		PreRunE: func(*cobra.Command, []string) error { return q.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
-				return s.prune(cmd, r, &q, args)
-			})
+			with := s.withWritable
+			if q.dryRun {
+				with = s.withRepository
+			}
+			return with(cmd.Context(), func(r *repository.Repository) error { return s.prune(cmd, r, &q, args) })
 		},
 	}
 	q.flags(c)
@@ -247,9 +249,9 @@ func (o pruned) print(w, summary io.Writer, l *pointList, removed int) error {
 	if err := t.write(w); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%d restore points removed, %d kept", removed, len(o.Items)-removed)
+	text := fmt.Sprintf("%s removed, %d kept", human.Count(removed, "restore point"), len(o.Items)-removed)
 	if o.DryRun {
-		text = fmt.Sprintf("%d restore points would be removed, %d kept: this was a dry run", removed, len(o.Items)-removed)
+		text = fmt.Sprintf("%s would be removed, %d kept: this was a dry run", human.Count(removed, "restore point"), len(o.Items)-removed)
 	}
 	_, err := fmt.Fprintln(summary, human.Line(text))
 	return err

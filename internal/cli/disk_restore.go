@@ -41,13 +41,13 @@ the file says what was finished. A target that has content is refused without --
 
   # As a qcow2 image
   varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
-		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePoints(1),
+		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.restoreDisk(cmd.Context(), cmd.OutOrStdout(), form, args[0], args[1], &f, &d)
 		},
 	}
-	c.Flags().StringVar(&f.disk, "disk", "", "which disk; needed if there are several")
-	c.Flags().StringVar(&f.format, "format", "raw", "the format to write: raw or qcow2")
+	s.diskFlag(c, &f.disk)
+	c.Flags().StringVar(&f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)")
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "write over what the target has")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; its rest stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written side by side")
@@ -78,19 +78,16 @@ func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (
 	if err != nil {
 		return nil, nil, err
 	}
-	if name == "" {
-		if len(p.Disks) != 1 {
-			return nil, nil, usage("restore point %s has the disks %s: select one with --disk", p.ID, joined(diskNames(p)))
-		}
-		return p, &p.Disks[0], nil
-	}
-	d, err := p.Disk(name)
+	d, err := oneDisk(p, name)
 	return p, d, err
 }
 
 func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *display) error {
-	if f.format != "raw" && f.format != "qcow2" {
-		return usage("--format %s: raw or qcow2", f.format)
+	if err := validFormat(where, f.format); err != nil {
+		return err
+	}
+	if err := atWork(f.workers); err != nil {
+		return err
 	}
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
@@ -143,12 +140,24 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 		if errors.Is(err, disk.ErrNoSpace) && errors.Is(kept, disk.ErrNoSpace) {
 			kept = nil // The checkpoint before it counts.
 		}
-		return resumed, errors.Join(err, kept, target.Close())
+		closed := target.Close()
+		if kept == nil && closed == nil {
+			err = interrupted(ctx, err, human.Line(where)+" is not complete", onceMore(journal))
+		}
+		return resumed, errors.Join(err, kept, closed)
 	}
 	if err := target.Close(); err != nil {
 		return resumed, err
 	}
 	return resumed, journal.Remove()
+}
+
+// onceMore is what the same restore does when it is started again.
+func onceMore(journal *disk.Journal) string {
+	if journal.Kept() {
+		return "the same command again goes on where this one ended"
+	}
+	return "the same command again begins anew: a device or an NBD export has no journal"
 }
 
 // fill writes what the journal does not have. total is how much data the disk has.

@@ -63,7 +63,7 @@ On TCP clients are met with TLS only.`,
 			return s.serveDisk(cmd.Context(), cmd.ErrOrStderr(), args[0], &f)
 		},
 	}
-	c.Flags().StringVar(&f.disk, "disk", "", "which disk; needed if there are several")
+	s.diskFlag(c, &f.disk)
 	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; it must not be there yet")
 	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert and --tls-key")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate, and those between it and its authority, in PEM")

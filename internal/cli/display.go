@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -41,7 +42,8 @@ func (d *display) during(s *session, f func(show func(progress.Report)) error) e
 		defer mu.Unlock()
 		renderer.Show(r)
 	})
-	if closed := renderer.Close(); closed != nil {
+	// Whoever read the progress may be gone: that does not make what was done a failure.
+	if closed := renderer.Close(); closed != nil && !errors.Is(closed, syscall.EPIPE) {
 		err = errors.Join(err, fmt.Errorf("show progress: %w", closed))
 	}
 	return err

@@ -6,8 +6,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -111,10 +111,12 @@ func setKind(object runtime.Object, scheme *runtime.Scheme) error {
 	return meta.EachListItem(object, func(item runtime.Object) error { return setKind(item, scheme) })
 }
 
-// table is rows under a header, aligned.
+// table is rows under a header, if it has one, aligned by what a terminal shows: a character may take two columns.
 type table struct {
 	header []string
 	rows   [][]string
+	// gap is how many columns apart cells are at least; 0: 3.
+	gap int
 }
 
 func (t *table) add(cells ...string) {
@@ -125,9 +127,33 @@ func (t *table) add(cells ...string) {
 }
 
 func (t *table) write(w io.Writer) error {
-	aligned := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	for _, row := range append([][]string{t.header}, t.rows...) {
-		fmt.Fprintln(aligned, strings.Join(row, "\t"))
+	rows := t.rows
+	if t.header != nil {
+		rows = append([][]string{t.header}, rows...)
 	}
-	return aligned.Flush()
+	gap := t.gap
+	if gap == 0 {
+		gap = 3
+	}
+	widths := make([]int, 0, 16)
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], runewidth.StringWidth(cell))
+		}
+	}
+	var text strings.Builder
+	for _, row := range rows {
+		for i, cell := range row {
+			text.WriteString(cell)
+			if i < len(row)-1 {
+				text.WriteString(strings.Repeat(" ", widths[i]+gap-runewidth.StringWidth(cell)))
+			}
+		}
+		text.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
 }

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/varvebackup/varve/internal/cli/human"
 )
 
 // maxPasswordBytes bounds what is read of a password's file.
@@ -16,7 +18,7 @@ const maxPasswordBytes = 4096
 // password is the repository's password: from the file, the environment or a prompt. A new one is asked for twice.
 func (s *session) password(ctx context.Context, create bool) (string, error) {
 	if path := s.repo.passwordFile; path != "" {
-		return passwordFrom(path)
+		return s.passwordFrom(path)
 	}
 	if p := s.env("VARVE_PASSWORD"); p != "" {
 		return p, nil
@@ -38,10 +40,13 @@ func (s *session) password(ctx context.Context, create bool) (string, error) {
 	return p, nil
 }
 
-func passwordFrom(path string) (string, error) {
+func (s *session) passwordFrom(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", usage("--password-file: %s", err)
+	}
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o004 != 0 {
+		fmt.Fprintf(s.Streams.Err, "warning: every user of this machine can read the password in %s: `chmod o-r` mends that\n", human.Line(path))
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxPasswordBytes+1))
 	if err := errors.Join(err, f.Close()); err != nil {
@@ -66,7 +71,7 @@ func (s *session) askPassword(ctx context.Context, prompt string) (string, error
 	fmt.Fprintln(s.Streams.Err)
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("read the password: %w", err)
+		return "", interrupted(ctx, fmt.Errorf("read the password: %w", err), "", "")
 	case p == "":
 		return "", usage("the password is empty")
 	}

@@ -73,7 +73,7 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 	return s.withPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
 		if err != nil {
-			return err
+			return openFailure(err)
 		}
 		err = f(r)
 		// An interrupted command, too, closes what it opened.
@@ -98,5 +98,31 @@ func (s *session) withPassword(ctx context.Context, f func(config, password stri
 	if err != nil {
 		return err
 	}
-	return repositoryFailure(f(config, password))
+	return repositoryFailure(interrupted(ctx, f(config, password), "", ""))
+}
+
+// withWritable is withRepository for what writes to the repository.
+func (s *session) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.withRepository(ctx, func(r *repository.Repository) error {
+		if r.ReadOnly() {
+			return &failure{
+				err: errors.New("this connection is for reading only"), code: CodeRefused,
+				hint: "`varve repo connect` without --read-only makes another one",
+			}
+		}
+		return f(r)
+	})
+}
+
+// interrupted is err, unless the user has ended the command: then it says only that, what became of it, and what can be done.
+func interrupted(ctx context.Context, err error, what, hint string) error {
+	var f *failure
+	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) {
+		return err
+	}
+	text := "interrupted"
+	if what != "" {
+		text += ": " + what
+	}
+	return &failure{err: errors.New(text), code: CodeInterrupted, hint: hint}
 }

@@ -54,7 +54,7 @@ func (s *session) place(location string, f *s3Flags, n *connection) (*place, err
 
 // connect writes the connection's file, in the place of what was there.
 func (p *place) connect(ctx context.Context, password string) error {
-	return locationFailure(repository.Connect(ctx, p.config, p.at, password, p.options))
+	return locationFailure(interrupted(ctx, repository.Connect(ctx, p.config, p.at, password, p.options), "", ""))
 }
 
 // cache sets what the flags say of the cache.
@@ -154,8 +154,10 @@ func locationFailure(err error) error {
 	switch {
 	case errors.Is(err, repository.ErrNoBucket):
 		return repositoryFailure(err)
-	case errors.Is(err, repository.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, repository.ErrNotFound):
 		return &failure{err: err, code: CodeNotFound, hint: "check the location; `varve repo create` makes a repository there"}
+	case errors.Is(err, fs.ErrNotExist):
+		return &failure{err: err, code: CodeNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
 	case errors.Is(err, repository.ErrConflict):
 		return &failure{err: err, code: CodeRefused, hint: "`varve repo connect` connects to what is there"}
 	}

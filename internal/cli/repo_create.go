@@ -44,7 +44,7 @@ keep the password, because nothing replaces it.
 				return err
 			}
 			if err := repository.Create(cmd.Context(), p.at, password, lock); err != nil {
-				return locationFailure(err)
+				return locationFailure(interrupted(cmd.Context(), err, "", ""))
 			}
 			done := connected{Location: p.at.String()}
 			if !noConnect {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
+	"syscall"
 
 	"github.com/minio/minio-go/v7"
 
@@ -17,6 +19,7 @@ import (
 
 const (
 	deniedHint      = "check the keys, and what they may do in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"
+	locationHint    = "check the location, and that its file system is mounted; `varve repo connect` selects another one"
 	unreachableHint = "check that the storage answers at this address: `varve repo connect` changes it"
 )
 
@@ -28,6 +31,7 @@ var repositoryClasses = []struct {
 }{
 	{disk.ErrNotFound, CodeNotFound, ""},
 	{disk.ErrInvalid, CodeRefused, ""},
+	{disk.ErrUnreachable, CodeUnreachable, "check that the NBD server runs, and listens at this address"},
 	{disk.ErrConflict, CodeRefused, ""},
 	{disk.ErrNoSpace, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
@@ -38,7 +42,7 @@ var repositoryClasses = []struct {
 	{repository.ErrConflict, CodeRefused, ""},
 	{repository.ErrInvalid, CodeRefused, ""},
 	{repository.ErrNotFound, CodeNotFound, "`varve disk list` shows the restore points that are there"},
-	{fs.ErrNotExist, CodeNotFound, "check the location, and that its file system is mounted; `varve repo connect` selects another one"},
+	{fs.ErrNotExist, CodeNotFound, locationHint},
 }
 
 // repositoryFailure gives an error of the repository its exit code and its hint. Other errors stay as they are.
@@ -55,8 +59,23 @@ func repositoryFailure(err error) error {
 	return storageFailure(err)
 }
 
+// openFailure is repositoryFailure for a repository that cannot be opened, as if it were not there.
+func openFailure(err error) error {
+	if errors.Is(err, repository.ErrNotFound) && !errors.Is(err, repository.ErrNoBucket) {
+		return &failure{err: err, code: CodeNotFound, hint: locationHint}
+	}
+	return repositoryFailure(err)
+}
+
 // storageFailure is what S3 or the way to it said.
 func storageFailure(err error) *failure {
+	var path *fs.PathError
+	if errors.Is(err, syscall.ENOSPC) && errors.As(err, &path) {
+		return &failure{
+			err: fmt.Errorf("write %s: %w", path.Path, syscall.ENOSPC), code: CodeFailure,
+			hint: "make space there and start it again: a backup is there as a whole, or not at all",
+		}
+	}
 	var answer minio.ErrorResponse
 	var certificate *tls.CertificateVerificationError
 	var request *url.Error

@@ -55,7 +55,7 @@ runs over two days. --exclusive says that nobody else uses the repository now: i
 			if full {
 				o.Mode = repository.FullMaintenance
 			}
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 				var done *maintained
 				err := d.during(s, func(show func(progress.Report)) (err error) {
 					done, err = s.maintain(cmd.Context(), r, o, show)

@@ -7,6 +7,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/varvebackup/varve/internal/cli/human"
 )
 
 // everyday are the flags that select the cluster for most users. The others are shown by `varve options`.
@@ -98,7 +100,7 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 		if len(args) == n {
 			return nil
 		}
-		return usage("%s needs %s, and got %d arguments", c.CommandPath(), what, len(args))
+		return usage("%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }
 
@@ -116,6 +118,6 @@ func maxArgs(n int, what string) cobra.PositionalArgs {
 		if len(args) <= n {
 			return nil
 		}
-		return usage("%s takes %s, and got %d arguments", c.CommandPath(), what, len(args))
+		return usage("%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }

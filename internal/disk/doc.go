@@ -14,5 +14,6 @@
 // A Journal makes a restore resumable. What it says of a region is true: it is written after the data is on stable storage, and
 // replaced atomically.
 //
-// Errors name the disk and say what to do; ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace and ErrChanged are their classes.
+// Errors name the disk and say what to do; ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace, ErrUnreachable and
+// ErrChanged are their classes.
 package disk

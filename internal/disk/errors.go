@@ -15,6 +15,8 @@ var (
 	ErrConflict = errors.New("conflict")
 	// ErrNoSpace: there is no room for what is to be written.
 	ErrNoSpace = errors.New("no space")
+	// ErrUnreachable: no NBD server answers at the address.
+	ErrUnreachable = errors.New("no answer")
 	// ErrChanged: the disk is not the one any more that was opened.
 	ErrChanged = errors.New("changed while it was read")
 )

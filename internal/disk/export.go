@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/varvebackup/varve/internal/nbd"
@@ -32,7 +33,10 @@ func dialURI(ctx context.Context, uri string, t nbd.Target, config *tls.Config, 
 		o.Connections, o.HandshakeTimeout = 1, 0
 		client, err = nbd.Dial(ctx, t, o)
 	}
+	var dial *net.OpError
 	switch {
+	case errors.As(err, &dial) && dial.Op == "dial", errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return nil, errorf(ErrUnreachable, "%s: %w", uri, err)
 	case errors.Is(err, nbd.ErrUnknownExport):
 		return nil, errorf(ErrNotFound, "%s: %w", uri, err)
 	case err != nil:

@@ -75,6 +75,9 @@ func (j *Journal) Done(region int) bool {
 	return j.state.Finished.has(region)
 }
 
+// Kept says whether the journal outlives the process: that of a file does, of a device or an NBD export only with a Path.
+func (j *Journal) Kept() bool { return j.path != "" }
+
 // DoneBytes is how much of the disk is finished.
 func (j *Journal) DoneBytes() int64 {
 	j.mu.Lock()

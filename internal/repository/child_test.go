@@ -101,7 +101,6 @@ type outcome struct {
 	Changes int64
 }
 
-
 // request is that of a backup.
 func (j *job) request(uploaded *atomic.Int64) Request {
 	q := Request{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/format"
+	"github.com/minio/minio-go/v7"
 )
 
 const (
@@ -74,8 +76,12 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if err == nil {
 		err = repo.Initialize(ctx, st, options, password)
 	}
-	if errors.Is(err, repo.ErrAlreadyInitialized) {
+	var answer minio.ErrorResponse
+	switch {
+	case errors.Is(err, repo.ErrAlreadyInitialized):
 		err = fmt.Errorf("%w: there is a repository already: connect to it", ErrConflict)
+	case o.LockMode != "" && errors.As(err, &answer) && answer.StatusCode == http.StatusBadRequest:
+		err = fmt.Errorf("%w: the bucket must have been made with object lock: %w", ErrInvalid, answer)
 	}
 	if err == nil {
 		err = copyFormat(ctx, st, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
@@ -161,6 +167,30 @@ func besideConfig(configFile string) (string, error) {
 	return f.Name(), f.Close()
 }
 
+// gone is err, or that the repository of a connection is not there any more if that is the reason: an empty directory, for instance, where
+// nothing is mounted.
+func gone(ctx context.Context, configFile string, err error) error {
+	if !errors.Is(err, blob.ErrBlobNotFound) {
+		return err
+	}
+	lc, broken := repo.LoadConfigFromFile(configFile)
+	if broken != nil || lc.Storage == nil {
+		return err
+	}
+	st, closed := blob.NewStorage(ctx, *lc.Storage, false)
+	if closed != nil {
+		return err
+	}
+	defer st.Close(ctx) //nolint:errcheck // it was only asked
+	if _, absent := st.GetMetadata(ctx, format.KopiaRepositoryBlobID); !errors.Is(absent, blob.ErrBlobNotFound) {
+		return err
+	}
+	return fmt.Errorf("%w: no repository is in %s any more", ErrNotFound, location(st))
+}
+
+// ReadOnly says whether the connection was made for reading only.
+func (r *Repository) ReadOnly() bool { return r.rep.ClientOptions().ReadOnly }
+
 // String names the location without its keys.
 func (l Location) String() string {
 	if l.S3 != nil {
@@ -180,6 +210,9 @@ func (l Location) open(ctx context.Context, create bool) (blob.Storage, error) {
 }
 
 func openDirectory(ctx context.Context, path string, create bool) (blob.Storage, error) {
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s is not a directory", ErrInvalid, path)
+	}
 	if create {
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return nil, err

@@ -110,3 +110,47 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 		})
 	}
 }
+
+// A repository that is gone is told apart from one that is damaged, and a broken file from both.
+func TestOpenSaysWhatIsGone(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	if r.ReadOnly() {
+		t.Error("the connection is for reading only")
+	}
+	blobs := filepath.Join(filepath.Dir(filepath.Dir(config)), "blobs")
+	if err := os.Rename(blobs, blobs+".elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	try := func() error {
+		opened, err := Open(t.Context(), config, testPassword)
+		if err == nil {
+			t.Error("it was opened")
+			err = opened.Close(t.Context())
+		}
+		return err
+	}
+	if err := try(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
+	if err := os.Mkdir(blobs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := try(); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), blobs) {
+		t.Errorf("an empty directory: %v", err)
+	}
+	for _, broken := range []string{"", "{}", "no JSON"} {
+		if err := os.WriteFile(config, []byte(broken), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := try(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "connect again") {
+			t.Errorf("%q: %v", broken, err)
+		}
+	}
+	if err := os.Remove(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := try(); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrInvalid) {
+		t.Errorf("no file: %v", err)
+	}
+}

@@ -50,7 +50,7 @@ func openConfig(ctx context.Context, configFile, name, password string) (*Reposi
 		OnFatalError: r.fail,
 	})
 	if err != nil {
-		return nil, openError(name, err)
+		return nil, openError(name, gone(ctx, configFile, err))
 	}
 	direct, ok := rep.(repo.DirectRepository)
 	if !ok {

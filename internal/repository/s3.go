@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"time"
 
@@ -86,11 +87,20 @@ func openS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Sto
 	return nil, err
 }
 
-// reach is an error if the storage of a connection is an S3 server that does not answer.
+// reach is an error if the file of a connection is broken, or if its storage is an S3 server that does not answer.
 func reach(ctx context.Context, configFile string, timeout time.Duration) error {
 	lc, err := repo.LoadConfigFromFile(configFile)
-	if err != nil || lc.Storage == nil {
-		return nil //nolint:nilerr // kopia says what is wrong with it
+	if err == nil && lc.Storage == nil && lc.APIServer == nil {
+		err = errors.New("it names no storage")
+	}
+	var file *fs.PathError
+	switch {
+	case errors.As(err, &file):
+		return err
+	case err != nil:
+		return fmt.Errorf("%w: it is not what connecting writes: connect again: %w", ErrInvalid, err)
+	case lc.Storage == nil:
+		return nil
 	}
 	o, ok := lc.Storage.Config.(*s3.Options)
 	if !ok {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/mattn/go-runewidth"
 )
 
 // Unknown stands where a value is not known (yet).
@@ -96,6 +98,17 @@ func Line(text string) string {
 		return r
 	}, text))
 }
+
+// Count is a number of things, by the singular of their name: "1 restore point", "3 restore points".
+func Count[N ~int | ~int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// Short cuts text to width columns of a terminal, the last of which then says so.
+func Short(text string, width int) string { return runewidth.Truncate(text, width, "…") }
 
 // Or is text, or Unknown where it is empty.
 func Or(text string) string {

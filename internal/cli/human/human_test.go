@@ -67,3 +67,22 @@ func TestLineHidesControlCharacters(t *testing.T) {
 		t.Errorf("Line = %q, want %q", got, want)
 	}
 }
+
+func TestCount(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 restore points", 1: "1 restore point", 2: "2 restore points"} {
+		if got := human.Count(n, "restore point"); got != want {
+			t.Errorf("%d: %q", n, got)
+		}
+	}
+}
+
+// A character may take two columns.
+func TestShort(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{"": "", "abcd": "abcd", "abcde": "abc…", "日本": "日本", "日本語": "日…"} {
+		if got := human.Short(text, 4); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

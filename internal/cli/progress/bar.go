@@ -4,7 +4,6 @@ import (
 	"io"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -70,7 +69,7 @@ func (b *bar) head(s decor.Statistics) string {
 		}
 		return shorten(name, s.AvailableWidth/3) + " " + phase + " "
 	}
-	return shorten(name, s.AvailableWidth/4-utf8.RuneCountInString(phase)) + " " + phase + " "
+	return shorten(name, s.AvailableWidth/4-len(phase)) + " " + phase + " "
 }
 
 func (b *bar) tail(decor.Statistics) string {
@@ -91,11 +90,4 @@ func (b *bar) below(decor.Statistics) string {
 // leastName is how much of a name stays on the narrowest terminal.
 const leastName = 8
 
-// shorten cuts text to width characters, the last of which then says so.
-func shorten(text string, width int) string {
-	width = max(width, leastName)
-	if utf8.RuneCountInString(text) <= width {
-		return text
-	}
-	return string([]rune(text)[:width-1]) + "…"
-}
+func shorten(name string, width int) string { return human.Short(name, max(width, leastName)) }

@@ -217,12 +217,12 @@ func TestABackupSaysWhatItStores(t *testing.T) {
 	}
 	lines := strings.Split(out.String(), "\n")
 	want := []string{
-		"web: Storing 0% 0 B of 4 GiB; 0 B of 8 GiB scanned, 0 B changed, 0 B deduplicated, 0 B uploaded",
+		"web: Storing 0% 0 B of 4 GiB; 0 B changed, 0 B deduplicated, 0 B uploaded, 0 B of 8 GiB scanned",
 		"web: Storing 100% 4 GiB of 4 GiB, ",
 		"",
 	}
 	if len(lines) != len(want) || lines[0] != want[0] || !strings.HasPrefix(lines[1], want[1]) ||
-		!strings.HasSuffix(lines[1], "; 8 GiB of 8 GiB scanned, 2 GiB changed, 1 GiB deduplicated, 512 MiB uploaded") {
+		!strings.HasSuffix(lines[1], "; 2 GiB changed, 1 GiB deduplicated, 512 MiB uploaded, 8 GiB of 8 GiB scanned") {
 		t.Errorf("%q", lines)
 	}
 }

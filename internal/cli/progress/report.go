@@ -44,8 +44,8 @@ type Stored struct {
 
 // String is what was stored, in a line.
 func (s *Stored) String() string {
-	return fmt.Sprintf("%s of %s scanned, %s changed, %s deduplicated, %s uploaded",
-		human.Bytes(s.ScannedBytes), human.Bytes(s.DiskBytes), human.Bytes(s.ChangedBytes), human.Bytes(s.DeduplicatedBytes), human.Bytes(s.UploadedBytes))
+	return fmt.Sprintf("%s changed, %s deduplicated, %s uploaded, %s of %s scanned",
+		human.Bytes(s.ChangedBytes), human.Bytes(s.DeduplicatedBytes), human.Bytes(s.UploadedBytes), human.Bytes(s.ScannedBytes), human.Bytes(s.DiskBytes))
 }
 
 // String is the report as Plain shows it.

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// offer lists the restore points and offers the words that words finds in them and that begin with what was typed. It never asks for a
+// password: without one there is nothing to offer.
+func (s *session) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
+	if s.repo.passwordFile == "" && s.env("VARVE_PASSWORD") == "" {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx := c.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	var out []string
+	err := s.withRepository(ctx, func(r *repository.Repository) error {
+		l, err := listPoints(ctx, r)
+		if err != nil {
+			return err
+		}
+		out = slices.DeleteFunc(words(l), func(w string) bool { return !strings.HasPrefix(w, typed) })
+		return nil
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// ids are the IDs with what they are, except those that are there already.
+func (l *pointList) ids(except []string) (out []string) {
+	for _, p := range l.points {
+		if !slices.Contains(except, p.ID) {
+			out = append(out, p.ID+"\t"+timeText(p.Time)+" "+human.Line(sourceName(p.Source)))
+		}
+	}
+	return out
+}
+
+// completePoints offers the IDs of restore points for the first most arguments.
+func (s *session) completePoints(most int) completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= most {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return s.offer(c, typed, func(l *pointList) []string { return l.ids(args) })
+	}
+}
+
+// completePointThenFile offers the ID of a restore point, and then files.
+func (s *session) completePointThenFile(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 1 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return s.completePoints(1)(c, args, typed)
+}
+
+// completeHistory offers the names of histories for the first argument, and then files if those are disks.
+func (s *session) completeHistory(disks bool) completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		switch {
+		case len(args) > 0 && disks:
+			return nil, cobra.ShellCompDirectiveDefault
+		case len(args) > 0:
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return s.offer(c, typed, func(l *pointList) (names []string) {
+			for _, p := range l.points {
+				if name := sourceName(p.Source); historyName(name) == nil {
+					names = append(names, name)
+				}
+			}
+			slices.Sort(names)
+			return slices.Compact(names)
+		})
+	}
+}
+
+// completeDisk offers the names of the disks of the restore point that is the first argument.
+func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return s.offer(c, typed, func(l *pointList) []string {
+		p, err := l.find(args[0])
+		if err != nil {
+			return nil
+		}
+		return diskNames(p)
+	})
+}
+
+// completeParent offers what --parent may be.
+func (s *session) completeParent(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	choices := []string{repository.ParentAuto, repository.ParentNone}
+	words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
+	if words == nil {
+		return choices, cobra.ShellCompDirectiveNoFileComp
+	}
+	return words, directive
+}

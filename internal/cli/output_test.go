@@ -1,0 +1,26 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Columns begin where a terminal shows them to begin, whatever is in the cells.
+func TestTableIsAligned(t *testing.T) {
+	t.Parallel()
+	table := &table{header: []string{"NAME", "SIZE", "TYPE"}}
+	table.add("web", "1 GiB", "Full")
+	table.add("日本", "", "a\x1b[2Jb\nc")
+	var out strings.Builder
+	if err := table.write(&out); err != nil {
+		t.Fatal(err)
+	}
+	const want = "NAME   SIZE    TYPE\n" +
+		"web    1 GiB   Full\n" +
+		"日本   -       a [2Jb c\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}

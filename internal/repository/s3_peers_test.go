@@ -1,0 +1,58 @@
+//go:build peers
+
+package repository
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/varvebackup/varve/test/s3"
+)
+
+// What is wrong with a bucket has a class, before anything is made.
+func TestWhatABucketMayLack(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{})
+	at := func(edit func(*S3)) Location {
+		e := server.Endpoint
+		s := &S3{Endpoint: e.Address, Bucket: e.Bucket, Region: e.Region, Prefix: "p/", PlainHTTP: true, AccessKey: e.AccessKey, SecretKey: e.SecretKey}
+		edit(s)
+		return Location{S3: s}
+	}
+	connect := func(ctx context.Context, l Location) error {
+		return Connect(ctx, filepath.Join(t.TempDir(), "config"), l, testPassword, ConnectOptions{})
+	}
+	create := func(ctx context.Context, l Location) error { return Create(ctx, l, testPassword, CreateOptions{}) }
+	locked := func(ctx context.Context, l Location) error {
+		return Create(ctx, l, testPassword, CreateOptions{LockMode: "GOVERNANCE", LockPeriod: 24 * time.Hour})
+	}
+	for name, c := range map[string]struct {
+		do    func(context.Context, Location) error
+		edit  func(*S3)
+		class error
+		text  string
+	}{
+		"connect without a bucket":     {connect, func(s *S3) { s.Bucket = "another" }, ErrNoBucket, "another at " + server.Address},
+		"create without a bucket":      {create, func(s *S3) { s.Bucket = "another" }, ErrNoBucket, "another at " + server.Address},
+		"connect to an empty bucket":   {connect, func(*S3) {}, ErrNotFound, "create one"},
+		"connect with a wrong secret":  {connect, func(s *S3) { s.SecretKey = "x" }, ErrDenied, ""},
+		"create with an unknown key":   {create, func(s *S3) { s.AccessKey = "x" }, ErrDenied, ""},
+		"lock in a bucket without it":  {locked, func(*S3) {}, ErrInvalid, "made with object lock"},
+		"connect to another's address": {connect, func(s *S3) { s.Endpoint, s.AnswerTimeout = silent(t), time.Second }, ErrUnreachable, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := c.do(t.Context(), at(c.edit))
+			if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want class %v and %q", err, c.class, c.text)
+			}
+			if errors.Is(err, ErrNoBucket) != (c.class == ErrNoBucket) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
