@@ -7,19 +7,19 @@ test-unit: ## Unit tests: no root, no cluster
 
 .PHONY: test-control-plane
 test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd
-	$(GO) test -tags controlplane -p 2 -timeout 15m $$(hack/packages-with-tag.sh controlplane)
+	$(GO) test -tags controlplane -p 2 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
 .PHONY: test-interop
 test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
 	$(GO) test -tags root -timeout 10m ./internal/handler/mount/ ./internal/disk/
 	$(GO) test -tags root -parallel 8 -run '^TestFull' -timeout 10m ./internal/repository/
-	$(GO) test -tags nbd_interop -timeout 10m $$(hack/packages-with-tag.sh nbd_interop)
+	$(GO) test -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
 .PHONY: test-peers
 test-peers: peers ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	$(GO) test -tags peers -timeout 15m $$(hack/packages-with-tag.sh peers)
+	$(GO) test -tags peers -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
 test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared

@@ -69,16 +69,22 @@ var kinds = map[string]struct {
 	"record":       {prefix: recordPrefix, few: true},
 }
 
-// Whatever happens to a blob: opening or verify tells and names what it touches, no restore gives wrong bytes, what is undamaged still
-// restores, and repair brings back everything that is in the repository twice.
+// What happens most is tested here, and everything with the peers.
 func TestDamageIsFoundAndNeverRestored(t *testing.T) {
 	t.Parallel()
+	everyDamage(t, func(damage string, few bool) bool { return !few && (damage == "bit flipped" || damage == "missing") })
+}
+
+// Whatever happens to a blob: opening or verify tells and names what it touches, no restore gives wrong bytes, what is undamaged still
+// restores, and repair brings back everything that is in the repository twice.
+func everyDamage(t *testing.T, wanted func(damage string, few bool) bool) {
+	t.Helper()
 	for kind, k := range kinds {
 		for name, damage := range whatHappens {
 			if k.content != "" && name != "bit flipped" && name != "zeroed" {
 				continue // What happens to a whole blob happens to the metadata.
 			}
-			if !everyDamage && (k.few || name != "bit flipped" && name != "missing") {
+			if !wanted(name, k.few) {
 				continue
 			}
 			t.Run(kind+" "+name, func(t *testing.T) {
@@ -88,9 +94,6 @@ func TestDamageIsFoundAndNeverRestored(t *testing.T) {
 		}
 	}
 }
-
-// everyDamage makes the test above do all that it can, which takes minutes.
-var everyDamage = false
 
 // span is a part of a blob.
 type span struct{ start, end int }
