@@ -19,7 +19,7 @@ func kopiaVerifies(t *testing.T, at Location) {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "repository.config")
-	if err := Connect(t.Context(), config, at, testPassword, ConnectOptions{CacheDirectory: filepath.Join(dir, "cache"), Host: "host", User: "kopia"}); err != nil {
+	if err := Connect(t.Context(), config, at, testPassword, ConnectOptions{CacheDirectory: filepath.Join(dir, "cache"), CacheBytes: 64 * mib, Host: "host", User: "kopia"}); err != nil {
 		t.Fatal(err)
 	}
 	kopia := exec.CommandContext(t.Context(), s3.Program(t, "kopia"), "--config-file="+config, "--log-dir="+dir, "snapshot", "verify", "--verify-files-percent=100")
@@ -46,7 +46,7 @@ func TestEverythingAtOnceOnS3(t *testing.T) {
 	a := &atOnce{t: t, open: func(name string) (*Repository, error) {
 		config := filepath.Join(dir, name+".config")
 		if _, err := os.Stat(config); err != nil {
-			o := ConnectOptions{CacheDirectory: filepath.Join(dir, name+".cache"), Host: name, User: "varve"}
+			o := ConnectOptions{CacheDirectory: filepath.Join(dir, name+".cache"), CacheBytes: 64 * mib, Host: name, User: "varve"}
 			if err := Connect(t.Context(), config, at, testPassword, o); err != nil {
 				return nil, err
 			}
