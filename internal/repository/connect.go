@@ -89,7 +89,8 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	return errors.Join(err, st.Close(ctx))
 }
 
-// vacant refuses a location with the rest of a repository that has lost its format: a new one would take the old keys' place for good.
+// vacant makes sure that a repository can be made. It removes what a creation left that was killed, and refuses the rest of a repository
+// that has lost its format: a new one would take the place of its keys for good.
 func vacant(ctx context.Context, st blob.Storage) error {
 	for _, prefix := range append([]blob.ID{formatCopy, indexPrefix}, content.PackBlobIDPrefixes...) {
 		blobs, err := listBlobs(ctx, st, prefix)
@@ -105,7 +106,12 @@ func vacant(ctx context.Context, st blob.Storage) error {
 		}
 		return fmt.Errorf("%w: there is a repository without its format, as blob %s shows: connect to it", ErrConflict, blobs[0].BlobID)
 	}
-	return nil
+	// A creation that was killed leaves the first of its two blobs, and kopia takes that for damage.
+	now, err := readFormat(ctx, st)
+	if err != nil || now[format.KopiaBlobCfgBlobID] == nil || now[format.KopiaRepositoryBlobID] != nil {
+		return err
+	}
+	return st.DeleteBlob(ctx, format.KopiaBlobCfgBlobID)
 }
 
 // Connect writes configFile, which Open reads, in the place of what was there, once the password has opened the repository: until then

@@ -154,3 +154,23 @@ func TestOpenSaysWhatIsGone(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 }
+
+// A creation that was killed between its two blobs can be repeated.
+func TestAKilledCreationIsRepeated(t *testing.T) {
+	t.Parallel()
+	at := Location{Directory: filepath.Join(t.TempDir(), "blobs")}
+	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, later := range []string{"kopia.repository.f", string(formatCopy) + ".f"} { // kopia writes kopia.blobcfg first.
+		if err := os.Remove(filepath.Join(at.Directory, later)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Connect(t.Context(), filepath.Join(t.TempDir(), "c.config"), at, testPassword, ConnectOptions{}); err != nil {
+		t.Error(err)
+	}
+}
