@@ -159,7 +159,7 @@ func TestWorkspaceIsForOneRun(t *testing.T) {
 func TestSame(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	file := func(name string, size int64, at int64) string {
+	file := func(name string, size, at int64) string {
 		path := filepath.Join(dir, name)
 		f, err := os.Create(path)
 		if err != nil {
