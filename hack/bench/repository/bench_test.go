@@ -108,6 +108,19 @@ func TestRowHasCosts(t *testing.T) {
 	}
 }
 
+func TestBlocksTable(t *testing.T) {
+	t.Parallel()
+	took := usages{{wall: 2 * time.Second, cpu: 3 * time.Second, memory: 5 * mib, stored: 7 * mib}}
+	var out strings.Builder
+	printBlocks(&out, []blockRow{{Block: "1MiB", Full: costOf(took, storedMiB), Worst: costOf(took, func(usage) float64 { return 4.567 })}})
+	lines := strings.Split(out.String(), "\n")
+	for line, want := range map[int]string{1: "1MiB first full 2.00 3.00 5 7 MiB", 4: "1MiB 0.1 %, worst case 2.00 3.00 5 x 4.57"} {
+		if got := strings.Join(strings.Fields(lines[line]), " "); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestAmplification(t *testing.T) {
 	t.Parallel()
 	s := &step{history: &history{bytes: 16 * gib}, change: scattered}

@@ -11,23 +11,33 @@ import (
 
 	"github.com/varvebackup/varve/hack/bench/report"
 	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/internal/extent"
 )
 
-// blockRow is what one block size costs; medians of the rounds.
+// blockRow is what one block size costs.
 type blockRow struct {
-	Block                  string  `json:"block"`
-	FullSeconds            float64 `json:"fullSeconds"`
-	FullMiB                float64 `json:"fullMiB"`
-	FullStoredMiB          float64 `json:"fullStoredMiB"`
-	RunsSeconds            float64 `json:"runsSeconds"`
-	RunsAmplification      float64 `json:"runsAmplification"`
-	ScatteredSeconds       float64 `json:"scatteredSeconds"`
-	ScatteredAmplification float64 `json:"scatteredAmplification"`
-	WorstAmplification     float64 `json:"worstAmplification"`
-	TebibyteSeconds        float64 `json:"tebibyteSeconds"`
-	TebibyteRunsSeconds    float64 `json:"tebibyteRunsSeconds"`
-	TebibyteMiB            float64 `json:"tebibyteMiB"`
-	TebibyteStoredMiB      float64 `json:"tebibyteStoredMiB"`
+	Block string `json:"block"`
+	// Full is a first full, in MiB stored; Runs and Scattered are 1 % changed, Worst is 0.1 %, in bytes stored for each byte changed.
+	Full      blockCost `json:"full"`
+	Runs      blockCost `json:"runs"`
+	Scattered blockCost `json:"scattered"`
+	Worst     blockCost `json:"worst"`
+	// Tebibyte and TebibyteRuns are 1 GiB dirty in a sparse disk of 1 TiB, in MiB stored.
+	Tebibyte     blockCost `json:"tebibyte"`
+	TebibyteRuns blockCost `json:"tebibyteRuns"`
+}
+
+// blockCost is the medians of the rounds of one measurement.
+type blockCost struct {
+	Seconds    float64 `json:"seconds"`
+	CPUSeconds float64 `json:"cpuSeconds"`
+	MemoryMiB  float64 `json:"memoryMiB"`
+	Stored     float64 `json:"stored"`
+}
+
+func costOf(took usages, stored func(usage) float64) blockCost {
+	c := took.cost()
+	return blockCost{Seconds: took.sample(seconds).Median(), CPUSeconds: c.CPUSeconds, MemoryMiB: c.MemoryMiB, Stored: took.sample(stored).Median()}
 }
 
 // compareBlocks measures Varve alone with each block size, each time on the same image, and prints a table.
@@ -60,7 +70,7 @@ func (b *bench) block(ctx context.Context, size string) (r blockRow, err error) 
 		}
 		full = append(full, u)
 	}
-	r.FullSeconds, r.FullStoredMiB, r.FullMiB = full.sample(seconds).Median(), full.sample(storedMiB).Median(), full.sample(memoryMiB).Median()
+	r.Full = costOf(full, storedMiB)
 	if err := h.blockChanges(ctx, &r); err != nil {
 		return r, err
 	}
@@ -81,12 +91,12 @@ func (b *bench) blockTebibyte(ctx context.Context, size string, r *blockRow) (er
 	if err != nil {
 		return err
 	}
-	r.TebibyteSeconds, r.TebibyteMiB, r.TebibyteStoredMiB = s.ours.sample(seconds).Median(), s.ours.sample(memoryMiB).Median(), s.ours.sample(storedMiB).Median()
+	r.Tebibyte = costOf(s.ours, storedMiB)
 	runs, err := h.repeat(ctx, &step{history: h, name: "1tib runs", change: dirtyInRuns, alone: true}, h.whole())
 	if err != nil {
 		return err
 	}
-	r.TebibyteRunsSeconds = runs.ours.sample(seconds).Median()
+	r.TebibyteRuns = costOf(runs.ours, storedMiB)
 	return nil
 }
 
@@ -95,30 +105,43 @@ func (h *history) blockChanges(ctx context.Context, r *blockRow) error {
 	if _, err := h.begin(ctx); err != nil {
 		return err
 	}
-	runs, err := h.repeat(ctx, &step{history: h, name: "1pct", change: inRuns, alone: true}, h.whole())
-	if err != nil {
-		return err
+	for _, c := range []struct {
+		cost   *blockCost
+		name   string
+		change change
+		within []extent.Extent
+	}{
+		{&r.Runs, "1pct", inRuns, h.whole()},
+		{&r.Scattered, "1pct64k", scattered, h.whole()},
+		{&r.Worst, "worst", worst, corpus.Extents(h.runs, corpus.Random)},
+	} {
+		s, err := h.repeat(ctx, &step{history: h, name: c.name, change: c.change, alone: true}, c.within)
+		if err != nil {
+			return err
+		}
+		*c.cost = costOf(s.ours, s.amplification)
 	}
-	r.RunsSeconds, r.RunsAmplification = runs.ours.sample(seconds).Median(), runs.ours.sample(runs.amplification).Median()
-	scattered, err := h.repeat(ctx, &step{history: h, name: "1pct64k", change: scattered, alone: true}, h.whole())
-	if err != nil {
-		return err
-	}
-	r.ScatteredSeconds, r.ScatteredAmplification = scattered.ours.sample(seconds).Median(), scattered.ours.sample(scattered.amplification).Median()
-	worst, err := h.repeat(ctx, &step{history: h, name: "worst", change: worst, alone: true}, corpus.Extents(h.runs, corpus.Random))
-	if err != nil {
-		return err
-	}
-	r.WorstAmplification = worst.ours.sample(worst.amplification).Median()
 	return nil
 }
 
+// printBlocks shows for each measurement the seconds, those of the processors, the memory in MiB and what was stored.
 func printBlocks(out io.Writer, rows []blockRow) {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "BLOCK\tFULL S\tFULL MIB\tSTORED MIB\t1 % RUNS S\tx\t1 % 64K S\tx\tWORST x\t1 TIB S\tMIB\tSTORED MIB\t1 TIB RUNS S")
+	fmt.Fprintln(w, "BLOCK\tWHAT\tS\tCPU S\tMEMORY MIB\tSTORED")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t%.0f\t%.2f\n", r.Block, r.FullSeconds, r.FullMiB, r.FullStoredMiB,
-			r.RunsSeconds, r.RunsAmplification, r.ScatteredSeconds, r.ScatteredAmplification, r.WorstAmplification, r.TebibyteSeconds, r.TebibyteMiB, r.TebibyteStoredMiB, r.TebibyteRunsSeconds)
+		for _, m := range []struct {
+			what, stored string
+			cost         blockCost
+		}{
+			{"first full", "%.0f MiB", r.Full},
+			{"1 % in 1 MiB runs", "x %.2f", r.Runs},
+			{"1 % in 64 KiB pieces", "x %.2f", r.Scattered},
+			{"0.1 %, worst case", "x %.2f", r.Worst},
+			{"1 GiB of 1 TiB in 64 KiB pieces", "%.0f MiB", r.Tebibyte},
+			{"1 GiB of 1 TiB in 1 MiB runs", "%.0f MiB", r.TebibyteRuns},
+		} {
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.0f\t"+m.stored+"\n", r.Block, m.what, m.cost.Seconds, m.cost.CPUSeconds, m.cost.MemoryMiB, m.cost.Stored)
+		}
 	}
 	w.Flush()
 }
