@@ -50,7 +50,7 @@ func TestWhatABucketMayLack(t *testing.T) {
 			if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v, want class %v and %q", err, c.class, c.text)
 			}
-			if errors.Is(err, ErrNoBucket) != (c.class == ErrNoBucket) {
+			if errors.Is(err, ErrNoBucket) != errors.Is(c.class, ErrNoBucket) {
 				t.Errorf("%v", err)
 			}
 		})
