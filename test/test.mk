@@ -13,7 +13,7 @@ test-control-plane: kube ## Reconcilers and admission against a real kube-apiser
 test-interop: launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
 	$(GO) test -tags root -timeout 10m ./internal/handler/mount/ ./internal/disk/
-	$(GO) test -tags root -parallel 8 -run '^TestFull' -timeout 10m ./internal/repository/
+	$(GO) test -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
 	$(GO) test -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 

@@ -26,6 +26,8 @@ type fileTarget struct {
 	regular bool
 	// plain: the file system or device frees nothing, so zeroes are written.
 	plain atomic.Bool
+	// unwritten is what was given to the kernel since it was last told to begin to write.
+	unwritten atomic.Int64
 }
 
 func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
@@ -147,8 +149,22 @@ func (t *fileTarget) WriteAt(ctx context.Context, p []byte, offset int64) error 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	_, err := t.f.WriteAt(p, offset)
-	return full(t.f.Name(), err)
+	if _, err := t.f.WriteAt(p, offset); err != nil {
+		return full(t.f.Name(), err)
+	}
+	t.begin(int64(len(p)))
+	return nil
+}
+
+// beginBytes is after how much the kernel is told to begin to write.
+const beginBytes = 32 << 20
+
+// begin counts what the kernel was given, and tells it now and then to begin to write: left alone it would let some GiB become dirty, and the disk would
+// idle until Sync. It waits for nothing, and makes nothing durable.
+func (t *fileTarget) begin(n int64) {
+	if t.unwritten.Add(n) >= beginBytes && t.unwritten.Swap(0) >= beginBytes {
+		_ = unix.SyncFileRange(int(t.f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // only advice: errors come back from Sync
+	}
 }
 
 // Sync implements Target.

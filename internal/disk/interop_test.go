@@ -294,6 +294,19 @@ func TestQCOW2IsWritten(t *testing.T) {
 	}
 }
 
+func TestHalfOfARestoreOfAQCOW2IsNoSource(t *testing.T) {
+	t.Parallel()
+	halfOfARestore(t, SourceOptions{Format: QCOW2})
+}
+
+func TestAQCOW2TargetThatIsThereIsRefused(t *testing.T) {
+	t.Parallel()
+	path, content := sparseFile(t, 2*mib, extent.Extent{Offset: mib, Length: 1})
+	_, err := OpenTarget(t.Context(), path, 2*mib, TargetOptions{Format: QCOW2})
+	wantError(t, err, ErrConflict, "allow to overwrite")
+	wantBytes(t, openSource(t, path, SourceOptions{}), content)
+}
+
 // TestQCOW2GoesOnAfterItsServerWasKilled: the image is repaired, and gets what is missing.
 func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	t.Parallel()

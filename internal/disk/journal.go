@@ -232,10 +232,31 @@ func (j *Journal) discard() error {
 	return nil
 }
 
+// replace makes s the journal. On a full file system there is no room for a second one, but in the place of the one before.
 func (j *Journal) replace(s *journalState) error {
 	err := writeDurably(j.files, j.path, s.marshal())
-	if isFull(err) {
-		return errorf(ErrNoSpace, "%w", err)
+	if !isFull(err) {
+		return err
 	}
-	return err
+	if j.overwrite(s) == nil {
+		return nil
+	}
+	return errorf(ErrNoSpace, "%w", err)
+}
+
+// overwrite writes s over an earlier state of the same restore, byte by byte: both are as long, and differ in regions that s has and the
+// other has not. A crash leaves a mixture, in which a region is finished only if it is in s, and is if it was before.
+func (j *Journal) overwrite(s *journalState) error {
+	data, err := j.files.Read(j.path)
+	if err != nil {
+		return err
+	}
+	was, err := parseState(data)
+	if err != nil {
+		return err
+	}
+	if next := s.marshal(); was.within(s) && len(data) == len(next) {
+		return errors.Join(j.files.Overwrite(j.path, next), j.files.Sync(j.path))
+	}
+	return errorf(ErrConflict, "%s is not of this restore", j.path)
 }

@@ -14,6 +14,8 @@ type journalFiles interface {
 	Read(path string) ([]byte, error)
 	// Write makes or replaces a file; what it has after a crash is open until Sync.
 	Write(path string, data []byte) error
+	// Overwrite changes bytes of a file that is as long; which of them a crash has changed is open until Sync.
+	Overwrite(path string, data []byte) error
 	// Sync makes a file durable, or the names in a directory.
 	Sync(path string) error
 	Rename(from, to string) error
@@ -52,6 +54,15 @@ func (osFiles) Read(path string) ([]byte, error) { return os.ReadFile(path) }
 func (osFiles) Sync(path string) error           { return durable.Sync(path) }
 func (osFiles) Rename(from, to string) error     { return os.Rename(from, to) }
 func (osFiles) Remove(path string) error         { return os.Remove(path) }
+
+func (osFiles) Overwrite(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, 0)
+	return errors.Join(err, f.Close())
+}
 
 func (osFiles) Write(path string, data []byte) error {
 	err := os.WriteFile(path, data, 0o600)

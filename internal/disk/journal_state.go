@@ -61,6 +61,16 @@ func (s *journalState) clone() journalState {
 	return out
 }
 
+// within says whether s is an earlier state of the restore that o is of.
+func (s *journalState) within(o *journalState) bool {
+	for i, b := range s.Finished {
+		if i >= len(o.Finished) || b&^o.Finished[i] != 0 {
+			return false
+		}
+	}
+	return s.Token == o.Token && s.Target == o.Target && s.Bytes == o.Bytes && s.RegionBytes == o.RegionBytes
+}
+
 func (s *journalState) marshal() []byte {
 	b, err := json.Marshal(s)
 	if err != nil {

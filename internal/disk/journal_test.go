@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -231,12 +232,15 @@ type machine struct {
 	durable  map[string]int
 	disk     []byte
 	diskSafe []byte
+	// full: there is no room for another file's content. torn is what files had that were written over and not synced.
+	full bool
+	torn map[int][]byte
 }
 
 func newMachine(size int) *machine {
 	return &machine{
 		names: map[string]int{}, nodes: map[int][]byte{}, synced: map[int]bool{}, durable: map[string]int{},
-		disk: make([]byte, size), diskSafe: make([]byte, size),
+		disk: make([]byte, size), diskSafe: make([]byte, size), torn: map[int][]byte{},
 	}
 }
 
@@ -267,12 +271,30 @@ func (m *machine) Write(path string, data []byte) error {
 	if err := m.step(); err != nil {
 		return err
 	}
+	if m.full {
+		return unix.ENOSPC
+	}
 	node, ok := m.names[path]
 	if !ok {
 		node = len(m.nodes)
 		m.names[path] = node
 	}
 	m.nodes[node], m.synced[node] = bytes.Clone(data), false
+	return nil
+}
+
+func (m *machine) Overwrite(path string, data []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.step(); err != nil {
+		return err
+	}
+	node, ok := m.names[path]
+	if !ok || !m.synced[node] || len(m.nodes[node]) != len(data) {
+		return errors.New("only what is durable and as long is written over")
+	}
+	m.torn[node] = m.nodes[node]
+	m.nodes[node] = bytes.Clone(data)
 	return nil
 }
 
@@ -284,6 +306,7 @@ func (m *machine) Sync(path string) error {
 	}
 	if node, ok := m.names[path]; ok {
 		m.synced[node] = true
+		delete(m.torn, node)
 		return nil
 	}
 	m.durable = maps.Clone(m.names) // the one directory
@@ -334,6 +357,14 @@ func (m *machine) power(r *rapid.T) {
 			m.synced[node] = true
 		}
 	}
+	for _, node := range slices.Sorted(maps.Keys(m.torn)) {
+		was := m.torn[node]
+		from := rapid.IntRange(0, len(was)).Draw(r, "first byte that was written over")
+		to := rapid.IntRange(from, len(was)).Draw(r, "end of those")
+		copy(was[from:to], m.nodes[node][from:to])
+		m.nodes[node] = was
+	}
+	clear(m.torn)
 	m.names, m.durable = after, maps.Clone(after)
 	for i := range m.disk {
 		if rapid.Bool().Draw(r, "region written back") {
@@ -405,9 +436,11 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 				r.Fatal(err)
 			}
 			j.files = m
-			if err := runOnce(m, j, id, kept); err != nil && !errors.Is(err, errCrash) {
+			full := rapid.Bool().Draw(r, "no space")
+			if err := runOnce(m, j, id, kept, full); err != nil && !errors.Is(err, errCrash) {
 				r.Fatal(err)
 			}
+			m.full = false
 			m.power(r)
 			m.steps = 1 << 30
 			for _, token := range []string{"1", "2"} {
@@ -424,8 +457,8 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 	})
 }
 
-// runOnce restores until power goes, or half of what is missing.
-func runOnce(m *machine, j *Journal, id identity, kept map[string]int) error {
+// runOnce restores until power goes, or half of what is missing. From its beginning on there may be no space for a new journal.
+func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool) error {
 	resumed, _, err := j.resume("", id, m.Bytes())
 	if err != nil {
 		return err
@@ -437,6 +470,7 @@ func runOnce(m *machine, j *Journal, id identity, kept map[string]int) error {
 		}
 	}
 	ctx := context.Background()
+	m.full = full
 	for i := range len(m.disk) {
 		if j.Done(i) || i%2 == m.steps%2 {
 			continue
@@ -473,6 +507,41 @@ func claims(m *machine, token string, id identity) (int, error) {
 		}
 	}
 	return int(j.DoneBytes()), nil
+}
+
+// Only an earlier state of the same restore is written over.
+func TestJournalIsWrittenOverOnlyByItsOwn(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*journalState){
+		"token": func(s *journalState) { s.Token = "b" }, "target": func(s *journalState) { s.Target = "y" }, "size": func(s *journalState) { s.Bytes = 8 },
+		"more finished": func(s *journalState) { s.Finished.set(5) }, "nothing": func(*journalState) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(9)
+			m.steps = 1 << 30
+			j := &Journal{path: "/d/j", files: m}
+			was := newState("a", "x", 9, 1)
+			change(&was)
+			if err := writeDurably(m, j.path, was.marshal()); err != nil {
+				t.Fatal(err)
+			}
+			m.full = true
+			now := newState("a", "x", 9, 1)
+			now.Finished.set(3)
+			err := j.replace(&now)
+			got, read := m.Read(j.path)
+			if read != nil {
+				t.Fatal(read)
+			}
+			if want := now.marshal(); name == "nothing" && (err != nil || !bytes.Equal(got, want)) {
+				t.Errorf("%s, %v", got, err)
+			}
+			if want := was.marshal(); name != "nothing" && (!errors.Is(err, ErrNoSpace) || !bytes.Equal(got, want)) {
+				t.Errorf("%s, %v", got, err)
+			}
+		})
+	}
 }
 
 func TestJournalFailuresAreTold(t *testing.T) {

@@ -165,7 +165,6 @@ func TestTargetsThatAreRefused(t *testing.T) {
 		text  string
 	}{
 		{path, 2 * mib, TargetOptions{}, ErrConflict, "allow to overwrite"},
-		{path, 2 * mib, TargetOptions{Format: QCOW2}, ErrConflict, "allow to overwrite"},
 		{path, 0, TargetOptions{}, ErrInvalid, "0 bytes"},
 		{"x.qcow2", mib, TargetOptions{}, ErrInvalid, "qcow2 or raw"},
 		{dir, mib, TargetOptions{Overwrite: true}, ErrInvalid, "neither a file nor a block device"},

@@ -108,14 +108,17 @@ func TestDiskWritesDuringABackupStayOutOfIt(t *testing.T) {
 }
 
 func TestAbortAndBusy(t *testing.T) {
-	m := newMachine(t, gib)
+	m := newMachine(t, 64*mib)
+	reads := newGate(t, m.raw("d0"))
 	m.prepare()
 	m.start()
-	m.io("d0", "write -P 0x10 0 900M")
+	m.io("d0", "write -P 0x10 0 60M")
 	m.full("base", "d0")
 	m.write("d0", 0x20, 5)
 	slow := Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}}
+	reads.close()
 	m.begin(slow)
+	reads.await() // The job runs, and does not end by itself.
 	job, err := m.BackupJob(t.Context())
 	if err != nil || !job.Active || !job.Known || job.TotalBytes == 0 {
 		t.Errorf("job %+v, %v", job, err)
@@ -128,6 +131,7 @@ func TestAbortAndBusy(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	reads.open()
 	if e := m.await(EventBackupCompleted); e.Err == nil {
 		t.Error("an aborted backup succeeded")
 	}
