@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -25,12 +26,13 @@ import (
 //
 //	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
 //	unheard args...                                        runs varve with a standard error that nobody reads any more
+//	either args...                                         runs varve until it has ended with both exit codes, 0 and 1
 //	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
 // point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
 func TestRepository(t *testing.T) {
 	t.Parallel()
-	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "unheard": unheard}
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "unheard": unheard, "either": either}
 	for name, f := range commands {
 		all[name] = f
 	}
@@ -159,6 +161,29 @@ func damage(ts *testscript.TestScript, neg bool, args []string) {
 		data[len(data)/2] ^= 1
 		ts.Check(os.WriteFile(path, data, 0o600))
 	}
+}
+
+func either(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: either args...")
+	}
+	ended := map[int]bool{}
+	for range 60 {
+		err := ts.Exec("varve", args...)
+		var exit *exec.ExitError
+		switch {
+		case err == nil:
+			ended[0] = true
+		case errors.As(err, &exit):
+			ended[exit.ExitCode()] = true
+		default:
+			ts.Fatalf("%v", err)
+		}
+		if ended[0] && ended[1] {
+			return
+		}
+	}
+	ts.Fatalf("exit codes %v only", slices.Sorted(maps.Keys(ended)))
 }
 
 func unheard(ts *testscript.TestScript, neg bool, args []string) {

@@ -39,7 +39,7 @@ func TestServeKeepsToItsMemory(t *testing.T) {
 	t.Parallel()
 	const diskBytes, most = 1 << 30, 300 << 20 // 140 MiB of it to derive the key from the password
 	k := keep(t, repository.DiskSource{Bytes: diskBytes, Reader: noise{}})
-	s := k.serve(t, "--cache-mib", "16", "--overlay", "o")
+	s := k.serve(t, "--cache-size", "16Mi", "--overlay", "o")
 	for _, options := range [][]string{{"-C", "4"}, {"-C", "1", "-R", "1"}} {
 		tool(t, nil, "nbdcopy", append(options, s.uri(), "null:")...)
 	}

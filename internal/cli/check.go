@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -72,9 +73,9 @@ func verify(ctx context.Context, r *repository.Repository, percent float64, show
 	tell := func(phase string, bytes, total int64) {
 		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
 	}
-	o := repository.VerifyOptions{Percent: percent, Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
+	o := repository.VerifyOptions{Percent: percent, Sample: rand.Uint64(), Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
 	if percent > 0 {
-		_, total, err := r.Contents(ctx, percent)
+		_, total, err := r.Contents(ctx, percent, o.Sample)
 		if err != nil {
 			return nil, err
 		}

@@ -84,12 +84,10 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	f.StringSliceVar(&b.bitmaps, "bitmap", nil, "the dirty bitmap with what changed, for all disks or as DISK=BITMAP")
 	f.StringVar(&b.checkpoint, "checkpoint", "", "the name of this moment in the tracking of changes")
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
-	f.StringVar(&b.compression, "compression", "s2", "s2, zstd or none")
-	f.StringVar(&b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)")
+	choiceFlag(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
+	choiceFlag(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored side by side")
 	completeFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
-	completeFixed(c, "compression", "s2", "zstd", "none")
-	completeFixed(c, "block-size", repository.BlockSizes()...)
 }
 
 // diskSpec is a disk as the user names it.
@@ -177,7 +175,7 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 	if b.block != "" {
 		var err error
 		if block, err = repository.ParseBlockSize(b.block); err != nil {
-			return usage("--block-size %s: one of %s", b.block, strings.Join(repository.BlockSizes(), ", "))
+			return err
 		}
 	}
 	return s.withWritable(ctx, func(r *repository.Repository) error {

@@ -9,11 +9,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
 func (s *session) diskDelete() *cobra.Command {
 	var form string
+	var d display
 	var yes bool
 	c := &cobra.Command{
 		Use: "delete ID...", Aliases: []string{"rm"}, Short: "Delete restore points",
@@ -52,7 +54,7 @@ elsewhere it needs --yes.`,
 						return err
 					}
 				}
-				if err := r.Delete(cmd.Context(), pointIDs(points)...); err != nil {
+				if err := s.deletePoints(cmd.Context(), r, pointIDs(points), &d); err != nil {
 					return err
 				}
 				if form != "" {
@@ -66,8 +68,17 @@ elsewhere it needs --yes.`,
 		},
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	d.flags(c, "while it works")
 	outputFlag(c, &form, asJSON, asYAML, asName)
 	return c
+}
+
+// deletePoints deletes restore points, and shows that it does: with many of them in a bucket that takes a while.
+func (s *session) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
+	return d.during(s, func(show func(progress.Report)) error {
+		show(progress.Report{Name: "repository", Phase: "Deleting", Message: human.Count(len(ids), "restore point")})
+		return r.Delete(ctx, ids...)
+	})
 }
 
 // deletable are the restore points that prefixes name, if all of them may go. One that cannot be read is named by its whole ID.

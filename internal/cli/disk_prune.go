@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
 )
@@ -21,6 +22,7 @@ type pruning struct {
 	dryRun         bool
 	form           string
 	sources        sourceFlags
+	display        display
 }
 
 // pruned is the result of `disk prune`.
@@ -92,6 +94,7 @@ func (q *pruning) flags(c *cobra.Command) {
 	f.BoolVar(&q.perDisk, "per-disk", false, "decide on the history of each disk: a restore point stays while it is kept for any of its disks")
 	f.BoolVar(&q.dryRun, "dry-run", false, "only show what would go")
 	q.sources.flags(c, "only histories")
+	q.display.flags(c, "while it works")
 	outputFlag(c, &q.form, asTable, asJSON, asYAML)
 }
 
@@ -114,7 +117,11 @@ func (q *pruning) check() (err error) {
 }
 
 func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
-	report, err := r.Verify(cmd.Context(), repository.VerifyOptions{})
+	var report *repository.Report
+	err := q.display.during(s, func(show func(progress.Report)) (err error) {
+		report, err = verify(cmd.Context(), r, 0, show)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -136,7 +143,7 @@ func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning
 		}
 	}
 	if len(remove) > 0 && !q.dryRun {
-		if err := r.Delete(cmd.Context(), remove...); err != nil {
+		if err := s.deletePoints(cmd.Context(), r, remove, &q.display); err != nil {
 			return err
 		}
 	}

@@ -33,7 +33,10 @@ func (s *session) diskRestore() *cobra.Command {
 NBD URI. Every block is checked before it is written, and what cannot be read ends the restore.
 
 A restore that was interrupted goes on where it ended if it is started again: a journal beside
-the file says what was finished. A target that has content is refused without --overwrite.`,
+the file says what was finished. A target that has content is refused without --overwrite.
+
+The restore point can be deleted meanwhile: a lease keeps what it holds, but not on a
+connection for reading only.`,
 		Example: `  varve disk restore 5e1f9c /var/lib/vms/web.img
 
   # One of several disks, to a device that has content
@@ -47,11 +50,10 @@ the file says what was finished. A target that has content is refused without --
 		},
 	}
 	s.diskFlag(c, &f.disk)
-	c.Flags().StringVar(&f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)")
+	choiceFlag(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "write over what the target has")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; its rest stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written side by side")
-	completeFixed(c, "format", "raw", "qcow2")
 	d.flags(c, "while writing")
 	outputFlag(c, &form, asJSON, asYAML)
 	return c
@@ -95,9 +97,11 @@ func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where 
 			return err
 		}
 		out := restored{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
-		err = d.during(s, func(show func(progress.Report)) (err error) {
-			out.ResumedBytes, err = writeDisk(ctx, r, *chosen, where, f, show)
-			return err
+		err = s.underLease(ctx, r, p.ID, func() error {
+			return d.during(s, func(show func(progress.Report)) (err error) {
+				out.ResumedBytes, err = writeDisk(ctx, r, *chosen, where, f, show)
+				return err
+			})
 		})
 		if err != nil {
 			return err
@@ -162,9 +166,12 @@ func onceMore(journal *disk.Journal) string {
 
 // fill writes what the journal does not have. total is how much data the disk has.
 func fill(ctx context.Context, image *repository.Image, target disk.Target, journal *disk.Journal, workers int, total int64, show func(progress.Report)) error {
-	left, err := image.DataBytes(ctx, journal.Done)
-	if err != nil {
-		return err
+	left := total
+	if journal.DoneBytes() > 0 {
+		var err error
+		if left, err = image.DataBytes(ctx, journal.Done); err != nil {
+			return err
+		}
 	}
 	var mu sync.Mutex
 	n := total - left

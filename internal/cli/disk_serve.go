@@ -29,7 +29,9 @@ type serveFlags struct {
 	disk, socket, listen string
 	cert, key, clientCA  string
 	overlay              string
-	cacheMiB             int64
+	cacheSize            string
+	// cacheBytes is what cacheSize says.
+	cacheBytes int64
 }
 
 func (s *session) diskServe() *cobra.Command {
@@ -42,6 +44,9 @@ it, and the kernel can mount it. Blocks are fetched as they are read, and some a
 The export is read-only. With --overlay it is writable: what is written goes to that file, and
 nothing to the repository; the same file later goes on where it was. An overlay is for one
 disk and one export at a time; the file with .map after its name belongs to it.
+
+As long as it is served a restore point can be deleted without harm: a lease keeps what it holds.
+Only on a connection for reading only there is none, and a deletion ends in read errors.
 
 On TCP clients are met with TLS only.`,
 		Example: `  # Boot from it; QEMU keeps what the guest writes until it ends
@@ -64,13 +69,13 @@ On TCP clients are met with TLS only.`,
 		},
 	}
 	s.diskFlag(c, &f.disk)
-	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; it must not be there yet")
+	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; one that a killed server has left is replaced")
 	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert and --tls-key")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate, and those between it and its authority, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "let in only clients with a certificate of this authority, in PEM")
 	c.Flags().StringVar(&f.overlay, "overlay", "", "make the export writable, and keep what is written in this file")
-	c.Flags().Int64Var(&f.cacheMiB, "cache-mib", 256, "how much of the disk is kept in memory")
+	c.Flags().StringVar(&f.cacheSize, "cache-size", "256Mi", "how much of the disk is kept in memory, such as 2Gi; at least 1Mi")
 	return c
 }
 
@@ -82,8 +87,13 @@ func (f *serveFlags) check() error {
 		return usage("--listen needs --tls-cert and --tls-key: anybody on the network could read the disk")
 	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != ""):
 		return usage("--tls-cert, --tls-key and --tls-client-ca are for --listen")
-	case f.cacheMiB < 1:
-		return usage("--cache-mib %d: at least 1", f.cacheMiB)
+	}
+	var err error
+	if f.cacheBytes, err = cacheSize(f.cacheSize); err != nil {
+		return err
+	}
+	if f.cacheBytes < 1<<20 {
+		return usage("--cache-size %s: at least 1Mi", f.cacheSize)
 	}
 	return nil
 }
@@ -113,19 +123,15 @@ func (f *serveFlags) tls() (*tls.Config, error) {
 }
 
 func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
-	network, address := "unix", f.socket
+	var l net.Listener
+	var err error
 	if f.listen != "" {
-		network, address = "tcp", f.listen
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, network, address)
-	if err != nil {
-		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: CodeRefused, hint: "choose another address, or remove a socket that nobody listens on"}
-	}
-	if network == "unix" {
-		err = os.Chmod(address, 0o600)
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", f.listen)
+	} else {
+		l, err = listenUnix(ctx, f.socket)
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.Close())
+		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: CodeRefused, hint: "choose another address, or end what listens there"}
 	}
 	return l, nil
 }
@@ -154,36 +160,41 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 	}
 	// Most of the heap is cached blocks without pointers, so that collecting often costs next to nothing, and seldom much memory.
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
-	return s.withRepository(ctx, func(r *repository.Repository) (err error) {
+	return s.withRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
 		}
-		image, err := r.Image(ctx, *chosen)
-		if err != nil {
-			return err
-		}
-		below := serve.New(image, serve.Options{CacheBytes: f.cacheMiB << 20})
-		defer below.Close()
-		export := &oneExport{name: chosen.Name, export: nbd.Export{
-			Backend: below, MultiConn: true, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, sourceName(p.Source), timeText(p.Time)),
-		}}
-		if f.overlay != "" {
-			overlay, err := serve.OpenOverlay(f.overlay, chosen.Digest, below)
-			if err != nil {
-				return overlayFailure(err)
-			}
-			defer func() { err = errors.Join(err, overlay.Close()) }()
-			export.export.Backend = overlay
-		}
-		l, err := f.open(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
-		log := slog.New(slog.NewTextHandler(w, nil))
-		return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config, Log: log}, l)
+		return s.underLease(ctx, r, p.ID, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
 	})
+}
+
+// serveChosen serves a disk until ctx ends.
+func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
+	image, err := r.Image(ctx, *chosen)
+	if err != nil {
+		return err
+	}
+	below := serve.New(image, serve.Options{CacheBytes: f.cacheBytes})
+	defer below.Close()
+	export := &oneExport{name: chosen.Name, export: nbd.Export{
+		Backend: below, MultiConn: true, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, sourceName(p.Source), timeText(p.Time)),
+	}}
+	if f.overlay != "" {
+		overlay, err := serve.OpenOverlay(f.overlay, chosen.Digest, below)
+		if err != nil {
+			return overlayFailure(err)
+		}
+		defer func() { err = errors.Join(err, overlay.Close()) }()
+		export.export.Backend = overlay
+	}
+	l, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
+	log := slog.New(slog.NewTextHandler(w, nil))
+	return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config, Log: log}, l)
 }
 
 func overlayFailure(err error) error {

@@ -16,18 +16,7 @@ type display struct{ mode string }
 
 // flags adds --progress. when says when it is shown.
 func (d *display) flags(c *cobra.Command, when string) {
-	c.Flags().StringVar(&d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none")
-	completeFixed(c, "progress", progress.Modes()...)
-	check := c.PreRunE
-	c.PreRunE = func(c *cobra.Command, args []string) error {
-		if err := progress.Valid(progress.Mode(d.mode)); err != nil {
-			return usage("--progress: %s", err)
-		}
-		if check != nil {
-			return check(c, args)
-		}
-		return nil
-	}
+	choiceFlag(c, &d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none", progress.Modes()...)
 }
 
 // during shows what f reports while it runs. f may report from several goroutines.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/mattn/go-runewidth"
@@ -30,18 +29,8 @@ const (
 
 // outputFlag adds -o with the forms that a command has.
 func outputFlag(c *cobra.Command, into *string, forms ...string) {
-	c.Flags().StringVarP(into, "output", "o", "", "how to show the result: "+strings.Join(forms, ", "))
+	c.Flags().VarP(newChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
 	completeFixed(c, "output", forms...)
-	check := c.PreRunE
-	c.PreRunE = func(c *cobra.Command, args []string) error {
-		if *into != "" && !slices.Contains(forms, *into) {
-			return usage("-o %s: use one of %s", *into, strings.Join(forms, ", "))
-		}
-		if check != nil {
-			return check(c, args)
-		}
-		return nil
-	}
 }
 
 // printObject writes an API object, or a list, as the server has it, without managedFields.

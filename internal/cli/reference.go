@@ -50,7 +50,7 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 | field | what |
 |---|---|
 | ` + "`name`, `phase`, `message`" + ` | what it is about, its state in a word, and what is done or waited for; the last two may be absent |
-| ` + "`percent`, `processedBytes`, `totalBytes`" + ` | how much is done; while ` + "`totalBytes`" + ` is 0, it is not known. Of a disk's backup, the bytes that are read; of a restore, the data that is written; of ` + "`repo check`" + `, the size of what was looked at |
+| ` + "`percent`, `processedBytes`, `totalBytes`" + ` | how much is done; while ` + "`totalBytes`" + ` is 0, it is not known. Of a disk's backup, the bytes that are read; of a restore, the data that is written; of ` + "`repo check` and `disk prune`" + `, the size of what was looked at |
 | ` + "`bytesPerSecond`, `remainingSeconds`" + ` | how fast ` + "`processedBytes`" + ` grows at the moment (a weighted mean over about 20 seconds), and how long the rest takes at that rate; absent while unknown |
 | ` + "`scannedBytes`, `diskBytes`" + ` | of a disk's backup: what is settled of the size of the disks, read or known to be a hole or unchanged |
 | ` + "`changedBytes`, `deduplicatedBytes`" + ` | of a disk's backup: what is in blocks that are not the parent's, and what the repository had of that |

@@ -75,6 +75,9 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 		if err != nil {
 			return openFailure(err)
 		}
+		if err := r.WithoutCache(); err != nil {
+			s.warn(fmt.Errorf("going on without the cache, which is slower: %w", err))
+		}
 		err = f(r)
 		// An interrupted command, too, closes what it opened.
 		return errors.Join(err, r.Close(context.WithoutCancel(ctx)))

@@ -36,9 +36,9 @@ func (s *session) diskVerify() *cobra.Command {
 	percent := percentage(100)
 	c := &cobra.Command{
 		Use: "verify", Short: "Read what is stored, and name the restore points that damage touches",
-		Long: `Read, decrypt and hash again what is stored: all of it, or --percent, always the same part.
-What several restore points share is read once. Everything that varve repo check looks at is
-looked at in any case.
+		Long: `Read, decrypt and hash again what is stored: all of it, or --percent, each time
+another part, drawn at random. What several restore points share is read once. Everything
+that varve repo check looks at is looked at in any case.
 
 Damage is a failure (exit code 1). The parts of disks that it touches are listed, with their
 restore points; -o json also lists the restore points that are good.`,

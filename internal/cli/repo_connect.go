@@ -64,11 +64,11 @@ func (n *connection) cache(p *place) error {
 		o.CacheBytes = 1 << 30
 	}
 	if n.cacheSize != "" {
-		q, err := resource.ParseQuantity(n.cacheSize)
-		if err != nil || q.Sign() < 0 {
-			return usage("--cache-size %s: write a size such as 512Mi or 2Gi, or 0", n.cacheSize)
+		bytes, err := cacheSize(n.cacheSize)
+		if err != nil {
+			return err
 		}
-		o.CacheBytes = q.Value()
+		o.CacheBytes = bytes
 	}
 	if o.CacheBytes == 0 {
 		if n.cacheDir != "" {
@@ -89,6 +89,15 @@ func (n *connection) cache(p *place) error {
 	var err error
 	o.CacheDirectory, err = filepath.Abs(dir)
 	return err
+}
+
+// cacheSize is how many bytes --cache-size says.
+func cacheSize(text string) (int64, error) {
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Sign() < 0 {
+		return 0, usage("--cache-size %s: write a size such as 512Mi or 2Gi, or 0", text)
+	}
+	return q.Value(), nil
 }
 
 // connected is the result of connecting.

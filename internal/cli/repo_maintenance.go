@@ -29,12 +29,13 @@ func (s *session) repoMaintenance() *cobra.Command {
 	var full, exclusive bool
 	c := &cobra.Command{
 		Use: "maintenance", Short: "Keep a repository small and fast",
-		Long: `Maintain a repository: merge its indexes, and with --full also free what no restore point
-refers to any more and extend object locks. Once an hour, and once a day with --full, are
-good; backups and restores may run meanwhile.
+		Long: `Maintain a repository: merge its indexes, remove what killed processes have left half written,
+and with --full also free what no restore point refers to any more and extend object locks.
+Once an hour, and once a day with --full, are good; backups and restores may run meanwhile.
 
 Because another machine may have begun to use it again, what nothing refers to goes in several
-runs over two days. --exclusive says that nobody else uses the repository now: it goes at once.`,
+runs over two days. --exclusive says that nobody else uses the repository now: it goes at once.
+What is half written goes after four days, or with --exclusive after an hour.`,
 		Example: `  # Every hour
   varve repo maintenance
 

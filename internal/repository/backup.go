@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 )
+
+// keepTimeout bounds how long a backup that was cancelled, or that has failed, stores what it has: somebody waits for its end.
+const keepTimeout = 30 * time.Second
 
 // Backup makes a restore point: a complete one, or none and an error. A disk that cannot follow its parent is read as a whole,
 // and its FullReason says why.
@@ -36,12 +40,19 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	return point, nil
 }
 
-// session is one backup with its own kopia writer.
+// writer is a kopia writer of one's own.
+type writer struct {
+	ctx context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
+	w   repo.DirectRepositoryWriter
+	// purpose is told to who looks at what was written.
+	purpose string
+}
+
+// session is one backup.
 type session struct {
-	ctx      context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
+	writer
 	r        *Repository
 	q        *Request
-	w        repo.DirectRepositoryWriter
 	progress *progress
 	lease    *lease
 }
@@ -52,7 +63,7 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 	if err != nil {
 		return nil, fmt.Errorf("begin to write: %w", err)
 	}
-	s.ctx, s.w = ctx, w
+	s.writer = writer{ctx: ctx, w: w, purpose: "a backup"}
 	return s, nil
 }
 
@@ -73,15 +84,29 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	stop := s.checkpoint()
 	disks, err := s.disks(parent)
 	if err := errors.Join(err, stop()); err != nil {
+		s.keep()
 		return nil, err
 	}
 	reached("data put")
 	// Data and its index first: what the manifest will name is there before it.
 	if err := s.w.Flush(s.ctx); err != nil {
+		s.keep()
 		return nil, fmt.Errorf("store the last data: %w", err)
 	}
 	reached("data stored")
 	return s.publish(&RestorePoint{Source: s.q.Source, Time: s.q.Time.UTC(), Disks: disks})
+}
+
+// keep makes what was uploaded findable, as a checkpoint does, so that the next backup does not upload it again. It is called while no manifest
+// of a restore point was handed to kopia: the flush would store that, too.
+func (s *session) keep() {
+	if s.lease != nil {
+		return // Its end is a flush, too.
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
+	defer cancel()
+	// What ended the backup may end this. It then costs an upload, and nothing else.
+	_ = s.w.Flush(ctx)
 }
 
 func (s *session) disks(parent *RestorePoint) ([]Disk, error) {

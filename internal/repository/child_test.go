@@ -34,7 +34,7 @@ type job struct {
 	// Config is the connection, Site the site's directory and Ahead its clock.
 	Config, Site string
 	Ahead        time.Duration
-	// Do is backUp, remove, pin, maintain or hold: a lock is taken, renewed and released.
+	// Do is backUp, remove, pin, maintain, read, under a lease, or hold: a lock is taken, renewed and released.
 	Do string
 
 	Source      Source
@@ -47,7 +47,7 @@ type job struct {
 	// Every is how often what was stored is made findable.
 	Every time.Duration
 
-	// IDs are restore points to remove; or one to be pinned with Pin, or unpinned from it.
+	// IDs are restore points to remove; or one to be read, to be pinned with Pin, or unpinned from it.
 	IDs   []string
 	Pin   string
 	Unpin bool
@@ -62,6 +62,8 @@ type job struct {
 
 	// Dies makes it kill itself after so many blobs were put or deleted; 0: not.
 	Dies int64
+	// Cuts makes it kill itself when it has written half of the blob of this number; 0: not.
+	Cuts int64
 	// Failpoint makes it kill itself there, when it passes for the Pass-th time.
 	Failpoint string
 	Pass      int64
@@ -144,6 +146,11 @@ func (j *job) do(ctx context.Context, r *Repository) outcome {
 		p, err = r.Pin(ctx, j.IDs[0], add, remove)
 	case "maintain":
 		err = r.Maintain(ctx, MaintenanceOptions{Mode: j.Mode, Exclusive: j.Exclusive})
+	case "read":
+		var l *Lease
+		if l, err = r.Lease(ctx, j.IDs[0], func(error) {}); err == nil {
+			err = l.Release()
+		}
 	case "hold":
 		var l *lock
 		if _, l, err = r.lock(ctx, "maintenance"); err == nil {
@@ -182,6 +189,8 @@ func child(path string) error {
 			die()
 		}
 	}
+	var begun atomic.Int64
+	s.writing = func() bool { return opened.Load() && begun.Add(1) == j.Cuts }
 	failpoint = func(step string) {
 		if step == j.Failpoint && (j.Gate == 0 || j.gated.Load()) && passes.Add(1) == j.Pass {
 			die()

@@ -224,7 +224,7 @@ func openDirectory(ctx context.Context, path string, create bool) (blob.Storage,
 			return nil, err
 		}
 	}
-	st, err := filesystem.New(ctx, &filesystem.Options{Path: path}, create)
+	st, err := newDirectory(ctx, &filesystem.Options{Path: path}, create)
 	if err != nil {
 		return nil, fmt.Errorf("open directory %s: %w", path, err)
 	}

@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -73,16 +72,7 @@ func (c *crashed) copyTo(tb testing.TB, dir string) *crashed {
 
 func (c *crashed) open(tb testing.TB) *Repository {
 	tb.Helper()
-	r, err := c.site.open(tb.Context(), c.config)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := r.Close(context.WithoutCancel(tb.Context())); err != nil {
-			tb.Error(err)
-		}
-	})
-	return r
+	return c.site.opened(tb, c.config)
 }
 
 func refresh(tb testing.TB, r *Repository) {
@@ -122,7 +112,7 @@ func (c *crashed) job(t *testing.T, do string) *job {
 	switch do {
 	case "next", "next after another", "full", "asleep", "gated":
 		j = c.backUp(5000)
-	case "remove", "pin":
+	case "remove", "pin", "read", "read after another":
 		j.IDs, j.Pin = []string{c.ids[2000]}, "forever"
 	case "maintain", "maintain after another":
 		j.Do, j.Mode, j.Exclusive = "maintain", FullMaintenance, true
@@ -132,13 +122,16 @@ func (c *crashed) job(t *testing.T, do string) *job {
 		j.Do, j.Mode = "maintain", QuickMaintenance
 	}
 	switch do {
+	case "read after another":
+		j.Do = "read"
 	case "full":
 		j.Parent = ParentNone
 	case "asleep":
 		j.Slept, j.Every = leaseRenewal+time.Minute, 20*time.Millisecond
 	case "gated":
 		j.Gate, j.Every = 64*mib, 20*time.Millisecond
-	case "next after another", "maintain after another":
+	}
+	if strings.HasSuffix(do, " after another") {
 		dead := c.backUp(5000)
 		dead.Failpoint, dead.Pass = "lease stored", 1
 		if o := dead.run(t, c.site, 0); !o.Killed {

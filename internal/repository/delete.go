@@ -10,7 +10,7 @@ import (
 )
 
 // Delete removes restore points. What no other one shares is freed by maintenance. A restore point that a running backup started
-// from can go; the backup keeps what it needs. If one of them is not there, none is removed. One that is lost is forgotten.
+// from can go; the backup keeps what it needs, and so does whoever has a Lease. If one of them is not there, none is removed. One that is lost is forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	found := make([]*stored, len(ids))
 	for i, id := range ids {
@@ -68,9 +68,9 @@ func (r *Repository) change(ctx context.Context, purpose string, do func(context
 }
 
 // remove deletes the manifests of a restore point.
-func (s *stored) remove(ctx context.Context, w repo.RepositoryWriter) error {
+func (s *stored) remove(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	for _, id := range s.all {
-		if err := w.DeleteManifest(ctx, id); err != nil {
+		if err := removeManifest(ctx, w, id); err != nil {
 			return err
 		}
 	}

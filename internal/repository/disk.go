@@ -37,6 +37,10 @@ type diskWriter struct {
 	blocks  *blockWriter
 	before  predecessor
 	buffers sync.Pool
+	// turn is held by the region whose blocks are being handed out, each to one of the slots: blocks come into the packs in about the order of
+	// the disk, in which they are restored.
+	turn  sync.Mutex
+	slots chan struct{}
 
 	mu    sync.Mutex
 	stats Stats
@@ -48,6 +52,7 @@ func (s *session) attempt(d *DiskSource, plan diskPlan) (*Disk, error) {
 	s.progress.begin(d, plan)
 	g := plan.geometry
 	w := &diskWriter{session: s, source: d, plan: plan, blocks: newBlockWriter(s.w, g, compressors[s.q.Compression]), zeroRegions: map[int64]object.ID{}}
+	w.slots = make(chan struct{}, s.q.Workers)
 	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
 	var err error
 	if w.before, err = w.loadPredecessor(); err != nil {
@@ -120,36 +125,78 @@ func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object
 	if err != nil {
 		return object.EmptyID, err
 	}
-	buffer, _ := w.buffers.Get().(*[]byte)
-	defer w.buffers.Put(buffer)
-	var did Stats
-	var had int64
-	entries := make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))
-	for j := range entries {
+	r := regionWriter{diskWriter: w, entries: make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))}
+	was := make([]object.ID, len(r.entries))
+	for j := range r.entries {
 		b := w.plan.geometry.blockOf(i, j)
-		entries[j] = object.IndirectObjectEntry{Start: b.Offset - e.Offset, Length: b.Length}
-		was := object.EmptyID
+		r.entries[j] = object.IndirectObjectEntry{Start: b.Offset - e.Offset, Length: b.Length}
 		if j < len(before) && before[j].Length == b.Length {
-			was = before[j].Object
-		}
-		if was != object.EmptyID && w.plan.incremental() && !w.source.Changes.Set.Overlaps(b) {
-			entries[j].Object = was
-			continue
-		}
-		if entries[j].Object, err = w.block(ctx, b, (*buffer)[:b.Length], &did); err != nil {
-			return object.EmptyID, err
-		}
-		if entries[j].Object != was && (was != object.EmptyID || !w.isHole(entries[j])) {
-			did.ChangedBytes += b.Length
-			if w.hadBefore(ctx, entries[j].Object) {
-				had += b.Length
-			}
+			was[j] = before[j].Object
 		}
 	}
-	w.count(did)
-	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: did.ChangedBytes, DeduplicatedBytes: had})
-	id, _, err := writeTable(ctx, w.w, entries, regionSplitter)
+	if err := r.settle(ctx, i, was); err != nil {
+		return object.EmptyID, err
+	}
+	w.count(r.did)
+	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: r.did.ChangedBytes, DeduplicatedBytes: r.had})
+	id, _, err := writeTable(ctx, w.w, r.entries, regionSplitter)
 	return id, err
+}
+
+// regionWriter is the work on one region.
+type regionWriter struct {
+	*diskWriter
+	entries []object.IndirectObjectEntry
+
+	mu  sync.Mutex
+	did Stats
+	// had are the bytes of changed blocks that the repository had.
+	had int64
+}
+
+// settle finds an object for each block of region i. In the parent it was was, EmptyID if there was none.
+func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error {
+	group, inner := errgroup.WithContext(ctx)
+	r.turn.Lock()
+	for j := range r.entries {
+		b := r.plan.geometry.blockOf(i, j)
+		if was[j] != object.EmptyID && r.plan.incremental() && !r.source.Changes.Set.Overlaps(b) {
+			r.entries[j].Object = was[j]
+			continue
+		}
+		r.slots <- struct{}{}
+		group.Go(func() error {
+			defer func() { <-r.slots }()
+			if inner.Err() != nil {
+				return inner.Err()
+			}
+			return r.store(inner, &r.entries[j], b, was[j])
+		})
+	}
+	r.turn.Unlock()
+	return group.Wait()
+}
+
+// store stores the block e of the disk, and notes it in entry. In the parent it was the object was.
+func (r *regionWriter) store(ctx context.Context, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
+	buffer, _ := r.buffers.Get().(*[]byte)
+	defer r.buffers.Put(buffer)
+	var did Stats
+	var had int64
+	if entry.Object, err = r.block(ctx, e, (*buffer)[:e.Length], &did); err != nil {
+		return err
+	}
+	if entry.Object != was && (was != object.EmptyID || !r.isHole(*entry)) {
+		did.ChangedBytes += e.Length
+		if r.hadBefore(ctx, entry.Object) {
+			had = e.Length
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.did.add(did)
+	r.had += had
+	return nil
 }
 
 // block stores the bytes e of the disk; buffer is as long.
@@ -202,9 +249,13 @@ func (w *diskWriter) zeroRegion(ctx context.Context, i int, length int64) (objec
 func (w *diskWriter) count(d Stats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stats.ReadBytes += d.ReadBytes
-	w.stats.ZeroBytes += d.ZeroBytes
-	w.stats.ChangedBytes += d.ChangedBytes
+	w.stats.add(d)
+}
+
+func (s *Stats) add(o Stats) {
+	s.ReadBytes += o.ReadBytes
+	s.ZeroBytes += o.ZeroBytes
+	s.ChangedBytes += o.ChangedBytes
 }
 
 // finish stores the list of regions and describes the disk.

@@ -116,7 +116,7 @@ func restoreFormat(ctx context.Context, st blob.Storage, password string) error 
 		return err
 	}
 	v := &view{Storage: st, hidden: isIndex, replaced: saved}
-	r, err := v.connect(ctx, repo.ClientOptions{}, "the copy of the format", password)
+	r, err := v.connect(ctx, repo.ClientOptions{}, "the copy of the format", password, nil)
 	if err != nil {
 		return err
 	}

@@ -139,7 +139,7 @@ func TestFullDuringEverythingElse(t *testing.T) {
 	}
 }
 
-// A cache without room is an error that says so, and harms nothing: with room again everything goes on.
+// Without room for its cache a connection does without it, and everything goes on; with room again it has it.
 func TestFullCache(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -147,17 +147,47 @@ func TestFullCache(t *testing.T) {
 		t.Run(fmt.Sprint(left), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			disk := newSmall(t, filepath.Join(dir, "host.cache"), 64*mib)
+			disk := newSmall(t, filepath.Join(dir, "host.cache"), 4*minCacheBytes)
 			c := template.copyTo(t, dir)
 			disk.leave(t, left)
-			if _, err := c.site.open(t.Context(), c.config); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), disk.dir) {
-				t.Errorf("opened, or another error: %v", err)
-			}
-			disk.free(t)
 			r := c.open(t)
+			if err := r.WithoutCache(); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), disk.dir) {
+				t.Errorf("without its cache because of %v", err)
+			}
 			c.check(t, r)
 			c.does(t, r, c.job(t, "next"))
+			c.does(t, r, c.job(t, "maintain"))
+			c.check(t, r)
+			disk.free(t)
+			r = c.open(t)
+			if err := r.WithoutCache(); err != nil {
+				t.Error(err)
+			}
+			c.check(t, r)
 			c.recovers(t, c.backUp(6000), nil)
 		})
+	}
+}
+
+// A repository that is full can be read: there is no lease then, and no trace of one.
+func TestFullWhereARestorePointIsRead(t *testing.T) {
+	t.Parallel()
+	c, disk := newCrashed(t).full(t, 0)
+	r := c.open(t)
+	if _, err := r.Lease(t.Context(), c.ids[2000], nil); err == nil || !strings.Contains(err.Error(), "no space left on device") {
+		t.Fatalf("%v", err)
+	}
+	c.check(t, r)
+	disk.free(t)
+	c.check(t, c.open(t))
+	if n := leases(t, r); n > 0 {
+		t.Errorf("%d leases", n)
+	}
+	l, err := r.Lease(t.Context(), c.ids[2000], func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Release(); err != nil {
+		t.Error(err)
 	}
 }

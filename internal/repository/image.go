@@ -17,7 +17,7 @@ const maxCachedRegions = 1024
 type Image struct {
 	Disk Disk
 
-	r        contentReader
+	r        *refreshing
 	geometry geometry
 	list     []object.IndirectObjectEntry
 
@@ -40,10 +40,7 @@ func (r *Repository) Image(ctx context.Context, d Disk) (*Image, error) {
 
 // blocks is the table of region i.
 func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
-	m.mu.Lock()
-	t := m.tables[i]
-	m.mu.Unlock()
-	if t != nil {
+	if t := m.known(i); t != nil {
 		return t, nil
 	}
 	t, err := readBlocks(ctx, m.r, m.geometry, i, m.list[i].Object)
@@ -60,6 +57,13 @@ func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry
 	}
 	m.tables[i] = t
 	return t, nil
+}
+
+// known is the table of region i if that is at hand.
+func (m *Image) known(i int) []object.IndirectObjectEntry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tables[i]
 }
 
 // zero says whether a block is a hole.
@@ -165,9 +169,7 @@ func (m *Image) NextRun(ctx context.Context, e extent.Extent) (length int64, zer
 // ZeroBlock says whether the block with this number is a hole; known is false if that takes reading a table.
 func (m *Image) ZeroBlock(number int64) (zero, known bool) {
 	i, j := m.geometry.at(number * m.geometry.block)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	table := m.tables[i]
+	table := m.known(i)
 	if table == nil {
 		return false, false
 	}

@@ -51,7 +51,7 @@ func inspect(ctx context.Context, configFile, password string) (_ *inspection, e
 	return i, nil
 }
 
-func (i *inspection) look(ctx context.Context, as repo.ClientOptions, name, password string) error {
+func (i *inspection) look(ctx context.Context, as repo.ClientOptions, configFile, password string) error {
 	saved, err := readFormatCopy(ctx, i.storage)
 	if err != nil {
 		return err
@@ -62,10 +62,10 @@ func (i *inspection) look(ctx context.Context, as repo.ClientOptions, name, pass
 	if err != nil {
 		return err
 	}
-	i.Repository, err = v.connect(ctx, as, name, password)
+	i.Repository, err = v.connect(ctx, as, configFile, password, nil)
 	if err != nil && saved != nil {
 		v.replaced = saved
-		r, bad := v.connect(ctx, as, name, password)
+		r, bad := v.connect(ctx, as, configFile, password, nil)
 		if bad != nil {
 			return err
 		}

@@ -18,23 +18,25 @@ const (
 	tagLease    = "tag:varve-lease"
 	// leaseLife is how long a lease counts whose owner is not heard of any more. Garbage collection takes contents that are a day old.
 	leaseLife = 72 * time.Hour
-	// leaseRenewal is after how long a backup that still runs stores its lease anew.
+	// leaseRenewal is after how long an owner that still works stores its lease anew.
 	leaseRenewal = leaseLife / 6
-	// releaseTimeout bounds the end of a lease when the backup has failed, maybe because the storage does not answer.
+	// releaseTimeout bounds the end of a lease when its owner has failed, maybe because the storage does not answer.
 	releaseTimeout = time.Minute
 )
 
-// lease protects a parent's content against garbage collection while a backup clones from it, even if the parent is deleted.
+// lease protects a restore point's content against garbage collection, even if the restore point is deleted: a parent's while a backup
+// clones from it, or that of one that is read.
 type lease struct {
-	s     *session
+	s     *writer
+	point *RestorePoint
 	id    manifest.ID
 	root  *snapshot.DirEntry
 	since time.Time
 }
 
-// takeLease returns nil if the parent is gone. The order makes it safe: garbage collection that does not see the lease began
-// before the lease was stored, and then it sees the parent, which is looked for afterwards.
-func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
+// takeLease returns nil if the parent, or what else is read, is gone. The order makes it safe: garbage collection that does not see the
+// lease began before the lease was stored, and then it sees the parent, which is looked for afterwards.
+func (s *writer) takeLease(parent *RestorePoint) (*lease, error) {
 	root, err := s.root(parent)
 	if root == nil {
 		return nil, err
@@ -42,12 +44,12 @@ func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
 	if err := dropStaleLeases(s.ctx, s.w); err != nil {
 		return nil, err
 	}
-	l := &lease{s: s, root: root}
+	l := &lease{s: s, point: parent, root: root}
 	if err := l.store(); err != nil {
-		return nil, fmt.Errorf("lease on parent %s: %w", parent.ID, err)
+		return nil, fmt.Errorf("lease on restore point %s: %w", parent.ID, err)
 	}
 	if err := s.w.Refresh(s.ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("look for parent %s again: %w", parent.ID, err), l.release())
+		return nil, errors.Join(fmt.Errorf("look for restore point %s again: %w", parent.ID, err), l.release())
 	}
 	if root, err := s.root(parent); root == nil {
 		return nil, errors.Join(err, l.release())
@@ -56,10 +58,10 @@ func (s *session) takeLease(parent *RestorePoint) (*lease, error) {
 }
 
 // root is the parent's directory, or nil if it was deleted.
-func (s *session) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
+func (s *writer) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
 	entries, err := find(s.ctx, s.w, nil, parent.ID)
 	if err != nil {
-		return nil, fmt.Errorf("parent %s: %w", parent.ID, err)
+		return nil, fmt.Errorf("restore point %s: %w", parent.ID, err)
 	}
 	found, err := group(entries)
 	if len(found) == 0 {
@@ -72,7 +74,7 @@ func (s *session) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
 func (l *lease) store() error {
 	now := l.s.w.Time()
 	id, err := snapshot.SaveSnapshot(l.s.ctx, l.s.w, &snapshot.Manifest{
-		Source: l.s.q.Source.info(), Description: "parent of a backup that runs", IncompleteReason: leaseReason,
+		Source: l.point.Source.info(), Description: "lease of " + l.s.purpose, IncompleteReason: leaseReason,
 		StartTime: fs.UTCTimestampFromTime(now), EndTime: fs.UTCTimestampFromTime(now),
 		RootEntry: l.root, Tags: map[string]string{tagLease: "1"},
 	})
@@ -80,7 +82,7 @@ func (l *lease) store() error {
 		return err
 	}
 	if l.id != "" {
-		if err := l.s.w.DeleteManifest(l.s.ctx, l.id); err != nil {
+		if err := removeManifest(l.s.ctx, l.s.w, l.id); err != nil {
 			return err
 		}
 	}
@@ -110,7 +112,7 @@ func (l *lease) release() error {
 	l.id = ""
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.s.ctx), releaseTimeout)
 	defer cancel()
-	if err := l.s.w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
+	if err := removeManifest(ctx, l.s.w, id); err != nil {
 		return fmt.Errorf("end the lease: %w", err)
 	}
 	reached("lease's end put")
@@ -121,8 +123,8 @@ func (l *lease) release() error {
 	return nil
 }
 
-// dropStaleLeases removes the leases of backups that died.
-func dropStaleLeases(ctx context.Context, w repo.RepositoryWriter) error {
+// dropStaleLeases removes the leases of those that died.
+func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, map[string]string{tagLease: "1"})
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)
@@ -135,7 +137,7 @@ func dropStaleLeases(ctx context.Context, w repo.RepositoryWriter) error {
 		if w.Time().Sub(m.StartTime.ToTime()) < leaseLife {
 			continue
 		}
-		if err := w.DeleteManifest(ctx, id); err != nil {
+		if err := removeManifest(ctx, w, id); err != nil {
 			return fmt.Errorf("drop lease %s: %w", id, err)
 		}
 		reached("stale lease's end put")

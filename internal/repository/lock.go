@@ -108,7 +108,7 @@ func (l *lock) write() error {
 		return err
 	}
 	if l.id != "" {
-		if err := l.w.DeleteManifest(l.ctx, l.id); err != nil {
+		if err := removeManifest(l.ctx, l.w, l.id); err != nil {
 			return err
 		}
 	}
@@ -136,7 +136,7 @@ func (l *lock) alone() error {
 			continue
 		}
 		if age := l.w.Time().Sub(m.ModTime); age > lockLife {
-			if err := l.w.DeleteManifest(l.ctx, m.ID); err != nil {
+			if err := removeManifest(l.ctx, l.w, m.ID); err != nil {
 				return err
 			}
 			continue
@@ -176,7 +176,7 @@ func (l *lock) remove() error {
 	if l.id == "" {
 		return nil
 	}
-	if err := l.w.DeleteManifest(l.ctx, l.id); err != nil {
+	if err := removeManifest(l.ctx, l.w, l.id); err != nil {
 		return err
 	}
 	reached("lock's end put")

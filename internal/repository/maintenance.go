@@ -14,7 +14,7 @@ import (
 type MaintenanceMode string
 
 const (
-	// QuickMaintenance keeps the indexes small. Once an hour is good.
+	// QuickMaintenance keeps the indexes small, and removes blobs that were never finished. Once an hour is good.
 	QuickMaintenance MaintenanceMode = "quick"
 	// FullMaintenance also frees what no restore point refers to, and extends object locks. Once a day is good.
 	FullMaintenance MaintenanceMode = "full"
@@ -62,11 +62,17 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	if err == nil {
 		err = dropStaleLeases(wctx, w)
 	}
+	if err == nil { // Early: the rest may need the space.
+		err = removeUnfinished(wctx, r.rep.BlobReader(), o.unfinishedLife())
+	}
 	if err == nil {
 		err = errors.Join(keepFormat(wctx, w, r.password), r.keepRecords(wctx, w))
 	}
 	if err == nil {
-		err = maintain(wctx, w, mode, safety, o.tell)
+		err = mergeManifests(wctx, w)
+	}
+	if err == nil {
+		err = maintain(wctx, maintenanceWriter{w, r.configFile}, mode, safety, o.tell)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = errors.Join(cause, err)
@@ -76,6 +82,16 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	}
 	return r.rep.Refresh(ctx)
 }
+
+// maintenanceWriter is a writer that kopia excludes other processes of this machine by, with a file beside its configuration: beside that of
+// the connection, and not the temporary one of a connection without a cache.
+type maintenanceWriter struct {
+	repo.DirectRepositoryWriter
+
+	configFile string
+}
+
+func (m maintenanceWriter) ConfigFilename() string { return m.configFile }
 
 // own makes this machine the owner of the repository's maintenance.
 func own(ctx context.Context, w repo.DirectRepositoryWriter) error {

@@ -18,7 +18,11 @@ type contentReader interface {
 }
 
 // refreshing reads the index again before it believes that something is not there: maintenance on another machine moves contents.
-type refreshing struct{ rep repo.DirectRepository }
+type refreshing struct {
+	rep repo.DirectRepository
+	// direct is nil if everything is read by kopia.
+	direct *direct
+}
 
 func (f *refreshing) ContentInfo(ctx context.Context, id content.ID) (content.Info, error) {
 	info, err := f.rep.ContentReader().ContentInfo(ctx, id)
@@ -29,6 +33,18 @@ func (f *refreshing) ContentInfo(ctx context.Context, id content.ID) (content.In
 }
 
 func (f *refreshing) GetContent(ctx context.Context, id content.ID) ([]byte, error) {
+	if f.direct != nil {
+		if info, err := f.rep.ContentReader().ContentInfo(ctx, id); err == nil {
+			if data, ok := f.direct.content(ctx, info); ok {
+				return data, nil
+			}
+		}
+	}
+	return f.slowly(ctx, id)
+}
+
+// slowly reads a content with kopia, which also says what is wrong.
+func (f *refreshing) slowly(ctx context.Context, id content.ID) ([]byte, error) {
 	data, err := f.rep.ContentReader().GetContent(ctx, id)
 	if missing(err) && f.rep.Refresh(ctx) == nil {
 		data, err = f.rep.ContentReader().GetContent(ctx, id)
@@ -37,6 +53,39 @@ func (f *refreshing) GetContent(ctx context.Context, id content.ID) ([]byte, err
 		err = f.diagnose(ctx, id, err)
 	}
 	return data, err
+}
+
+// Contents calls take with each of the contents, or what was wrong with it, in order, until take returns an error. The data is valid until
+// then. Contents that lie side by side in a pack are fetched together.
+func (f *refreshing) Contents(ctx context.Context, infos []content.Info, take func(i int, data []byte, err error) error) error {
+	for done := 0; done < len(infos); {
+		end := done + 1
+		for end < len(infos) && f.direct.follows(&infos[done], &infos[end-1], &infos[end]) {
+			end++
+		}
+		n, err := f.direct.run(ctx, infos[done:end], func(i int, data []byte) error { return take(done+i, data, nil) })
+		if err != nil {
+			return err
+		}
+		if done += n; done == end {
+			continue
+		}
+		data, wrong := f.slowly(ctx, infos[done].ContentID)
+		if err := take(done, data, wrong); err != nil {
+			return err
+		}
+		done++
+	}
+	return nil
+}
+
+// place is where the index has a content; of one that it does not have, there is only the ID.
+func (f *refreshing) place(ctx context.Context, id content.ID) content.Info {
+	info, err := f.rep.ContentReader().ContentInfo(ctx, id)
+	if err != nil {
+		return content.Info{ContentID: id}
+	}
+	return info
 }
 
 // diagnose tells damage from a storage that does not answer: kopia's errors say what failed and not why. If the bytes can be fetched
@@ -81,18 +130,35 @@ func readError(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// readBlock is the content of a block, length bytes. kopia decrypts it with authentication: what comes back is what was written.
-func readBlock(ctx context.Context, r contentReader, id object.ID, length int64) ([]byte, error) {
+// blockID is the content that a block is.
+func blockID(id object.ID) (content.ID, error) {
 	cid, compressed, ok := id.ContentID()
 	if !ok || compressed {
-		return nil, fmt.Errorf("%w: %s is not a block", ErrCorrupt, id)
+		return content.EmptyID, fmt.Errorf("%w: %s is not a block", ErrCorrupt, id)
 	}
-	data, err := r.GetContent(ctx, cid)
+	return cid, nil
+}
+
+// blockRead says whether data, which was read for a block of length bytes, is that block. kopia decrypts it with authentication: what comes back is what was written.
+func blockRead(id object.ID, length int64, data []byte, err error) error {
 	if err != nil {
-		return nil, readError(fmt.Sprintf("read block %s", id), err)
+		return readError(fmt.Sprintf("read block %s", id), err)
 	}
 	if int64(len(data)) != length {
-		return nil, fmt.Errorf("%w: block %s has %d bytes, not %d", ErrCorrupt, id, len(data), length)
+		return fmt.Errorf("%w: block %s has %d bytes, not %d", ErrCorrupt, id, len(data), length)
+	}
+	return nil
+}
+
+// readBlock is the content of a block, length bytes.
+func readBlock(ctx context.Context, r contentReader, id object.ID, length int64) ([]byte, error) {
+	cid, err := blockID(id)
+	if err != nil {
+		return nil, err
+	}
+	data, err := r.GetContent(ctx, cid)
+	if err := blockRead(id, length, data, err); err != nil {
+		return nil, err
 	}
 	return data, nil
 }

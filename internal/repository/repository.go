@@ -6,27 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 )
 
 // Repository is an open repository.
 type Repository struct {
 	rep repo.DirectRepository
+	// direct reads past kopia where that is possible; else nil.
+	direct *direct
 	// configFile and password are for connections that do without a cache.
 	configFile, password string
+	// storage is closed with the repository if it is no part of the connection.
+	storage blob.Storage
+	// noCache is why this connection does without its cache; nil: it has it, or was made without one.
+	noCache error
 
 	mu    sync.Mutex
 	fatal error
 }
 
 // Open opens the repository that the configuration file names, as Connect wrote it. If its format or an index is damaged, the error
-// is ErrCorrupt and Repair may mend it.
+// is ErrCorrupt and Repair may mend it. It goes on without a cache that cannot be used, and WithoutCache says so.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
 	if err := reach(ctx, configFile, 0); err != nil {
 		return nil, openError(configFile, err)
 	}
-	r, err := openConfig(ctx, configFile, configFile, password)
+	r, err := openConfig(ctx, configFile, password, nil)
 	if err == nil {
 		return r, nil
 	}
@@ -41,22 +49,49 @@ func Open(ctx context.Context, configFile, password string) (*Repository, error)
 	return nil, err
 }
 
-// openConfig opens the repository of configFile; errors call it name.
-func openConfig(ctx context.Context, configFile, name, password string) (*Repository, error) {
+// openConfig opens the repository of configFile. Tests have a clock of their own; nil: this machine's.
+func openConfig(ctx context.Context, configFile, password string, now func() time.Time) (*Repository, error) {
+	c, err := repo.LoadConfigFromFile(configFile)
+	if err != nil {
+		return nil, openError(configFile, err)
+	}
+	unusable := usableCache(c.Caching)
+	if unusable == nil || c.Storage == nil {
+		return openFile(ctx, configFile, configFile, password, now)
+	}
+	st, err := blob.NewStorage(ctx, *c.Storage, false)
+	if err != nil {
+		return nil, openError(configFile, err)
+	}
+	v := &view{Storage: st}
+	r, err := v.connect(ctx, c.ClientOptions, configFile, password, now)
+	if err != nil {
+		return nil, errors.Join(err, st.Close(ctx))
+	}
+	r.storage, r.noCache = st, unusable
+	return r, nil
+}
+
+// openFile opens the repository of a file, which stands for configFile.
+func openFile(ctx context.Context, file, configFile, password string, now func() time.Time) (*Repository, error) {
 	r := &Repository{configFile: configFile, password: password}
-	rep, err := repo.Open(ctx, configFile, password, &repo.Options{
+	rep, err := repo.Open(ctx, file, password, &repo.Options{
+		TimeNowFunc:         now,
 		DoNotWaitForUpgrade: true,
 		// Without this kopia would end the process.
 		OnFatalError: r.fail,
 	})
 	if err != nil {
-		return nil, openError(name, gone(ctx, configFile, err))
+		return nil, openError(configFile, gone(ctx, file, err))
 	}
 	direct, ok := rep.(repo.DirectRepository)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, name), rep.Close(ctx))
+		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, configFile), rep.Close(ctx))
 	}
 	r.rep = direct
+	if err := r.readDirectly(ctx, file); err != nil {
+		return nil, errors.Join(openError(configFile, err), rep.Close(ctx))
+	}
 	return r, nil
 }
 
@@ -72,11 +107,18 @@ func openError(name string, err error) error {
 
 // Close ends the connection. Nothing may use the repository any more.
 func (r *Repository) Close(ctx context.Context) error {
-	if err := r.rep.Close(ctx); err != nil {
+	err := r.rep.Close(ctx)
+	if r.storage != nil {
+		err = errors.Join(err, r.storage.Close(ctx))
+	}
+	if err != nil {
 		return fmt.Errorf("close the repository: %w", err)
 	}
 	return nil
 }
+
+// WithoutCache says why the connection does without its cache, which makes it slower; nil: it has it, or was made without one.
+func (r *Repository) WithoutCache() error { return r.noCache }
 
 // fail keeps the first reason why the repository cannot be used any more.
 func (r *Repository) fail(err error) {
@@ -93,7 +135,7 @@ func (r *Repository) failed() error {
 	return r.fatal
 }
 
-func (r *Repository) reader() contentReader { return &refreshing{rep: r.rep} }
+func (r *Repository) reader() *refreshing { return &refreshing{rep: r.rep, direct: r.direct} }
 
 // Source is the source of a path, of this connection's host and user unless others are given.
 func (r *Repository) Source(host, user, path string) Source {

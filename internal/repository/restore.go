@@ -1,10 +1,14 @@
 package repository
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 
+	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sync/errgroup"
 
@@ -13,6 +17,7 @@ import (
 
 // Target takes a disk that is restored. Its methods are called from several goroutines.
 type Target interface {
+	// WriteAt writes all of p. It does not keep p, which is used again.
 	WriteAt(ctx context.Context, p []byte, offset int64) error
 	// Zero makes e read as zeroes. A target that already does may do nothing.
 	Zero(ctx context.Context, e extent.Extent) error
@@ -67,51 +72,79 @@ func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) er
 	return nil
 }
 
+// restoreRegion writes region i: first its holes, then its data, in the order in which the packs have it.
 func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote func(int64)) error {
-	table, err := readBlocks(ctx, m.r, m.geometry, i, m.list[i].Object)
-	if err != nil {
-		return err
-	}
-	var hole extent.Extent
-	flush := func() error {
-		if hole.Empty() {
-			return nil
-		}
-		e := hole
-		hole = extent.Extent{}
-		if err := target.Zero(ctx, e); err != nil {
-			return fmt.Errorf("zero %s: %w", e, err)
-		}
-		return nil
-	}
-	for j, entry := range table {
-		e := m.geometry.blockOf(i, j)
-		if m.zero(entry) {
-			if hole.Empty() {
-				hole.Offset = e.Offset
-			}
-			hole.Length = e.End() - hole.Offset
-			continue
-		}
-		if err := flush(); err != nil {
+	table := m.known(i)
+	if table == nil {
+		var err error
+		if table, err = readBlocks(ctx, m.r, m.geometry, i, m.list[i].Object); err != nil {
 			return err
 		}
-		data, err := readBlock(ctx, m.r, entry.Object, e.Length)
+	}
+	if err := m.restoreHoles(ctx, i, table, target); err != nil {
+		return err
+	}
+	var data []placed
+	for j, entry := range table {
+		if m.zero(entry) {
+			continue
+		}
+		id, err := blockID(entry.Object)
 		if err != nil {
+			return fmt.Errorf("at %d: %w", m.geometry.blockOf(i, j).Offset, err)
+		}
+		data = append(data, placed{block: j, info: m.r.place(ctx, id)})
+	}
+	slices.SortFunc(data, func(a, b placed) int { return byPlace(a.info, b.info) })
+	places := make([]content.Info, len(data))
+	for n := range data {
+		places[n] = data[n].info
+	}
+	return m.r.Contents(ctx, places, func(n int, content []byte, err error) error {
+		j := data[n].block
+		e := m.geometry.blockOf(i, j)
+		if err := blockRead(table[j].Object, e.Length, content, err); err != nil {
 			return fmt.Errorf("at %d: %w", e.Offset, err)
 		}
-		if err := target.WriteAt(ctx, data, e.Offset); err != nil {
+		if err := target.WriteAt(ctx, content, e.Offset); err != nil {
 			return fmt.Errorf("write %s: %w", e, err)
 		}
 		if wrote != nil {
 			wrote(e.Length)
 		}
+		return nil
+	})
+}
+
+// placed is a block of a region, and where the packs have it.
+type placed struct {
+	block int
+	info  content.Info
+}
+
+// byPlace orders contents as they lie in the packs.
+func byPlace(a, b content.Info) int {
+	return cmp.Or(strings.Compare(string(a.PackBlobID), string(b.PackBlobID)), cmp.Compare(a.PackOffset, b.PackOffset))
+}
+
+// restoreHoles makes the holes of region i read as zeroes, those side by side at once.
+func (m *Image) restoreHoles(ctx context.Context, i int, table []object.IndirectObjectEntry, target Target) error {
+	var holes extent.Set
+	for j, entry := range table {
+		if m.zero(entry) {
+			holes.Append(m.geometry.blockOf(i, j))
+		}
 	}
-	return flush()
+	for e := range holes.All() {
+		if err := target.Zero(ctx, e); err != nil {
+			return fmt.Errorf("zero %s: %w", e, err)
+		}
+	}
+	return nil
 }
 
 // DataBytes is how much data, which is not a hole, there is in the regions that skip, if not nil, does not name: what Restore
-// writes if they are done. It reads the tables of regions, and each of them once.
+// writes if they are done. It reads the tables of regions, each of them once, and keeps them for Restore as far as there is room.
 func (m *Image) DataBytes(ctx context.Context, skip func(region int) bool) (int64, error) {
 	alike := map[object.ID][]int{}
 	for i, region := range m.list {
@@ -124,9 +157,9 @@ func (m *Image) DataBytes(ctx context.Context, skip func(region int) bool) (int6
 	group.SetLimit(DefaultWorkers)
 	for _, regions := range alike {
 		group.Go(func() error {
-			table, err := readBlocks(ctx, m.r, m.geometry, regions[0], m.list[regions[0]].Object)
+			table, err := m.blocks(ctx, regions[0])
 			if err != nil {
-				return fmt.Errorf("disk %s: %w", m.Disk.Name, err)
+				return err
 			}
 			for _, e := range table {
 				if !m.zero(e) {

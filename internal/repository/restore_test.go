@@ -1,9 +1,14 @@
 package repository
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/content"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -42,6 +47,49 @@ func TestDataBytesAreWhatRestoreWrites(t *testing.T) {
 		target := &collect{data: make([]byte, len(disk.data))}
 		if err := image.Restore(t.Context(), target, RestoreOptions{Done: c.done, Wrote: func(n int64) { wrote.Add(n) }}); err != nil || wrote.Load() != c.want {
 			t.Errorf("%s: %d bytes written, want %d: %v", name, wrote.Load(), c.want, err)
+		}
+	}
+}
+
+// Packs have blocks in about the order of the disk, however many are stored side by side, so that a restore fetches many at once.
+func TestPacksAreInTheOrderOfTheDisk(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	const regions = 3
+	disk := &memory{data: make([]byte, regions*RegionBlocks*256*kib)}
+	for at := 0; at < len(disk.data); at += 256 * kib {
+		copy(disk.data[at:], fmt.Sprintf("block at %d", at))
+	}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}, Workers: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range regions {
+		table, err := image.blocks(t.Context(), i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var infos []content.Info
+		for _, e := range table {
+			id, err := blockID(e.Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			infos = append(infos, image.r.place(t.Context(), id))
+		}
+		slices.SortFunc(infos, byPlace)
+		runs := 1
+		for j := 1; j < len(infos); j++ {
+			if !r.direct.follows(&infos[j-1], &infos[j-1], &infos[j]) {
+				runs++
+			}
+		}
+		if most := RegionBlocks / 4; runs > most {
+			t.Errorf("region %d of %d blocks is in %d pieces, more than %d", i, RegionBlocks, runs, most)
 		}
 	}
 }

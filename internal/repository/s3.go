@@ -72,7 +72,7 @@ func openS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Sto
 	}
 	within, cancel := context.WithTimeoutCause(ctx, timeout, ErrUnreachable)
 	defer cancel()
-	st, err := s3.New(within, o, false)
+	st, err := newS3(within, o, false)
 	var answer minio.ErrorResponse
 	switch {
 	case err == nil:
@@ -85,6 +85,15 @@ func openS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Sto
 		err = fmt.Errorf("%w: %w", ErrDenied, err)
 	}
 	return nil, err
+}
+
+// newS3 opens a bucket. The patience with its server is limited; a file system that hangs would heed no limit.
+func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error) {
+	st, err := s3.New(ctx, o, create)
+	if err != nil {
+		return nil, err
+	}
+	return newStalling(st, stallLimit), nil
 }
 
 // reach is an error if the file of a connection is broken, or if its storage is an S3 server that does not answer.

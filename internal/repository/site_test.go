@@ -1,8 +1,10 @@
 package repository
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -10,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
 )
@@ -31,6 +32,10 @@ type site struct {
 	stored atomic.Int64
 	// changed is called after each blob that was put or deleted; nil: nothing is.
 	changed func(op string, id blob.ID)
+	// asked is called before a blob is read or looked for; nil: nothing is.
+	asked atomic.Pointer[func(id blob.ID)]
+	// writing is asked before each blob that is put whether this process dies in the middle of it; nil: it does not.
+	writing func() bool
 }
 
 // sites are those of this process by their directory.
@@ -43,12 +48,12 @@ type siteOptions struct {
 
 func init() {
 	blob.AddSupportedStorage(siteType, siteOptions{}, func(ctx context.Context, o *siteOptions, create bool) (blob.Storage, error) {
-		st, err := filesystem.New(ctx, &filesystem.Options{Path: filepath.Join(o.Path, "blobs")}, create)
+		st, err := newDirectory(ctx, &filesystem.Options{Path: filepath.Join(o.Path, "blobs")}, create)
 		if err != nil {
 			return nil, err
 		}
 		s, _ := sites.LoadOrStore(o.Path, &site{dir: o.Path})
-		return &siteStorage{Storage: st, site: s.(*site)}, nil
+		return &siteStorage{Storage: storage{st}, site: s.(*site)}, nil
 	})
 }
 
@@ -101,13 +106,22 @@ func (s *site) connect(tb testing.TB, name string) string {
 
 // open opens a connection in the site's time.
 func (s *site) open(ctx context.Context, config string) (*Repository, error) {
-	r := &Repository{configFile: config, password: testPassword}
-	rep, err := repo.Open(ctx, config, testPassword, &repo.Options{TimeNowFunc: s.now, DoNotWaitForUpgrade: true, OnFatalError: r.fail})
+	return openConfig(ctx, config, testPassword, s.now)
+}
+
+// opened is a connection that is open until the test ends.
+func (s *site) opened(tb testing.TB, config string) *Repository {
+	tb.Helper()
+	r, err := s.open(tb.Context(), config)
 	if err != nil {
-		return nil, err
+		tb.Fatal(err)
 	}
-	r.rep = rep.(repo.DirectRepository)
-	return r, nil
+	tb.Cleanup(func() {
+		if err := r.Close(context.WithoutCancel(tb.Context())); err != nil {
+			tb.Error(err)
+		}
+	})
+	return r
 }
 
 // siteStorage is a directory.
@@ -122,6 +136,9 @@ func (s *siteStorage) ConnectionInfo() blob.ConnectionInfo {
 
 func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	o.SetModTime = s.site.now()
+	if s.site.writing != nil && s.site.writing() {
+		data = cutBytes{data}
+	}
 	if err := s.Storage.PutBlob(ctx, id, data, o); err != nil {
 		return err
 	}
@@ -132,6 +149,20 @@ func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, 
 	return nil
 }
 
+func (s *siteStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	if asked := s.site.asked.Load(); asked != nil {
+		(*asked)(id)
+	}
+	return s.Storage.GetBlob(ctx, id, offset, length, out)
+}
+
+func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	if asked := s.site.asked.Load(); asked != nil {
+		(*asked)(id)
+	}
+	return s.Storage.GetMetadata(ctx, id)
+}
+
 func (s *siteStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
 	if err := s.Storage.DeleteBlob(ctx, id); err != nil {
 		return err
@@ -140,4 +171,19 @@ func (s *siteStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
 		s.site.changed("delete", id)
 	}
 	return nil
+}
+
+// cutBytes is a blob whose writer is killed when it has written half of it.
+type cutBytes struct{ blob.Bytes }
+
+func (c cutBytes) WriteTo(w io.Writer) (int64, error) {
+	var whole bytes.Buffer
+	if n, err := c.Bytes.WriteTo(&whole); err != nil {
+		return n, err
+	}
+	n, err := w.Write(whole.Bytes()[:whole.Len()/2])
+	if err == nil {
+		die()
+	}
+	return int64(n), err
 }

@@ -80,6 +80,8 @@ const (
 	MetadataBlobs = "metadata"
 	IndexBlobs    = "index"
 	OtherBlobs    = "other"
+	// UnfinishedBlobs are half written, by somebody or by nobody any more. There is none in a bucket.
+	UnfinishedBlobs = "unfinished"
 )
 
 // blobKinds is the kind of blobs by the beginning of their names.
@@ -99,7 +101,7 @@ func (s *Status) TotalBytes() (n int64) {
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	options := r.rep.ClientOptions()
 	s := &Status{
-		Location: location(r.rep.BlobReader()), ConfigFile: r.rep.ConfigFilename(), UniqueID: hex.EncodeToString(r.rep.UniqueID()),
+		Location: location(r.rep.BlobReader()), ConfigFile: r.configFile, UniqueID: hex.EncodeToString(r.rep.UniqueID()),
 		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
 	}
 	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance} {
@@ -118,7 +120,7 @@ func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	return s, nil
 }
 
-// Stored counts the blobs by kind.
+// Stored counts the blobs by kind, and those that are unfinished if there are any.
 func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	out := []BlobStatus{{Kind: DataBlobs}, {Kind: MetadataBlobs}, {Kind: IndexBlobs}, {Kind: OtherBlobs}}
 	err := r.rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
@@ -139,13 +141,17 @@ func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the blobs: %w", err)
 	}
-	return out, nil
+	half, err := unfinished(ctx, r.rep.BlobReader())
+	if half.Blobs > 0 {
+		out = append(out, half)
+	}
+	return out, err
 }
 
-// Contents counts what Verify with the same percentage reads.
-func (r *Repository) Contents(ctx context.Context, percent float64) (contents, bytes int64, err error) {
+// Contents counts what Verify with the same percentage and sample reads.
+func (r *Repository) Contents(ctx context.Context, percent float64, sample uint64) (contents, bytes int64, err error) {
 	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
-		if sampled(info.ContentID, percent) {
+		if sampled(info.ContentID, percent, sample) {
 			contents++
 			bytes += int64(info.OriginalLength)
 		}

@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -100,11 +101,12 @@ func TestContentsAreWhatVerifyReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, percent := range []float64{0, 50, 100} {
-		n, bytes, err := r.Contents(t.Context(), percent)
+		sample := rand.Uint64()
+		n, bytes, err := r.Contents(t.Context(), percent, sample)
 		if err != nil {
 			t.Fatal(err)
 		}
-		report, err := r.Verify(t.Context(), VerifyOptions{Percent: percent})
+		report, err := r.Verify(t.Context(), VerifyOptions{Percent: percent, Sample: sample})
 		if err != nil || n != report.Contents || bytes != report.Bytes {
 			t.Errorf("%v%%: %d contents with %d bytes; verify read %d with %d: %v", percent, n, bytes, report.Contents, report.Bytes, err)
 		}

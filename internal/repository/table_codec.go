@@ -2,10 +2,13 @@ package repository
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strconv"
 
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/hashing"
 	"github.com/kopia/kopia/repo/object"
 )
 
@@ -68,9 +71,10 @@ func parseTable(data []byte) ([]object.IndirectObjectEntry, bool) {
 		return nil, false
 	}
 	entries := make([]object.IndirectObjectEntry, 0, len(rest)/entryBytesGuess+1)
+	var ids idParser
 	for len(rest) > 0 {
 		var e object.IndirectObjectEntry
-		if e, rest, ok = parseEntry(rest); !ok {
+		if e, rest, ok = parseEntry(rest, &ids); !ok {
 			return nil, false
 		}
 		entries = append(entries, e)
@@ -86,7 +90,7 @@ func parseTable(data []byte) ([]object.IndirectObjectEntry, bool) {
 }
 
 // parseEntry reads one entry and returns what follows it.
-func parseEntry(data []byte) (e object.IndirectObjectEntry, rest []byte, ok bool) {
+func parseEntry(data []byte, ids *idParser) (e object.IndirectObjectEntry, rest []byte, ok bool) {
 	if len(data) == 0 || data[0] != '{' {
 		return e, nil, false
 	}
@@ -104,9 +108,44 @@ func parseEntry(data []byte) (e object.IndirectObjectEntry, rest []byte, ok bool
 	if end < 0 || end+1 >= len(rest) || rest[end+1] != '}' {
 		return e, nil, false
 	}
-	id, err := object.ParseID(string(rest[:end]))
-	e.Object = id
-	return e, rest[end+2:], err == nil
+	e.Object, ok = ids.parse(rest[:end])
+	return e, rest[end+2:], ok
+}
+
+// idParser reads IDs, of which many in a row are the same: those of a hole.
+type idParser struct {
+	text []byte
+	id   object.ID
+}
+
+// parse does what object.ParseID does, which makes a string of the text first.
+func (p *idParser) parse(text []byte) (object.ID, bool) {
+	if len(text) > 0 && bytes.Equal(text, p.text) {
+		return p.id, true
+	}
+	id, ok := directID(text)
+	if !ok {
+		var err error
+		if id, err = object.ParseID(string(text)); err != nil {
+			return object.EmptyID, false
+		}
+	}
+	p.text, p.id = text, id
+	return id, true
+}
+
+// directID reads the ID of a content without a prefix, and no other.
+func directID(text []byte) (object.ID, bool) {
+	var hash [hashing.MaxHashSize]byte
+	if len(text) == 0 || len(text) > hex.EncodedLen(len(hash)) || text[0] == 'D' { // kopia leaves out a D
+		return object.EmptyID, false
+	}
+	n, err := hex.Decode(hash[:], text)
+	if err != nil {
+		return object.EmptyID, false
+	}
+	id, err := content.IDFromHash("", hash[:n])
+	return object.DirectObjectID(id), err == nil
 }
 
 // parseNumber reads name and a number above 0 with a comma behind it; neither is a 0.

@@ -63,6 +63,7 @@ func FuzzDecodeTable(f *testing.F) {
 		`{"stream":"kopia:indirect","entries":[{"l":262144,"o":"709f757b66fdfb48d0f8323744f1bd7e"},{"s":262144,"l":5,"o":"Ix0cce21c6cc23d53c46e1fab215077baf"}]}`,
 		`{"stream":"kopia:indirect","entries":[]}`, `{"stream":"kopia:indirect","entries":[{"l":01,"o":""}]}`, `{"stream":"x","entries":[]}`, ``, `null`,
 		`{"stream":"kopia:indirect","entries":[{"l":262144,"o":"709f757b66fdfb48d0f8323744f1bd7e"},]}`,
+		`{"stream":"kopia:indirect","entries":[{"l":5,"o":"D0709f75"},{"s":5,"l":5,"o":"D0709f75"},{"s":10,"l":5,"o":"d0709f75"},{"s":15,"l":5,"o":"D0709f7"}]}`,
 	} {
 		f.Add([]byte(s))
 	}

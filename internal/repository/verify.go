@@ -2,15 +2,13 @@ package repository
 
 import (
 	"context"
-	"crypto/subtle"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"sync"
 
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -19,6 +17,8 @@ type VerifyOptions struct {
 	// Percent of the stored contents is read, decrypted and hashed again; every table is read in any case, and
 	// that every block has its place is checked in any case. 0 to 100.
 	Percent float64
+	// Sample says which part that is, the same one for the same number. One drawn at random for each verification meets every content sooner or later.
+	Sample  uint64
 	Workers int
 	// Progress is called with the bytes read so far, from several goroutines; nil: not.
 	Progress func(contents, bytes int64)
@@ -87,7 +87,7 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	}
 	report.Unlisted = errors.Join(err, lostError(lost), records)
 	report.Points = points
-	v := &verification{r: r.reader(), bad: bad, known: map[object.ID]*regionDamage{}, looked: o.Looked}
+	v := &verification{r: r.reader(), rehash: r.rehash(), bad: bad, known: map[object.ID]*regionDamage{}, gone: map[blob.ID]bool{}, looked: o.Looked}
 	if v.packs, err = listPacks(ctx, r.rep); err != nil {
 		return nil, err
 	}
@@ -109,86 +109,19 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	return report, nil
 }
 
-// readContents reads a part of all contents, each once, and returns what is wrong with those that are not what they were.
-func (r *Repository) readContents(ctx context.Context, o VerifyOptions, report *Report) (map[content.ID]error, error) {
-	bad := map[content.ID]error{}
-	var mu sync.Mutex
-	rehash := r.rehash()
-	err := r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{Parallel: o.Workers}, func(info content.Info) error {
-		if !sampled(info.ContentID, o.Percent) {
-			return nil
-		}
-		data, err := r.reader().GetContent(ctx, info.ContentID)
-		if err != nil {
-			err = readError(fmt.Sprintf("read content %s", info.ContentID), err)
-		} else {
-			err = rehash(info.ContentID, data)
-		}
-		if err != nil && !errors.Is(err, ErrCorrupt) {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil {
-			bad[info.ContentID] = err
-		}
-		report.Contents++
-		report.Bytes += int64(len(data))
-		if o.Progress != nil {
-			o.Progress(report.Contents, report.Bytes)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the contents: %w", err)
-	}
-	return bad, nil
-}
-
-// sampled picks percent of the contents, always the same ones of a content's ID.
-func sampled(id content.ID, percent float64) bool {
-	if percent >= 100 {
-		return true
-	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(id.String()))
-	return float64(h.Sum32()%10000) < percent*100
-}
-
-// rehash compares a content with its ID, which is a keyed hash of it; repositories with another hash are taken at kopia's word, which has
-// authenticated the content.
-func (r *Repository) rehash() func(content.ID, []byte) error {
-	f := r.rep.ContentReader().ContentFormat()
-	if f.GetHashFunction() != hashAlgorithm {
-		return func(content.ID, []byte) error { return nil }
-	}
-	key := f.GetHmacSecret()
-	return func(id content.ID, data []byte) error {
-		h, err := blake3.NewKeyed(key[:32])
-		if err != nil {
-			return err
-		}
-		if _, err := h.Write(data); err != nil {
-			return err
-		}
-		if subtle.ConstantTimeCompare(h.Sum(nil)[:16], id.Hash()) != 1 {
-			return fmt.Errorf("%w: content %s has another hash", ErrCorrupt, id)
-		}
-		return nil
-	}
-}
-
 // verification is what was found so far, so that nothing is looked at twice.
 type verification struct {
-	r     contentReader
-	bad   map[content.ID]error
-	packs *packs
+	r      contentReader
+	rehash func(content.ID, []byte) error
+	bad    map[content.ID]error
+	packs  *packs
 
 	mu sync.Mutex
 	// known are the tables of regions that were looked at, and what is wrong with them, if anything is.
 	known map[object.ID]*regionDamage
-	// refreshed: the indexes were read again since the blobs were listed.
-	refreshed bool
+	// generation counts how often the indexes were read again, and gone are the blobs that they have named since that are not there.
+	generation int
+	gone       map[blob.ID]bool
 	// bytes of all disks were looked at, of so many.
 	bytes, of int64
 	looked    func(bytes, of int64)
@@ -248,13 +181,30 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 	return out.all, nil
 }
 
-// refresh reads the indexes again, once, and says whether it has.
-func (v *verification) refresh(ctx context.Context) bool {
+// look is the generation of the indexes.
+func (v *verification) look() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	again := !v.refreshed
-	v.refreshed = true
-	return again && v.packs.rep.Refresh(ctx) == nil
+	return v.generation
+}
+
+// lacks says that a blob is not there although the indexes of a generation name it. If not, what was looked up in them is to be looked up
+// again: maintenance may have moved it.
+func (v *verification) lacks(ctx context.Context, id blob.ID, generation int) (bool, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.generation != generation:
+		return false, nil
+	case v.gone[id]:
+		return true, nil
+	}
+	if err := v.packs.rep.Refresh(ctx); err != nil {
+		return false, fmt.Errorf("read the indexes again: %w", err)
+	}
+	v.generation++
+	v.gone[id] = true
+	return false, nil
 }
 
 // count tells that so many bytes more were looked at.
@@ -323,26 +273,41 @@ func (v *verification) object(ctx context.Context, id object.ID) error {
 	return v.content(ctx, cid, v.bad[cid])
 }
 
-// content says what is wrong with a content: that its place in the storage is not there, or else read, which is what was wrong when it was
-// read.
+// content says what is wrong with a content: that its place in the storage is not there, or that it cannot be read; read is what was wrong when
+// it was read before.
 func (v *verification) content(ctx context.Context, id content.ID, read error) error {
-	info, err := v.r.ContentInfo(ctx, id)
-	if missing(err) {
-		return &damageError{text: fmt.Sprintf("no index has content %s", id), err: err}
+	for {
+		generation := v.look()
+		info, err := v.r.ContentInfo(ctx, id)
+		if missing(err) {
+			return &damageError{text: fmt.Sprintf("no index has content %s", id), err: err}
+		}
+		if err != nil {
+			return fmt.Errorf("look up content %s: %w", id, err)
+		}
+		there, err := v.packs.holds(ctx, info)
+		switch {
+		case err != nil:
+			return err
+		case there && read == nil:
+			return nil
+		case there:
+			return v.read(ctx, info)
+		}
+		if lacks, err := v.lacks(ctx, info.PackBlobID, generation); err != nil {
+			return err
+		} else if lacks {
+			return &damageError{text: fmt.Sprintf("blob %s is missing or too short", info.PackBlobID), err: read}
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("look up content %s: %w", id, err)
+}
+
+// read says what is wrong with a content that could not be read before: maintenance may have moved it just then.
+func (v *verification) read(ctx context.Context, info content.Info) error {
+	data, err := v.r.GetContent(ctx, info.ContentID)
+	err = wholeContent(v.rehash, info.ContentID, data, err)
+	if errors.Is(err, ErrCorrupt) {
+		return &damageError{text: fmt.Sprintf("blob %s has other bytes than were written", info.PackBlobID), err: err}
 	}
-	there, err := v.packs.holds(ctx, info)
-	switch {
-	case err != nil:
-		return err
-	case !there && v.refresh(ctx): // Maintenance may have moved it.
-		return v.content(ctx, id, read)
-	case !there:
-		return &damageError{text: fmt.Sprintf("blob %s is missing or too short", info.PackBlobID), err: read}
-	case read != nil:
-		return &damageError{text: fmt.Sprintf("blob %s has other bytes than were written", info.PackBlobID), err: read}
-	}
-	return nil
+	return err
 }

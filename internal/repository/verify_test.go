@@ -5,11 +5,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 
@@ -145,40 +147,131 @@ func TestDamageOfABlob(t *testing.T) {
 	}
 }
 
-// Packs that maintenance rewrites meanwhile are no damage.
+// A quarter that begins at each quarter is everything, once.
+func TestSamplesMeetEverything(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: make([]byte, 16*mib)}
+	disk.write(rand.New(rand.NewPCG(3, 3)), extent.Extent{Length: 16 * mib}, false)
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, _, err := r.Contents(t.Context(), 100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := image.blocks(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damagedContent(t, r, config, table[5].Object, flip)
+	fresh := open(t, config)
+	var sum int64
+	damage := 0
+	first := rand.Uint64()
+	for quarter := range uint64(4) {
+		report, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 25, Sample: first + quarter<<62})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.Contents < 5 || report.Contents > all/2 {
+			t.Errorf("25%% of %d contents are %d", all, report.Contents)
+		}
+		sum += report.Contents
+		damage += len(report.Damage)
+	}
+	if sum != all || damage != 1 {
+		t.Errorf("four quarters from %d on: %d of %d contents, damage %d times", first, sum, all, damage)
+	}
+}
+
+// What maintenance moves just before it is read or looked for, more than once, is no damage.
 func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 	t.Parallel()
-	_, config := newRepository(t)
-	for i, path := range []string{"/a", "/b", "/c"} {
-		// Each has its own small packs, which maintenance puts together.
-		r := open(t, config)
-		disk := &memory{data: make([]byte, mib)}
-		disk.write(rand.New(rand.NewPCG(9, uint64(i))), extent.Extent{Length: mib}, false)
-		source := testSource
-		source.Path = path
-		if _, err := r.Backup(t.Context(), Request{Source: source, Time: time.Unix(int64(i+1), 0), Disks: []DiskSource{disk.source(false)}}); err != nil {
+	s := newSite(t)
+	config := s.connect(t, "host")
+	at := func(do func(*Repository) error) {
+		r, err := s.open(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(do(r), r.Close(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 	}
-	before := blobFiles(t, config, "p")
-	other := open(t, config)
-	maintained := false
-	report, err := open(t, config).Verify(t.Context(), VerifyOptions{Looked: func(int64, int64) {
-		if maintained {
-			return
-		}
-		maintained = true // after the first restore point
-		for range 2 {
-			if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
-				t.Error(err)
+	n := 0
+	// Each restore point has small packs of its own, which maintenance puts together with all others.
+	move := func() {
+		n++
+		at(func(r *Repository) error {
+			disk := &memory{data: make([]byte, 129*mib)}
+			random := rand.New(rand.NewPCG(9, uint64(n)))
+			for _, at := range []int64{0, 64 * mib, 128 * mib} {
+				disk.write(random, extent.Extent{Offset: at, Length: 100 * kib}, false)
 			}
+			_, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(int64(n), 0), Disks: []DiskSource{disk.source(false)}})
+			return err
+		})
+		for range 2 {
+			at(func(r *Repository) error {
+				return r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true})
+			})
 		}
-	}})
-	if err != nil || report.Damaged() {
-		t.Errorf("%+v, %v", report, err)
 	}
-	if slices.Equal(before, blobFiles(t, config, "p")) {
-		t.Error("maintenance has moved nothing")
+	move()
+	move()
+	for _, percent := range []float64{0, 100} {
+		move()
+		var looking, moving atomic.Bool
+		moves := 0
+		asked := map[blob.ID]bool{}
+		var mu sync.Mutex
+		hook := func(id blob.ID) {
+			if !strings.HasPrefix(string(id), "p") || moving.Load() {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			// With a percentage the reads are asked for, without the places.
+			if asked[id] || moves == 3 || looking.Load() != (percent == 0) {
+				return
+			}
+			asked[id] = true
+			moves++
+			moving.Store(true)
+			move()
+			moving.Store(false)
+		}
+		s.asked.Store(&hook)
+		reader, err := s.open(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := true
+		report, err := reader.Verify(t.Context(), VerifyOptions{Percent: percent, Workers: 2, Looked: func(int64, int64) {
+			if first {
+				first = false
+				moving.Store(true)
+				move()
+				moving.Store(false)
+				looking.Store(true)
+			}
+		}})
+		s.asked.Store(nil)
+		if err := errors.Join(err, reader.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if report.Damaged() {
+			t.Errorf("%v %%: %+v", percent, report)
+		}
+		if moves < 2 {
+			t.Errorf("%v %%: moved %d times", percent, moves)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
@@ -92,8 +93,8 @@ func (v *view) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, erro
 // Close leaves the storage open: a view can be connected to again.
 func (v *view) Close(context.Context) error { return nil }
 
-// connect opens the repository as the view shows it, without any cache: what is read comes from the storage. Errors call it name.
-func (v *view) connect(ctx context.Context, as repo.ClientOptions, name, password string) (_ *Repository, err error) {
+// connect opens the repository of configFile as the view shows it, without any cache: what is read comes from the storage.
+func (v *view) connect(ctx context.Context, as repo.ClientOptions, configFile, password string, now func() time.Time) (_ *Repository, err error) {
 	dir, err := os.MkdirTemp("", "varve-view-")
 	if err != nil {
 		return nil, fmt.Errorf("configuration without a cache: %w", err)
@@ -109,5 +110,5 @@ func (v *view) connect(ctx context.Context, as repo.ClientOptions, name, passwor
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return nil, err
 	}
-	return openConfig(ctx, file, name, password)
+	return openFile(ctx, file, configFile, password, now)
 }

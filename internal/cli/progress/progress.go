@@ -62,18 +62,8 @@ func New(mode Mode, out io.Writer, terminal bool, now func() time.Time) (Rendere
 	case None:
 		return nothing{}, nil
 	default:
-		return nil, Valid(mode)
+		return nil, fmt.Errorf("unknown progress mode %q: use one of %s", mode, strings.Join(Modes(), ", "))
 	}
-}
-
-// Valid is an error if there is no such mode.
-func Valid(mode Mode) error {
-	for _, m := range Modes() {
-		if mode == Mode(m) {
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown progress mode %q: use one of %s", mode, strings.Join(Modes(), ", "))
 }
 
 type nothing struct{}

@@ -1,92 +1,58 @@
 package serve
 
 import (
-	"encoding/binary"
-	"fmt"
-	"hash/crc32"
-	"slices"
 	"sync"
 
 	"github.com/varvebackup/varve/internal/extent"
-	"github.com/varvebackup/varve/internal/repository"
 )
 
-const (
-	// clusterBytes is the unit in which the overlay takes over from the disk below.
-	clusterBytes = 64 << 10
-	// mapMagic begins the file that says which clusters the overlay has.
-	mapMagic   = "varvecow"
-	mapVersion = 1
-)
+// clusterBytes is the unit in which the overlay takes over from the disk below.
+const clusterBytes = 64 << 10
 
 // clusters says which parts of a disk an overlay has. A cluster that it has stays.
 type clusters struct {
 	token string
+	// size is the disk's in bytes.
+	size int64
 
-	mu      sync.RWMutex
-	bits    []uint64
-	changed bool // since changes
+	mu sync.RWMutex
+	// bits are in windows of windowWords: what a sector of the map has.
+	bits []uint64
+	// used says which windows have clusters, and taken is how many of them do.
+	used  []bool
+	taken int64
+	// fresh are the windows with clusters that the map has not got.
+	fresh map[int]struct{}
 }
 
 func newClusters(token string, size int64) *clusters {
-	return &clusters{token: token, bits: make([]uint64, (size+64*clusterBytes-1)/(64*clusterBytes))}
+	windows := (size + windowBytes - 1) / windowBytes
+	return &clusters{token: token, size: size, bits: make([]uint64, windows*windowWords), used: make([]bool, windows), fresh: map[int]struct{}{}}
 }
 
-// encode is the map as docs/format.md has it.
-func (c *clusters) encode() []byte {
-	body := binary.LittleEndian.AppendUint32(nil, mapVersion)
-	body = binary.LittleEndian.AppendUint32(body, uint32(len(c.token)))
-	body = append(body, c.token...)
-	for _, w := range c.bits {
-		body = binary.LittleEndian.AppendUint64(body, w)
+// words is how many words of bits the disk has.
+func (c *clusters) words() int64 { return (c.size + 64*clusterBytes - 1) / (64 * clusterBytes) }
+
+func (c *clusters) none() bool { return c.taken == 0 }
+
+// window is the bits of one.
+func (c *clusters) window(n int) []uint64 { return c.bits[n*windowWords : (n+1)*windowWords] }
+
+// use notes that a window has clusters.
+func (c *clusters) use(window int) {
+	if !c.used[window] {
+		c.used[window] = true
+		c.taken++
 	}
-	out := binary.LittleEndian.AppendUint32([]byte(mapMagic), crc32.ChecksumIEEE(body))
-	return append(out, body...)
 }
 
-func (c *clusters) decode(data []byte) error {
-	head := len(mapMagic) + 4
-	if len(data) < head+8 || string(data[:len(mapMagic)]) != mapMagic || binary.LittleEndian.Uint32(data[len(mapMagic):]) != crc32.ChecksumIEEE(data[head:]) {
-		return fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
-	}
-	body := data[head:]
-	if version := binary.LittleEndian.Uint32(body); version != mapVersion {
-		return fmt.Errorf("%w: its map has version %d, and this program knows version %d", repository.ErrInvalid, version, mapVersion)
-	}
-	n := int64(binary.LittleEndian.Uint32(body[4:]))
-	body = body[8:]
-	if n > int64(len(body)) || string(body[:n]) != c.token {
-		return fmt.Errorf("%w: it belongs to another disk, %q", repository.ErrInvalid, body[:min(n, int64(len(body)))])
-	}
-	if body = body[n:]; len(body) != 8*len(c.bits) {
-		return fmt.Errorf("%w: its map is for a disk of another size", repository.ErrInvalid)
-	}
-	for i := range c.bits {
-		c.bits[i] = binary.LittleEndian.Uint64(body[8*i:])
-	}
-	return nil
-}
-
-func (c *clusters) none() bool {
-	return !slices.ContainsFunc(c.bits, func(w uint64) bool { return w != 0 })
-}
-
-// changes is the map if it has changed since the last call, and nil if not.
-func (c *clusters) changes() []byte {
+// touch makes the next changes have these windows.
+func (c *clusters) touch(windows []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.changed {
-		return nil
+	for _, n := range windows {
+		c.fresh[n] = struct{}{}
 	}
-	c.changed = false
-	return c.encode()
-}
-
-// touch makes the next changes return the map.
-func (c *clusters) touch() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.changed = true
 }
 
 // add adds all clusters that e has a part of.
@@ -94,9 +60,12 @@ func (c *clusters) add(e extent.Extent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for n := e.Offset / clusterBytes; n*clusterBytes < e.End(); n++ {
-		c.bits[n/64] |= 1 << (n % 64)
+		if word, bit := n/64, uint64(1)<<(n%64); c.bits[word]&bit == 0 {
+			c.bits[word] |= bit
+			c.fresh[int(word/windowWords)] = struct{}{}
+			c.use(int(word / windowWords))
+		}
 	}
-	c.changed = true
 }
 
 // run is how long from e.Offset on, up to e's end, all clusters are there, or none is.

@@ -23,22 +23,32 @@ type base interface {
 }
 
 // Overlay is a writable disk: what was written is in a local file, everything else comes from the disk below. The file holds the bytes
-// at their own offsets, and <file>.map says which clusters of 64 KiB it has. The map is stored by Flush, after the
+// at their own offsets, and <file>.map says which clusters of 64 KiB it has. Flush adds to the map what is new, after the
 // bytes: what was flushed is there after a crash, as on any disk. One process at a time has the file, and always over the same disk.
 type Overlay struct {
 	below    base
 	file     *os.File
 	clusters *clusters
-	// sync makes the file durable.
-	sync func() error
+	// storage is what makes the file and the map last.
+	storage storage
 
 	// taking is held by who takes clusters over, so that nobody's write is covered by what another one copies from below. Reads, and writes
 	// to clusters that are in the file, need nobody's leave.
 	taking sync.Mutex
-	// flushing guards lost.
+	// flushing guards what follows.
 	flushing sync.Mutex
+	// layout is that of the map's file.
+	layout layout
 	// lost is why something that was written may be gone. The kernel says so once; what is flushed later would wrongly be believed.
 	lost error
+}
+
+// storage are the steps of a flush.
+type storage struct {
+	sync    func(*os.File) error
+	writeAt func(f *os.File, p []byte, offset int64) (int, error)
+	// replace is durable.Write.
+	replace func(path string, data []byte) error
 }
 
 // OpenOverlay opens path over below, or makes it. token names the disk below. The file of another disk is repository.ErrInvalid,
@@ -48,7 +58,8 @@ func OpenOverlay(path, token string, below base) (*Overlay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open overlay: %w", err)
 	}
-	o := &Overlay{below: below, file: f, sync: f.Sync, clusters: newClusters(token, below.Size())}
+	o := &Overlay{below: below, file: f, clusters: newClusters(token, below.Size())}
+	o.storage = storage{sync: (*os.File).Sync, writeAt: (*os.File).WriteAt, replace: durable.Write}
 	if err := o.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open overlay %s: %w", path, err), o.release())
 	}
@@ -58,6 +69,9 @@ func OpenOverlay(path, token string, below base) (*Overlay, error) {
 func (o *Overlay) mapPath() string { return o.file.Name() + ".map" }
 
 func (o *Overlay) open() error {
+	if len(o.clusters.token) > maxTokenBytes {
+		return fmt.Errorf("%w: a token of %d bytes, at most %d", repository.ErrInvalid, len(o.clusters.token), maxTokenBytes)
+	}
 	err := unix.Flock(int(o.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("%w: another process has it", repository.ErrConflict)
@@ -72,12 +86,13 @@ func (o *Overlay) open() error {
 	stored, err := os.ReadFile(o.mapPath())
 	switch {
 	case err == nil:
-		err = o.clusters.decode(stored)
+		o.layout, err = o.clusters.decode(stored)
 	case errors.Is(err, fs.ErrNotExist) && info.Size() > 0:
 		err = fmt.Errorf("%w: it has content and no map beside it: it is no overlay", repository.ErrInvalid)
 	case errors.Is(err, fs.ErrNotExist):
 		// Before the file has its size: after a crash an overlay without a map would not be one.
-		err = durable.Write(o.mapPath(), o.clusters.encode())
+		stored, o.layout = o.clusters.encode()
+		err = o.storage.replace(o.mapPath(), stored)
 	}
 	if err != nil {
 		return err
@@ -98,19 +113,38 @@ func (o *Overlay) Flush(context.Context) error {
 	if o.lost != nil {
 		return o.lost
 	}
-	stored := o.clusters.changes() // before the sync, so that the file has what the map will say
-	if err := o.sync(); err != nil {
+	u := o.clusters.changes(o.layout) // before the sync, so that the file has what the map will say
+	if err := o.storage.sync(o.file); err != nil {
 		o.lost = fmt.Errorf("overlay %s has lost what was written: %w", o.file.Name(), err)
 		return o.lost
 	}
-	if stored == nil {
+	if u == nil {
 		return nil
 	}
-	if err := durable.Write(o.mapPath(), stored); err != nil {
-		o.clusters.touch()
+	if err := o.store(u); err != nil {
+		o.clusters.touch(u.windows)
 		return fmt.Errorf("store the map of overlay %s: %w", o.file.Name(), err)
 	}
+	o.layout = u.next
 	return nil
+}
+
+// store makes an update of the map last. What it leaves if it fails belongs to the map as well; the next one has it again.
+func (o *Overlay) store(u *update) error {
+	good := o.layout
+	o.layout = layout{} // After a failure nobody knows what the kernel has kept of the file: another one is written.
+	if u.at == 0 {
+		return o.storage.replace(o.mapPath(), u.data)
+	}
+	f, err := os.OpenFile(o.mapPath(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	if _, err := o.storage.writeAt(f, u.data, u.at*sectorBytes); err != nil {
+		o.layout = good // The file is as it was, and where space is short the next one needs as little.
+		return errors.Join(err, f.Close())
+	}
+	return errors.Join(o.storage.sync(f), f.Close())
 }
 
 // Close flushes and closes the file.

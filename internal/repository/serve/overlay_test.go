@@ -180,8 +180,13 @@ func TestOverlaysThatAreRefused(t *testing.T) {
 		"that is only a map":         {spoil: remove, class: repository.ErrCorrupt, text: "0 bytes"},
 		"that was cut":               {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path, "short") }, class: repository.ErrCorrupt, text: "5 bytes"},
 		"with a map that is damaged": {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "varvecow and so on") }, class: repository.ErrCorrupt, text: "damaged"},
-		"with a map of no bytes":     {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "") }, class: repository.ErrCorrupt, text: "damaged"},
-		"that another process has":   {spoil: func(t *testing.T, path string) { t.Helper(); keep(t, path) }, class: repository.ErrConflict, text: "has it"},
+		"with a map of a later version": {spoil: func(t *testing.T, path string) {
+			t.Helper()
+			body := "\x03\x00\x00\x00and what that has"
+			write(t, path+".map", mapMagic+string(sum([]byte(body)))+body)
+		}, class: repository.ErrInvalid, text: "version 3, and this program knows those up to 2"},
+		"with a map of no bytes":   {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "") }, class: repository.ErrCorrupt, text: "damaged"},
+		"that another process has": {spoil: func(t *testing.T, path string) { t.Helper(); keep(t, path) }, class: repository.ErrConflict, text: "has it"},
 		"in a directory that is not one": {spoil: func(t *testing.T, path string) {
 			t.Helper()
 			remove(t, path)
@@ -264,11 +269,13 @@ func TestNobodyWaitsForTheSlow(t *testing.T) {
 	go func() { wrote <- o.WriteAt(t.Context(), []byte{3}, 2*clusterBytes) }()
 	<-below.asked
 	use()
-	syncing, synced, sync := make(chan struct{}), make(chan struct{}), o.sync
-	o.sync = func() error {
-		close(syncing)
-		<-synced
-		return sync()
+	syncing, synced, sync := make(chan struct{}), make(chan struct{}), o.storage.sync
+	o.storage.sync = func(f *os.File) error {
+		if f == o.file {
+			close(syncing)
+			<-synced
+		}
+		return sync(f)
 	}
 	go func() { flushed <- o.Flush(t.Context()) }()
 	<-syncing
@@ -281,7 +288,7 @@ func TestNobodyWaitsForTheSlow(t *testing.T) {
 	if err := <-flushed; err != nil {
 		t.Error(err)
 	}
-	o.sync = sync
+	o.storage.sync = sync
 	if err := o.Close(); err != nil {
 		t.Error(err)
 	}
@@ -319,69 +326,16 @@ func TestWritesToOneClusterMeet(t *testing.T) {
 func TestAFlushThatFailedStaysFailed(t *testing.T) {
 	t.Parallel()
 	o, path := open(t)
-	o.sync = func() error { return unix.EIO }
+	sync := o.storage.sync
+	o.storage.sync = func(*os.File) error { return unix.EIO }
 	for range 2 {
 		if err := o.Flush(t.Context()); !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%v", err)
 		}
-		o.sync = o.file.Sync
+		o.storage.sync = sync
 	}
 	if err := o.Close(); !errors.Is(err, unix.EIO) {
 		t.Errorf("%v", err)
-	}
-}
-
-// A flush stores the map only if there are new clusters: it may be large.
-func TestAMapIsStoredWhenItHasChanged(t *testing.T) {
-	t.Parallel()
-	o, path := open(t)
-	stored := func(at int64) os.FileInfo {
-		t.Helper()
-		info, err := os.Stat(path + ".map")
-		if err := errors.Join(err, o.WriteAt(t.Context(), []byte("again"), at), o.Flush(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		return info
-	}
-	first, second, third, fourth := stored(clusterBytes), stored(clusterBytes), stored(0), stored(0)
-	if os.SameFile(first, second) || !os.SameFile(second, third) || os.SameFile(third, fourth) {
-		t.Error("it was stored without need, or not when it was needed")
-	}
-	if err := o.Close(); err != nil {
-		t.Error(err)
-	}
-}
-
-// A map that could not be stored is stored by the next flush.
-func TestAMapThatWasNotStoredIsStoredLater(t *testing.T) {
-	t.Parallel()
-	o, path := open(t)
-	blocker := path + ".map.new"
-	if err := os.Mkdir(blocker, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.Flush(t.Context()); !errors.Is(err, unix.EISDIR) {
-		t.Errorf("%v", err)
-	}
-	if err := os.Remove(blocker); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.release(); err != nil {
-		t.Fatal(err)
-	}
-	o, err := OpenOverlay(path, "disk", make(content, 3*clusterBytes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := make([]byte, 7)
-	if err := o.ReadAt(t.Context(), p, clusterBytes); err != nil || string(p) != "written" {
-		t.Errorf("%q, %v", p, err)
-	}
-	if err := o.Close(); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/nbd"
+)
+
+// meanwhile calls do, once, when at has been written, and whoever writes waits for that.
+type meanwhile struct {
+	mu   sync.Mutex
+	text string
+	at   string
+	do   func()
+}
+
+func (m *meanwhile) Write(p []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.text += string(p)
+	if m.do != nil && strings.Contains(m.text, m.at) {
+		m.do()
+		m.do = nil
+	}
+	return len(p), nil
+}
+
+// while runs varve, and does something when it says at; that may end it.
+func (p *program) while(at string, do func(end func()), args ...string) (said string, err error) {
+	ctx, cancel := context.WithCancel(p.t.Context())
+	defer cancel()
+	m := &meanwhile{at: at, do: func() { do(cancel) }}
+	env := map[string]string{"VARVE_PASSWORD": "a password", "VARVE_REPO_CONFIG": filepath.Join(p.dir, "config")}
+	var out bytes.Buffer
+	err = run(ctx, append([]string{"varve"}, args...), func(name string) string { return env[name] }, stdio{in: strings.NewReader(""), out: &out, err: m})
+	if m.do != nil {
+		p.t.Errorf("it did not say %q, but %s", at, m.text)
+	}
+	return m.text, err
+}
+
+// newProgram has a repository with two restore points that share nothing.
+func newProgram(t *testing.T) (p *program, id string, content []byte) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lease") // short enough for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	p = &program{t: t, dir: dir}
+	disk := filepath.Join(dir, "disk.img")
+	p.must("repo", "create", filepath.Join(dir, "blobs"))
+	for _, name := range []string{"one", "two"} {
+		content = random(3<<20, name)
+		if err := os.WriteFile(disk, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		id = p.must("disk", "backup", "web", "root="+disk, "-o", "name")
+	}
+	return p, id, content
+}
+
+// free deletes the restore point, and frees what nobody refers to.
+func (p *program) free(id string) {
+	p.t.Helper()
+	p.must("disk", "delete", id, "--yes")
+	for range 2 { // What the first run writes anew of packs that are not full, the second one finds to be garbage.
+		p.must("repo", "maintenance", "--full", "--exclusive")
+	}
+}
+
+// freed checks that what was read while it was deleted goes afterwards.
+func (p *program) freed() {
+	p.t.Helper()
+	contents := func() (n int) {
+		p.t.Helper()
+		var report struct{ Contents int }
+		if err := json.Unmarshal([]byte(p.must("disk", "verify", "--progress", "none", "-o", "json")), &report); err != nil {
+			p.t.Fatal(err)
+		}
+		return report.Contents
+	}
+	before := contents()
+	p.must("repo", "maintenance", "--full", "--exclusive")
+	if after := contents(); after > before-3<<20/(256<<10) {
+		p.t.Errorf("there were %d contents, and are %d", before, after)
+	}
+}
+
+// A restore goes on although the restore point is deleted and freed while it runs.
+func TestRestoreOfWhatIsDeletedMeanwhile(t *testing.T) {
+	t.Parallel()
+	p, id, content := newProgram(t)
+	out := filepath.Join(p.dir, "out.img")
+	said, err := p.while(`"phase":"Writing"`, func(func()) { p.free(id) }, "disk", "restore", id, out, "--progress", "json")
+	if err != nil || strings.Contains(said, "warning") {
+		t.Fatalf("%v; it said %s", err, said)
+	}
+	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("other bytes: %v", err)
+	}
+	p.freed()
+}
+
+// A restore point that is served stays readable although it is deleted and freed.
+func TestServeOfWhatIsDeletedMeanwhile(t *testing.T) {
+	t.Parallel()
+	p, id, content := newProgram(t)
+	socket := filepath.Join(p.dir, "s")
+	got := make([]byte, len(content))
+	said, err := p.while("interrupt to end\n", func(end func()) {
+		p.free(id)
+		go func() { // It serves when this has returned.
+			defer end()
+			if err := read(t.Context(), socket, got); err != nil {
+				t.Error(err)
+			}
+		}()
+	}, "disk", "serve", id, "--socket", socket, "--cache-size", "1Mi")
+	if cli.Code(err) != 0 || strings.Contains(said, "warning") {
+		t.Fatalf("%v; it said %s", err, said)
+	}
+	if !bytes.Equal(got, content) {
+		t.Error("other bytes")
+	}
+	p.freed()
+}
+
+// read reads a whole export.
+func read(ctx context.Context, socket string, into []byte) error {
+	c, err := nbd.Dial(ctx, nbd.Target{Network: "unix", Address: socket, Export: "root"}, nbd.Options{})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.ReadAt(ctx, into, 0)
+}

@@ -1,0 +1,84 @@
+package cli_test
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/varvebackup/varve/internal/cli"
+)
+
+// wrongValues are values of flags of `repo` and `disk` that there are not. A flag of one of these kinds is in here.
+var wrongValues = map[string][]string{
+	"output": {"xml"}, "progress": {"loud", ""}, "format": {"vmdk"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
+	"parallel": {"0", "-1", "many"}, "percent": {"101", "-1", "NaN", "all"}, "cache-size": {"much", "-1Gi"},
+	"object-lock": {"STRICT"}, "object-lock-period": {"30", "1m", "1h", "200000w"}, "keep-within": {"1x", "0d", "d"}, "time-zone": {"Mars/Base"},
+	"keep-last": {"-1", "x"}, "keep-hourly": {"-1"}, "keep-daily": {"-1"}, "keep-weekly": {"-1"}, "keep-monthly": {"-1"}, "keep-yearly": {"-1"},
+}
+
+// anyText are flags whose value is a name, a path or an address.
+var anyText = []string{
+	"host", "user", "bitmap", "checkpoint", "parent", "disk", "name", "repo-config", "password-file", "s3-region", "s3-ca-file", "s3-credentials-file",
+	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "overlay",
+}
+
+// rightUsage are arguments with which a command would begin to work.
+var rightUsage = map[string]string{
+	"varve repo create": "s3://127.0.0.1:1/bucket --object-lock GOVERNANCE --object-lock-period 30d", "varve repo connect": "here", "varve repo status": "", "varve repo check": "", "varve repo maintenance": "",
+	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
+	"varve disk restore": "ffffffff out", "varve disk serve": "ffffffff --socket s", "varve disk delete": "ffffffff --yes", "varve disk prune": "--keep-last 1", "varve disk pin": "ffffffff", "varve disk unpin": "ffffffff",
+}
+
+// A wrong value of a flag is wrong usage, told before anything is opened.
+func TestWrongValuesAreWrongUsage(t *testing.T) {
+	t.Parallel()
+	nowhere := t.TempDir() + "/nowhere"
+	run := func(args ...string) error {
+		var out bytes.Buffer
+		root := cli.New(cli.Options{
+			Program: "varve", Streams: cli.Streams{In: strings.NewReader(""), Out: &out, Err: &out}, Now: time.Now,
+			Env: func(name string) string {
+				return map[string]string{"VARVE_REPO_CONFIG": nowhere, "VARVE_PASSWORD": "p", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}[name]
+			},
+		})
+		root.SetArgs(args)
+		return root.ExecuteContext(t.Context())
+	}
+	walk(tree("varve"), func(c *cobra.Command) {
+		path := c.CommandPath()
+		if !strings.HasPrefix(path, "varve repo ") && !strings.HasPrefix(path, "varve disk ") {
+			return
+		}
+		usage, ok := rightUsage[path]
+		if !ok {
+			t.Errorf("%s: it is not known how to use it rightly", path)
+			return
+		}
+		args := slices.Concat(strings.Fields(path)[1:], strings.Fields(usage))
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() == "bool" || slices.Contains(anyText, f.Name) {
+				return
+			}
+			if wrongValues[f.Name] == nil {
+				t.Errorf("%s: it is not known what is wrong for --%s", path, f.Name)
+			}
+			for _, wrong := range wrongValues[f.Name] {
+				err := run(append(slices.Clone(args), "--"+f.Name+"="+wrong)...)
+				if cli.Code(err) != cli.CodeUsage || !strings.Contains(err.Error(), f.Name) {
+					t.Errorf("%s --%s=%s: code %d, %v", path, f.Name, wrong, cli.Code(err), err)
+				}
+			}
+		})
+		if path == "varve repo create" || path == "varve repo connect" {
+			return // They would.
+		}
+		if err := run(args...); cli.Code(err) != cli.CodeNotFound {
+			t.Errorf("%s without a wrong flag: code %d, %v", path, cli.Code(err), err)
+		}
+	})
+}

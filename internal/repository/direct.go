@@ -1,0 +1,215 @@
+package repository
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"fmt"
+	stdhash "hash" // the package has a hash of its own
+	"io"
+	"sync"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+)
+
+// runBytes is how much is fetched at once of contents that lie side by side in a pack: requests cost time, and what the processor's
+// caches do not hold is copied slowly.
+const runBytes = 1 * mib
+
+// directBytes is the largest content that is read directly. Varve's are of 4 MiB at most.
+const directBytes = 16 * mib
+
+// direct reads contents from the storage that kopia reads them from, decrypts them in place and decompresses them to where they are wanted;
+// kopia itself copies each byte four times more. It knows what Varve writes. Everything else, and all that is wrong with
+// a content, it leaves to kopia, and has no errors of its own. It is safe for concurrent use.
+type direct struct {
+	blobs blob.Reader
+	// keys has the hash that the contents' keys are made with, scratch *scratch.
+	keys, scratch sync.Pool
+}
+
+// readDirectly sets direct, unless kopia must read everything: the repository is encrypted in another way, or the connection of this file has
+// a cache, which is for kopia to look into and to fill.
+func (r *Repository) readDirectly(ctx context.Context, file string) error {
+	f := r.rep.ContentReader().ContentFormat()
+	if f.GetEncryptionAlgorithm() != encryptionAlgorithm || (f.GetECCAlgorithm() != "" && f.GetECCOverheadPercent() > 0) {
+		return nil
+	}
+	caching, err := repo.GetCachingOptions(ctx, file)
+	if err != nil || caching.CacheDirectory != "" {
+		return err
+	}
+	// As kopia's package encryption derives it.
+	secret, err := hkdf.Key(sha256.New, f.GetMasterKey(), []byte("encryption"), "", sha256.Size)
+	if err != nil {
+		return fmt.Errorf("key of the contents: %w", err)
+	}
+	d := &direct{blobs: r.rep.BlobReader()}
+	d.keys.New = func() any { return hmac.New(sha256.New, secret) }
+	d.scratch.New = func() any { return &scratch{} }
+	r.direct = d
+	return nil
+}
+
+// scratch is the memory of one reader.
+type scratch struct{ fetched, plain []byte }
+
+// content is a content for the caller to keep.
+func (d *direct) content(ctx context.Context, info content.Info) (data []byte, ok bool) {
+	if !d.reads(&info) {
+		return nil, false
+	}
+	s, _ := d.scratch.Get().(*scratch)
+	defer d.scratch.Put(s)
+	memory, plain := &s.fetched, []byte(nil)
+	if info.CompressionHeaderID == content.NoCompression {
+		memory = new([]byte) // What it has is decrypted in place, and kept.
+	} else {
+		plain = make([]byte, 0, info.OriginalLength)
+	}
+	packed, ok := d.fetch(ctx, info.PackBlobID, int64(info.PackOffset), int64(info.PackedLength), memory)
+	if !ok {
+		return nil, false
+	}
+	return d.open(info, packed, plain)
+}
+
+// reads says whether a content may be one to read directly. Of one that no index has there is no pack.
+func (d *direct) reads(info *content.Info) bool {
+	return d != nil && info.PackBlobID != "" && info.PackedLength <= directBytes && info.OriginalLength <= directBytes
+}
+
+// follows says whether b lies right behind a, whose run began at start, and can be fetched with it.
+func (d *direct) follows(start, a, b *content.Info) bool {
+	return d.reads(b) && b.PackBlobID == start.PackBlobID && int64(b.PackOffset) == int64(a.PackOffset)+int64(a.PackedLength) &&
+		int64(b.PackOffset)+int64(b.PackedLength)-int64(start.PackOffset) <= runBytes
+}
+
+// run calls take with the contents of a run, in order, and returns how many there were before one that could not be read, and what take said.
+// The data is valid until take returns.
+func (d *direct) run(ctx context.Context, infos []content.Info, take func(i int, data []byte) error) (n int, err error) {
+	if !d.reads(&infos[0]) {
+		return 0, nil
+	}
+	s, _ := d.scratch.Get().(*scratch)
+	defer d.scratch.Put(s)
+	first, last := &infos[0], &infos[len(infos)-1]
+	start := int64(first.PackOffset)
+	packed, ok := d.fetch(ctx, first.PackBlobID, start, int64(last.PackOffset)+int64(last.PackedLength)-start, &s.fetched)
+	if !ok {
+		return 0, nil
+	}
+	for i, info := range infos {
+		at := int64(info.PackOffset) - start
+		if cap(s.plain) < int(info.OriginalLength) {
+			s.plain = make([]byte, 0, info.OriginalLength)
+		}
+		data, ok := d.open(info, packed[at:at+int64(info.PackedLength)], s.plain[:0])
+		if !ok {
+			return i, nil
+		}
+		if err := take(i, data); err != nil {
+			return i, err
+		}
+	}
+	return len(infos), nil
+}
+
+// fetch reads length bytes of a pack, into memory if that is long enough.
+func (d *direct) fetch(ctx context.Context, pack blob.ID, offset, length int64, memory *[]byte) ([]byte, bool) {
+	if int64(cap(*memory)) < length {
+		*memory = make([]byte, length)
+	}
+	b := buffer((*memory)[:0:length])
+	err := d.blobs.GetBlob(ctx, pack, offset, length, &b)
+	return b, err == nil && int64(len(b)) == length
+}
+
+// open decrypts a content in place, and decompresses it to plain, which is empty, within its capacity. What it returns is in one of the two.
+func (d *direct) open(info content.Info, packed, plain []byte) ([]byte, bool) {
+	data, ok := d.decrypt(info, packed)
+	if !ok {
+		return nil, false
+	}
+	if info.CompressionHeaderID != content.NoCompression {
+		if data, ok = decompress(info.CompressionHeaderID, data, plain); !ok {
+			return nil, false
+		}
+	}
+	return data, len(data) == int(info.OriginalLength)
+}
+
+// decrypt does what kopia's AES256-GCM-HMAC-SHA256 does: the end of the content's hash makes its key and is authenticated with it; the
+// nonce comes first.
+func (d *direct) decrypt(info content.Info, packed []byte) ([]byte, bool) {
+	hashed := info.ContentID.Hash()
+	if len(hashed) < aes.BlockSize || info.EncryptionKeyID != 0 {
+		return nil, false
+	}
+	iv := hashed[len(hashed)-aes.BlockSize:]
+	aead, err := d.aead(iv)
+	if err != nil || len(packed) < aead.NonceSize()+aead.Overhead() {
+		return nil, false
+	}
+	sealed := packed[aead.NonceSize():]
+	data, err := aead.Open(sealed[:0], packed[:aead.NonceSize()], sealed, iv)
+	return data, err == nil
+}
+
+func (d *direct) aead(iv []byte) (cipher.AEAD, error) {
+	h, _ := d.keys.Get().(stdhash.Hash)
+	defer d.keys.Put(h)
+	h.Reset()
+	h.Write(iv)
+	var key [sha256.Size]byte
+	c, err := aes.NewCipher(h.Sum(key[:0]))
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(c)
+}
+
+// buffer takes what a storage reads, up to its capacity. Storages copy to it directly, because it is an io.ReaderFrom.
+type buffer []byte
+
+// Reset implements blob.OutputBuffer.
+func (b *buffer) Reset() { *b = (*b)[:0] }
+
+// Length implements blob.OutputBuffer.
+func (b *buffer) Length() int { return len(*b) }
+
+// Write implements blob.OutputBuffer.
+func (b *buffer) Write(p []byte) (int, error) {
+	if len(p) > cap(*b)-len(*b) {
+		return 0, io.ErrShortBuffer
+	}
+	*b = append(*b, p...)
+	return len(p), nil
+}
+
+// ReadFrom implements io.ReaderFrom.
+func (b *buffer) ReadFrom(r io.Reader) (n int64, err error) {
+	for {
+		var more [1]byte
+		into := (*b)[len(*b):cap(*b)]
+		if len(into) == 0 {
+			into = more[:]
+		}
+		m, err := r.Read(into)
+		if m > 0 && len(*b) == cap(*b) {
+			return n, io.ErrShortBuffer
+		}
+		*b, n = (*b)[:len(*b)+m], n+int64(m)
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/content/index"
+	"github.com/kopia/kopia/repo/manifest"
+)
+
+// mergeFrom is how many contents with manifests are worth merging. Each backup leaves two or three, and everybody who opens the
+// repository reads all of them.
+const mergeFrom = 8
+
+// mergeManifests makes one content of all that have manifests. What was deleted goes for good, so only the holder of the maintenance lock may
+// do it: see storage.
+func mergeManifests(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	found := 0
+	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
+	if err := w.ContentReader().IterateContents(ctx, options, func(content.Info) error { found++; return nil }); err != nil {
+		return fmt.Errorf("count the manifests: %w", err)
+	}
+	if found < mergeFrom {
+		return nil
+	}
+	m, err := manifestsAt(ctx, w, w.Time)
+	if err == nil {
+		_, err = m.Find(ctx, nil) // It reads them.
+	}
+	if err == nil {
+		err = m.Compact(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("merge manifests: %w", err)
+	}
+	reached("merged manifests put")
+	if err := w.Flush(ctx); err != nil {
+		return fmt.Errorf("merge manifests: %w", err)
+	}
+	reached("merged manifests stored")
+	return nil
+}
+
+// removeManifest deletes a manifest with the writer's next flush; one that is not there is no error. Of a manifest and its deletion the later
+// counts, and the machine that wrote it may have a clock that is ahead.
+func removeManifest(ctx context.Context, w repo.DirectRepositoryWriter, id manifest.ID) error {
+	found, err := w.GetManifest(ctx, id, nil)
+	if missing(err) && w.Refresh(ctx) == nil { // Maintenance of another machine has moved the manifests.
+		found, err = w.GetManifest(ctx, id, nil)
+	}
+	if errors.Is(err, manifest.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := w.DeleteManifest(ctx, id); err != nil || found.ModTime.Before(w.Time().Add(-time.Millisecond)) {
+		return err
+	}
+	later := found.ModTime.Add(time.Millisecond)
+	m, err := manifestsAt(ctx, w, func() time.Time { return later })
+	if err == nil {
+		err = m.Delete(ctx, id)
+	}
+	if err == nil {
+		err = m.Flush(ctx)
+	}
+	return err
+}
+
+// manifestsAt are the manifests as the writer's next flush stores them, with a clock of their own.
+func manifestsAt(ctx context.Context, w repo.DirectRepositoryWriter, now func() time.Time) (*manifest.Manager, error) {
+	return manifest.NewManager(ctx, w.ContentManager(), manifest.ManagerOptions{TimeNow: now}, nil)
+}

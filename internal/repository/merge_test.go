@@ -1,0 +1,200 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/content/index"
+	"github.com/kopia/kopia/repo/manifest"
+)
+
+// manifestContents counts the contents with manifests that a connection sees.
+func manifestContents(tb testing.TB, r *Repository) (n int) {
+	tb.Helper()
+	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
+	if err := r.rep.ContentReader().IterateContents(tb.Context(), options, func(content.Info) error { n++; return nil }); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+// threePoints makes restore points, the last of which is pinned.
+func threePoints(tb testing.TB, r *Repository) (ids []string) {
+	tb.Helper()
+	disk := &memory{data: []byte("varve")}
+	for i := range 3 {
+		p, err := r.Backup(tb.Context(), Request{Source: testSource, Time: time.Unix(int64(i+1), 0), Disks: []DiskSource{disk.source(false)}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		ids = append(ids, p.ID)
+	}
+	if _, err := r.Pin(tb.Context(), ids[2], []string{"old"}, nil); err != nil {
+		tb.Fatal(err)
+	}
+	return ids
+}
+
+// manyManifests stores more contents with manifests than kopia leaves alone.
+func manyManifests(ctx context.Context, tb testing.TB, w repo.DirectRepositoryWriter) {
+	tb.Helper()
+	for i := range 20 {
+		_, err := w.PutManifest(ctx, map[string]string{manifest.TypeLabelKey: "test"}, i)
+		if err == nil {
+			err = w.Flush(ctx)
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+func listed(tb testing.TB, r *Repository) (ids []string) {
+	tb.Helper()
+	points, err := r.List(tb.Context(), nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, p := range points {
+		ids = append(ids, p.ID)
+	}
+	return ids
+}
+
+// One process deletes while another, which does not know that yet, stores manifests: what was deleted stays so.
+func TestWhatWasDeletedStaysDeleted(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	config := s.connect(t, "one")
+	one, err := s.open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := threePoints(t, one)
+	two, err := s.open(t.Context(), s.connect(t, "two"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, w, err := two.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.DisableIndexRefresh()
+	if err := one.Delete(t.Context(), ids[1]); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []*Repository{one, two} {
+		writing := w
+		if x == one {
+			if _, writing, err = one.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		manyManifests(ctx, t, writing)
+		if _, err := find(ctx, writing, nil, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(writing.Close(ctx), x.Close(ctx)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, mode := range []MaintenanceMode{QuickMaintenance, FullMaintenance} {
+		r, err := s.open(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := listed(t, r); !slices.Equal(got, []string{ids[0], ids[2]}) {
+			t.Errorf("%s was deleted, and now there are %v", ids[1], got)
+		}
+		if err := errors.Join(r.Maintain(t.Context(), MaintenanceOptions{Mode: mode}), r.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Reading stores nothing, however many contents have manifests. Maintenance merges them.
+func TestOnlyMaintenanceMergesManifests(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	config := s.connect(t, "host")
+	r, err := s.open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := threePoints(t, r)
+	err = r.Delete(t.Context(), ids[0])
+	if err == nil {
+		err = repo.DirectWriteSession(t.Context(), r.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+			manyManifests(ctx, t, w)
+			return nil
+		})
+	}
+	if err := errors.Join(err, r.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	stored := s.stored.Load()
+	r = s.opened(t, config)
+	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
+		t.Errorf("%v, and not %v", got, ids[1:])
+	}
+	if n := manifestContents(t, r); n < 20 || s.stored.Load() != stored {
+		t.Errorf("reading stored %d bytes, and there are %d contents", s.stored.Load()-stored, n)
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
+		t.Fatal(err)
+	}
+	if n := manifestContents(t, r); n >= mergeFrom {
+		t.Errorf("%d contents after maintenance", n)
+	}
+	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
+		t.Errorf("%v after maintenance, and not %v", got, ids[1:])
+	}
+	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"old"}) {
+		t.Errorf("after maintenance: %+v, %v", p, err)
+	}
+}
+
+// A machine whose clock is behind deletes what one wrote whose clock is ahead: restore points, pins and locks.
+func TestClocksThatDiffer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	config := s.connect(t, "host")
+	r, err := s.open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.move(time.Hour)
+	ids := threePoints(t, r)
+	_, l, err := r.lock(t.Context(), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.move(-time.Hour)
+	if err := l.release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(t.Context(), ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := r.Pin(t.Context(), ids[2], []string{"new"}, []string{"old"}); err != nil || !slices.Equal(p.Pins, []string{"new"}) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if err := r.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r = s.opened(t, config)
+	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
+		t.Errorf("%v, and not %v", got, ids[1:])
+	}
+	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"new"}) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if left, err := r.rep.FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: lockType}); err != nil || len(left) > 0 {
+		t.Errorf("locks left: %v, %v", left, err)
+	}
+}

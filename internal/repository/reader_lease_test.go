@@ -1,0 +1,241 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+)
+
+// reader is a machine that reads the oldest restore point, and others are those who delete and maintain.
+type reader struct {
+	*crashed
+	r, others *Repository
+	point     *RestorePoint
+	want      *sparse
+	image     *Image
+}
+
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	c := newCrashed(t)
+	d := &reader{crashed: c, r: c.open(t), want: c.held[2000]}
+	others, err := c.site.open(t.Context(), c.site.connect(t, "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := others.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	d.others = others
+	if d.point, err = d.r.Get(t.Context(), c.ids[2000]); err != nil {
+		t.Fatal(err)
+	}
+	if d.image, err = d.r.Image(t.Context(), d.point.Disks[0]); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// remove deletes what is read, and maintain frees what nobody refers to, at once.
+func (d *reader) remove(t *testing.T) {
+	t.Helper()
+	d.does(t, d.others, &job{Do: "remove", IDs: []string{d.point.ID}})
+}
+
+func (d *reader) maintain(t *testing.T) {
+	t.Helper()
+	for range 2 { // What the first run writes anew of packs that are not full, the second one finds to be garbage.
+		d.site.move(time.Minute)
+		d.does(t, d.others, &job{Do: "maintain", Mode: FullMaintenance, Exclusive: true})
+	}
+}
+
+// read restores what is read, past what the reader has in its cache.
+func (d *reader) read(t *testing.T) error {
+	t.Helper()
+	fresh, err := d.site.open(t.Context(), d.site.connect(t, "fresh"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fresh.Close(context.WithoutCancel(t.Context()))
+	return errors.Join(d.same(t, d.image), d.same(t, &Image{Disk: d.image.Disk, r: fresh.reader(), geometry: d.image.geometry, list: d.image.list}))
+}
+
+func (d *reader) same(t *testing.T, image *Image) error {
+	t.Helper()
+	target := &collect{data: make([]byte, d.want.bytes)}
+	if err := image.Restore(t.Context(), target, RestoreOptions{}); err != nil {
+		return err
+	}
+	for at := int64(0); at < d.want.bytes; at += mib {
+		p := make([]byte, min(mib, d.want.bytes-at))
+		if err := d.want.ReadAt(t.Context(), p, at); err != nil {
+			return err
+		}
+		if string(p) != string(target.data[at:at+int64(len(p))]) {
+			t.Errorf("it differs at %d", at)
+		}
+	}
+	return nil
+}
+
+// lease takes one that is looked at when the returned function is called, which returns when that is done.
+func (d *reader) lease(t *testing.T, lost func(error)) (l *Lease, look func()) {
+	t.Helper()
+	l = &Lease{lost: lost, ended: make(chan struct{})}
+	if err := l.take(t.Context(), d.r, d.point); err != nil {
+		t.Fatal(err)
+	}
+	ticks := make(chan time.Time)
+	go l.keep(ticks)
+	return l, func() {
+		for range 2 { // The second one is taken when the first one is done.
+			select {
+			case ticks <- time.Time{}:
+			case <-l.ended:
+			}
+		}
+	}
+}
+
+func (d *reader) release(t *testing.T, l *Lease) {
+	t.Helper()
+	if err := l.Release(); err != nil {
+		t.Error(err)
+	}
+	refresh(t, d.others)
+	if n := leases(t, d.others); n > 0 {
+		t.Errorf("%d leases are left", n)
+	}
+}
+
+// What is read stays, although it was deleted and everything goes at once that nobody refers to. Afterwards it goes.
+func TestALeaseKeepsWhatIsRead(t *testing.T) {
+	t.Parallel()
+	d := newReader(t)
+	l, err := d.r.Lease(t.Context(), d.point.ID, func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.remove(t)
+	d.maintain(t)
+	if err := d.read(t); err != nil {
+		t.Error(err)
+	}
+	d.release(t, l)
+	d.maintain(t)
+	noGarbage(t, d.others)
+	if err := d.read(t); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("what nobody refers to is still there: %v", err)
+	}
+}
+
+// Whoever reads for weeks keeps what is read.
+func TestAReadersLeaseIsRenewed(t *testing.T) {
+	t.Parallel()
+	d := newReader(t)
+	l, look := d.lease(t, func(err error) { t.Error(err) })
+	d.remove(t)
+	look()
+	first := l.lease.id
+	for range 14 {
+		d.site.move(leaseRenewal + time.Minute)
+		look()
+	}
+	if l.lease.id == first {
+		t.Error("it is the lease of the beginning")
+	}
+	d.maintain(t)
+	if err := d.read(t); err != nil {
+		t.Error(err)
+	}
+	refresh(t, d.others)
+	if n := leases(t, d.others); n != 1 {
+		t.Errorf("%d leases", n)
+	}
+	d.release(t, l)
+}
+
+// A lease that was not renewed for long, because the machine slept, is taken anew if the restore point is still there. If it is not, that is
+// told once, and no lease on what is gone keeps others from maintenance.
+func TestAReaderThatSleptForLong(t *testing.T) {
+	t.Parallel()
+	for name, gone := range map[string]bool{"and what it reads is there": false, "and what it reads is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newReader(t)
+			var lost []error
+			l, look := d.lease(t, func(err error) { lost = append(lost, err) })
+			if gone {
+				d.remove(t)
+			}
+			d.site.move(leaseLife + time.Minute)
+			d.maintain(t)
+			look()
+			look()
+			if !gone {
+				d.remove(t)
+				d.maintain(t)
+				if err := d.read(t); err != nil || len(lost) > 0 {
+					t.Errorf("%v; told: %v", err, lost)
+				}
+			} else if len(lost) != 1 || !errors.Is(lost[0], ErrNotFound) {
+				t.Errorf("told: %v", lost)
+			}
+			d.maintain(t)
+			d.release(t, l)
+			d.maintain(t)
+			noGarbage(t, d.others)
+		})
+	}
+}
+
+func TestLeasesThatCannotBeHad(t *testing.T) {
+	t.Parallel()
+	d := newReader(t)
+	d.remove(t)
+	refresh(t, d.r)
+	if _, err := d.r.Lease(t.Context(), d.point.ID, nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of what is deleted: %v", err)
+	}
+	if err := new(Lease).take(t.Context(), d.r, d.point); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of what was deleted meanwhile: %v", err)
+	}
+	config := d.site.dir + "/readonly.config"
+	if err := Connect(t.Context(), config, d.site.location(), testPassword, ConnectOptions{ReadOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t, config).Lease(t.Context(), d.ids[3000], nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("on a connection for reading only: %v", err)
+	}
+	refresh(t, d.r)
+	if n := leases(t, d.r); n > 0 {
+		t.Errorf("%d leases", n)
+	}
+}
+
+// Whoever interrupts the taking of a lease does not wait for it, and leaves none.
+func TestAnInterruptedLease(t *testing.T) {
+	t.Parallel()
+	d := newReader(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	d.site.changed = func(op string, _ blob.ID) { // with the first blob of the lease
+		if op == "put" {
+			cancel()
+		}
+	}
+	_, err := d.r.Lease(ctx, d.point.ID, nil)
+	d.site.changed = nil
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	refresh(t, d.others)
+	if n := leases(t, d.others); n > 0 {
+		t.Errorf("%d leases", n)
+	}
+}

@@ -1,0 +1,206 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptrace"
+	"sync"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+)
+
+const (
+	// stallLimit is how long a request may go without a sign of life. What is sent last waits in the buffers of the system: on a line of
+	// 300 kbit/s that is a minute.
+	stallLimit = 2 * time.Minute
+	// stallAttempts is how often something is tried that stalls. The connections that were open when a way broke are all dead; a new one may not be.
+	stallAttempts = 3
+)
+
+// errStalled ends an attempt in which nothing has moved.
+var errStalled = errors.New("nothing moved")
+
+// stalling is a storage whose requests do not wait for ever for a server that has gone silent: kopia's S3 client has no limit of its own.
+type stalling struct {
+	blob.Storage
+
+	limit time.Duration
+}
+
+// newStalling gives up what a storage does when nothing has moved for the limit, and tries it again; in the end it is ErrUnreachable.
+// Moving is a byte of a blob, or an HTTP request that gets a connection, is sent, or is answered, with an error, too: what is
+// refused is for the storage to repeat. The storage must heed its context.
+func newStalling(st blob.Storage, limit time.Duration) blob.Storage { return &stalling{st, limit} }
+
+func (s *stalling) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	return s.try(ctx, fmt.Sprintf("store blob %s", id), func(ctx context.Context, p *pulse) error {
+		return s.Storage.PutBlob(ctx, id, movingBytes{data, p}, o)
+	})
+}
+
+func (s *stalling) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	return s.try(ctx, fmt.Sprintf("read blob %s", id), func(ctx context.Context, p *pulse) error {
+		return s.Storage.GetBlob(ctx, id, offset, length, movingBuffer{out, p})
+	})
+}
+
+func (s *stalling) GetMetadata(ctx context.Context, id blob.ID) (m blob.Metadata, err error) {
+	err = s.try(ctx, fmt.Sprintf("look for blob %s", id), func(ctx context.Context, _ *pulse) error {
+		m, err = s.Storage.GetMetadata(ctx, id)
+		return err
+	})
+	return m, err
+}
+
+func (s *stalling) DeleteBlob(ctx context.Context, id blob.ID) error {
+	return s.try(ctx, fmt.Sprintf("delete blob %s", id), func(ctx context.Context, _ *pulse) error {
+		return s.Storage.DeleteBlob(ctx, id)
+	})
+}
+
+func (s *stalling) ExtendBlobRetention(ctx context.Context, id blob.ID, o blob.ExtendOptions) error {
+	return s.try(ctx, fmt.Sprintf("extend the lock of blob %s", id), func(ctx context.Context, _ *pulse) error {
+		return s.Storage.ExtendBlobRetention(ctx, id, o)
+	})
+}
+
+// ListBlobs tries again only while call has not been called: it must not be told of a blob twice.
+func (s *stalling) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
+	told := false
+	return s.tryWhile(ctx, fmt.Sprintf("list blobs %s*", prefix), func() bool { return !told }, func(ctx context.Context, p *pulse) error {
+		return s.Storage.ListBlobs(ctx, prefix, func(m blob.Metadata) error {
+			told = true
+			p.pause() // The caller may take its time.
+			defer p.resume()
+			return call(m)
+		})
+	})
+}
+
+// try calls f until it ends otherwise than by a stall, but not too often.
+func (s *stalling) try(ctx context.Context, what string, f func(context.Context, *pulse) error) error {
+	return s.tryWhile(ctx, what, func() bool { return true }, f)
+}
+
+func (s *stalling) tryWhile(ctx context.Context, what string, again func() bool, f func(context.Context, *pulse) error) error {
+	for attempt := 1; ; attempt++ {
+		err := s.once(ctx, f)
+		switch {
+		case !errors.Is(err, errStalled):
+			return err
+		case attempt == stallAttempts || !again():
+			return s.unreachable(what, attempt)
+		}
+	}
+}
+
+func (s *stalling) unreachable(what string, attempts int) error {
+	return fmt.Errorf("%w from %s: %s: nothing moved for %s, attempts: %d", ErrUnreachable, location(s.Storage), what, s.limit, attempts)
+}
+
+// once calls f. It is errStalled if that ended f.
+func (s *stalling) once(ctx context.Context, f func(context.Context, *pulse) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p := &pulse{limit: s.limit, timer: time.AfterFunc(s.limit, func() { cancel(errStalled) })}
+	defer p.pause()
+	err := f(httptrace.WithClientTrace(ctx, p.trace()), p)
+	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
+		return errStalled
+	}
+	return err
+}
+
+// pulse ends an attempt unless it is told in time that something has moved. It is safe for concurrent use.
+type pulse struct {
+	limit time.Duration
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	paused bool
+}
+
+func (p *pulse) moved() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.paused {
+		p.timer.Reset(p.limit)
+	}
+}
+
+// pause lets any time pass until resume.
+func (p *pulse) pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = true
+	p.timer.Stop()
+}
+
+func (p *pulse) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = false
+	p.timer.Reset(p.limit)
+}
+
+// trace tells of what requests do beside moving a blob's bytes.
+func (p *pulse) trace() *httptrace.ClientTrace {
+	return &httptrace.ClientTrace{
+		GotConn:              func(httptrace.GotConnInfo) { p.moved() },
+		WroteRequest:         func(httptrace.WroteRequestInfo) { p.moved() },
+		GotFirstResponseByte: p.moved,
+	}
+}
+
+// movingBuffer takes a blob.
+type movingBuffer struct {
+	blob.OutputBuffer
+
+	pulse *pulse
+}
+
+func (b movingBuffer) Write(data []byte) (int, error) {
+	b.pulse.moved()
+	return b.OutputBuffer.Write(data)
+}
+
+// movingBytes is a blob that is sent.
+type movingBytes struct {
+	blob.Bytes
+
+	pulse *pulse
+}
+
+// Reader has ReadAt if that of the blob has: without it the S3 client sends a copy, and nobody sees how far it is.
+func (b movingBytes) Reader() io.ReadSeekCloser {
+	r := movingReader{b.Bytes.Reader(), b.pulse}
+	if at, ok := r.ReadSeekCloser.(io.ReaderAt); ok {
+		return movingReaderAt{r, at}
+	}
+	return r
+}
+
+type movingReader struct {
+	io.ReadSeekCloser
+
+	pulse *pulse
+}
+
+func (r movingReader) Read(data []byte) (int, error) {
+	r.pulse.moved()
+	return r.ReadSeekCloser.Read(data)
+}
+
+type movingReaderAt struct {
+	movingReader
+
+	at io.ReaderAt
+}
+
+func (r movingReaderAt) ReadAt(data []byte, offset int64) (int, error) {
+	r.pulse.moved()
+	return r.at.ReadAt(data, offset)
+}

@@ -1,0 +1,129 @@
+package repository
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/maintenance"
+)
+
+// A blob in a directory is written as a file of another name, and renamed when it is complete. A process that is killed meanwhile, or
+// that finds no space, leaves that file, and no list of blobs has it.
+
+// unfinishedName is of such a file (kopia, repo/blob/filesystem, PutBlobInPath): a blob's, or that with the directory's layout.
+var unfinishedName = regexp.MustCompile(`^(.+\.f|\.shards)\.tmp\.[0-9a-f]{16}$`)
+
+// clockName is of a file that is made only for its time. It is one of those above for the case that it is left.
+const clockName = "clock.f.tmp."
+
+// unfinishedExclusive is how old an unfinished blob is that nobody writes any more, if only this process uses the repository.
+const unfinishedExclusive = time.Hour
+
+// unfinishedLife is how long an unfinished blob may be on its way. A blob is written at once, from memory, so its last change is seconds
+// before its end, unless its machine sleeps. Of who is not heard of for longer than this kopia deletes the packs, too, that no
+// index names yet: what it was writing is of no use. If it comes back, its write fails for want of the file, and nothing is wrong.
+var unfinishedLife = maintenance.SafetyFull.SessionExpirationAge
+
+func (o MaintenanceOptions) unfinishedLife() time.Duration {
+	if o.Exclusive {
+		return unfinishedExclusive
+	}
+	return unfinishedLife
+}
+
+// directory is that of a storage, or "".
+func directory(st blob.Reader) string {
+	if o, ok := st.ConnectionInfo().Config.(*filesystem.Options); ok {
+		return o.Path
+	}
+	return ""
+}
+
+// unfinished counts the blobs that are unfinished, be it because somebody writes them or for ever.
+func unfinished(ctx context.Context, st blob.Reader) (BlobStatus, error) {
+	out := BlobStatus{Kind: UnfinishedBlobs}
+	err := eachUnfinished(ctx, directory(st), func(_ string, info fs.FileInfo) error {
+		out.Blobs++
+		out.Bytes += info.Size()
+		return nil
+	})
+	return out, err
+}
+
+// removeUnfinished removes the unfinished blobs that have not changed for that long.
+func removeUnfinished(ctx context.Context, st blob.Reader, age time.Duration) error {
+	dir := directory(st)
+	if dir == "" {
+		return nil // A bucket has none.
+	}
+	now, err := clockOf(dir)
+	if err != nil {
+		return err
+	}
+	return eachUnfinished(ctx, dir, func(path string, info fs.FileInfo) error {
+		if now.Sub(info.ModTime()) < age {
+			return nil
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove an unfinished blob: %w", err)
+		}
+		return nil
+	})
+}
+
+// eachUnfinished calls call for the unfinished blobs below dir; "": there are none.
+func eachUnfinished(ctx context.Context, dir string, call func(path string, info fs.FileInfo) error) error {
+	if dir == "" {
+		return nil
+	}
+	dir, err := filepath.EvalSymlinks(dir) // The walk follows none.
+	if err != nil {
+		return fmt.Errorf("look for unfinished blobs: %w", err)
+	}
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && unfinishedName.MatchString(d.Name()) {
+			var info fs.FileInfo
+			if info, err = d.Info(); err == nil {
+				err = call(path, info)
+			}
+		}
+		if path != dir && errors.Is(err, fs.ErrNotExist) {
+			err = nil // It was finished meanwhile.
+		}
+		if err != nil {
+			return fmt.Errorf("look for unfinished blobs: %w", err)
+		}
+		return ctx.Err()
+	})
+}
+
+// clockOf is what time it is for the file system of a directory. That of a file server may be another one than here, and it is the one that
+// files have.
+func clockOf(dir string) (time.Time, error) {
+	var unique [8]byte
+	_, _ = rand.Read(unique[:]) // it never fails
+	path := filepath.Join(dir, clockName+hex.EncodeToString(unique[:]))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("ask %s for its time: %w", dir, err)
+	}
+	_, err = f.WriteString("x") // An empty file may have the time of this machine.
+	var info fs.FileInfo
+	if err = errors.Join(err, f.Close()); err == nil {
+		info, err = os.Stat(path)
+	}
+	if err = errors.Join(err, os.Remove(path)); err != nil {
+		return time.Time{}, fmt.Errorf("ask %s for its time: %w", dir, err)
+	}
+	return info.ModTime(), nil
+}
