@@ -30,9 +30,6 @@ func newClusters(token string, size int64) *clusters {
 	return &clusters{token: token, size: size, bits: make([]uint64, windows*windowWords), used: make([]bool, windows), fresh: map[int]struct{}{}}
 }
 
-// words is how many words of bits the disk has.
-func (c *clusters) words() int64 { return (c.size + 64*clusterBytes - 1) / (64 * clusterBytes) }
-
 func (c *clusters) none() bool { return c.taken == 0 }
 
 // window is the bits of one.

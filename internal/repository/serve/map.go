@@ -16,7 +16,7 @@ import (
 const (
 	// mapMagic begins the file that says which clusters the overlay has.
 	mapMagic   = "varvecow"
-	mapVersion = 2
+	mapVersion = 1
 	// sectorBytes is what storage writes as a whole or not at all: a sector is there, or it is zeroes, or behind the end of the file.
 	sectorBytes = 512
 	// windowWords are the words of 64 clusters that fit into a sector, and windowBytes the part of the disk that they stand for.
@@ -100,71 +100,43 @@ func (c *clusters) appendSector(out []byte, window int, l layout) []byte {
 	for _, w := range c.window(window) {
 		out = binary.LittleEndian.AppendUint64(out, w)
 	}
-	return binary.LittleEndian.AppendUint32(out, closing(l.sum, crc32.Update(l.sum, crc32.IEEETable, out[begin:])))
+	return binary.LittleEndian.AppendUint32(out, checksum(l.sum, out[begin:]))
 }
 
-// closing is four bytes that make a CRC-32 that has come to now what it was before. So each sector is checked by itself, and the checksum in the
-// header stays that of the whole file: a program that knows version 1 only sees a good file of a version that it does not know.
-func closing(before, now uint32) uint32 {
-	// Four steps of the CRC backwards: the high byte of what a step leaves says which entry of the table it has used.
-	state := ^before
-	for range 4 {
-		i := slices.IndexFunc(crc32.IEEETable[:], func(e uint32) bool { return e>>24 == state>>24 })
-		state = (state^crc32.IEEETable[i])<<8 | uint32(i)
-	}
-	return state ^ ^now
+// checksum is that of what a sector has before it. It goes on from the header's, so a sector of another map is none of this one.
+func checksum(header uint32, sector []byte) uint32 {
+	return crc32.Update(header, crc32.IEEETable, sector)
 }
 
 // decode reads a map's file.
 func (c *clusters) decode(data []byte) (layout, error) {
 	const head = len(mapMagic) + 4
-	if len(data) < head+8 || string(data[:len(mapMagic)]) != mapMagic {
+	if len(data) < sectorBytes || string(data[:len(mapMagic)]) != mapMagic {
 		return layout{}, fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
 	}
 	l := layout{sum: binary.LittleEndian.Uint32(data[len(mapMagic):])}
-	version, checked := binary.LittleEndian.Uint32(data[head:]), data[head:]
-	if version == mapVersion {
-		checked = checked[:min(len(checked), sectorBytes-head)]
-	}
-	if crc32.ChecksumIEEE(checked) != l.sum {
+	header := data[head:sectorBytes]
+	if crc32.ChecksumIEEE(header) != l.sum {
 		return layout{}, fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
 	}
-	if version != 1 && version != mapVersion {
-		return layout{}, fmt.Errorf("%w: its map has version %d, and this program knows those up to %d", repository.ErrInvalid, version, mapVersion)
+	if version := binary.LittleEndian.Uint32(header); version != mapVersion {
+		return layout{}, fmt.Errorf("%w: its map has version %d, and this program knows %d", repository.ErrInvalid, version, mapVersion)
 	}
-	n, body := int64(binary.LittleEndian.Uint32(checked[4:])), checked[8:]
+	n, body := int64(binary.LittleEndian.Uint32(header[4:])), header[8:]
 	if n > int64(len(body)) || string(body[:n]) != c.token {
 		return layout{}, fmt.Errorf("%w: it belongs to another disk, %q", repository.ErrInvalid, body[:min(n, int64(len(body)))])
 	}
 	var err error
-	if version == 1 {
-		l, err = layout{}, c.decodeFirst(body[n:])
-	} else {
-		l.sectors, err = c.decodeSectors(data, body[n:], l.sum)
-	}
-	if err == nil && c.behind() {
+	if l.sectors, err = c.decodeSectors(data, body[n:], l.sum); err == nil && c.behind() {
 		err = fmt.Errorf("%w: its map has clusters behind the end of the disk", repository.ErrCorrupt)
 	}
 	return l, err
 }
 
-// decodeFirst reads what version 1 has: all words.
-func (c *clusters) decodeFirst(body []byte) error {
-	if int64(len(body)) != 8*c.words() {
-		return fmt.Errorf("%w: its map is for a disk of another size", repository.ErrInvalid)
-	}
-	for i := range c.words() {
-		if c.bits[i] = binary.LittleEndian.Uint64(body[8*i:]); c.bits[i] != 0 {
-			c.use(int(i / windowWords))
-		}
-	}
-	return nil
-}
-
 // decodeSectors reads the sectors, and returns how many of them the next flush leaves as they are. What a flush that did not end has left
 // may have holes, which are zeroes, and ends anywhere; everything else was flushed and must be there.
 func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
-	if len(data) < sectorBytes || len(rest) < 16 {
+	if len(rest) < 16 {
 		return 0, fmt.Errorf("%w: its map is cut off", repository.ErrCorrupt)
 	}
 	if size := binary.LittleEndian.Uint64(rest); size != uint64(c.size) {
@@ -181,7 +153,7 @@ func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 			continue
 		}
 		window := binary.LittleEndian.Uint64(sector)
-		if crc32.Update(sum, crc32.IEEETable, sector) != sum || window >= uint64(len(c.used)) {
+		if checksum(sum, sector[:sectorBytes-4]) != binary.LittleEndian.Uint32(sector[sectorBytes-4:]) || window >= uint64(len(c.used)) {
 			return 0, fmt.Errorf("%w: its map is damaged at %d", repository.ErrCorrupt, i*sectorBytes)
 		}
 		flushed = max(flushed, uint64(binary.LittleEndian.Uint32(sector[8:])))

@@ -182,9 +182,9 @@ func TestOverlaysThatAreRefused(t *testing.T) {
 		"with a map that is damaged": {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "varvecow and so on") }, class: repository.ErrCorrupt, text: "damaged"},
 		"with a map of a later version": {spoil: func(t *testing.T, path string) {
 			t.Helper()
-			body := "\x03\x00\x00\x00and what that has"
-			write(t, path+".map", mapMagic+string(sum([]byte(body)))+body)
-		}, class: repository.ErrInvalid, text: "version 3, and this program knows those up to 2"},
+			header := append([]byte("\x02\x00\x00\x00and what that has"), make([]byte, sectorBytes)...)[:sectorBytes-len(mapMagic)-4]
+			write(t, path+".map", mapMagic+string(sum(header))+string(header)+"and more")
+		}, class: repository.ErrInvalid, text: "version 2, and this program knows 1"},
 		"with a map of no bytes":   {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "") }, class: repository.ErrCorrupt, text: "damaged"},
 		"that another process has": {spoil: func(t *testing.T, path string) { t.Helper(); keep(t, path) }, class: repository.ErrConflict, text: "has it"},
 		"in a directory that is not one": {spoil: func(t *testing.T, path string) {
