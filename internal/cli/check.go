@@ -2,9 +2,10 @@ package cli
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -73,7 +74,9 @@ func verify(ctx context.Context, r *repository.Repository, percent float64, show
 	tell := func(phase string, bytes, total int64) {
 		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
 	}
-	o := repository.VerifyOptions{Percent: percent, Sample: rand.Uint64(), Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
+	var sample [8]byte
+	_, _ = rand.Read(sample[:]) // it never fails
+	o := repository.VerifyOptions{Percent: percent, Sample: binary.NativeEndian.Uint64(sample[:]), Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
 	if percent > 0 {
 		_, total, err := r.Contents(ctx, percent, o.Sample)
 		if err != nil {
