@@ -41,6 +41,7 @@ var deaths = map[string][]death{
 	"lease's end stored":      {{do: "next", done: true}, {do: "read", done: true}},
 	"restore point stored":    {{do: "next", done: true}, {do: "full", done: true}},
 	"restore point recorded":  {{do: "next", done: true}},
+	"deletion announced":      {{do: "remove"}},
 	"record removed":          {{do: "remove"}},
 	"deletion put":            {{do: "remove"}},
 	"deletion stored":         {{do: "remove", done: true}},

@@ -23,6 +23,10 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 		}
 	}
 	err := r.change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		if err := announce(ctx, w, ids); err != nil {
+			return err
+		}
+		reached("deletion announced")
 		if err := removeRecords(ctx, w, ids); err != nil {
 			return err
 		}
@@ -37,8 +41,11 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 			return err
 		}
 		reached("deletion stored")
-		// Maintenance may have seen a restore point without a record in between.
-		return removeRecords(ctx, w, ids)
+		// Maintenance that had found one of them without a record before it was announced may have stored that since.
+		if err := removeRecords(ctx, w, ids); err != nil {
+			return err
+		}
+		return removeBlobs(ctx, w, deletingPrefix, ids)
 	})
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
@@ -20,6 +21,11 @@ import (
 const (
 	// recordPrefix and a restore point's ID name the blob that is its record.
 	recordPrefix = "varve.point-"
+	// deletingPrefix and a restore point's ID name a blob that is there while it is deleted: its record goes first, and nobody may take that for
+	// one that is missing.
+	deletingPrefix = "varve.deleting-"
+	// deletingLife is how long such a blob counts if its owner is not heard of any more.
+	deletingLife = 24 * time.Hour
 	// recordKey is what the records' key is derived for.
 	recordKey      = "varve restore point records"
 	recordKeyBytes = 32
@@ -103,12 +109,46 @@ func lockOptions(ctx context.Context, f *format.Manager) (blob.PutOptions, error
 }
 
 func removeRecords(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) error {
+	return removeBlobs(ctx, w, recordPrefix, ids)
+}
+
+// removeBlobs removes the blobs that are called after these restore points.
+func removeBlobs(ctx context.Context, w repo.DirectRepositoryWriter, prefix string, ids []string) error {
 	for _, id := range ids {
-		if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(recordPrefix+id)); err != nil {
-			return fmt.Errorf("record of restore point %s: %w", id, err)
+		if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(prefix+id)); err != nil {
+			return fmt.Errorf("remove blob %s%s: %w", prefix, id, err)
 		}
 	}
 	return nil
+}
+
+// announce says that restore points are about to be deleted.
+func announce(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) error {
+	for _, id := range ids {
+		name := blob.ID(deletingPrefix + id)
+		if err := w.BlobStorage().PutBlob(ctx, name, blobBytes(name), blob.PutOptions{}); err != nil {
+			return fmt.Errorf("store blob %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// deleting are the restore points that somebody is deleting. What is left of those who died is removed.
+func deleting(ctx context.Context, w repo.DirectRepositoryWriter) (map[string]bool, error) {
+	blobs, err := listBlobs(ctx, w.BlobReader(), deletingPrefix)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, b := range blobs {
+		id := strings.TrimPrefix(string(b.BlobID), deletingPrefix)
+		if w.Time().Sub(b.Timestamp) < deletingLife {
+			out[id] = true
+		} else if err := removeBlobs(ctx, w, deletingPrefix, []string{id}); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // recorded are the IDs of the restore points that have a record.
@@ -185,26 +225,43 @@ func (r *Repository) keepRecords(ctx context.Context, w repo.DirectRepositoryWri
 	if err != nil {
 		return err
 	}
+	// A deletion is announced before the record goes.
+	going, err := deleting(ctx, w)
+	if err != nil {
+		return err
+	}
 	for _, s := range known {
-		if slices.Contains(records, s.id) {
+		if slices.Contains(records, s.id) || going[s.id] {
 			continue
 		}
-		if err := putRecord(ctx, w, s.id, s.manifest); err != nil {
+		if err := keepRecord(ctx, w, s); err != nil {
 			return err
-		}
-		// It may have been deleted meanwhile, and its record before that.
-		if err := w.Refresh(ctx); err != nil {
-			return err
-		}
-		if still, err := find(ctx, w, nil, s.id); err != nil {
-			return err
-		} else if len(still) == 0 {
-			if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(recordPrefix+s.id)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
+}
+
+// keepRecord stores the record of a restore point that has none, unless it has been deleted meanwhile.
+func keepRecord(ctx context.Context, w repo.DirectRepositoryWriter, s *stored) error {
+	if there, err := isThere(ctx, w, s.id); err != nil || !there {
+		return err
+	}
+	if err := putRecord(ctx, w, s.id, s.manifest); err != nil {
+		return err
+	}
+	if there, err := isThere(ctx, w, s.id); err != nil || there {
+		return err
+	}
+	return removeRecords(ctx, w, []string{s.id})
+}
+
+// isThere says whether a restore point has a manifest now.
+func isThere(ctx context.Context, w repo.DirectRepositoryWriter, id string) (bool, error) {
+	if err := w.Refresh(ctx); err != nil {
+		return false, err
+	}
+	found, err := find(ctx, w, nil, id)
+	return len(found) > 0, err
 }
 
 // extendLocks does for records and the copy of the format what kopia's maintenance does for its own blobs.
