@@ -44,9 +44,9 @@ func TestEverythingAtOnce(t *testing.T) {
 	configs := map[string]string{}
 	for i := range pruner + 1 {
 		name := fmt.Sprint("user", i)
-		configs[name] = s.connect(t, name)
+		configs[name] = s.connect(t, name, i%2 == 0) // Who has no cache reads directly.
 	}
-	configs["last"] = s.connect(t, "last")
+	configs["last"] = s.connect(t, "last", cached)
 	s.began, s.faster = time.Now(), 600
 	a := &atOnce{t: t, open: func(name string) (*Repository, error) { return s.open(t.Context(), configs[name]) }}
 	a.run(6 * time.Second)

@@ -14,7 +14,7 @@ import (
 func TestACacheThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	config := s.connect(t, "host")
+	config := s.connect(t, "host", cached)
 	cache := filepath.Join(s.dir, "host.cache")
 	if err := os.RemoveAll(cache); err != nil {
 		t.Fatal(err)

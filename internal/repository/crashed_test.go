@@ -33,7 +33,7 @@ type crashed struct {
 func newCrashed(tb testing.TB) *crashed {
 	tb.Helper()
 	s := newSite(tb)
-	c := &crashed{site: s, config: s.connect(tb, "host"), now: newSparse(100*mib + 777), held: map[int64]*sparse{}, ids: map[int64]string{}, pins: map[int64]int{}}
+	c := &crashed{site: s, config: s.connect(tb, "host", cached), now: newSparse(100*mib + 777), held: map[int64]*sparse{}, ids: map[int64]string{}, pins: map[int64]int{}}
 	r := c.open(tb)
 	for _, second := range []int64{1000, 2000, 3000} {
 		c.write(uint64(second))

@@ -101,7 +101,7 @@ func newGenerations(t *testing.T, seed uint64) *generations {
 	}
 	for i := range 3 {
 		name := fmt.Sprintf("machine%d", i)
-		m.machines = append(m.machines, &machine{name: name, config: m.site.connect(t, name)})
+		m.machines = append(m.machines, &machine{name: name, config: m.site.connect(t, name, i == 1)}) // Who has no cache reads directly.
 	}
 	for i := range 2 {
 		v := &vm{source: Source{Host: "host", User: "varve", Path: fmt.Sprintf("/vm-%d", i)}}

@@ -70,13 +70,13 @@ func listed(tb testing.TB, r *Repository) (ids []string) {
 func TestWhatWasDeletedStaysDeleted(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	config := s.connect(t, "one")
+	config := s.connect(t, "one", cached)
 	one, err := s.open(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ids := threePoints(t, one)
-	two, err := s.open(t.Context(), s.connect(t, "two"))
+	two, err := s.open(t.Context(), s.connect(t, "two", cached))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestWhatWasDeletedStaysDeleted(t *testing.T) {
 func TestOnlyMaintenanceMergesManifests(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	config := s.connect(t, "host")
+	config := s.connect(t, "host", cached)
 	r, err := s.open(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestOnlyMaintenanceMergesManifests(t *testing.T) {
 func TestClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	config := s.connect(t, "host")
+	config := s.connect(t, "host", cached)
 	r, err := s.open(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

@@ -87,6 +87,7 @@ func TestPowerLoss(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, c := template.copy(t), template.copyTo(t, dir)
+			c.site.durable = true
 			unix.Sync()
 			var moments atomic.Int64
 			var failed error

@@ -22,7 +22,7 @@ func newReader(t *testing.T) *reader {
 	t.Helper()
 	c := newCrashed(t)
 	d := &reader{crashed: c, r: c.open(t), want: c.held[2000]}
-	others, err := c.site.open(t.Context(), c.site.connect(t, "other"))
+	others, err := c.site.open(t.Context(), c.site.connect(t, "other", cached))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func (d *reader) maintain(t *testing.T) {
 // read restores what is read, past what the reader has in its cache.
 func (d *reader) read(t *testing.T) error {
 	t.Helper()
-	fresh, err := d.site.open(t.Context(), d.site.connect(t, "fresh"))
+	fresh, err := d.site.open(t.Context(), d.site.connect(t, "fresh", cached))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,11 +19,13 @@ import (
 // siteType is kopia's name for the storage of a site.
 const siteType = "varve-test"
 
-// site is a repository in a directory of its own whose time can be moved, and whose storage tells what is done to it. Everything of the
-// repository itself, the directory's layout included, is that of any other.
+// site is a repository in a directory of its own whose time can be moved, and whose storage tells what is done to it. Everything else of
+// the repository, the directory's layout included, is that of any other.
 type site struct {
 	// dir is the site's: what a test puts beside the repository can be there too.
 	dir string
+	// durable: a loss of power is survived. That takes most of the time where everything else is small, and the death of a process needs none of it.
+	durable bool
 	// ahead is how much later it is there, in nanoseconds, and faster how much faster time passes since began; 0: as everywhere.
 	ahead  atomic.Int64
 	faster int64
@@ -48,12 +50,16 @@ type siteOptions struct {
 
 func init() {
 	blob.AddSupportedStorage(siteType, siteOptions{}, func(ctx context.Context, o *siteOptions, create bool) (blob.Storage, error) {
-		st, err := newDirectory(ctx, &filesystem.Options{Path: filepath.Join(o.Path, "blobs")}, create)
+		v, _ := sites.LoadOrStore(o.Path, &site{dir: o.Path})
+		s, open := v.(*site), filesystem.New
+		if s.durable {
+			open = newDirectory
+		}
+		st, err := open(ctx, &filesystem.Options{Path: filepath.Join(o.Path, "blobs")}, create)
 		if err != nil {
 			return nil, err
 		}
-		s, _ := sites.LoadOrStore(o.Path, &site{dir: o.Path})
-		return &siteStorage{Storage: storage{st}, site: s.(*site)}, nil
+		return &siteStorage{Storage: storage{st}, site: s}, nil
 	})
 }
 
@@ -78,11 +84,17 @@ func (s *site) now() time.Time {
 
 func (s *site) move(d time.Duration) { s.ahead.Add(int64(d)) }
 
-// connect makes a connection with a cache of its own, as another machine has, and returns its configuration.
-func (s *site) connect(tb testing.TB, name string) string {
+// cached is for connect.
+const cached = true
+
+// connect makes a connection, with a cache of its own or without, as another machine has, and returns its configuration.
+func (s *site) connect(tb testing.TB, name string, cache bool) string {
 	tb.Helper()
 	config := filepath.Join(s.dir, name+".config")
-	o := ConnectOptions{CacheDirectory: filepath.Join(s.dir, name+".cache"), CacheBytes: 64 * mib, Host: name, User: "varve"}
+	o := ConnectOptions{Host: name, User: "varve"}
+	if cache {
+		o.CacheDirectory, o.CacheBytes = filepath.Join(s.dir, name+".cache"), 64*mib
+	}
 	if err := Connect(tb.Context(), config, s.location(), testPassword, o); err != nil {
 		tb.Fatal(err)
 	}

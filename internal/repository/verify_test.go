@@ -194,8 +194,9 @@ func TestSamplesMeetEverything(t *testing.T) {
 func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	config := s.connect(t, "host")
+	config := s.connect(t, "host", cached)
 	at := func(do func(*Repository) error) {
+		s.move(time.Second) // Of two places of a content the later one counts, by the second.
 		r, err := s.open(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
