@@ -167,6 +167,14 @@ func (m *machine) io(volume string, commands ...string) {
 	}
 }
 
+// suspend stops the guest's processors; when it returns nothing that they have asked of a disk is under way.
+func (m *machine) suspend() {
+	m.Helper()
+	if err := m.with(m.Context(), "suspend", (*libvirt.Domain).Suspend); err != nil {
+		m.Fatal(err)
+	}
+}
+
 // write fills whole clusters of a disk with a pattern.
 func (m *machine) write(volume string, pattern byte, clusters ...int64) {
 	m.Helper()

@@ -116,6 +116,7 @@ func TestAbortAndBusy(t *testing.T) {
 	m.full("base", "d0")
 	m.write("d0", 0x20, 5)
 	slow := Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}}
+	m.suspend() // A read of the guest that is kept back would keep the backup from beginning.
 	reads.close()
 	m.begin(slow)
 	reads.await() // The job runs, and does not end by itself.
