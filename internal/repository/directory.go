@@ -40,7 +40,7 @@ func newDirectory(ctx context.Context, o *filesystem.Options, create bool) (blob
 
 func (d *directoryStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	switch {
-	case strings.HasPrefix(string(id), logPrefix):
+	case slices.ContainsFunc(momentary, func(prefix blob.ID) bool { return strings.HasPrefix(string(id), string(prefix)) }):
 		return d.Storage.PutBlob(ctx, id, data, o)
 	case slices.ContainsFunc(namedByIndexes, func(prefix blob.ID) bool { return strings.HasPrefix(string(id), string(prefix)) }):
 		return d.Storage.PutBlob(ctx, id, durableBytes{data}, o)
@@ -54,8 +54,8 @@ func (d *directoryStorage) PutBlob(ctx context.Context, id blob.ID, data blob.By
 	return d.sync()
 }
 
-// logPrefix begins the names of what kopia writes for people.
-const logPrefix = "_log"
+// momentary begin the names of blobs that nobody misses after a loss of power: what kopia writes for people, and what says that a deletion runs.
+var momentary = []blob.ID{"_log", deletingPrefix}
 
 // namedByIndexes begin the names of blobs that mean nothing without an index: packs, and what says who is about to write one.
 var namedByIndexes = append([]blob.ID{content.BlobIDPrefixSession}, content.PackBlobIDPrefixes...)

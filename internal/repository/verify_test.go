@@ -122,6 +122,20 @@ func inner(t *testing.T, id object.ID) object.ID {
 	return out
 }
 
+// firstTable is the table of the first region of a restore point's first disk.
+func firstTable(t *testing.T, r *Repository, p *RestorePoint) []object.IndirectObjectEntry {
+	t.Helper()
+	image, err := r.Image(t.Context(), p.Disks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := image.blocks(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
 // What is cut off or gone is seen without reading, and told by the same words.
 func TestDamageOfABlob(t *testing.T) {
 	t.Parallel()
@@ -132,14 +146,7 @@ func TestDamageOfABlob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := r.Image(t.Context(), p.Disks[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	table, err := image.blocks(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := firstTable(t, r, p)
 	pack := damagedContent(t, r, config, table[4].Object, func([]byte, content.Info) []byte { return nil })
 	for _, percent := range []float64{0, 100} {
 		// The block of zeroes was in it, too: the upstream kopia cannot restore the hole.
@@ -161,14 +168,7 @@ func TestSamplesMeetEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := r.Image(t.Context(), p.Disks[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	table, err := image.blocks(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := firstTable(t, r, p)
 	damagedContent(t, r, config, table[5].Object, flip)
 	fresh := open(t, config)
 	var sum int64
