@@ -10,10 +10,10 @@ packages() {
 	build) echo gcc libc6-dev ;;
 	image) echo mmdebstrap debian-archive-keyring ;;
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
-	generate) echo protobuf-compiler ;;
-	host) echo qemu-utils libnbd-bin e2fsprogs ;;
+	generate) echo protobuf-compiler libprotobuf-dev ;; # the second has the imports of .proto files
+	host) echo qemu-utils qemu-system-common libnbd-bin e2fsprogs ;; # qemu-system-common has qemu-storage-daemon
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs ;;
-	peers) echo restic borgbackup qemu-utils qemu-system-common ;; # the last has qemu-storage-daemon
+	peers) echo restic borgbackup qemu-utils qemu-system-common ;; # the same
 	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
 	esac
 }

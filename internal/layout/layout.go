@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -36,16 +38,30 @@ const (
 	UtilityVolume = "utility"
 )
 
+// AttachmentVolume is the name of an attachment pod's one volume.
+const AttachmentVolume = "target"
+
 // Labels, annotations and finalizers.
 const (
+	// Prefix is of labels and annotations that no spec defines. deploy/admission protects those that are not a user's.
+	Prefix = "varvebackup.io/"
 	// AnnotationTracking says "true" on an instance whose disks are tracked. Set at creation, never changed.
 	AnnotationTracking = "varvebackup.io/changed-block-tracking"
 	// AnnotationForceStop says "true" on an instance whose stop must not wait for a backup.
 	AnnotationForceStop = "varvebackup.io/force-stop"
 	// AnnotationContentGeneration changes on a claim whenever its content was replaced.
 	AnnotationContentGeneration = "varvebackup.io/content-generation"
+	// AnnotationRunEpoch says on a claim which run mounted it writable last (package runepoch).
+	AnnotationRunEpoch = "varvebackup.io/run-epoch"
+	// AnnotationCopiesPerNode is on the KubeVirt object: how many backups copy on one node at a time. Default: 4.
+	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
 	// LabelAttachment is on an attachment pod; its value is the utility volume's name.
 	LabelAttachment = "varvebackup.io/attachment"
+	// LabelEnded says "true" on a backup that is Done or Failed and holds nothing any more. Controllers and handlers keep only
+	// the other backups in memory, so only they set it.
+	LabelEnded = "varvebackup.io/ended"
+	// LabelState is on the claim that holds a machine's overlays; its value is the machine's name.
+	LabelState = "varvebackup.io/state-of"
 	// LabelNodeName is on an instance from Scheduled on; its value is the node.
 	LabelNodeName = "kubevirt.io/nodeName"
 	// LabelApp is "virt-launcher" on launcher pods and "varve-attachment" on attachment pods.
@@ -96,6 +112,11 @@ func AttachmentPod(instance string, uid types.UID, utilityVolume string) string 
 	return bounded("attach-"+utilityVolume, instance+"/"+string(uid)+"/"+utilityVolume)
 }
 
+// BackupBudget is the name of the PodDisruptionBudget that keeps drains away while an instance is backed up.
+func BackupBudget(instance string, uid types.UID) string {
+	return bounded("backup-of-"+instance, instance+"/"+string(uid))
+}
+
 // bounded appends a hash of key to prefix and keeps the result a DNS label.
 func bounded(prefix, key string) string {
 	sum := sha256.Sum256([]byte(key))
@@ -119,6 +140,12 @@ func BackupUtilityVolume(backup types.UID) string {
 	return "backup-" + id
 }
 
+// BackupLock is what the lock on an instance says of the backup that holds it, beside its name. Only the UID tells
+// a backup from an earlier one of the same name, whatever the clocks say.
+func BackupLock(backup types.UID) string {
+	return "held by the VirtualMachineBackup with UID " + string(backup)
+}
+
 // Checkpoint is the name of the checkpoint that a tracker's backup makes at t (VEP 25: the tracker's
 // name and an RFC 3339 time).
 func Checkpoint(tracker string, t time.Time) string {
@@ -138,3 +165,12 @@ func BackupDirectory(vm, backup string, t time.Time) string {
 
 // BackupFile is a disk's file in a backup's directory.
 func BackupFile(directory, volume string) string { return path.Join(directory, volume+".qcow2") }
+
+// UnfinishedBackups selects the backups that do not have LabelEnded.
+func UnfinishedBackups() labels.Selector {
+	missing, err := labels.NewRequirement(LabelEnded, selection.DoesNotExist, nil)
+	if err != nil {
+		panic(err) // the key is a constant
+	}
+	return labels.NewSelector().Add(*missing)
+}

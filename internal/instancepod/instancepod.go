@@ -1,0 +1,53 @@
+// Package instancepod says which pods are an instance's: its launcher pod and its attachment pods.
+//
+// A pod is known by its name, which follows from the instance's UID, and by its controller; an attachment pod by the claim
+// that it mounts too. Labels say nothing: whoever may create pods in the namespace may set them. deploy/admission keeps
+// others from making pods that an instance controls, so that a pod for which these functions return true was made by Varve.
+package instancepod
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// IsLauncher says that the pod is the launcher pod of the instance.
+func IsLauncher(pod *corev1.Pod, instance string, uid types.UID) bool {
+	return pod.Name == layout.LauncherPod(instance, uid) && controlledBy(pod, uid)
+}
+
+// IsAttachment says that the pod is the one that brings the utility volume to the node of the instance. See HoldsClaim for what
+// it brings.
+func IsAttachment(pod *corev1.Pod, instance string, uid types.UID, utilityVolume string) bool {
+	return pod.Name == layout.AttachmentPod(instance, uid, utilityVolume) && controlledBy(pod, uid)
+}
+
+// controlledBy says that the pod's controller is the instance with this UID.
+func controlledBy(pod *corev1.Pod, uid types.UID) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil || uid == "" || owner.UID != uid || owner.Kind != "VirtualMachineInstance" {
+		return false
+	}
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	return err == nil && gv.Group == kubevirtv1.GroupVersion.Group
+}
+
+// HoldsClaim says that an attachment pod mounts the claim in the place that the handler takes it from.
+func HoldsClaim(pod *corev1.Pod, claim string) bool {
+	found := false
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.Name != layout.AttachmentVolume {
+			continue
+		}
+		if v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ClaimName != claim {
+			return false
+		}
+		found = true
+	}
+	return found
+}

@@ -1,0 +1,61 @@
+package instancepod
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+func attachmentPod() *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: layout.AttachmentPod("vm", "uid", "backup-1")}}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "uid", Controller: ptr.To(true)}}
+	pod.Spec.Volumes = []corev1.Volume{{Name: layout.AttachmentVolume}}
+	pod.Spec.Volumes[0].PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "target"}
+	return pod
+}
+
+func TestIsAttachment_needsNameAndController(t *testing.T) {
+	t.Parallel()
+	if !IsAttachment(attachmentPod(), "vm", "uid", "backup-1") {
+		t.Fatal("the pod that Varve makes is not known")
+	}
+	for name, forge := range map[string]func(*corev1.Pod){
+		"another name":     func(p *corev1.Pod) { p.Name = "mine" },
+		"no owner":         func(p *corev1.Pod) { p.OwnerReferences = nil },
+		"another instance": func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" },
+		"another kind":     func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "VirtualMachine" },
+		"another group":    func(p *corev1.Pod) { p.OwnerReferences[0].APIVersion = "example.org/v1" },
+		"not a controller": func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil },
+		"labels and no more": func(p *corev1.Pod) {
+			p.OwnerReferences = nil
+			p.Labels = map[string]string{layout.LabelCreatedBy: "uid", layout.LabelAttachment: "backup-1", layout.LabelApp: "varve-attachment"}
+		},
+	} {
+		pod := attachmentPod()
+		forge(pod)
+		if IsAttachment(pod, "vm", "uid", "backup-1") {
+			t.Errorf("%s: taken for an attachment pod", name)
+		}
+		pod.Name = layout.LauncherPod("vm", "uid")
+		if name != "another name" && IsLauncher(pod, "vm", "uid") {
+			t.Errorf("%s: taken for a launcher pod", name)
+		}
+	}
+}
+
+func TestHoldsClaim_readsThePlaceTheHandlerUses(t *testing.T) {
+	t.Parallel()
+	if !HoldsClaim(attachmentPod(), "target") {
+		t.Error("the claim is not found")
+	}
+	pod := attachmentPod()
+	pod.Spec.Volumes[0].PersistentVolumeClaim = nil
+	pod.Spec.Volumes[0].EmptyDir = &corev1.EmptyDirVolumeSource{}
+	if HoldsClaim(attachmentPod(), "other") || HoldsClaim(pod, "target") || HoldsClaim(&corev1.Pod{}, "target") {
+		t.Error("another volume is taken for the claim")
+	}
+}

@@ -1,0 +1,127 @@
+// Package runepoch keeps on a PersistentVolumeClaim which run mounted it writable last, and which instances hold it.
+//
+// A run is one period in which a pod that Varve made mounts the claim writable. The controller writes the run on the claim before it makes the
+// pod, with optimistic concurrency, so that each run knows the one before it. The launcher keeps an overlay only if the overlay's own run was
+// that one. The package is pure: callers read and write the claim.
+//
+// The record names the claim's UID. A record that came with a copy of the object (a restore, a clone, kubectl apply) counts as none.
+package runepoch
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// Epoch is the record of a claim's runs.
+type Epoch struct {
+	// Claim is the UID of the claim that the record speaks of.
+	Claim types.UID `json:"claim"`
+	// Run is the last run that was to mount the claim writable. Empty: there was none.
+	Run string `json:"run,omitempty"`
+	// Previous is the run before it. Empty: there was none, or somebody else may have written to the claim after it.
+	Previous string `json:"previous,omitempty"`
+	// Holders are the instances whose guests may write to the claim.
+	Holders []Holder `json:"holders,omitempty"`
+	// Strangers are the UIDs of ended pods that Varve did not make, that can have written to the claim, and that were there when the last run
+	// began. They write no more.
+	Strangers []types.UID `json:"strangers,omitempty"`
+}
+
+// mostStrangers bounds what the annotation holds. A pod beyond that counts as a new one at each run.
+const mostStrangers = 64
+
+// Holder is an instance whose guest may write to a claim.
+type Holder struct {
+	Instance string    `json:"instance"`
+	UID      types.UID `json:"uid"`
+	// Shared says that the instance's disk on the claim is shareable.
+	Shared bool `json:"shared,omitempty"`
+}
+
+// InstanceRun is the run of an instance's launcher pod.
+func InstanceRun(instance types.UID) string { return string(instance) }
+
+// AttachmentRun is the run of the attachment pods of an instance's utility volume.
+func AttachmentRun(instance types.UID, volume string) string {
+	return string(instance) + "/" + volume
+}
+
+// Of reads a claim's record. A claim without one, or with one of another claim, has an empty record. An error means that the
+// annotation cannot be read: nothing is known of the claim's runs and holders.
+func Of(claim *corev1.PersistentVolumeClaim) (Epoch, error) {
+	none := Epoch{Claim: claim.UID}
+	text, ok := claim.Annotations[layout.AnnotationRunEpoch]
+	if !ok {
+		return none, nil
+	}
+	var e Epoch
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		return none, fmt.Errorf("read annotation %s of claim %s: %w", layout.AnnotationRunEpoch, claim.Name, err)
+	}
+	if e.Claim != claim.UID {
+		return none, nil
+	}
+	return e, nil
+}
+
+// Begin returns the record of a claim that run mounts next. It changes nothing if run is already the last one.
+func (e Epoch) Begin(run string) Epoch {
+	if e.Run != run {
+		e.Run, e.Previous = run, e.Run
+	}
+	return e
+}
+
+// WithHolders returns the record with these holders.
+func (e Epoch) WithHolders(holders []Holder) Epoch {
+	e.Holders = holders
+	return e
+}
+
+// Stranger is a pod that Varve did not make and that can write to a claim.
+type Stranger struct {
+	UID types.UID
+	// Ended says that the pod's containers have ended for good.
+	Ended bool
+}
+
+// WithStrangers returns the record with the pods of others that can have written to the claim before the run begins. One that was not there, or had not
+// ended, when the run before began may have written since: then that run was not the last that could.
+func (e Epoch) WithStrangers(pods []Stranger) Epoch {
+	known := e.Strangers
+	e.Strangers = nil
+	for _, p := range pods {
+		if !p.Ended || !slices.Contains(known, p.UID) {
+			e.Previous = ""
+		}
+		if p.Ended && len(e.Strangers) < mostStrangers {
+			e.Strangers = append(e.Strangers, p.UID)
+		}
+	}
+	slices.Sort(e.Strangers)
+	return e
+}
+
+// Equal says whether two records say the same.
+func (e Epoch) Equal(o Epoch) bool {
+	return e.Claim == o.Claim && e.Run == o.Run && e.Previous == o.Previous && slices.Equal(e.Holders, o.Holders) && slices.Equal(e.Strangers, o.Strangers)
+}
+
+// Write puts the record on the claim.
+func (e Epoch) Write(claim *corev1.PersistentVolumeClaim) error {
+	text, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("write annotation %s of claim %s: %w", layout.AnnotationRunEpoch, claim.Name, err)
+	}
+	if claim.Annotations == nil {
+		claim.Annotations = map[string]string{}
+	}
+	claim.Annotations[layout.AnnotationRunEpoch] = string(text)
+	return nil
+}
