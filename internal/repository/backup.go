@@ -12,7 +12,8 @@ import (
 // keepTimeout bounds how long a backup that was cancelled, or that has failed, stores what it has: somebody waits for its end.
 const keepTimeout = 30 * time.Second
 
-// Backup makes a restore point: a complete one, or none and an error. A disk that cannot follow its parent is read as a whole,
+// Backup makes a restore point: a complete one, or none and an error. If the storage does not answer at the very end, the error is
+// ErrUnknown: the restore point may be there. A disk that cannot follow its parent is read as a whole,
 // and its FullReason says why.
 func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, error) {
 	q = q.withDefaults()
@@ -25,7 +26,12 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err := r.writable(ctx); err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
-	parent, err := r.findParent(ctx, &q)
+	if q.ID != "" {
+		if p, err := r.published(ctx, &q); p != nil || err != nil {
+			return p, err
+		}
+	}
+	parent, doubts, err := r.findParent(ctx, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -33,11 +39,33 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err != nil {
 		return nil, err
 	}
+	s.doubts = doubts
 	point, err := s.run(parent)
-	if err := errors.Join(err, s.close()); err != nil {
+	if closed := s.close(); point == nil {
+		err = errors.Join(err, closed)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
 	return point, nil
+}
+
+// published is the restore point with the ID that was asked for, or nil if there is none.
+func (r *Repository) published(ctx context.Context, q *Request) (*RestorePoint, error) {
+	if err := r.rep.Refresh(ctx); err != nil {
+		return nil, fmt.Errorf("look for restore point %s: %w", q.ID, err)
+	}
+	p, err := r.Get(ctx, q.ID)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Source != q.Source {
+		return nil, fmt.Errorf("%w: restore point %s is of %s and not of %s", ErrConflict, q.ID, p.Source, q.Source)
+	}
+	return p, nil
 }
 
 // writer is a kopia writer of one's own.
@@ -48,75 +76,64 @@ type writer struct {
 	purpose string
 }
 
-// session is one backup.
-type session struct {
-	writer
-	r        *Repository
-	q        *Request
-	progress *progress
-	lease    *lease
-}
-
-func (r *Repository) newSession(ctx context.Context, q *Request) (*session, error) {
-	s := &session{r: r, q: q, progress: newProgress(q)}
-	ctx, w, err := r.rep.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.uploaded})
-	if err != nil {
-		return nil, fmt.Errorf("begin to write: %w", err)
-	}
-	s.writer = writer{ctx: ctx, w: w, purpose: "a backup"}
-	return s, nil
-}
-
-func (s *session) close() error {
-	return errors.Join(s.lease.release(), s.w.Close(s.ctx), s.r.failed())
-}
-
 func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
-	if parent != nil {
-		var err error
-		if s.lease, err = s.takeLease(parent); err != nil {
-			return nil, err
-		}
-		if s.lease == nil {
-			parent = nil // It was deleted in between.
-		}
-	}
-	stop := s.checkpoint()
-	disks, err := s.disks(parent)
-	if err := errors.Join(err, stop()); err != nil {
+	parent, err := s.begin(parent)
+	if err != nil {
 		s.keep()
 		return nil, err
 	}
-	reached("data put")
-	// Data and its index first: what the manifest will name is there before it.
-	if err := s.w.Flush(s.ctx); err != nil {
+	stop := s.checkpoint()
+	writers, err := s.disks(parent)
+	err = errors.Join(err, stop())
+	if err == nil {
+		reached("data put")
+		// Data and its index first: what the manifest will name is there before it.
+		err = s.settle(writers)
+	}
+	if err != nil {
 		s.keep()
-		return nil, fmt.Errorf("store the last data: %w", err)
+		return nil, s.cause(err)
 	}
 	reached("data stored")
-	return s.publish(&RestorePoint{Source: s.q.Source, Time: s.q.Time.UTC(), Disks: disks})
-}
-
-// keep makes what was uploaded findable, as a checkpoint does, so that the next backup does not upload it again. It is called while no manifest
-// of a restore point was handed to kopia: the flush would store that, too.
-func (s *session) keep() {
-	if s.lease != nil {
-		return // Its end is a flush, too.
+	p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC()}
+	for _, w := range writers {
+		p.Disks = append(p.Disks, *w.done)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
-	defer cancel()
-	// What ended the backup may end this. It then costs an upload, and nothing else.
-	_ = s.w.Flush(ctx)
+	return s.publish(p)
 }
 
-func (s *session) disks(parent *RestorePoint) ([]Disk, error) {
-	var out []Disk
+// settleAttempts is how often what has gone meanwhile is stored again. It goes only while this machine sleeps for hours.
+const settleAttempts = 5
+
+// settle stores a session manifest that names all disks, and stores again what has gone before one named it.
+func (s *session) settle(writers []*diskWriter) error {
+	for range settleAttempts {
+		if err := s.store(s.ctx, sessionRunning); err != nil {
+			return fmt.Errorf("store the last data: %w", err)
+		}
+		whole := true
+		for _, w := range writers {
+			again, err := w.storeAgain()
+			if err != nil {
+				return fmt.Errorf("disk %s: %w", w.source.Name, err)
+			}
+			whole = whole && !again
+		}
+		if whole {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: what was stored has gone again and again", ErrConflict)
+}
+
+func (s *session) disks(parent *RestorePoint) ([]*diskWriter, error) {
+	var out []*diskWriter
 	for i := range s.q.Disks {
-		d, err := s.disk(&s.q.Disks[i], parent)
+		w, err := s.disk(&s.q.Disks[i], parent)
 		if err != nil {
 			return nil, fmt.Errorf("disk %s: %w", s.q.Disks[i].Name, err)
 		}
-		out = append(out, *d)
+		out = append(out, w)
 	}
 	return out, nil
 }

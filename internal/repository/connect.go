@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -72,7 +73,7 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if err != nil {
 		return err
 	}
-	err = vacant(ctx, st)
+	err = errors.Join(vacant(ctx, st), at.emptyDirectory(ctx, st))
 	if err == nil {
 		err = repo.Initialize(ctx, st, options, password)
 	}
@@ -112,6 +113,31 @@ func vacant(ctx context.Context, st blob.Storage) error {
 		return err
 	}
 	return st.DeleteBlob(ctx, format.KopiaBlobCfgBlobID)
+}
+
+// lostAndFound is in the root of each ext4 file system.
+const lostAndFound = "lost+found"
+
+// emptyDirectory refuses a directory with files that are not a repository's: whoever names it has made a mistake, or would delete them with the repository some
+// day.
+func (l Location) emptyDirectory(ctx context.Context, st blob.Storage) error {
+	if l.Directory == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(l.Directory)
+	if err != nil {
+		return err
+	}
+	// What there is of a repository is kopia's to judge, and so is what a creation left that was killed.
+	if now, err := readFormat(ctx, st); err != nil || now[format.KopiaRepositoryBlobID] != nil {
+		return err
+	}
+	for _, e := range entries {
+		if name := e.Name(); name != lostAndFound && name != ".shards" && !strings.HasPrefix(name, "kopia.") && !unfinishedName.MatchString(name) {
+			return fmt.Errorf("%w: the directory is not empty (%s): name a new one in it", ErrConflict, e.Name())
+		}
+	}
+	return nil
 }
 
 // Connect writes configFile, which Open reads, in the place of what was there, once the password has opened the repository: until then

@@ -174,3 +174,25 @@ func TestAKilledCreationIsRepeated(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A directory with other files is somebody's mistake. An empty one may be the root of a file system.
+func TestCreate_refusesADirectoryThatIsNotEmpty(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "photo.jpg"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := Create(t.Context(), Location{Directory: dir}, testPassword, CreateOptions{})
+	if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "photo.jpg") {
+		t.Errorf("a directory with a photo: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "photo.jpg")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(t.Context(), Location{Directory: dir}, testPassword, CreateOptions{}); err != nil {
+		t.Errorf("a directory with lost+found: %v", err)
+	}
+}

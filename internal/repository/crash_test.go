@@ -20,25 +20,27 @@ type death struct {
 	// do is a job of crashed.job that dies at a failpoint when it passes for the pass-th time; 0: the first.
 	do   string
 	pass int64
-	// done: what the job was for is done. lease and lock are left.
+	// done: what the job was for is done. lease (or a session manifest) and lock are left.
 	done, lease, lock bool
 }
 
 // deaths are those at each failpoint of the product.
 var deaths = map[string][]death{
-	"lease put":    {{do: "next"}, {do: "asleep", pass: 2, lease: true}, {do: "read"}},
-	"lease stored": {{do: "next", lease: true}, {do: "asleep", pass: 2, lease: true}, {do: "read", lease: true}},
-	// The process that dies is not the one whose lease was left.
-	"stale lease's end put":   {{do: "next after another", lease: true}, {do: "maintain after another", lease: true, lock: true}, {do: "read after another", lease: true}},
+	"lease put":      {{do: "read"}},
+	"lease stored":   {{do: "read", lease: true}},
+	"session put":    {{do: "next"}, {do: "full"}, {do: "asleep", pass: 2, lease: true}},
+	"session stored": {{do: "next", lease: true}, {do: "full", lease: true}, {do: "asleep", pass: 2, lease: true}},
+	// The process that dies is not the one whose session manifest was left.
+	"stale lease's end put":   {{do: "maintain after another", lease: true, lock: true}},
 	"checkpoint due":          {{do: "gated", lease: true}},
 	"checkpoint stored":       {{do: "gated", lease: true}},
-	"data put":                {{do: "next", lease: true}, {do: "full"}},
-	"data stored":             {{do: "next", lease: true}, {do: "full"}},
+	"data put":                {{do: "next", lease: true}, {do: "full", lease: true}},
+	"data stored":             {{do: "next", lease: true}, {do: "full", lease: true}},
 	"description put":         {{do: "next", lease: true}},
 	"directory put":           {{do: "next", lease: true}},
-	"restore point put":       {{do: "next", lease: true}, {do: "full"}},
-	"lease's end put":         {{do: "next", lease: true}, {do: "read", lease: true}},
-	"lease's end stored":      {{do: "next", done: true}, {do: "read", done: true}},
+	"restore point put":       {{do: "next", lease: true}, {do: "full", lease: true}},
+	"lease's end put":         {{do: "read", lease: true}},
+	"lease's end stored":      {{do: "read", done: true}},
 	"restore point stored":    {{do: "next", done: true}, {do: "full", done: true}},
 	"restore point recorded":  {{do: "next", done: true}},
 	"deletion announced":      {{do: "remove"}},

@@ -12,17 +12,11 @@ import (
 // Delete removes restore points. What no other one shares is freed by maintenance. A restore point that a running backup started
 // from can go; the backup keeps what it needs, and so does whoever has a Lease. If one of them is not there, none is removed. One that is lost is forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
-	found := make([]*stored, len(ids))
-	for i, id := range ids {
-		var err error
-		if found[i], err = r.stored(ctx, id); errors.Is(err, ErrNotFound) {
-			found[i], err = r.forgettable(ctx, id, err)
-		}
-		if err != nil {
-			return err
-		}
+	found, err := r.deletable(ctx, ids)
+	if err != nil {
+		return err
 	}
-	err := r.change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	err = r.change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		if err := announce(ctx, w, ids); err != nil {
 			return err
 		}
@@ -51,6 +45,58 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 		return fmt.Errorf("delete: %w", err)
 	}
 	return nil
+}
+
+// Lost are the restore points that were made and of which only the record is left: another program has deleted them, or what the repository knows of them
+// is gone. Repair brings them back as long as their data is there, and Delete forgets them. They have an ID, and Source and Time if the record can be
+// read. ErrCorrupt means that manifests are damaged: what is not found may be among them.
+func (r *Repository) Lost(ctx context.Context) ([]*RestorePoint, error) {
+	ids, _, err := r.lost(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []*RestorePoint
+	for _, id := range ids {
+		p := &RestorePoint{ID: id}
+		m, err := readRecord(ctx, r.rep, id)
+		switch {
+		case err == nil:
+			p.Source, p.Time = Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, m.StartTime.ToTime().UTC()
+		case errors.Is(err, blob.ErrBlobNotFound):
+			continue // forgotten since
+		case !errors.Is(err, ErrCorrupt):
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// deletable finds the restore points with these IDs, all or none.
+func (r *Repository) deletable(ctx context.Context, ids []string) ([]*stored, error) {
+	wanted := make(map[string]*stored, len(ids))
+	for _, id := range ids {
+		wanted[id] = nil
+	}
+	// One look at all manifests. Those that it does not find are looked for alone: the error says why.
+	some, _ := r.matching(ctx, func(id string) bool { _, ok := wanted[id]; return ok })
+	for _, s := range some {
+		wanted[s.id] = s
+	}
+	found := make([]*stored, len(ids))
+	for i, id := range ids {
+		if found[i] = wanted[id]; found[i] != nil {
+			continue
+		}
+		var err error
+		if found[i], err = r.stored(ctx, id); errors.Is(err, ErrNotFound) {
+			found[i], err = r.forgettable(ctx, id, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
 }
 
 // forgettable is a restore point of which only the record is left; without that it is the error notFound.

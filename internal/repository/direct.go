@@ -33,15 +33,16 @@ type direct struct {
 	keys, scratch sync.Pool
 }
 
-// readDirectly sets direct, unless kopia must read everything: the repository is encrypted in another way, or the connection of this file has
-// a cache, which is for kopia to look into and to fill.
+// readDirectly sets direct, unless kopia must read everything because the repository is encrypted in another way. If the connection of this file has
+// a cache, kopia looks into it and fills it where single contents are read. Restore and verify, which read everything once and in the order of
+// the packs, go past it: a cache of single contents is of no use to them, and fetching contents one by one takes several times as many requests.
 func (r *Repository) readDirectly(ctx context.Context, file string) error {
 	f := r.rep.ContentReader().ContentFormat()
 	if f.GetEncryptionAlgorithm() != encryptionAlgorithm || (f.GetECCAlgorithm() != "" && f.GetECCOverheadPercent() > 0) {
 		return nil
 	}
 	caching, err := repo.GetCachingOptions(ctx, file)
-	if err != nil || caching.CacheDirectory != "" {
+	if err != nil {
 		return err
 	}
 	// As kopia's package encryption derives it.
@@ -52,7 +53,7 @@ func (r *Repository) readDirectly(ctx context.Context, file string) error {
 	d := &direct{blobs: r.rep.BlobReader()}
 	d.keys.New = func() any { return hmac.New(sha256.New, secret) }
 	d.scratch.New = func() any { return &scratch{} }
-	r.direct = d
+	r.direct, r.cached = d, caching.CacheDirectory != ""
 	return nil
 }
 

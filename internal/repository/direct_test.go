@@ -153,7 +153,7 @@ func TestDirectReadsWhatKopiaReads(t *testing.T) {
 	})
 }
 
-// What is encrypted in another way, or cached, is read by kopia.
+// What is encrypted in another way is read by kopia. With a cache only single contents are.
 func TestWhatIsNotReadDirectly(t *testing.T) {
 	t.Parallel()
 	plain := format.ContentFormat{Hash: hashAlgorithm, Encryption: encryptionAlgorithm}
@@ -163,7 +163,7 @@ func TestWhatIsNotReadDirectly(t *testing.T) {
 		direct  bool
 	}{
 		"plain":      {format: plain, direct: true},
-		"cache":      {format: plain, connect: ConnectOptions{CacheDirectory: t.TempDir(), CacheBytes: 64 * mib}},
+		"cache":      {format: plain, connect: ConnectOptions{CacheDirectory: t.TempDir(), CacheBytes: 64 * mib}, direct: true},
 		"ChaCha20":   {format: format.ContentFormat{Hash: hashAlgorithm, Encryption: "CHACHA20-POLY1305-HMAC-SHA256"}},
 		"correction": {format: format.ContentFormat{Hash: hashAlgorithm, Encryption: encryptionAlgorithm, ECC: "REED-SOLOMON-CRC32", ECCOverheadPercent: 2}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sync/errgroup"
@@ -15,8 +16,8 @@ import (
 )
 
 // disk stores one disk. If its parent turns out to be damaged, all of it is read instead.
-func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
-	plan, err := planDisk(d, parent, s.q.Parent == ParentNone, s.q.BlockBytes)
+func (s *session) disk(d *DiskSource, parent *RestorePoint) (*diskWriter, error) {
+	plan, err := planDisk(d, parent, s.doubts[d.Name], s.q.BlockBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -32,8 +33,12 @@ func (s *session) disk(d *DiskSource, parent *RestorePoint) (*Disk, error) {
 // diskWriter is one pass over a disk.
 type diskWriter struct {
 	*session
-	source  *DiskSource
-	plan    diskPlan
+	source *DiskSource
+	plan   diskPlan
+	// work is what the session manifest names; list has the regions, and done describes the disk once it is stored.
+	work    *diskWork
+	list    []object.IndirectObjectEntry
+	done    *Disk
 	blocks  *blockWriter
 	before  predecessor
 	buffers sync.Pool
@@ -48,58 +53,89 @@ type diskWriter struct {
 	zeroRegions map[int64]object.ID
 }
 
-func (s *session) attempt(d *DiskSource, plan diskPlan) (*Disk, error) {
+func (s *session) attempt(d *DiskSource, plan diskPlan) (*diskWriter, error) {
 	s.progress.begin(d, plan)
 	g := plan.geometry
-	w := &diskWriter{session: s, source: d, plan: plan, blocks: newBlockWriter(s.w, g, compressors[s.q.Compression]), zeroRegions: map[int64]object.ID{}}
+	w := &diskWriter{session: s, source: d, plan: plan, work: s.work.disk(g)}
+	w.forgetZeroes()
 	w.slots = make(chan struct{}, s.q.Workers)
 	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
 	var err error
 	if w.before, err = w.loadPredecessor(); err != nil {
 		return nil, err
 	}
-	list, err := w.regions()
-	if err != nil {
+	if err := w.regions(); err != nil {
 		return nil, err
 	}
 	if plan.incremental() {
-		if err := s.verifyClones(g, list); err != nil {
+		if err := s.verifyClones(g, w.list, plan.previousID); err != nil {
 			return nil, err
 		}
 	}
-	return w.finish(list)
+	w.done, err = w.finish()
+	return w, err
+}
+
+// forgetZeroes makes zeroes be stored when they are needed next.
+func (w *diskWriter) forgetZeroes() {
+	w.blocks = newBlockWriter(w.w, w.plan.geometry, compressors[w.q.Compression])
+	w.zeroRegions = map[int64]object.ID{}
 }
 
 // regions settles all regions, several side by side.
-func (w *diskWriter) regions() ([]object.IndirectObjectEntry, error) {
+func (w *diskWriter) regions() error {
 	g := w.plan.geometry
-	list := make([]object.IndirectObjectEntry, g.regions())
+	w.list = make([]object.IndirectObjectEntry, g.regions())
 	group, ctx := errgroup.WithContext(w.ctx)
 	group.SetLimit(w.q.Workers)
-	for i := range list {
+	for i := range w.list {
 		if ctx.Err() != nil {
 			break
 		}
 		e := g.region(i)
-		list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}
+		w.list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}
 		if w.unchanged(i, e) {
-			list[i].Object = w.before.list[i].Object
+			w.list[i].Object = w.before.list[i].Object
 			w.progress.add(Progress{ScannedBytes: e.Length})
 			continue
 		}
-		group.Go(func() error {
-			id, err := w.region(ctx, i, e)
-			if err != nil {
-				return fmt.Errorf("bytes %s: %w", e, err)
-			}
-			list[i].Object = id
-			return nil
-		})
+		group.Go(func() error { return w.settleRegion(ctx, i) })
 	}
 	if err := group.Wait(); err != nil {
-		return nil, err
+		return err
 	}
-	return list, w.ctx.Err()
+	return w.ctx.Err()
+}
+
+// settleRegion stores region i and notes it in the list.
+func (w *diskWriter) settleRegion(ctx context.Context, i int) error {
+	e, began := w.plan.geometry.region(i), w.w.Time()
+	id, err := w.region(ctx, i, e, &began)
+	if err != nil {
+		return fmt.Errorf("bytes %s: %w", e, err)
+	}
+	w.list[i].Object = id
+	w.session.work.region(w.work, w.list[i], began)
+	return nil
+}
+
+// storeAgain stores again what has gone of the disk, if anything has.
+func (w *diskWriter) storeAgain() (bool, error) {
+	regions, any := w.session.work.takeBroken(w.work)
+	if !any {
+		return false, nil
+	}
+	w.forgetZeroes()
+	stats := w.stats
+	for _, i := range regions {
+		if err := w.settleRegion(w.ctx, i); err != nil {
+			return true, err
+		}
+	}
+	w.stats = stats
+	var err error
+	w.done, err = w.finish()
+	return true, err
 }
 
 // unchanged says whether region i, which is e, is as in the parent.
@@ -112,8 +148,8 @@ func (w *diskWriter) hole(e extent.Extent) bool {
 	return w.source.Data != nil && !w.source.Data.Overlaps(e)
 }
 
-// region stores region i, which is e, and returns its table's ID.
-func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object.ID, error) {
+// region stores region i, which is e, and returns its table's ID. It moves began to when it began to store the table.
+func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent, began *time.Time) (object.ID, error) {
 	if !w.plan.incremental() && w.hole(e) {
 		id, err := w.zeroRegion(ctx, i, e.Length)
 		if err != nil || !w.before.has(i, e) || w.before.list[i].Object == id {
@@ -139,6 +175,7 @@ func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent) (object
 	}
 	w.count(r.did)
 	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: r.did.ChangedBytes, DeduplicatedBytes: r.had})
+	*began = w.w.Time()
 	id, _, err := writeTable(ctx, w.w, r.entries, regionSplitter)
 	return id, err
 }
@@ -162,6 +199,7 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 		b := r.plan.geometry.blockOf(i, j)
 		if was[j] != object.EmptyID && r.plan.incremental() && !r.source.Changes.Set.Overlaps(b) {
 			r.entries[j].Object = was[j]
+			group.Go(func() error { return r.before.alive(inner, was[j]) })
 			continue
 		}
 		r.slots <- struct{}{}
@@ -170,22 +208,24 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 			if inner.Err() != nil {
 				return inner.Err()
 			}
-			return r.store(inner, &r.entries[j], b, was[j])
+			return r.store(inner, i, &r.entries[j], b, was[j])
 		})
 	}
 	r.turn.Unlock()
 	return group.Wait()
 }
 
-// store stores the block e of the disk, and notes it in entry. In the parent it was the object was.
-func (r *regionWriter) store(ctx context.Context, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
+// store stores the block e of the disk, which is in region i, and notes it in entry. In the parent it was the object was.
+func (r *regionWriter) store(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
 	buffer, _ := r.buffers.Get().(*[]byte)
 	defer r.buffers.Put(buffer)
 	var did Stats
 	var had int64
-	if entry.Object, err = r.block(ctx, e, (*buffer)[:e.Length], &did); err != nil {
+	var began time.Time
+	if entry.Object, err = r.block(ctx, e, (*buffer)[:e.Length], &did, &began); err != nil {
 		return err
 	}
+	r.session.work.block(r.diskWriter.work, i, *entry, began)
 	if entry.Object != was && (was != object.EmptyID || !r.isHole(*entry)) {
 		did.ChangedBytes += e.Length
 		if r.hadBefore(ctx, entry.Object) {
@@ -199,14 +239,16 @@ func (r *regionWriter) store(ctx context.Context, entry *object.IndirectObjectEn
 	return nil
 }
 
-// block stores the bytes e of the disk; buffer is as long.
-func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, did *Stats) (object.ID, error) {
+// block stores the bytes e of the disk; buffer is as long. It sets began to when it began to store them.
+func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, did *Stats, began *time.Time) (object.ID, error) {
+	*began = w.w.Time()
 	if w.hole(e) {
 		return w.blocks.zero(ctx, e.Length)
 	}
 	if err := w.source.Reader.ReadAt(ctx, buffer, e.Offset); err != nil {
 		return object.EmptyID, fmt.Errorf("read the source: %w", err)
 	}
+	*began = w.w.Time()
 	did.ReadBytes += e.Length
 	w.progress.add(Progress{ReadBytes: e.Length})
 	if isZero(buffer) {
@@ -259,11 +301,13 @@ func (s *Stats) add(o Stats) {
 }
 
 // finish stores the list of regions and describes the disk.
-func (w *diskWriter) finish(list []object.IndirectObjectEntry) (*Disk, error) {
-	id, data, err := writeTable(w.ctx, w.w, list, listSplitter)
+func (w *diskWriter) finish() (*Disk, error) {
+	began := w.w.Time()
+	id, data, err := writeTable(w.ctx, w.w, w.list, listSplitter)
 	if err != nil {
 		return nil, err
 	}
+	w.session.work.list(w.work, id, began)
 	g := w.plan.geometry
 	last := g.blockOf(g.regions()-1, g.blocks(g.regions()-1)-1)
 	zero, err := w.blocks.zero(w.ctx, g.block)

@@ -28,13 +28,18 @@ func objectID(tb testing.TB, s string) object.ID {
 func TestTheFormatIsGolden(t *testing.T) {
 	t.Parallel()
 	block, zero := objectID(t, "709f757b66fdfb48d0f8323744f1bd7e"), objectID(t, "e9aba507fb694c7f4e9a37d9aeb0a5f0")
-	point, err := encodePoint(&RestorePoint{ID: "000102030405060708090a0b0c0d0e0f", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
+	described := &RestorePoint{ID: "000102030405060708090a0b0c0d0e0f", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
 		{
 			Name: "root", Bytes: 3<<20 + 512, BlockBytes: mib, Object: objectID(t, "Ix0cce21c6cc23d53c46e1fab215077baf"), Zero: zero, ZeroTail: block,
 			Digest: "sha256:00", Identity: "uid", Change: "daily-2", Parent: "p", Base: "daily-1", Stats: Stats{ReadBytes: 2, ZeroBytes: 1, ChangedBytes: 1},
 		},
 		{Name: "data", Bytes: 512, BlockBytes: 256 * kib, Object: block, Zero: zero, ZeroTail: zero, Digest: "sha256:01", FullReason: FullNoParent},
-	}})
+	}}
+	point, err := encodePoint(described)
+	if err != nil {
+		t.Fatal(err)
+	}
+	summary, err := described.summarize(objectID(t, "k709f757b66fdfb48d0f8323744f1bd7e"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +49,7 @@ func TestTheFormatIsGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, got := range map[string][]byte{"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n')} {
+	for name, got := range map[string][]byte{"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'), "description-1.json": append([]byte(summary), '\n')} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o600); err != nil {

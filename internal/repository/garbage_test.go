@@ -48,6 +48,9 @@ func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
 	if err := u.object(ctx, root); err != nil {
 		return err
 	}
+	if m.Tags[tagSession] != "" {
+		return u.session(ctx, root)
+	}
 	var dir snapshot.DirManifest
 	if err := readJSON(ctx, u.r.reader(), root, &dir); err != nil {
 		return err
@@ -66,6 +69,25 @@ func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
 	for _, d := range p.Disks {
 		if err := u.disk(ctx, d); err != nil {
 			return fmt.Errorf("disk %s: %w", d.Name, err)
+		}
+	}
+	return nil
+}
+
+// session marks what a session manifest names.
+func (u *uses) session(ctx context.Context, root object.ID) error {
+	var dir snapshot.DirManifest
+	if err := readJSON(ctx, u.r.reader(), root, &dir); err != nil {
+		return err
+	}
+	for _, e := range dir.Entries {
+		if err := u.object(ctx, e.ObjectID); err != nil {
+			return err
+		}
+		if e.Type == snapshot.EntryTypeDirectory {
+			if err := u.session(ctx, e.ObjectID); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -2,7 +2,6 @@ package repository
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -17,36 +16,32 @@ import (
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
+	"golang.org/x/sync/errgroup"
 )
 
-const (
-	// maxMarks bounds the contents that are held to be in use at a time, at about 30 bytes each: those of 2 TiB in
-	// blocks of 256 KiB. What is more is collected in several passes.
-	maxMarks = 8 << 20
-	// maxSeenTables bounds the tables that are known to have been looked at. Forgetting them costs time only.
-	maxSeenTables = 1 << 20
-	// flushEvery is how many contents are marked as deleted before an index is stored that says so.
-	flushEvery = 100_000
-)
+// flushEvery is how many contents are marked as deleted before an index is stored that says so.
+const flushEvery = 100_000
 
 // collector marks contents as deleted that no snapshot refers to, of Varve or of another program, and takes the mark away from those that
-// one refers to again. It does what kopia's own collection does, by the same rules, but looks at each table once and not
-// once for every restore point that has it, and its memory does not grow with a disk.
+// one refers to again. It does what kopia's own collection does, by the same rules, but reads each table once and not
+// once for every restore point that has it. It needs 10 bits for each content of the repository, and about 24 bytes for each table.
 type collector struct {
 	w      repo.DirectRepositoryWriter
 	safety maintenance.SafetyParameters
 	// before is the time that ages are counted back from.
 	before time.Time
-	// passes is how many parts the contents are collected in, by the beginning of their hashes; pass is the current one.
-	passes, pass uint32
+	// used has the contents that are in use, and few others. Those are garbage that is kept until the next collection, whose filter is another one.
+	used *contentFilter
 
-	mu     sync.Mutex
-	used   map[hash]struct{}
+	mu sync.Mutex
+	// tables are those that were read, or are being read. They are known exactly: what is in a table that is passed over is lost.
 	tables map[hash]struct{}
-	stats  maintenancestats.SnapshotGCStats
+	// recovered are the contents whose mark was taken away.
+	recovered map[content.ID]struct{}
+	stats     maintenancestats.SnapshotGCStats
 }
 
-// hash is the beginning of a content's hash. If two are the same, garbage is kept.
+// hash is a content's hash.
 type hash [16]byte
 
 func hashOf(id content.ID) (h hash) {
@@ -54,26 +49,27 @@ func hashOf(id content.ID) (h hash) {
 	return h
 }
 
-// collectGarbage is one garbage collection. marks bounds how many contents are held in memory.
-func collectGarbage(ctx context.Context, w repo.DirectRepositoryWriter, safety maintenance.SafetyParameters, before time.Time, marks int64) error {
+// collectGarbage is one garbage collection.
+func collectGarbage(ctx context.Context, w repo.DirectRepositoryWriter, safety maintenance.SafetyParameters, before time.Time) error {
 	return maintenance.ReportRun(ctx, w, maintenance.TaskSnapshotGarbageCollection, nil, func() (maintenancestats.Kind, error) {
 		var all int64
 		err := w.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(content.Info) error { all++; return nil })
 		if err != nil {
 			return nil, fmt.Errorf("count the contents: %w", err)
 		}
-		c := &collector{w: w, safety: safety, before: before, passes: uint32(1 + all/marks)} //nolint:gosec // contents of exabytes
-		for c.pass = range c.passes {
-			if err := c.run(ctx); err != nil {
-				return nil, err
-			}
+		c := newCollector(w, safety, before, newContentFilter(all))
+		if err := c.run(ctx); err != nil {
+			return nil, err
 		}
 		return &c.stats, nil
 	})
 }
 
+func newCollector(w repo.DirectRepositoryWriter, safety maintenance.SafetyParameters, before time.Time, used *contentFilter) *collector {
+	return &collector{w: w, safety: safety, before: before, used: used, tables: map[hash]struct{}{}, recovered: map[content.ID]struct{}{}}
+}
+
 func (c *collector) run(ctx context.Context) error {
-	c.used, c.tables = map[hash]struct{}{}, map[hash]struct{}{}
 	if err := c.mark(ctx); err != nil {
 		return fmt.Errorf("find what is in use: %w", err)
 	}
@@ -96,64 +92,126 @@ func (c *collector) mark(ctx context.Context) (err error) {
 		return err
 	}
 	defer walker.Close(ctx)
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
 	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(ctx, c.w, id)
-		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
-			continue
+		if inner.Err() != nil {
+			break
 		}
-		if err != nil {
-			return fmt.Errorf("snapshot %s: %w", id, err)
-		}
-		root, err := snapshotfs.SnapshotRoot(c.w, m)
-		if err != nil {
-			return fmt.Errorf("snapshot %s: %w", id, err)
-		}
-		if err := walker.Process(ctx, root, ""); err != nil {
-			return fmt.Errorf("snapshot %s: %w", id, err)
-		}
+		group.Go(func() error {
+			if err := c.markSnapshot(inner, walker, id); err != nil {
+				return fmt.Errorf("snapshot %s: %w", id, err)
+			}
+			return nil
+		})
 	}
-	return nil
+	return errors.Join(group.Wait(), ctx.Err())
 }
 
-// object marks an object, and what its table refers to.
-func (c *collector) object(ctx context.Context, id object.ID) error {
-	if inner, ok := id.IndexObjectID(); ok {
-		if err := c.object(ctx, inner); err != nil {
-			return err
-		}
-		data, err := readBytes(ctx, c.w.ContentReader(), inner)
-		if err != nil {
-			return readError(fmt.Sprintf("read table %s", id), err)
-		}
-		entries, err := decodeTable(data)
-		if err != nil {
-			return fmt.Errorf("%w: table %s: %w", ErrCorrupt, id, err)
-		}
-		for _, e := range entries {
-			if c.seen(e.Object) {
-				continue
-			}
-			if err := c.object(ctx, e.Object); err != nil {
-				return err
-			}
-		}
-		return ctx.Err()
+// markSnapshot finds what a snapshot refers to. One that was deleted since refers to nothing.
+func (c *collector) markSnapshot(ctx context.Context, walker *snapshotfs.TreeWalker, id manifest.ID) error {
+	m, err := snapshot.LoadSnapshot(ctx, c.w, id)
+	if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+		return nil
 	}
+	if err != nil {
+		return err
+	}
+	root, err := snapshotfs.SnapshotRoot(c.w, m)
+	if err != nil {
+		return err
+	}
+	return walker.Process(ctx, root, "")
+}
+
+// object marks an object, and what its table refers to. The tables in that one are read side by side.
+func (c *collector) object(ctx context.Context, id object.ID) error {
+	if _, ok := id.IndexObjectID(); !ok {
+		return c.direct(ctx, id)
+	}
+	entries, err := c.table(ctx, id)
+	if err != nil {
+		return err
+	}
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
+	for i, e := range entries {
+		if inner.Err() != nil {
+			break
+		}
+		if _, ok := e.Object.IndexObjectID(); !ok {
+			if i == 0 || e.Object != entries[i-1].Object {
+				if err := c.direct(inner, e.Object); err != nil {
+					return errors.Join(err, group.Wait())
+				}
+			}
+			continue
+		}
+		if !c.seen(e.Object) {
+			group.Go(func() error { return c.object(inner, e.Object) })
+		}
+	}
+	return errors.Join(group.Wait(), ctx.Err())
+}
+
+// table marks the contents of a table, and returns its entries.
+func (c *collector) table(ctx context.Context, id object.ID) ([]object.IndirectObjectEntry, error) {
+	inner, _ := id.IndexObjectID()
+	if err := c.object(ctx, inner); err != nil {
+		return nil, err
+	}
+	data, err := readBytes(ctx, c.w.ContentReader(), inner)
+	if err != nil {
+		return nil, readError(fmt.Sprintf("read table %s", id), err)
+	}
+	entries, err := decodeTable(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: table %s: %w", ErrCorrupt, id, err)
+	}
+	return entries, nil
+}
+
+// direct marks an object that is one content. One that is not there is a reason to collect nothing: an index may be lost.
+func (c *collector) direct(ctx context.Context, id object.ID) error {
 	cid, _, ok := id.ContentID()
 	if !ok {
 		return fmt.Errorf("%w: object %s", ErrCorrupt, id)
 	}
-	return c.use(ctx, cid)
+	info, err := c.w.ContentReader().ContentInfo(ctx, cid)
+	if err != nil {
+		return readError(fmt.Sprintf("look up content %s", cid), err)
+	}
+	c.used.add(cid)
+	if info.Deleted {
+		return c.undelete(ctx, info)
+	}
+	return nil
 }
 
-// seen says whether a table was looked at before, and takes it that it will be now.
+// undelete takes the mark of deletion from a content that is in use. It does not ask the filter: garbage stays marked.
+func (c *collector) undelete(ctx context.Context, info content.Info) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, done := c.recovered[info.ContentID]; done {
+		return nil
+	}
+	if err := c.w.ContentManager().UndeleteContent(ctx, info.ContentID); err != nil {
+		return fmt.Errorf("take the mark of deletion from content %s: %w", info.ContentID, err)
+	}
+	c.recovered[info.ContentID] = struct{}{}
+	c.stats.RecoveredContentCount++
+	c.stats.RecoveredContentSize += int64(info.PackedLength)
+	return nil
+}
+
+// seen says whether a table was read before, and takes it that it will be now.
 func (c *collector) seen(id object.ID) bool {
 	inner, ok := id.IndexObjectID()
 	if !ok {
 		return false
 	}
 	cid, _, ok := inner.ContentID()
-	if !ok {
+	if !ok || len(cid.Hash()) != len(hash{}) {
 		return false
 	}
 	h := hashOf(cid)
@@ -162,62 +220,25 @@ func (c *collector) seen(id object.ID) bool {
 	if _, ok := c.tables[h]; ok {
 		return true
 	}
-	if len(c.tables) >= maxSeenTables {
-		clear(c.tables)
-	}
 	c.tables[h] = struct{}{}
 	return false
 }
 
-// of says whether a content belongs to this pass.
-func (c *collector) of(h hash) bool {
-	return uint32(uint64(binary.BigEndian.Uint32(h[:]))*uint64(c.passes)>>32) == c.pass
-}
-
-// use marks a content. One that is not there is a reason to collect nothing: an index may be lost.
-func (c *collector) use(ctx context.Context, id content.ID) error {
-	h := hashOf(id)
-	if !c.of(h) {
-		return nil
-	}
-	c.mu.Lock()
-	_, known := c.used[h]
-	c.mu.Unlock()
-	if known {
-		return nil
-	}
-	if _, err := c.w.ContentReader().ContentInfo(ctx, id); err != nil {
-		return readError(fmt.Sprintf("look up content %s", id), err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.used[h] = struct{}{}
-	return nil
-}
-
-// sweep goes through the contents of this pass.
+// sweep goes through the contents.
 func (c *collector) sweep(ctx context.Context) error {
 	return c.w.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
-		h := hashOf(info.ContentID)
-		if !c.of(h) {
-			return nil
-		}
 		bytes := int64(info.PackedLength)
 		if info.ContentID.Prefix() == manifest.ContentPrefix {
 			c.stats.InUseSystemContentCount++
 			c.stats.InUseSystemContentSize += bytes
 			return nil
 		}
-		_, used := c.used[h]
+		_, recovered := c.recovered[info.ContentID]
 		switch {
-		case used && info.Deleted:
-			c.stats.RecoveredContentCount++
-			c.stats.RecoveredContentSize += bytes
-			return c.w.ContentManager().UndeleteContent(ctx, info.ContentID)
-		case used:
+		case info.Deleted, recovered:
+		case c.used.mayHave(info.ContentID):
 			c.stats.InUseContentCount++
 			c.stats.InUseContentSize += bytes
-		case info.Deleted:
 		case c.before.Sub(info.Timestamp()) < c.safety.MinContentAgeSubjectToGC:
 			c.stats.UnreferencedRecentContentCount++
 			c.stats.UnreferencedRecentContentSize += bytes

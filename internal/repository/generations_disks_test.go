@@ -174,6 +174,12 @@ func (m *generations) backUp(v *vm) {
 		m.check(false)
 		return
 	}
+	if o.Conflict && m.site.now().Before(m.locked) {
+		m.note("locked", "") // Maintenance that was exclusive has died.
+		m.site.move(lockLife)
+		m.check(false)
+		return
+	}
 	if o.Error != "" {
 		m.t.Fatal(o.Error)
 	}
@@ -227,18 +233,15 @@ type expectation struct {
 // expected says for each disk why it is read as a whole, or which disk it starts from, by what is known of the restore points.
 func (m *generations) expected(j *job) (out []expectation) {
 	var parent *RestorePoint
-	follows := false
 	for _, at := range m.times() {
 		p := m.held[at].point
-		if p.Source != j.Source || (j.Parent != "" && j.Parent != ParentAuto && j.Parent != p.ID) {
+		if p.Source != j.Source {
 			continue
 		}
-		f := slices.ContainsFunc(j.Disks, func(d jobDisk) bool {
-			o, err := p.Disk(d.Name)
-			return err == nil && d.Set != nil && o.Change == d.Since
-		})
-		if f || !follows {
-			parent, follows = p, f
+		asked := j.Parent == p.ID
+		auto := (j.Parent == "" || j.Parent == ParentAuto) && slices.ContainsFunc(j.Disks, func(d jobDisk) bool { return p.has(d.Name) })
+		if asked || auto {
+			parent = p
 		}
 	}
 	for _, d := range j.Disks {

@@ -48,7 +48,9 @@ type generations struct {
 	attempt, made int64
 	// locked is until when a maintenance that was killed keeps others out.
 	locked time.Time
-	did    map[string]int
+	// running is until when a backup that was killed keeps exclusive maintenance out.
+	running time.Time
+	did     map[string]int
 }
 
 // digested is what a digest depends on.
@@ -249,6 +251,9 @@ func (m *generations) perform(x *machine, j *job) outcome {
 	}
 	if o.Killed {
 		m.note(j.Do+" killed", "on %s", x.name)
+		if j.Do == "backUp" {
+			m.running = m.site.now().Add(sessionLive)
+		}
 	}
 	return o
 }
@@ -318,6 +323,9 @@ func (m *generations) maintain() {
 	o := m.perform(x, j)
 	locked := m.site.now().Before(m.locked)
 	switch {
+	case o.Conflict && j.Exclusive && m.site.now().Before(m.running):
+		m.note("running", "")
+		m.site.move(sessionLive)
 	case o.Conflict && locked:
 		m.note("locked", "")
 		m.site.move(lockLife)
@@ -441,7 +449,7 @@ func (m *generations) end() {
 		m.backUp(m.vms[0])
 	}
 	m.check(true)
-	m.site.move(leaseLife + time.Hour)
+	m.site.move(sessionLife + time.Hour)
 	times := m.times()
 	last := times[m.random.IntN(len(times))]
 	for _, keep := range []int{1, 0} {

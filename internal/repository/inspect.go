@@ -28,6 +28,8 @@ type inspection struct {
 	noCopy bool
 	// indexes are the index blobs that cannot be read.
 	indexes []blob.ID
+	// view is what the connection shows of the storage.
+	view *view
 }
 
 // inspect connects to the repository of a configuration whatever state its format and its indexes are in. If that is not possible
@@ -84,6 +86,7 @@ func (i *inspection) look(ctx context.Context, as repo.ClientOptions, configFile
 
 // lookAtIndexes shows kopia each index blob alone, unless it can read all of them.
 func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
+	i.view = v
 	v.hide(nil)
 	if i.rep.Refresh(ctx) == nil {
 		return nil
@@ -94,15 +97,11 @@ func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
 	}
 	bad := map[blob.ID]bool{}
 	for _, b := range all {
-		v.hide(func(id blob.ID) bool { return isIndex(id) && id != b.BlobID })
-		problem := i.rep.Refresh(ctx)
-		if problem == nil {
-			continue
-		}
-		// A storage that does not answer is no damage.
-		if data, err := readBlob(ctx, i.storage, b.BlobID); err != nil {
+		damaged, err := i.isDamagedIndex(ctx, b.BlobID)
+		if err != nil {
 			return err
-		} else if data != nil {
+		}
+		if damaged {
 			bad[b.BlobID] = true
 			i.indexes = append(i.indexes, b.BlobID)
 		}
@@ -112,6 +111,33 @@ func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
 		return fmt.Errorf("load the indexes: %w", err)
 	}
 	return nil
+}
+
+// isDamagedIndex says whether kopia cannot read an index blob although the storage can. A storage that does not answer is no damage: so the verdict
+// is about bytes that were read, in memory, and between two questions that the storage answers. Whoever calls it decides what is shown afterwards.
+func (i *inspection) isDamagedIndex(ctx context.Context, index blob.ID) (bool, error) {
+	alone := func(id blob.ID) bool { return isIndex(id) && id != index }
+	i.view.hide(alone)
+	if i.rep.Refresh(ctx) == nil {
+		return false, nil
+	}
+	data, err := readBlob(ctx, i.storage, index)
+	if err != nil || data == nil {
+		return false, err
+	}
+	i.view.replace(index, data)
+	defer i.view.replace(index, nil)
+	for range 2 {
+		i.view.hide(isIndex)
+		if err := i.rep.Refresh(ctx); err != nil {
+			return false, fmt.Errorf("load no index: %w", err)
+		}
+		i.view.hide(alone)
+		if i.rep.Refresh(ctx) == nil {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // damage is what is wrong, as an error; nil: nothing is.

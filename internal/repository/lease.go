@@ -24,8 +24,7 @@ const (
 	releaseTimeout = time.Minute
 )
 
-// lease protects a restore point's content against garbage collection, even if the restore point is deleted: a parent's while a backup
-// clones from it, or that of one that is read.
+// lease protects the content of a restore point that is read against garbage collection, even if the restore point is deleted.
 type lease struct {
 	s     *writer
 	point *RestorePoint
@@ -34,14 +33,11 @@ type lease struct {
 	since time.Time
 }
 
-// takeLease returns nil if the parent, or what else is read, is gone. The order makes it safe: garbage collection that does not see the
-// lease began before the lease was stored, and then it sees the parent, which is looked for afterwards.
+// takeLease returns nil if the restore point is gone. The order makes it safe: garbage collection that does not see the
+// lease began before the lease was stored, and then it sees the restore point, which is looked for afterwards.
 func (s *writer) takeLease(parent *RestorePoint) (*lease, error) {
 	root, err := s.root(parent)
 	if root == nil {
-		return nil, err
-	}
-	if err := dropStaleLeases(s.ctx, s.w); err != nil {
 		return nil, err
 	}
 	l := &lease{s: s, point: parent, root: root}
@@ -76,7 +72,7 @@ func (l *lease) store() error {
 	id, err := snapshot.SaveSnapshot(l.s.ctx, l.s.w, &snapshot.Manifest{
 		Source: l.point.Source.info(), Description: "lease of " + l.s.purpose, IncompleteReason: leaseReason,
 		StartTime: fs.UTCTimestampFromTime(now), EndTime: fs.UTCTimestampFromTime(now),
-		RootEntry: l.root, Tags: map[string]string{tagLease: "1"},
+		RootEntry: l.root, Tags: map[string]string{tagLease: "1"}, Pins: []string{sessionPin},
 	})
 	if err != nil {
 		return err
@@ -123,18 +119,23 @@ func (l *lease) release() error {
 	return nil
 }
 
-// dropStaleLeases removes the leases of those that died.
+// dropStaleLeases removes the leases and session manifests of those that died. Only maintenance does so, once it knows that this machine's
+// clock is right: a clock that is ahead would take everybody for dead.
 func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
-	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, map[string]string{tagLease: "1"})
+	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, nil)
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)
 	}
 	for _, id := range ids {
 		m, err := snapshot.LoadSnapshot(ctx, w, id)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("lease %s: %w", id, err)
 		}
-		if w.Time().Sub(m.StartTime.ToTime()) < leaseLife {
+		life := leaseLifeOf(m)
+		if life == 0 || w.Time().Sub(m.EndTime.ToTime()) < life {
 			continue
 		}
 		if err := removeManifest(ctx, w, id); err != nil {
@@ -143,4 +144,15 @@ func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		reached("stale lease's end put")
 	}
 	return nil
+}
+
+// leaseLifeOf is how long a snapshot counts after its end time; 0: it is neither a lease nor a session manifest.
+func leaseLifeOf(m *snapshot.Manifest) time.Duration {
+	switch {
+	case m.Tags[tagSession] != "":
+		return sessionLife
+	case m.Tags[tagLease] != "":
+		return leaseLife
+	}
+	return 0
 }

@@ -44,6 +44,8 @@ type holder struct {
 	Owner   string    `json:"owner"`
 	Since   time.Time `json:"since"`
 	Renewed time.Time `json:"renewed"`
+	// Exclusive says that nobody else may use the repository meanwhile.
+	Exclusive bool `json:"exclusive,omitempty"`
 }
 
 // conflict is a lock of somebody else.
@@ -58,8 +60,13 @@ func (c *conflict) Unwrap() error { return ErrConflict }
 
 // lock takes the lock for purpose, or fails with ErrConflict. The context that it returns ends when the lock is lost.
 func (r *Repository) lock(ctx context.Context, purpose string) (context.Context, *lock, error) {
+	return r.lockAs(ctx, purpose, false)
+}
+
+// lockAs takes the lock for purpose, and tells backups whether they may begin meanwhile.
+func (r *Repository) lockAs(ctx context.Context, purpose string, exclusive bool) (context.Context, *lock, error) {
 	for attempt := 1; ; attempt++ {
-		held, l, err := r.tryLock(ctx, purpose)
+		held, l, err := r.tryLock(ctx, purpose, exclusive)
 		var c *conflict
 		if !errors.As(err, &c) || attempt == lockAttempts || r.rep.Time().Sub(c.other.Since) > lockContest {
 			return held, l, err
@@ -76,7 +83,7 @@ func (r *Repository) lock(ctx context.Context, purpose string) (context.Context,
 }
 
 // tryLock is one attempt.
-func (r *Repository) tryLock(ctx context.Context, purpose string) (context.Context, *lock, error) {
+func (r *Repository) tryLock(ctx context.Context, purpose string, exclusive bool) (context.Context, *lock, error) {
 	wctx, w, err := r.rep.NewDirectWriter(context.WithoutCancel(ctx), repo.WriteSessionOptions{Purpose: "varve lock " + purpose})
 	if err != nil {
 		return nil, nil, fmt.Errorf("lock for %s: %w", purpose, err)
@@ -84,7 +91,7 @@ func (r *Repository) tryLock(ctx context.Context, purpose string) (context.Conte
 	now := w.Time().UTC()
 	l := &lock{
 		w: w, ctx: wctx, labels: map[string]string{manifest.TypeLabelKey: lockType, "purpose": purpose},
-		holder: holder{Owner: w.ClientOptions().UsernameAtHost(), Since: now}, done: make(chan struct{}), ended: make(chan struct{}),
+		holder: holder{Owner: w.ClientOptions().UsernameAtHost(), Since: now, Exclusive: exclusive}, done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	err = l.write()
 	if err == nil {

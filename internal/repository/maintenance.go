@@ -24,7 +24,7 @@ const (
 type MaintenanceOptions struct {
 	Mode MaintenanceMode
 	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
-	// runs over two days, because another machine may have begun to refer to it.
+	// runs over two days, because another machine may have begun to refer to it. While a backup runs it is ErrConflict.
 	Exclusive bool
 	// Step is called with what is about to be done, a StepCollect or StepCompact; nil: not.
 	Step func(MaintenanceStep)
@@ -32,8 +32,8 @@ type MaintenanceOptions struct {
 	safety *maintenance.SafetyParameters // of tests
 }
 
-// Maintain does maintenance. Only one machine does at a time; ErrConflict names the other. A machine that maintains becomes the
-// owner in the sense of the kopia CLI.
+// Maintain does maintenance. Only one machine does at a time; ErrConflict names the other. The kopia CLI
+// leaves maintenance to Varve from then on.
 func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err error) {
 	mode, ok := map[MaintenanceMode]maintenance.Mode{QuickMaintenance: maintenance.ModeQuick, FullMaintenance: maintenance.ModeFull}[o.Mode]
 	if !ok {
@@ -42,7 +42,7 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	if err := r.writable(ctx); err != nil {
 		return fmt.Errorf("maintenance: %w", err)
 	}
-	ctx, l, err := r.lock(ctx, "maintenance")
+	ctx, l, err := r.lockAs(ctx, maintenancePurpose, o.Exclusive)
 	if err != nil {
 		return err
 	}
@@ -58,21 +58,10 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	if err != nil {
 		return fmt.Errorf("maintenance: %w", err)
 	}
-	err = own(wctx, w)
+	// Early: the rest may need the space.
+	err = removeUnfinished(wctx, r.rep.BlobReader(), o.unfinishedLife())
 	if err == nil {
-		err = dropStaleLeases(wctx, w)
-	}
-	if err == nil { // Early: the rest may need the space.
-		err = removeUnfinished(wctx, r.rep.BlobReader(), o.unfinishedLife())
-	}
-	if err == nil {
-		err = errors.Join(keepFormat(wctx, w, r.password), r.keepRecords(wctx, w))
-	}
-	if err == nil {
-		err = mergeManifests(wctx, w)
-	}
-	if err == nil {
-		err = maintain(wctx, maintenanceWriter{w, r.configFile}, mode, safety, o.tell)
+		err = r.maintain(wctx, maintenanceWriter{w, r.configFile}, mode, safety, &o)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = errors.Join(cause, err)
@@ -93,21 +82,23 @@ type maintenanceWriter struct {
 
 func (m maintenanceWriter) ConfigFilename() string { return m.configFile }
 
-// own makes this machine the owner of the repository's maintenance.
-func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
-	p, err := maintenance.GetParams(ctx, w)
-	if err != nil {
-		return err
-	}
+// maintenancePurpose is what the lock of maintenance is for.
+const maintenancePurpose = "maintenance"
+
+// owner is the owner of the repository's maintenance in the sense of the kopia CLI. No user of a kopia CLI is called that: one that writes
+// would maintain in passing, without Varve's lock and without a look for lost restore points.
+const owner = "varve"
+
+// own makes Varve the owner of the repository's maintenance.
+func own(ctx context.Context, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
 	blobs, err := w.FormatManager().BlobCfgBlob(ctx)
 	if err != nil {
 		return err
 	}
-	me := w.ClientOptions().UsernameAtHost()
-	if p.Owner == me && p.ExtendObjectLocks == blobs.IsRetentionEnabled() {
+	if p.Owner == owner && p.ExtendObjectLocks == blobs.IsRetentionEnabled() {
 		return nil
 	}
-	p.Owner, p.ExtendObjectLocks = me, blobs.IsRetentionEnabled()
+	p.Owner, p.ExtendObjectLocks = owner, blobs.IsRetentionEnabled()
 	if err := maintenance.SetParams(ctx, w, p); err != nil {
 		return err
 	}
@@ -119,20 +110,42 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return nil
 }
 
+// tidy does what comes before kopia's part. kopia has compared this machine's clock with the storage's by then.
+func (r *Repository) tidy(ctx context.Context, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
+	if err := own(ctx, w, p); err != nil {
+		return err
+	}
+	if err := dropStaleLeases(ctx, w); err != nil {
+		return err
+	}
+	if err := errors.Join(keepFormat(ctx, w, r.password), r.keepRecords(ctx, w)); err != nil {
+		return err
+	}
+	return mergeManifests(ctx, w)
+}
+
 // ignoreDeleted makes kopia go on if a content cannot be read that nothing refers to any more. Without it a damaged pack would end all
 // maintenance, even after the restore points were deleted that it was of.
 const ignoreDeleted = "KOPIA_IGNORE_MAINTENANCE_REWRITE_ERROR"
 
-func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, tell func(MaintenanceStep)) error {
+func (r *Repository) maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, o *MaintenanceOptions) error {
 	if err := os.Setenv(ignoreDeleted, "1"); err != nil {
 		return err
 	}
 	ran := false
-	err := maintenance.RunExclusive(ctx, w, mode, false, func(ctx context.Context, p maintenance.RunParameters) error {
+	err := maintenance.RunExclusive(ctx, w, mode, true, func(ctx context.Context, p maintenance.RunParameters) error {
 		ran = true
+		if o.Exclusive {
+			if err := noSession(ctx, w); err != nil {
+				return err
+			}
+		}
+		if err := r.tidy(ctx, w, p.Params); err != nil {
+			return err
+		}
 		if p.Mode == maintenance.ModeFull {
-			tell(StepCollect)
-			if err := collectGarbage(ctx, w, safety, p.MaintenanceStartTime, maxMarks); err != nil {
+			o.tell(StepCollect)
+			if err := collectGarbage(ctx, w, safety, p.MaintenanceStartTime); err != nil {
 				return err
 			}
 			if err := extendLocks(ctx, w); err != nil {
@@ -140,7 +153,7 @@ func maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenan
 			}
 			reached("garbage marked")
 		}
-		tell(StepCompact)
+		o.tell(StepCompact)
 		return maintenance.Run(ctx, p, safety)
 	})
 	reached("maintained")

@@ -29,13 +29,23 @@ type stored struct {
 
 // snapshots are the kopia snapshots that are restore points, of a source or of all for nil, of one ID or of all for "". kopia's own
 // manager gives up when one content with manifests is damaged, and then nothing could be restored any more: in that case they
-// are read one by one, and the damage is in the error.
+// are read one by one, and the damage is in the error. Any other error means that nothing is known.
 func (r *Repository) snapshots(ctx context.Context, source *Source, id string) ([]*stored, error) {
 	entries, err := find(ctx, r.rep, source, id)
 	if err != nil {
 		return r.salvage(ctx, source, id)
 	}
 	return group(entries)
+}
+
+// matching are the restore points whose ID matches. The manifests of the others are not looked at, unless one content with manifests is damaged.
+func (r *Repository) matching(ctx context.Context, match func(id string) bool) ([]*stored, error) {
+	entries, err := findMatching(ctx, r.rep, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagFormat: formatTag}, match)
+	if err == nil {
+		return group(entries)
+	}
+	all, err := r.salvage(ctx, nil, "")
+	return slices.DeleteFunc(all, func(s *stored) bool { return !match(s.id) }), err
 }
 
 // find looks restore points up the way that kopia does.
@@ -47,12 +57,20 @@ func find(ctx context.Context, rep repo.Repository, source *Source, id string) (
 	if id != "" {
 		labels[tagID] = id
 	}
+	return findMatching(ctx, rep, labels, func(string) bool { return true })
+}
+
+// findMatching are the manifests with these labels of restore points whose ID matches.
+func findMatching(ctx context.Context, rep repo.Repository, labels map[string]string, match func(id string) bool) ([]entry, error) {
 	found, err := rep.FindManifests(ctx, labels)
 	if err != nil {
 		return nil, fmt.Errorf("list restore points: %w", err)
 	}
 	var out []entry
 	for _, f := range found {
+		if !match(f.Labels[tagID]) {
+			continue
+		}
 		e := entry{ID: f.ID, Labels: f.Labels, ModTime: f.ModTime}
 		_, err := rep.GetManifest(ctx, f.ID, &e.Data)
 		if errors.Is(err, manifest.ErrNotFound) {
@@ -130,11 +148,13 @@ func (r *Repository) salvage(ctx context.Context, source *Source, id string) ([]
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
 	err := r.rep.ContentReader().IterateContents(ctx, options, func(info content.Info) error {
 		list, err := r.entries(ctx, info.ContentID)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
-		}
-		if err != nil {
+		case errors.Is(err, ErrCorrupt):
 			bad = append(bad, err)
+		case err != nil: // What the storage does not answer for may be whole.
+			return err
 		}
 		for _, e := range list {
 			if was, ok := latest[e.ID]; !ok || e.ModTime.After(was.ModTime) {

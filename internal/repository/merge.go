@@ -19,13 +19,9 @@ const mergeFrom = 8
 // mergeManifests makes one content of all that have manifests. What was deleted goes for good, so only the holder of the maintenance lock may
 // do it: see storage.
 func mergeManifests(ctx context.Context, w repo.DirectRepositoryWriter) error {
-	found := 0
-	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
-	if err := w.ContentReader().IterateContents(ctx, options, func(content.Info) error { found++; return nil }); err != nil {
-		return fmt.Errorf("count the manifests: %w", err)
-	}
-	if found < mergeFrom {
-		return nil
+	found, err := countManifests(ctx, w)
+	if err != nil || found < mergeFrom {
+		return err
 	}
 	m, err := manifestsAt(ctx, w, w.Time)
 	if err == nil {
@@ -43,6 +39,15 @@ func mergeManifests(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	}
 	reached("merged manifests stored")
 	return nil
+}
+
+// countManifests counts the contents that have manifests.
+func countManifests(ctx context.Context, r repo.DirectRepository) (n int, err error) {
+	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
+	if err := r.ContentReader().IterateContents(ctx, options, func(content.Info) error { n++; return nil }); err != nil {
+		return 0, fmt.Errorf("count the manifests: %w", err)
+	}
+	return n, nil
 }
 
 // removeManifest deletes a manifest with the writer's next flush; one that is not there is no error. Of a manifest and its deletion the later

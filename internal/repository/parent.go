@@ -3,43 +3,129 @@ package repository
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kopia/kopia/repo/object"
 )
 
-// findParent is the restore point to start from, or nil for ParentNone and when there is none.
-func (r *Repository) findParent(ctx context.Context, q *Request) (*RestorePoint, error) {
-	if q.Parent == ParentNone {
-		return nil, nil
-	}
-	points, listErr := r.List(ctx, &q.Source)
-	if q.Parent != ParentAuto {
-		i := slices.IndexFunc(points, func(p *RestorePoint) bool { return p.ID == q.Parent })
-		if i < 0 {
-			return nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(listErr, ErrNotFound))
-		}
-		return points[i], nil
-	}
-	// The latest that has a disk whose changes are counted from it, or else the latest: the plan says why it is not used.
-	for _, p := range slices.Backward(points) {
-		if slices.ContainsFunc(q.Disks, func(d DiskSource) bool { return d.follows(p) }) {
-			return p, nil
-		}
-	}
-	if len(points) == 0 {
-		return nil, nil
-	}
-	return points[len(points)-1], nil
+// history are the restore points of a source, as far as they can be read.
+type history struct {
+	// points are oldest first.
+	points []*RestorePoint
+	// damage says what cannot be read, and damagedAt is when the latest of that was made; zero: nothing is damaged.
+	damage    error
+	damagedAt time.Time
 }
 
-// follows says whether the disk's changes are counted from p.
-func (d *DiskSource) follows(p *RestorePoint) bool {
+// loadHistory reads all restore points of a source. It fails if the storage does: what it did not answer for may be there.
+func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history, error) {
+	snapshots, err := r.snapshots(ctx, source, "")
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return nil, err
+	}
+	h := &history{damage: err}
+	if err != nil { // Nobody knows how old it is.
+		h.damagedAt = r.rep.Time()
+	}
+	for _, s := range snapshots {
+		p, err := readPoint(ctx, r.reader(), s)
+		switch at := s.manifest.StartTime.ToTime(); {
+		case err == nil:
+			h.points = append(h.points, p)
+		case !errors.Is(err, ErrCorrupt):
+			return nil, err
+		default:
+			h.damage = errors.Join(h.damage, err)
+			if at.After(h.damagedAt) {
+				h.damagedAt = at
+			}
+		}
+	}
+	slices.SortStableFunc(h.points, func(a, b *RestorePoint) int { return a.Time.Compare(b.Time) })
+	return h, nil
+}
+
+// changeUsed fails with ErrChangeUsed if a restore point of the history has the Change of one of the disks. An incremental that is counted from that
+// name could mean either.
+func (h *history) changeUsed(q *Request) error {
+	for i := range q.Disks {
+		d := &q.Disks[i]
+		for _, p := range h.points {
+			if d.Change != "" && slices.ContainsFunc(p.Disks, func(o Disk) bool { return o.Name == d.Name && o.Change == d.Change }) {
+				return fmt.Errorf("disk %s: %w: %q is the point in time of restore point %s (%s) already", d.Name, ErrChangeUsed, d.Change, p.ID, p.Time.Format(time.RFC3339))
+			}
+		}
+	}
+	return nil
+}
+
+// latest is the latest restore point with any of these disks, or nil.
+func (h *history) latest(disks []DiskSource) *RestorePoint {
+	for _, p := range slices.Backward(h.points) {
+		if slices.ContainsFunc(disks, func(d DiskSource) bool { return p.has(d.Name) }) {
+			return p
+		}
+	}
+	return nil
+}
+
+func (p *RestorePoint) has(disk string) bool {
+	return slices.ContainsFunc(p.Disks, func(d Disk) bool { return d.Name == disk })
+}
+
+// findParent is the restore point to start from, or nil for ParentNone and when there is none. doubts say which disks must be read as a whole
+// nevertheless, and why.
+func (r *Repository) findParent(ctx context.Context, q *Request) (parent *RestorePoint, doubts map[string]FullReason, err error) {
+	h, err := r.loadHistory(ctx, &q.Source)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the history of %s: %w", q.Source, err)
+	}
+	if err := h.changeUsed(q); err != nil {
+		return nil, nil, err
+	}
+	doubts = map[string]FullReason{}
+	switch q.Parent {
+	case ParentNone:
+		for _, d := range q.Disks {
+			doubts[d.Name] = FullAsked
+		}
+		return nil, doubts, nil
+	case ParentAuto:
+		parent = h.latest(q.Disks)
+	default:
+		i := slices.IndexFunc(h.points, func(p *RestorePoint) bool { return p.ID == q.Parent })
+		if i < 0 {
+			return nil, nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(h.damage, ErrNotFound))
+		}
+		parent = h.points[i]
+	}
+	for i := range q.Disks {
+		d := &q.Disks[i]
+		switch {
+		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.Time)):
+			doubts[d.Name] = FullParentDamaged // What is damaged may be the latest one.
+		case isAmbiguous(h.points, d):
+			doubts[d.Name] = FullOtherBase
+		}
+	}
+	return parent, doubts, nil
+}
+
+// isAmbiguous says whether the disk's changes are counted from a name that several restore points have.
+func isAmbiguous(points []*RestorePoint, d *DiskSource) bool {
 	if d.Changes == nil {
 		return false
 	}
-	return slices.ContainsFunc(p.Disks, func(o Disk) bool { return o.Name == d.Name && o.Change == d.Changes.Since })
+	named := 0
+	for _, p := range points {
+		if slices.ContainsFunc(p.Disks, func(o Disk) bool { return o.Name == d.Name && o.Change == d.Changes.Since }) {
+			named++
+		}
+	}
+	return named > 1
 }
 
 // diskPlan is how a disk is backed up.
@@ -54,10 +140,10 @@ type diskPlan struct {
 
 func (p *diskPlan) incremental() bool { return p.full == "" }
 
-// planDisk decides. Any doubt about the parent means that everything is read.
-func planDisk(d *DiskSource, parent *RestorePoint, asked bool, blockBytes int64) (diskPlan, error) {
+// planDisk decides. Any doubt about the parent means that everything is read; doubt is one that is known already, or empty.
+func planDisk(d *DiskSource, parent *RestorePoint, doubt FullReason, blockBytes int64) (diskPlan, error) {
 	var previous *Disk
-	if parent != nil && !asked {
+	if parent != nil && doubt != FullAsked {
 		if i := slices.IndexFunc(parent.Disks, func(o Disk) bool { return o.Name == d.Name }); i >= 0 {
 			previous = &parent.Disks[i]
 			// A history keeps its block size: full or not, what did not change is found again.
@@ -68,7 +154,7 @@ func planDisk(d *DiskSource, parent *RestorePoint, asked bool, blockBytes int64)
 	if err != nil {
 		return diskPlan{}, err
 	}
-	plan := diskPlan{geometry: g, previous: previous, full: whyFull(d, previous, asked)}
+	plan := diskPlan{geometry: g, previous: previous, full: whyFull(d, previous, doubt)}
 	if previous != nil {
 		plan.previousID = parent.ID
 	}
@@ -76,10 +162,10 @@ func planDisk(d *DiskSource, parent *RestorePoint, asked bool, blockBytes int64)
 }
 
 // whyFull says why a disk cannot be an incremental of previous, which is nil if there is none; empty: it can.
-func whyFull(d *DiskSource, previous *Disk, asked bool) FullReason {
+func whyFull(d *DiskSource, previous *Disk, doubt FullReason) FullReason {
 	switch {
-	case asked:
-		return FullAsked
+	case doubt != "":
+		return doubt
 	case previous == nil:
 		return FullNoParent
 	case d.Identity != previous.Identity:

@@ -29,22 +29,24 @@ func TestAnyDoubtAboutTheParentMeansAFullRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		disk   *DiskSource
 		parent *RestorePoint
-		asked  bool
+		doubt  FullReason
 		want   FullReason
 		block  int64
 	}{
-		"follows":             {source(as), parent(same), false, "", mib},
-		"grown":               {source(func(d *DiskSource) { d.Bytes *= 2 }), parent(same), false, "", mib},
-		"asked":               {source(as), parent(same), true, FullAsked, 256 * kib},
-		"no parent":           {source(as), nil, false, FullNoParent, 256 * kib},
-		"a new disk":          {source(func(d *DiskSource) { d.Name = "data" }), parent(same), false, FullNoParent, 256 * kib},
-		"another disk":        {source(func(d *DiskSource) { d.Identity = "b" }), parent(same), false, FullOtherIdentity, mib},
-		"changes unknown":     {source(func(d *DiskSource) { d.Changes = nil }), parent(same), false, FullNoChanges, mib},
-		"changes of another":  {source(func(d *DiskSource) { d.Changes.Since = "c0" }), parent(same), false, FullOtherBase, mib},
-		"nameless points":     {source(func(d *DiskSource) { d.Changes.Since = "" }), parent(func(d *Disk) { d.Change = "" }), false, FullOtherBase, mib},
-		"parent without data": {source(as), parent(func(d *Disk) { d.Object = object.EmptyID }), false, FullParentDamaged, mib},
+		"follows":             {source(as), parent(same), "", "", mib},
+		"grown":               {source(func(d *DiskSource) { d.Bytes *= 2 }), parent(same), "", "", mib},
+		"asked":               {source(as), parent(same), FullAsked, FullAsked, 256 * kib},
+		"no parent":           {source(as), nil, "", FullNoParent, 256 * kib},
+		"a new disk":          {source(func(d *DiskSource) { d.Name = "data" }), parent(same), "", FullNoParent, 256 * kib},
+		"another disk":        {source(func(d *DiskSource) { d.Identity = "b" }), parent(same), "", FullOtherIdentity, mib},
+		"changes unknown":     {source(func(d *DiskSource) { d.Changes = nil }), parent(same), "", FullNoChanges, mib},
+		"changes of another":  {source(func(d *DiskSource) { d.Changes.Since = "c0" }), parent(same), "", FullOtherBase, mib},
+		"nameless points":     {source(func(d *DiskSource) { d.Changes.Since = "" }), parent(func(d *Disk) { d.Change = "" }), "", FullOtherBase, mib},
+		"a damaged history":   {source(as), parent(same), FullParentDamaged, FullParentDamaged, mib},
+		"nothing but damage":  {source(as), nil, FullParentDamaged, FullParentDamaged, 256 * kib},
+		"parent without data": {source(as), parent(func(d *Disk) { d.Object = object.EmptyID }), "", FullParentDamaged, mib},
 	} {
-		plan, err := planDisk(c.disk, c.parent, c.asked, 256*kib)
+		plan, err := planDisk(c.disk, c.parent, c.doubt, 256*kib)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

@@ -19,8 +19,8 @@ import (
 	"github.com/varvebackup/varve/test/s3"
 )
 
-// history makes restore points of a disk that changes, and returns the last with what the disk holds.
-func history(t *testing.T, r *Repository, points int) (*RestorePoint, []byte) {
+// makeHistory makes restore points of a disk that changes, and returns the last with what the disk holds.
+func makeHistory(t *testing.T, r *Repository, points int) (*RestorePoint, []byte) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 1))
 	disk := &memory{data: make([]byte, 70*mib+777)}
@@ -46,7 +46,7 @@ func history(t *testing.T, r *Repository, points int) (*RestorePoint, []byte) {
 func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
-	last, want := history(t, r, 3)
+	last, want := makeHistory(t, r, 3)
 	kopia := func(args ...string) {
 		t.Helper()
 		cmd := exec.Command(s3.Program(t, "kopia"), append([]string{"--config-file=" + config, "--log-dir=" + t.TempDir()}, args...)...)
@@ -78,7 +78,8 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	kopia("snapshot", "verify", "--verify-files-percent=100")
-	kopia("maintenance", "run", "--full", "--safety=none")
+	// Maintenance is Varve's: without --force kopia refuses it.
+	kopia("maintenance", "run", "--full", "--safety=none", "--force")
 	fresh := open(t, config)
 	pinned, err := fresh.Get(t.Context(), last.ID)
 	if err != nil || !slices.Equal(pinned.Pins, []string{"kept"}) {
@@ -111,7 +112,7 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{TLS: true, ObjectLock: true})
 	r, config := onS3(t, server.Endpoint, CreateOptions{LockMode: "COMPLIANCE", LockPeriod: 24 * time.Hour})
-	last, want := history(t, r, 3)
+	last, want := makeHistory(t, r, 3)
 	same(t, open(t, config), last, want)
 	time.Sleep(2 * time.Second) // Locks have whole seconds.
 	maintained := time.Now()
@@ -168,7 +169,7 @@ func TestFaultsOfTheStorage(t *testing.T) {
 			faults := s3.StartFaults(t, server, 0)
 			r, _ := onS3(t, faults.Endpoint, CreateOptions{})
 			faults.Set(s3.Rule{Fault: fault, Probability: 0.2})
-			last, want := history(t, r, 3)
+			last, want := makeHistory(t, r, 3)
 			same(t, r, last, want)
 			if faults.Fired(0) == 0 {
 				t.Error("no fault happened")

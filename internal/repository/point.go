@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kopia/kopia/repo/object"
@@ -109,9 +110,11 @@ type pointFile struct {
 	Disks  []Disk    `json:"disks"`
 }
 
-func encodePoint(p *RestorePoint) ([]byte, error) {
-	return json.MarshalIndent(pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), Disks: p.Disks}, "", "  ")
+func (p *RestorePoint) file() pointFile {
+	return pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), Disks: p.Disks}
 }
+
+func encodePoint(p *RestorePoint) ([]byte, error) { return json.MarshalIndent(p.file(), "", "  ") }
 
 // decodePoint reads and checks a varve.json.
 func decodePoint(data []byte) (pointFile, error) {
@@ -119,41 +122,54 @@ func decodePoint(data []byte) (pointFile, error) {
 	if err := json.Unmarshal(data, &f); err != nil {
 		return f, fmt.Errorf("%w: %s: %w", ErrCorrupt, pointEntry, err)
 	}
+	return f, f.check()
+}
+
+// check says what is wrong with the content of a varve.json.
+func (f *pointFile) check() error {
 	if f.Format != formatVersion {
-		return f, fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", ErrInvalid, pointEntry, f.Format, formatVersion)
+		return fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", ErrInvalid, pointEntry, f.Format, formatVersion)
 	}
 	if f.ID == "" {
-		return f, fmt.Errorf("%w: %s has no ID", ErrCorrupt, pointEntry)
+		return fmt.Errorf("%w: %s has no ID", ErrCorrupt, pointEntry)
 	}
 	for i, d := range f.Disks {
 		if _, err := newGeometry(d.Bytes, d.BlockBytes); err != nil {
-			return f, fmt.Errorf("%w: %s: disk %q: %w", ErrCorrupt, pointEntry, d.Name, err)
+			return fmt.Errorf("%w: %s: disk %q: %w", ErrCorrupt, pointEntry, d.Name, err)
 		}
 		if d.Name == "" || slices.ContainsFunc(f.Disks[:i], func(o Disk) bool { return o.Name == d.Name }) {
-			return f, fmt.Errorf("%w: %s: disk %d is called %q", ErrCorrupt, pointEntry, i, d.Name)
+			return fmt.Errorf("%w: %s: disk %d is called %q", ErrCorrupt, pointEntry, i, d.Name)
 		}
 	}
-	return f, nil
+	return nil
 }
 
-// List returns the restore points of a source, or of all for nil, oldest first. Those that cannot be read are in the error,
-// which does not keep the others from being returned.
+// List returns the restore points of a source, or of all for nil, oldest first. Those that are damaged are in the error, which is ErrCorrupt and
+// does not keep the others from being returned. With any other error none is returned.
 func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint, error) {
 	snapshots, err := r.snapshots(ctx, source, "")
-	if snapshots == nil && err != nil {
+	return r.listed(ctx, snapshots, err)
+}
+
+// ListMatching is List of all restore points whose IDs begin with one of the prefixes.
+func (r *Repository) ListMatching(ctx context.Context, prefixes ...string) ([]*RestorePoint, error) {
+	snapshots, err := r.matching(ctx, func(id string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(id, prefix) })
+	})
+	return r.listed(ctx, snapshots, err)
+}
+
+// listed are these restore points, of which err says what is wrong with others.
+func (r *Repository) listed(ctx context.Context, snapshots []*stored, err error) ([]*RestorePoint, error) {
+	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
 	}
-	var points []*RestorePoint
-	for _, s := range snapshots {
-		p, bad := readPoint(ctx, r.reader(), s)
-		if bad != nil {
-			err = errors.Join(err, bad)
-			continue
-		}
-		points = append(points, p)
+	points, bad := readPoints(ctx, r.reader(), snapshots, readPoint)
+	if bad != nil && points == nil {
+		return nil, bad
 	}
 	slices.SortFunc(points, func(a, b *RestorePoint) int { return a.Time.Compare(b.Time) })
-	return points, err
+	return points, errors.Join(err, bad)
 }
 
 // newID makes the ID of a restore point.
@@ -182,21 +198,6 @@ func (r *Repository) stored(ctx context.Context, id string) (*stored, error) {
 		return found[0], nil
 	}
 	return nil, fmt.Errorf("restore point %s: %w", id, cmp.Or(err, ErrNotFound))
-}
-
-// readPoint reads the entries of a restore point's directory.
-func readPoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint, error) {
-	m := s.manifest
-	p := &RestorePoint{ID: s.id, Snapshot: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, Pins: m.Pins}
-	f, err := readPointFile(ctx, cr, m.RootEntry)
-	if err == nil && f.ID != s.id {
-		err = fmt.Errorf("%w: %s is of restore point %q", ErrCorrupt, pointEntry, f.ID)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("restore point %s: %w", s.id, err)
-	}
-	p.Time, p.Disks = f.Time, f.Disks
-	return p, nil
 }
 
 func readPointFile(ctx context.Context, cr contentReader, root *snapshot.DirEntry) (pointFile, error) {

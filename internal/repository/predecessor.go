@@ -55,3 +55,11 @@ func (p *predecessor) blocks(ctx context.Context, i int) ([]object.IndirectObjec
 	}
 	return entries, nil
 }
+
+// alive checks that a block of the predecessor is there to stay, in the index.
+func (p *predecessor) alive(ctx context.Context, block object.ID) error {
+	if err := alive(ctx, p.r, block); err != nil {
+		return &parentError{err}
+	}
+	return nil
+}

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -11,66 +12,74 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotfs"
 )
 
-// checkpoint stores what was written so far every now and then, so that a later backup finds it if this one dies. The returned
-// function ends that.
-func (s *session) checkpoint() (stop func() error) {
-	done, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		ticker := time.NewTicker(s.q.CheckpointEvery)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-done:
-				ended <- nil
-				return
-			case <-ticker.C:
-				reached("checkpoint due")
-				if err := errors.Join(s.lease.renew(), s.w.Flush(s.ctx)); err != nil {
-					ended <- fmt.Errorf("checkpoint: %w", err)
-					return
-				}
-				reached("checkpoint stored")
-			}
-		}
-	}()
-	return func() error {
-		close(done)
-		return <-ended
-	}
-}
+// publishTimeout bounds the flush that makes a restore point visible. Nothing else ends it: it may have been stored already.
+const publishTimeout = 10 * time.Minute
 
 // publish makes the restore point visible.
 func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
-	p.ID = newID()
 	root, err := s.directory(p)
 	if err != nil {
+		s.keep()
 		return nil, fmt.Errorf("store the restore point's directory: %w", err)
 	}
+	summary, err := p.summarize(root.ObjectID)
+	if err != nil {
+		return nil, fmt.Errorf("describe the restore point: %w", err)
+	}
 	m := &snapshot.Manifest{
-		Source: p.Source.info(), StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
+		Source: p.Source.info(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
 		RootEntry: root, Tags: map[string]string{tagFormat: formatTag, tagID: p.ID},
 		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
 	}
-	if _, err := snapshot.SaveSnapshot(s.ctx, s.w, m); err != nil {
+	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)
+	if err == nil {
+		err = s.end(s.ctx)
+	}
+	if err == nil {
+		err = s.ctx.Err() // The last moment at which it can be interrupted.
+	}
+	if err != nil {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	reached("restore point put")
-	// One flush for the manifest and the end of the lease.
-	if s.lease != nil {
-		err = s.lease.release()
-	} else {
-		err = s.w.Flush(s.ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
+	defer cancel()
+	if s.q.flushing != nil {
+		s.q.flushing()
 	}
-	if err := errors.Join(err, s.r.rep.Refresh(s.ctx)); err != nil {
-		return nil, fmt.Errorf("store the manifest: %w", err)
+	if err := s.w.Flush(ctx); err != nil {
+		if err := s.lookAgain(err); err != nil {
+			return nil, err
+		}
 	}
 	reached("restore point stored")
 	s.progress.end()
-	p.Snapshot = string(m.ID)
-	// The restore point is there, with or without its record. Maintenance stores those that are missing.
-	_ = putRecord(s.ctx, s.w, p.ID, m)
+	p.Snapshot = string(id)
+	// The restore point is there, whatever fails from here on: it is seen with the next refresh, and maintenance stores missing records.
+	_ = s.r.rep.Refresh(ctx)
+	_ = putRecord(ctx, s.w, p.ID, m)
 	reached("restore point recorded")
 	return p, nil
+}
+
+// lookTimeout bounds the look for a restore point whose flush has failed.
+const lookTimeout = time.Minute
+
+// lookAgain returns nil if the restore point is there although its flush has failed with cause. An answer of the storage may have been lost.
+func (s *session) lookAgain(cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), lookTimeout)
+	defer cancel()
+	err := s.r.rep.Refresh(ctx)
+	if err == nil {
+		var found []entry
+		if found, err = find(ctx, s.r.rep, nil, s.id); err == nil && len(found) > 0 {
+			return nil
+		}
+	}
+	if err == nil {
+		return fmt.Errorf("restore point %s: %w: it is not there now, and may appear if the storage still has the request: %w", s.id, ErrUnknown, cause)
+	}
+	return fmt.Errorf("restore point %s: %w: %w", s.id, ErrUnknown, errors.Join(cause, err))
 }
 
 // directory stores the restore point's directory: a file a disk, and the entry that describes them.

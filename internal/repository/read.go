@@ -22,6 +22,8 @@ type refreshing struct {
 	rep repo.DirectRepository
 	// direct is nil if everything is read by kopia.
 	direct *direct
+	// cached: single contents are read by kopia, which has a cache of them.
+	cached bool
 }
 
 func (f *refreshing) ContentInfo(ctx context.Context, id content.ID) (content.Info, error) {
@@ -33,7 +35,7 @@ func (f *refreshing) ContentInfo(ctx context.Context, id content.ID) (content.In
 }
 
 func (f *refreshing) GetContent(ctx context.Context, id content.ID) ([]byte, error) {
-	if f.direct != nil {
+	if f.direct != nil && !f.cached {
 		if info, err := f.rep.ContentReader().ContentInfo(ctx, id); err == nil {
 			if data, ok := f.direct.content(ctx, info); ok {
 				return data, nil
@@ -56,7 +58,7 @@ func (f *refreshing) slowly(ctx context.Context, id content.ID) ([]byte, error) 
 }
 
 // Contents calls take with each of the contents, or what was wrong with it, in order, until take returns an error. The data is valid until
-// then. Contents that lie side by side in a pack are fetched together.
+// then. Contents that lie side by side in a pack are fetched together, past the cache.
 func (f *refreshing) Contents(ctx context.Context, infos []content.Info, take func(i int, data []byte, err error) error) error {
 	for done := 0; done < len(infos); {
 		end := done + 1

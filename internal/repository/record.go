@@ -16,6 +16,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
 	"github.com/kopia/kopia/snapshot"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -114,23 +115,36 @@ func removeRecords(ctx context.Context, w repo.DirectRepositoryWriter, ids []str
 
 // removeBlobs removes the blobs that are called after these restore points.
 func removeBlobs(ctx context.Context, w repo.DirectRepositoryWriter, prefix string, ids []string) error {
-	for _, id := range ids {
+	return sideBySide(ctx, ids, func(ctx context.Context, id string) error {
 		if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(prefix+id)); err != nil {
 			return fmt.Errorf("remove blob %s%s: %w", prefix, id, err)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // announce says that restore points are about to be deleted.
 func announce(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) error {
-	for _, id := range ids {
+	return sideBySide(ctx, ids, func(ctx context.Context, id string) error {
 		name := blob.ID(deletingPrefix + id)
 		if err := w.BlobStorage().PutBlob(ctx, name, blobBytes(name), blob.PutOptions{}); err != nil {
 			return fmt.Errorf("store blob %s: %w", name, err)
 		}
+		return nil
+	})
+}
+
+// sideBySide does something with each of these restore points.
+func sideBySide(ctx context.Context, ids []string, do func(context.Context, string) error) error {
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
+	for _, id := range ids {
+		if inner.Err() != nil {
+			break
+		}
+		group.Go(func() error { return do(inner, id) })
 	}
-	return nil
+	return errors.Join(group.Wait(), ctx.Err())
 }
 
 // deleting are the restore points that somebody is deleting. What is left of those who died is removed.
@@ -172,8 +186,12 @@ func (r *Repository) lost(ctx context.Context) (lost []string, known []*stored, 
 		return nil, nil, fmt.Errorf("list restore points: %w", err)
 	}
 	known, bad := r.snapshots(ctx, nil, "")
+	found := make(map[string]bool, len(known))
+	for _, s := range known {
+		found[s.id] = true
+	}
 	for _, id := range records {
-		if slices.ContainsFunc(known, func(s *stored) bool { return s.id == id }) {
+		if found[id] {
 			continue
 		}
 		if _, err := r.rep.BlobReader().GetMetadata(ctx, blob.ID(recordPrefix+id)); errors.Is(err, blob.ErrBlobNotFound) {
@@ -192,18 +210,26 @@ func (r *Repository) badRecords(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var all []error
-	for _, id := range records {
-		_, err := readRecord(ctx, r.rep, id)
-		switch {
-		case err == nil, errors.Is(err, blob.ErrBlobNotFound): // deleted since
-		case errors.Is(err, ErrCorrupt):
-			all = append(all, err)
-		default:
+	bad := make([]error, len(records))
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
+	for i, id := range records {
+		group.Go(func() error {
+			_, err := readRecord(inner, r.rep, id)
+			switch {
+			case err == nil, errors.Is(err, blob.ErrBlobNotFound): // deleted since
+				return nil
+			case errors.Is(err, ErrCorrupt):
+				bad[i] = err
+				return nil
+			}
 			return err
-		}
+		})
 	}
-	return errors.Join(all...)
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return errors.Join(bad...)
 }
 
 // lostError says that restore points are lost.
@@ -225,13 +251,14 @@ func (r *Repository) keepRecords(ctx context.Context, w repo.DirectRepositoryWri
 	if err != nil {
 		return err
 	}
+	slices.Sort(records)
 	// A deletion is announced before the record goes.
 	going, err := deleting(ctx, w)
 	if err != nil {
 		return err
 	}
 	for _, s := range known {
-		if slices.Contains(records, s.id) || going[s.id] {
+		if _, recorded := slices.BinarySearch(records, s.id); recorded || going[s.id] {
 			continue
 		}
 		if err := keepRecord(ctx, w, s); err != nil {

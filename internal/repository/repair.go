@@ -102,16 +102,35 @@ func (r *repair) blobs(ctx context.Context) error {
 		}
 	}
 	slices.Sort(r.report.Format)
+	if r.dryRun {
+		for _, id := range r.indexes {
+			r.report.Indexes = append(r.report.Indexes, string(id))
+		}
+		return nil
+	}
+	return r.removeIndexes(ctx)
+}
+
+// removeIndexes removes the indexes that cannot be read, each after another look at it: much time has passed since the first.
+func (r *repair) removeIndexes(ctx context.Context) error {
 	for _, id := range r.indexes {
-		r.report.Indexes = append(r.report.Indexes, string(id))
-		if r.dryRun {
+		damaged, err := r.isDamagedIndex(ctx, id)
+		if err != nil {
+			return err
+		}
+		if !damaged {
 			continue
 		}
+		r.report.Indexes = append(r.report.Indexes, string(id))
 		if err := r.storage.DeleteBlob(ctx, id); err != nil {
 			return fmt.Errorf("remove index %s: %w", id, err)
 		}
 	}
-	return nil
+	if len(r.indexes) == 0 {
+		return nil
+	}
+	r.view.hide(func(id blob.ID) bool { return slices.Contains(r.report.Indexes, string(id)) })
+	return r.rep.Refresh(ctx)
 }
 
 // contents mends what is in packs, if anything is damaged.
@@ -147,7 +166,10 @@ func (r *repair) contents(ctx context.Context, damaged bool) (err error) {
 	if err := r.deleteAgain(held, known); err != nil {
 		return err
 	}
-	return r.restorePoints(held)
+	if err := r.restorePoints(held); err != nil {
+		return err
+	}
+	return r.dropFinishedSessions(held)
 }
 
 // dropManifests removes contents with manifests that cannot be read: with one of them kopia reads none.
@@ -305,4 +327,52 @@ func (r *repair) restorePoint(ctx context.Context, id string) error {
 	}
 	_, err = snapshot.SaveSnapshot(ctx, r.w, m)
 	return err
+}
+
+// dropFinishedSessions removes session manifests that came back although their restore point is there, and those whose directory cannot be
+// read: with one of them no garbage is collected for two weeks. A backup that still runs stores its own anew.
+func (r *repair) dropFinishedSessions(ctx context.Context) error {
+	points, err := r.snapshots(ctx, nil, "")
+	if err != nil {
+		return err
+	}
+	ids, err := snapshot.ListSnapshotManifests(ctx, r.w, nil, nil)
+	if err != nil {
+		return fmt.Errorf("list sessions: %w", err)
+	}
+	for _, id := range ids {
+		m, err := snapshot.LoadSnapshot(ctx, r.w, id)
+		if err != nil {
+			return fmt.Errorf("session %s: %w", id, err)
+		}
+		session := m.Tags[tagSession]
+		if session == "" {
+			continue
+		}
+		if !slices.ContainsFunc(points, func(p *stored) bool { return p.id == session }) {
+			damaged, err := r.isDamagedSession(ctx, m)
+			if err != nil {
+				return fmt.Errorf("session %s: %w", id, err)
+			}
+			if !damaged {
+				continue
+			}
+		}
+		if err := removeManifest(ctx, r.w, id); err != nil {
+			return fmt.Errorf("remove session %s: %w", id, err)
+		}
+	}
+	return r.flush(ctx)
+}
+
+// isDamagedSession says whether the directory of a session manifest cannot be read because it is damaged.
+func (r *repair) isDamagedSession(ctx context.Context, m *snapshot.Manifest) (bool, error) {
+	if _, err := readBytes(ctx, r.reader(), m.RootObjectID()); err != nil {
+		err = readError("read its directory", err)
+		if errors.Is(err, ErrCorrupt) {
+			return true, nil
+		}
+		return false, err
+	}
+	return false, nil
 }

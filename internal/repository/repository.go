@@ -3,6 +3,7 @@ package repository
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"sync"
@@ -17,6 +18,8 @@ type Repository struct {
 	rep repo.DirectRepository
 	// direct reads past kopia where that is possible; else nil.
 	direct *direct
+	// cached: the connection has a cache.
+	cached bool
 	// configFile and password are for connections that do without a cache.
 	configFile, password string
 	// storage is closed with the repository if it is no part of the connection.
@@ -135,10 +138,15 @@ func (r *Repository) failed() error {
 	return r.fatal
 }
 
-func (r *Repository) reader() *refreshing { return &refreshing{rep: r.rep, direct: r.direct} }
+func (r *Repository) reader() *refreshing {
+	return &refreshing{rep: r.rep, direct: r.direct, cached: r.cached}
+}
 
 // Source is the source of a path, of this connection's host and user unless others are given.
 func (r *Repository) Source(host, user, path string) Source {
 	me := r.rep.ClientOptions()
 	return Source{Host: cmp.Or(host, me.Hostname), User: cmp.Or(user, me.Username), Path: path}
 }
+
+// ID tells the repository from all others, wherever it is moved.
+func (r *Repository) ID() string { return hex.EncodeToString(r.rep.UniqueID()) }

@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -23,7 +24,7 @@ const (
 	FullOtherBase FullReason = "OtherBase"
 	// FullOtherIdentity: it is another disk of the same name.
 	FullOtherIdentity FullReason = "DiskReplaced"
-	// FullParentDamaged: the parent's table, or a block in it, is not in the repository any more.
+	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or not in the repository any more.
 	FullParentDamaged FullReason = "ParentDamaged"
 )
 
@@ -43,24 +44,29 @@ type DiskSource struct {
 	Data *extent.Set
 	// Changes since an earlier point in time; nil: unknown.
 	Changes *Changes
-	// Identity and Change are recorded (see Disk).
+	// Identity and Change are recorded (see Disk). Change must be a name that was never given to another moment of this disk, and never will be: an
+	// incremental is as good as that. One that the disk's history has already is refused with ErrChangeUsed.
 	Identity, Change string
 }
 
 // Changes are what changed on a disk since another point in time.
 type Changes struct {
-	// Since is the Change that the other backup of the disk recorded.
+	// Since is the Change that the other backup of the disk recorded. Set must have everything that was written after that moment: what tracks it
+	// (a bitmap) has been there and recording without a break since then.
 	Since string
 	Set   extent.Set
 }
 
 // Request asks for a restore point.
 type Request struct {
+	// ID is that of the restore point to be, 32 hexadecimal digits in lower case; "": a new one. If there is a restore point with it, of the
+	// same source, that is returned and nothing is read: whoever does not know how a backup has ended repeats it.
+	ID     string
 	Source Source
 	// Time is the point in time of the disks' content; zero: when the backup begins.
 	Time  time.Time
 	Disks []DiskSource
-	// Parent is the ID of the restore point to start from, ParentAuto or ParentNone.
+	// Parent is the ID of the restore point to start from, ParentAuto or ParentNone. ParentAuto starts from the latest one with any of the disks, and from no older one.
 	Parent string
 	// BlockBytes for disks without a history; 0: DefaultBlockBytes.
 	BlockBytes int64
@@ -72,6 +78,9 @@ type Request struct {
 	CheckpointEvery time.Duration
 	// Progress is called now and then, from one goroutine at a time; nil: not.
 	Progress func(Progress)
+
+	ticks    <-chan time.Time // of tests: when to look whether a checkpoint is due; nil: every now and then
+	flushing func()           // of tests: called before the flush that makes the restore point visible; nil: not
 }
 
 // Choices of Request.Parent.
@@ -115,7 +124,13 @@ func (q *Request) withDefaults() Request {
 	return out
 }
 
+// validID is of an ID that newID may have made.
+var validID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
 func (q *Request) validate() error {
+	if q.ID != "" && !validID.MatchString(q.ID) {
+		return fmt.Errorf("%w: ID %q: 32 hexadecimal digits in lower case", ErrInvalid, q.ID)
+	}
 	if q.Source.Host == "" || q.Source.User == "" || q.Source.Path == "" {
 		return fmt.Errorf("%w: source %q: host, user and path are needed", ErrInvalid, q.Source)
 	}

@@ -36,6 +36,16 @@ type site struct {
 	changed func(op string, id blob.ID)
 	// asked is called before a blob is read or looked for; nil: nothing is.
 	asked atomic.Pointer[func(id blob.ID)]
+	// failing is asked for an error before a blob is read; nil: nothing fails.
+	failing atomic.Pointer[func(id blob.ID) error]
+	// requests counts what the storage is asked for.
+	requests requestCounter
+	// refusesPut is asked before each blob that is put for an error; nil: nothing fails. refusing is a switch for it.
+	refusesPut func(id blob.ID) error
+	refusing   atomic.Bool
+	// answers is asked after each blob that was put what is told instead of success, and lists before blobs are listed; nil: nothing.
+	answers func(id blob.ID) error
+	lists   func() error
 	// writing is asked before each blob that is put whether this process dies in the middle of it; nil: it does not.
 	writing func() bool
 }
@@ -147,7 +157,13 @@ func (s *siteStorage) ConnectionInfo() blob.ConnectionInfo {
 }
 
 func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	s.site.requests.puts.Add(1)
 	o.SetModTime = s.site.now()
+	if s.site.refusesPut != nil {
+		if err := s.site.refusesPut(id); err != nil {
+			return err
+		}
+	}
 	if s.site.writing != nil && s.site.writing() {
 		data = cutBytes{data}
 	}
@@ -158,6 +174,9 @@ func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, 
 	if s.site.changed != nil {
 		s.site.changed("put", id)
 	}
+	if s.site.answers != nil {
+		return s.site.answers(id)
+	}
 	return nil
 }
 
@@ -165,6 +184,12 @@ func (s *siteStorage) GetBlob(ctx context.Context, id blob.ID, offset, length in
 	if asked := s.site.asked.Load(); asked != nil {
 		(*asked)(id)
 	}
+	if failing := s.site.failing.Load(); failing != nil {
+		if err := (*failing)(id); err != nil {
+			return err
+		}
+	}
+	s.site.requests.gets.Add(1)
 	return s.Storage.GetBlob(ctx, id, offset, length, out)
 }
 
@@ -172,6 +197,7 @@ func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadat
 	if asked := s.site.asked.Load(); asked != nil {
 		(*asked)(id)
 	}
+	s.site.requests.heads.Add(1)
 	return s.Storage.GetMetadata(ctx, id)
 }
 

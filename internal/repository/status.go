@@ -3,7 +3,6 @@ package repository
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -33,6 +32,10 @@ type Status struct {
 	Sources       []SourceStatus `json:"sources"`
 	// Unreadable says which restore points cannot be read; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
+	// Contents are the blocks, tables and manifests in the index. Each process that opens the repository has all of it in memory, about
+	// IndexMemoryBytes, or in its cache, if the connection has one.
+	Contents         int64 `json:"contents"`
+	IndexMemoryBytes int64 `json:"indexMemoryBytes"`
 	// Blobs are what the storage holds, by kind. FreeBytes is what it has room for; nil if it does not say.
 	Blobs       []BlobStatus      `json:"blobs"`
 	FreeBytes   *int64            `json:"freeBytes,omitempty"`
@@ -89,6 +92,9 @@ var blobKinds = []struct{ prefix, kind string }{
 	{"p", DataBlobs}, {"q", MetadataBlobs}, {"x", IndexBlobs}, {"n", IndexBlobs}, {"m", IndexBlobs}, {"l", IndexBlobs},
 }
 
+// contentIndexBytes is about what a content takes in an index.
+const contentIndexBytes = 33
+
 // TotalBytes is what all blobs have together.
 func (s *Status) TotalBytes() (n int64) {
 	for _, b := range s.Blobs {
@@ -101,10 +107,10 @@ func (s *Status) TotalBytes() (n int64) {
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	options := r.rep.ClientOptions()
 	s := &Status{
-		Location: location(r.rep.BlobReader()), ConfigFile: r.configFile, UniqueID: hex.EncodeToString(r.rep.UniqueID()),
+		Location: location(r.rep.BlobReader()), ConfigFile: r.configFile, UniqueID: r.ID(),
 		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
 	}
-	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance} {
+	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance, r.index} {
 		if err := part(ctx, s); err != nil {
 			return nil, fmt.Errorf("status of the repository: %w", err)
 		}
@@ -181,6 +187,13 @@ func (r *Repository) format(ctx context.Context, s *Status) error {
 		s.ObjectLock = &ObjectLock{Mode: string(blobs.RetentionMode), Period: blobs.RetentionPeriod, Seconds: int64(blobs.RetentionPeriod / time.Second)}
 	}
 	return nil
+}
+
+// index counts what the index has, which is in memory.
+func (r *Repository) index(ctx context.Context, s *Status) (err error) {
+	s.Contents, _, err = r.Contents(ctx, 100, 0)
+	s.IndexMemoryBytes = s.Contents * contentIndexBytes
+	return err
 }
 
 func (r *Repository) histories(ctx context.Context, s *Status) error {

@@ -3,15 +3,17 @@ package repository
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/kopia/kopia/repo/format"
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
 // MaintenanceStatus is when the repository was and will be maintained. A time that is zero is not known, or was never.
 type MaintenanceStatus struct {
-	// Owner is the user@host that the kopia CLI lets maintain.
+	// Owner is the user@host that the kopia CLI lets maintain; "varve" lets nobody.
 	Owner string `json:"owner,omitempty"`
 	// Last is the end of the last task of either mode, LastFull that of the last collection of garbage.
 	Last     time.Time `json:"last,omitzero"`
@@ -21,6 +23,8 @@ type MaintenanceStatus struct {
 	NextFull  time.Time `json:"nextFull,omitzero"`
 	// Failures are the tasks whose last run failed.
 	Failures []MaintenanceFailure `json:"failures,omitempty"`
+	// Warnings say what should be done about it.
+	Warnings []string `json:"warnings,omitempty"`
 	// Unknown says why the rest is not known; "" if it is.
 	Unknown string `json:"unknown,omitempty"`
 }
@@ -43,8 +47,40 @@ func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 	}
 	if err != nil {
 		s.Maintenance.Unknown = err.Error()
+		return ctx.Err()
 	}
+	manifests, err := countManifests(ctx, r.rep)
+	if err != nil {
+		return err
+	}
+	about, err := r.rep.BlobReader().GetMetadata(ctx, format.KopiaRepositoryBlobID)
+	if err != nil {
+		return fmt.Errorf("look for the format: %w", err)
+	}
+	s.Maintenance.warn(r.rep.Time(), about.Timestamp, manifests)
 	return ctx.Err()
+}
+
+const (
+	// overdueAfter is how late full maintenance may be before that is a warning; it is due every day.
+	overdueAfter = 2 * 24 * time.Hour
+	// warnManifests are contents with manifests that make every command slower to begin. Each backup adds about three, and maintenance
+	// merges them.
+	warnManifests = 300
+)
+
+// warn notes what should be done. created is when the repository was made, or got another password.
+func (m *MaintenanceStatus) warn(now, created time.Time, manifests int) {
+	due := m.NextFull
+	if due.IsZero() {
+		due = created
+	}
+	if now.Sub(due) > overdueAfter {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("full maintenance is overdue since %s: nothing is freed, and object locks are not extended", due.UTC().Format(time.RFC3339)))
+	}
+	if manifests > warnManifests {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%d contents with manifests are read whenever the repository is opened: quick maintenance merges them, once an hour is good", manifests))
+	}
 }
 
 func maintenanceStatus(p *maintenance.Params, schedule *maintenance.Schedule) MaintenanceStatus {

@@ -54,8 +54,11 @@ func TestStatus(t *testing.T) {
 	if diff := cmp.Diff(want, s.Sources); diff != "" || s.RestorePoints != 3 {
 		t.Errorf("%d restore points: %s", s.RestorePoints, diff)
 	}
+	if n := int64(len(deletions(t, r))); s.Contents < n || s.IndexMemoryBytes != s.Contents*contentIndexBytes {
+		t.Errorf("%d contents in %d bytes of memory, where there are %d blocks and tables", s.Contents, s.IndexMemoryBytes, n)
+	}
 	m := s.Maintenance
-	if m.Owner != "varve@host" || m.LastFull.IsZero() || m.Last.Before(m.LastFull) || !m.NextFull.After(m.Last) || !m.NextQuick.After(m.Last) || m.Failures != nil {
+	if m.Owner != owner || m.LastFull.IsZero() || m.Last.Before(m.LastFull) || !m.NextFull.After(m.Last) || !m.NextQuick.After(m.Last) || m.Failures != nil {
 		t.Errorf("maintenance %+v", m)
 	}
 }
@@ -188,5 +191,29 @@ func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
 	}
 	if points, err := open(t, config).List(t.Context(), nil); err != nil || len(points) != 1 || points[0].ID != p.ID {
 		t.Errorf("%v, %v", points, err)
+	}
+}
+
+// Maintenance that nobody does is told, and so are manifests that pile up.
+func TestMaintenanceStatus_warns(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+	day := 24 * time.Hour
+	for name, c := range map[string]struct {
+		next, created time.Time
+		manifests     int
+		warnings      int
+	}{
+		"in time":           {next: now.Add(time.Hour), created: now.Add(-90 * day), manifests: warnManifests},
+		"a day late":        {next: now.Add(-day)},
+		"days late":         {next: now.Add(-3 * day), warnings: 1},
+		"never, and new":    {created: now.Add(-day)},
+		"never, and older":  {created: now.Add(-3 * day), warnings: 1},
+		"late and manifold": {next: now.Add(-3 * day), manifests: warnManifests + 1, warnings: 2},
+	} {
+		m := MaintenanceStatus{NextFull: c.next}
+		if m.warn(now, c.created, c.manifests); len(m.Warnings) != c.warnings {
+			t.Errorf("%s: %q", name, m.Warnings)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -56,11 +58,50 @@ type contents struct{ contentReader }
 // PrefetchContents does nothing: whoever reads here reads in parallel.
 func (contents) PrefetchContents(context.Context, []content.ID, string) []content.ID { return nil }
 
-// readBytes is the content of an object, which is short: mostly one content.
+// readBytes is the content of an object, which is short: mostly one content. Those of a longer one are read side by side.
 func readBytes(ctx context.Context, r contentReader, id object.ID) ([]byte, error) {
 	if cid, compressed, ok := id.ContentID(); ok && !compressed {
 		return r.GetContent(ctx, cid)
 	}
+	inner, ok := id.IndexObjectID()
+	if !ok {
+		return readObject(ctx, r, id)
+	}
+	data, err := readBytes(ctx, r, inner)
+	if err != nil {
+		return nil, err
+	}
+	pieces, err := decodeTable(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: table %s: %w", ErrCorrupt, id, err)
+	}
+	return readPieces(ctx, r, id, pieces)
+}
+
+// readPieces reads the pieces of the object id, which its table has.
+func readPieces(ctx context.Context, r contentReader, id object.ID, pieces []object.IndirectObjectEntry) ([]byte, error) {
+	read := make([][]byte, len(pieces))
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(DefaultWorkers)
+	for i, piece := range pieces {
+		group.Go(func() (err error) {
+			if read[i], err = readBytes(inner, r, piece.Object); err != nil {
+				return err
+			}
+			if int64(len(read[i])) != piece.Length {
+				return fmt.Errorf("%w: piece %d of object %s has %d bytes, not %d", ErrCorrupt, i, id, len(read[i]), piece.Length)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return bytes.Join(read, nil), nil
+}
+
+// readObject reads an object of another kind than Varve writes.
+func readObject(ctx context.Context, r contentReader, id object.ID) ([]byte, error) {
 	or, err := object.Open(ctx, contents{r}, id)
 	if err != nil {
 		return nil, err

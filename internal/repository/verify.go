@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kopia/kopia/repo/blob"
@@ -20,6 +21,8 @@ type VerifyOptions struct {
 	// Sample says which part that is, the same one for the same number. One drawn at random for each verification meets every content sooner or later.
 	Sample  uint64
 	Workers int
+	// Points selects the restore points whose disks are looked at; nil: all. It does not narrow what Percent says.
+	Points func(*RestorePoint) bool
 	// Progress is called with the bytes read so far, from several goroutines; nil: not.
 	Progress func(contents, bytes int64)
 	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, of how many, from several
@@ -77,11 +80,14 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
 	}
-	points, err := r.List(ctx, nil)
+	points, err := r.wholePoints(ctx, o.Points)
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
 	}
-	records := r.badRecords(ctx)
+	var records error
+	if o.Points == nil {
+		records = r.badRecords(ctx)
+	}
 	if records != nil && !errors.Is(records, ErrCorrupt) {
 		return nil, records
 	}
@@ -107,6 +113,26 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 		}
 	}
 	return report, nil
+}
+
+// wholePoints are the restore points that wanted selects, as their directories describe them; those that are damaged are in the error.
+func (r *Repository) wholePoints(ctx context.Context, wanted func(*RestorePoint) bool) ([]*RestorePoint, error) {
+	snapshots, err := r.snapshots(ctx, nil, "")
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return nil, err
+	}
+	if wanted != nil {
+		snapshots = slices.DeleteFunc(snapshots, func(s *stored) bool {
+			f, ok := s.summary()
+			return ok && !wanted(s.point(f))
+		})
+	}
+	points, bad := readPoints(ctx, r.reader(), snapshots, readWholePoint)
+	if wanted != nil {
+		points = slices.DeleteFunc(points, func(p *RestorePoint) bool { return !wanted(p) })
+	}
+	slices.SortFunc(points, func(a, b *RestorePoint) int { return a.Time.Compare(b.Time) })
+	return points, errors.Join(err, bad)
 }
 
 // verification is what was found so far, so that nothing is looked at twice.

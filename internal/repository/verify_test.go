@@ -210,7 +210,7 @@ func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 	move := func() {
 		n++
 		at(func(r *Repository) error {
-			disk := &memory{data: make([]byte, 129*mib)}
+			disk := &memory{data: make([]byte, 129*mib), point: n}
 			random := rand.New(rand.NewPCG(9, uint64(n)))
 			for _, at := range []int64{0, 64 * mib, 128 * mib} {
 				disk.write(random, extent.Extent{Offset: at, Length: 100 * kib}, false)

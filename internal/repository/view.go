@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -48,6 +49,21 @@ func (v *view) hide(hidden func(blob.ID) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.hidden = hidden
+}
+
+// replace shows these bytes as a blob; nil: what the storage has.
+func (v *view) replace(id blob.ID, data []byte) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := maps.Clone(v.replaced)
+	if data == nil {
+		delete(next, id)
+	} else if next == nil {
+		next = map[blob.ID][]byte{id: data}
+	} else {
+		next[id] = data
+	}
+	v.replaced = next
 }
 
 func (v *view) hides(id blob.ID) bool {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 
 	"github.com/varvebackup/varve/hack/bench/report"
 	"github.com/varvebackup/varve/hack/bench/repository/corpus"
@@ -95,8 +94,8 @@ func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 	return snapshot.ID, nil
 }
 
-// checkpoint is the name of the last restore point in the tracking of changes.
-func (h *history) checkpoint() string { return "checkpoint-" + strconv.Itoa(h.points) }
+// checkpoint is the name of the last restore point in the tracking of changes, in the form of those that `varve disk checkpoint` prints.
+func (h *history) checkpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
 
 // backUp measures a restore point of what the export has. It is incremental from the bitmap, or reads everything if bitmap is "".
 func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {

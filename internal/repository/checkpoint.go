@@ -1,0 +1,69 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// checkpointLookMax is how often it is looked at least whether the session manifest is due.
+const checkpointLookMax = 10 * time.Minute
+
+// checkpoint stores what was written so far every now and then, so that a later backup finds it if this one dies, and no garbage
+// collection takes it. The returned function ends that. What has failed is tried again at the next tick; what cannot succeed any more ends
+// the session.
+func (s *session) checkpoint() (stop func() error) {
+	done, ended := make(chan struct{}), make(chan error, 1)
+	ticks, end := s.q.ticks, func() {}
+	if ticks == nil {
+		ticker := time.NewTicker(min(s.q.CheckpointEvery, checkpointLookMax))
+		ticks, end = ticker.C, ticker.Stop
+	}
+	go func() {
+		defer end()
+		for {
+			select {
+			case <-done:
+				ended <- nil
+				return
+			case <-ticks:
+			}
+			if err := s.storeCheckpoint(); errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotFound) {
+				err = fmt.Errorf("checkpoint: %w", err)
+				s.cancel(err)
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(done)
+		return <-ended
+	}
+}
+
+// storeCheckpoint stores an index of what was written so far, and the session manifest if that is due.
+func (s *session) storeCheckpoint() error {
+	reached("checkpoint due")
+	if err := s.r.failed(); err != nil {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	if s.w.Time().Sub(s.stored) >= sessionRenewal {
+		if err := s.store(s.ctx, sessionRunning); err != nil {
+			return err
+		}
+	} else if err := s.w.Flush(s.ctx); err != nil {
+		return err
+	}
+	reached("checkpoint stored")
+	return nil
+}
+
+// cause is why the session was ended, or err.
+func (s *session) cause(err error) error {
+	if cause := context.Cause(s.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return errors.Join(cause, err)
+	}
+	return err
+}

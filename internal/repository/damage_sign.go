@@ -1,0 +1,54 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/maintenance"
+)
+
+// errDamageSign ends a search.
+var errDamageSign = errors.New("a content has no place in the storage")
+
+// SignOfDamage says whether there is a reason to look for damage with Verify. It reads no tables: it costs a list of the blobs and a walk through
+// the index, which is in memory. Garbage collection reads all tables, and fails if a content is in no index. So the signs are: the last
+// collection failed, a restore point cannot be read or is lost, or a blob that the index names is missing or too short.
+func (r *Repository) SignOfDamage(ctx context.Context) (bool, error) {
+	schedule, err := maintenance.GetSchedule(ctx, r.rep)
+	if err != nil {
+		return false, fmt.Errorf("read when garbage was collected: %w", err)
+	}
+	if lastCollectionFailed(schedule) {
+		return true, nil
+	}
+	lost, _, err := r.lost(ctx)
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return false, err
+	}
+	if err != nil || len(lost) > 0 {
+		return true, nil
+	}
+	packs, err := listPacks(ctx, r.rep)
+	if err != nil {
+		return false, err
+	}
+	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
+		there, err := packs.holds(ctx, info)
+		if err == nil && !there {
+			err = errDamageSign
+		}
+		return errors.Join(err, ctx.Err())
+	})
+	if errors.Is(err, errDamageSign) {
+		return true, nil
+	}
+	return false, err
+}
+
+// lastCollectionFailed says whether the last garbage collection did not succeed, maybe because a content is missing.
+func lastCollectionFailed(schedule *maintenance.Schedule) bool {
+	runs := schedule.Runs[maintenance.TaskSnapshotGarbageCollection] // The newest is the first.
+	return len(runs) > 0 && !runs[0].Success
+}

@@ -1,0 +1,30 @@
+package repository
+
+import (
+	"errors"
+	"testing"
+)
+
+// What the storage does not answer for is neither gone nor damaged.
+func TestList_aStorageErrorLeavesNothingOut(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	config := s.connect(t, "machine", false)
+	firstWeek(t, s.opened(t, config), newBitmapDisk(4*mib))
+	for n := range int64(20) {
+		r := s.opened(t, config)
+		failure := s.failWhenRead("q", n)
+		points, err := r.List(t.Context(), nil)
+		s.failing.Store(nil)
+		if err == nil {
+			if len(points) != 3 || n == 0 {
+				t.Fatalf("%d restore points after %d reads that worked", len(points), n)
+			}
+			return
+		}
+		if !errors.Is(err, failure) || errors.Is(err, ErrCorrupt) || len(points) > 0 {
+			t.Errorf("after %d reads: %d restore points, %v", n, len(points), err)
+		}
+	}
+	t.Error("it never worked")
+}

@@ -1,0 +1,95 @@
+package repository
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+)
+
+// A manifest that does not describe its restore point, or describes another directory, is read by its directory, and says the same.
+func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*snapshot.Manifest){
+		"as written":      func(*snapshot.Manifest) {},
+		"none":            func(m *snapshot.Manifest) { m.Description = "" },
+		"somebody's text": func(m *snapshot.Manifest) { m.Description = "{before the upgrade}" },
+		"of another one": func(m *snapshot.Manifest) {
+			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":1,"id":"0"}`
+		},
+		"of a version to come": func(m *snapshot.Manifest) {
+			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":2,"id":"` + m.Tags[tagID] + `"}`
+		},
+		"of another directory": func(m *snapshot.Manifest) {
+			m.Description = `{"root":"k709f757b66fdfb48d0f8323744f1bd7e","format":1,"id":"` + m.Tags[tagID] + `","time":"2020-01-01T00:00:00Z","disks":null}`
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, _ := newRepository(t)
+			disk := &memory{data: []byte("varve")}
+			want, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+				s, err := r.stored(ctx, want.ID)
+				if err != nil {
+					return err
+				}
+				change(s.manifest)
+				if _, err := snapshot.SaveSnapshot(ctx, w, s.manifest); err != nil {
+					return err
+				}
+				return s.remove(ctx, w)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := r.Get(t.Context(), want.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(RestorePoint{}, "Snapshot"), cmp.Comparer(func(a, b object.ID) bool { return a == b })); diff != "" {
+				t.Error(diff)
+			}
+			same(t, r, got, disk.data)
+		})
+	}
+}
+
+// What the manifest says is not taken for what is stored.
+func TestVerify_tellsAManifestThatContradictsItsDirectory(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk := &memory{data: []byte("varve")}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(1, 0), Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		s, err := r.stored(ctx, p.ID)
+		if err != nil {
+			return err
+		}
+		lie := *p
+		lie.Time = time.Unix(2, 0)
+		if s.manifest.Description, err = lie.summarize(s.manifest.RootEntry.ObjectID); err != nil {
+			return err
+		}
+		_, err = snapshot.SaveSnapshot(ctx, w, s.manifest)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := r.Verify(t.Context(), VerifyOptions{})
+	if err != nil || report.Unlisted == nil || len(report.Points) > 0 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}

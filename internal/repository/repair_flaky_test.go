@@ -1,0 +1,64 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+)
+
+// flakyStorage fails the first reads of indexes that it is asked for.
+type flakyStorage struct {
+	blob.Storage
+	failures atomic.Int64
+}
+
+var errFlaky = errors.New("the storage has a bad moment")
+
+func (f *flakyStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	if strings.HasPrefix(string(id), indexPrefix) && f.failures.Add(-1) >= 0 {
+		return errFlaky
+	}
+	return f.Storage.GetBlob(ctx, id, offset, length, out)
+}
+
+// Reads of an index fail up to any moment, and it can be read right after: it is healthy.
+func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	twoRegions(t, r)
+	c, err := repo.LoadConfigFromFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := blob.NewStorage(t.Context(), *c.Storage, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for failures := range int64(60) {
+		flaky := &flakyStorage{Storage: st}
+		i := &inspection{storage: flaky}
+		flaky.failures.Store(failures)
+		if err := i.look(t.Context(), c.ClientOptions, config, testPassword); err != nil {
+			failed++
+		} else if len(i.indexes) > 0 {
+			t.Errorf("after %d failed reads %v are taken for damaged", failures, i.indexes)
+		}
+		if i.Repository != nil {
+			if err := i.Repository.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if failed == 0 {
+		t.Error("no read has failed: this test does not test anything")
+	}
+	if err := st.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

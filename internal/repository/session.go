@@ -1,0 +1,247 @@
+package repository
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+)
+
+const (
+	// tagSession marks a kopia snapshot as a session manifest; its value is the ID of the restore point to be.
+	tagSession = "tag:varve-session"
+	// tagSessionState is sessionRunning, or sessionEnded after a backup has failed and has said so.
+	tagSessionState = "tag:varve-session-state"
+	tagSessionOwner = "tag:varve-session-owner"
+	sessionRunning  = "running"
+	sessionEnded    = "ended"
+	// sessionPin keeps `kopia snapshot expire` from deleting a session manifest or a lease: kopia keeps few incomplete snapshots.
+	sessionPin = "varve"
+	// sessionRenewal is how often a session manifest is stored anew. kopia's margins assume at least every 45 minutes.
+	sessionRenewal = 30 * time.Minute
+	// sessionMargin is how late a session manifest may name what the session has stored or found: kopia forgets a content five hours after it
+	// marked it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is named later is checked.
+	sessionMargin = 2 * time.Hour
+	// sessionLive is how long a session counts as running that was not renewed.
+	sessionLive = 2 * time.Hour
+	// sessionLife is how long a session manifest is kept after its last renewal, so that the next backup finds what was uploaded.
+	sessionLife = 14 * 24 * time.Hour
+)
+
+// session is one backup. While it runs, a session manifest protects what it has stored and found against every garbage collection: an
+// incomplete kopia snapshot whose root names the parent and all that is finished.
+type session struct {
+	writer
+	r        *Repository
+	q        *Request
+	progress *progress
+	// id is that of the restore point to be.
+	id      string
+	started time.Time
+	// cancel ends the session at once.
+	cancel context.CancelCauseFunc
+	// parent is the root of the parent that the session manifest names; nil: none.
+	parent *snapshot.DirEntry
+	// doubts say which disks cannot start from the parent, and why.
+	doubts map[string]FullReason
+	work   sessionWork
+	// manifests are the session manifests that are or may be there; the last one counts. stored is when it was.
+	manifests []manifest.ID
+	stored    time.Time
+}
+
+func (r *Repository) newSession(ctx context.Context, q *Request) (*session, error) {
+	s := &session{r: r, q: q, progress: newProgress(q), id: cmp.Or(q.ID, newID())}
+	inner, cancel := context.WithCancelCause(ctx)
+	inner, w, err := r.rep.NewDirectWriter(inner, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.uploaded})
+	if err != nil {
+		cancel(nil)
+		return nil, fmt.Errorf("begin to write: %w", err)
+	}
+	s.writer = writer{ctx: inner, w: w, purpose: "a backup"}
+	s.cancel, s.started = cancel, w.Time()
+	return s, nil
+}
+
+// begin stores the session manifest, and returns the parent if it is still there. The order makes it safe: garbage collection that does
+// not see the session manifest began before that was stored, and then it sees the parent, which is looked for afterwards.
+func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
+	var err error
+	if parent != nil {
+		if s.parent, err = s.root(parent); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.store(s.ctx, sessionRunning); err != nil {
+		return nil, fmt.Errorf("store the session manifest: %w", err)
+	}
+	if err := s.w.Refresh(s.ctx); err != nil {
+		return nil, fmt.Errorf("look for what others have stored: %w", err)
+	}
+	if err := noExclusiveMaintenance(s.ctx, s.w); err != nil {
+		return nil, err
+	}
+	if s.parent == nil {
+		return nil, nil
+	}
+	if s.parent, err = s.root(parent); err != nil || s.parent == nil {
+		return nil, err // It was deleted in between.
+	}
+	return parent, nil
+}
+
+// store makes what the session has finished durable, and names it in a new session manifest that takes the place of the one before. What may
+// have gone meanwhile, because this machine slept or the storage was not there for hours, is checked: settle stores it again.
+func (s *session) store(ctx context.Context, state string) error {
+	if err := s.findManifest(ctx); err != nil {
+		return err
+	}
+	began := s.w.Time()
+	finished := s.work.collect()
+	if late := began.Sub(finished.since) > sessionMargin; late && !finished.since.IsZero() {
+		err := s.recheck(ctx, finished) // Before a manifest names what is not there: that would end every garbage collection.
+		s.work.uncollect(finished)
+		if err != nil {
+			return err
+		}
+		finished = s.work.collect()
+	}
+	if finished.since.IsZero() {
+		finished.since = began
+	}
+	root, err := s.storeRoot(ctx, finished, state)
+	if err == nil {
+		err = s.replaceManifest(ctx, root, state)
+	}
+	reached("session put")
+	if err == nil {
+		err = s.w.Flush(ctx)
+	}
+	if err == nil {
+		s.stored = s.w.Time()
+		reached("session stored")
+		if s.stored.Sub(finished.since) > sessionMargin {
+			err = s.recheck(ctx, finished)
+		}
+	}
+	if err != nil {
+		s.work.uncollect(finished)
+		return err
+	}
+	s.work.confirm(finished)
+	return nil
+}
+
+// findManifest looks whether the session manifest is still there. It is not if this machine slept for two weeks, or if somebody deleted it.
+func (s *session) findManifest(ctx context.Context) error {
+	if s.stored.IsZero() {
+		return nil
+	}
+	for _, id := range s.manifests {
+		if _, err := s.w.GetManifest(ctx, id, nil); err == nil {
+			return nil
+		} else if !errors.Is(err, manifest.ErrNotFound) {
+			return fmt.Errorf("look for the session manifest: %w", err)
+		}
+	}
+	s.work.doubtAll()
+	if s.parent != nil {
+		return fmt.Errorf("%w: the session manifest has gone, and with it what kept the parent", ErrNotFound)
+	}
+	return nil
+}
+
+// replaceManifest hands the session manifest to kopia, and the end of those before it.
+func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, state string) error {
+	owner := s.w.ClientOptions().UsernameAtHost()
+	id, err := snapshot.SaveSnapshot(ctx, s.w, &snapshot.Manifest{
+		Source: s.q.Source.info(), Description: "what a backup by " + owner + " has stored", IncompleteReason: leaseReason,
+		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{sessionPin},
+		Tags: map[string]string{tagSession: s.id, tagSessionState: state, tagSessionOwner: owner},
+	})
+	if err != nil {
+		return err
+	}
+	before := s.manifests
+	s.manifests = append(s.manifests[:len(before):len(before)], id)
+	for _, old := range before {
+		if err := removeManifest(ctx, s.w, old); err != nil {
+			return err
+		}
+	}
+	s.manifests = []manifest.ID{id}
+	return nil
+}
+
+// storeRoot stores the directory that names the parent and what is finished.
+func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (*snapshot.DirEntry, error) {
+	at := fs.UTCTimestampFromTime(s.w.Time())
+	dir := &snapshot.DirManifest{StreamType: "kopia:directory", Summary: &fs.DirectorySummary{TotalDirCount: 1, MaxModTime: at}}
+	for i, d := range f.disks {
+		entries, err := d.store(ctx, s.w, i)
+		if err != nil {
+			return nil, err
+		}
+		dir.Entries = append(dir.Entries, entries...)
+	}
+	for _, e := range dir.Entries {
+		e.ModTime = at
+		dir.Summary.TotalFileCount++
+		dir.Summary.TotalFileSize += e.FileSize
+	}
+	if s.parent != nil && state == sessionRunning {
+		parent := *s.parent
+		parent.Name = "parent"
+		dir.Entries = append(dir.Entries, &parent)
+	}
+	id, err := snapshotfs.WriteDirManifest(ctx, s.w, "", dir, tableCompressor)
+	if err != nil {
+		return nil, err
+	}
+	return &snapshot.DirEntry{Name: "session", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary}, nil
+}
+
+// end hands the end of the session manifest to kopia, and that of earlier sessions of the source that have failed: what they had stored the
+// restore point has, or nobody needs it.
+func (s *session) end(ctx context.Context) error {
+	src := s.q.Source.info()
+	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded})
+	if err != nil {
+		return fmt.Errorf("list earlier sessions: %w", err)
+	}
+	for _, id := range append(s.manifests, failed...) {
+		if err := removeManifest(ctx, s.w, id); err != nil {
+			return fmt.Errorf("end the session manifest: %w", err)
+		}
+	}
+	s.manifests = nil
+	return nil
+}
+
+// keep makes what was uploaded findable, as a checkpoint does, so that the next backup does not upload it again. It must not be called once a
+// restore point's manifest was handed to kopia: the flush would store that, too.
+func (s *session) keep() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
+	defer cancel()
+	if s.work.empty() {
+		if s.end(ctx) == nil {
+			_ = s.w.Flush(ctx)
+		}
+		return
+	}
+	// What ended the backup may end this. It then costs an upload, and nothing else.
+	_ = s.store(ctx, sessionEnded)
+}
+
+func (s *session) close() error {
+	err := errors.Join(s.w.Close(context.WithoutCancel(s.ctx)), s.r.failed())
+	s.cancel(nil)
+	return err
+}

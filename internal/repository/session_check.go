@@ -1,0 +1,165 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/object"
+	"golang.org/x/sync/errgroup"
+)
+
+// contentChecker looks whether contents are there to stay, as the index and the storage have it now.
+type contentChecker struct {
+	s *session
+
+	mu sync.Mutex
+	// packs says which packs are there.
+	packs map[blob.ID]bool
+}
+
+// recheck looks at everything of f that no session manifest has named in time: garbage collection may have marked it as deleted, and
+// forgotten it. What is marked is taken back; what has gone is noted as broken.
+func (s *session) recheck(ctx context.Context, f finishedWork) error {
+	if err := s.w.Flush(ctx); err != nil {
+		return err
+	}
+	if err := s.w.Refresh(ctx); err != nil {
+		return fmt.Errorf("look at what is stored again: %w", err)
+	}
+	c := &contentChecker{s: s, packs: map[blob.ID]bool{}}
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(s.q.Workers)
+	for _, d := range f.disks {
+		for i, blocks := range d.blocks {
+			group.Go(func() error { return c.checkRegion(inner, d.work, i, blocks) })
+		}
+		for _, e := range d.regions[min(d.confirmed, len(d.regions)):] {
+			group.Go(func() error { return c.checkTable(inner, d.work, e) })
+		}
+		if d.list != nil {
+			group.Go(func() error { return c.checkList(inner, d.work, d.list.Object) })
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("look at what is stored again: %w", err)
+	}
+	return s.w.Flush(ctx)
+}
+
+// checkTable checks a finished region.
+func (c *contentChecker) checkTable(ctx context.Context, d *diskWork, e object.IndirectObjectEntry) error {
+	i, _ := d.geometry.at(e.Start)
+	table, ok := e.Object.IndexObjectID()
+	if !ok {
+		return fmt.Errorf("%w: object %s is not a table", ErrCorrupt, e.Object)
+	}
+	there, err := c.check(ctx, table)
+	if err != nil {
+		return err
+	}
+	if !there {
+		c.s.work.breakRegion(d, i)
+		return nil
+	}
+	blocks, err := readBlocks(ctx, c.s.w.ContentReader(), d.geometry, i, e.Object)
+	if err != nil {
+		return err
+	}
+	return c.checkRegion(ctx, d, i, blocks)
+}
+
+// checkRegion checks blocks of region i.
+func (c *contentChecker) checkRegion(ctx context.Context, d *diskWork, i int, blocks []object.IndirectObjectEntry) error {
+	whole, last := true, object.EmptyID
+	for _, e := range blocks {
+		if e.Object == last {
+			continue
+		}
+		last = e.Object
+		there, err := c.check(ctx, e.Object)
+		if err != nil {
+			return err
+		}
+		whole = whole && there
+	}
+	if !whole {
+		c.s.work.breakRegion(d, i)
+	}
+	return nil
+}
+
+// checkList checks the contents of a disk's list of regions, and not the regions.
+func (c *contentChecker) checkList(ctx context.Context, d *diskWork, id object.ID) error {
+	inner, _ := id.IndexObjectID()
+	parts, err := c.s.w.VerifyObject(ctx, inner)
+	if missing(err) {
+		c.s.work.breakList(d)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, p := range parts {
+		there, err := c.checkContent(ctx, p)
+		if err != nil {
+			return err
+		}
+		if !there {
+			c.s.work.breakList(d)
+		}
+	}
+	return nil
+}
+
+// check says whether the content of a direct object is there to stay.
+func (c *contentChecker) check(ctx context.Context, id object.ID) (bool, error) {
+	cid, _, ok := id.ContentID()
+	if !ok {
+		return false, fmt.Errorf("%w: %s is not a direct object", ErrCorrupt, id)
+	}
+	return c.checkContent(ctx, cid)
+}
+
+func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool, error) {
+	m := c.s.w.ContentManager()
+	info, err := m.ContentInfo(ctx, id)
+	if errors.Is(err, content.ErrContentNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	there, err := c.pack(ctx, info.PackBlobID)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case !there && !info.Deleted: // Without the mark kopia would not store the block again.
+		return false, m.DeleteContent(ctx, id)
+	case there && info.Deleted:
+		return true, m.UndeleteContent(ctx, id)
+	}
+	return there, nil
+}
+
+// pack says whether a pack is there.
+func (c *contentChecker) pack(ctx context.Context, id blob.ID) (bool, error) {
+	c.mu.Lock()
+	there, known := c.packs[id]
+	c.mu.Unlock()
+	if known {
+		return there, nil
+	}
+	_, err := c.s.r.rep.BlobReader().GetMetadata(ctx, id)
+	if err != nil && !errors.Is(err, blob.ErrBlobNotFound) {
+		return false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.packs[id] = err == nil
+	return err == nil, nil
+}

@@ -1,0 +1,63 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+)
+
+// Maintenance that is exclusive and backups keep out of each other's way: each first stores that it is there, its lock or its session
+// manifest, and then looks for the other. Of two that begin at once at least one sees the other and withdraws.
+
+// noSession fails with ErrConflict while a backup runs, and says whose.
+func noSession(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, map[string]string{tagSessionState: sessionRunning})
+	if err != nil {
+		return fmt.Errorf("list running backups: %w", err)
+	}
+	for _, id := range ids {
+		m, err := snapshot.LoadSnapshot(ctx, w, id)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("running backup %s: %w", id, err)
+		}
+		heard := m.EndTime.ToTime()
+		if w.Time().Sub(heard) < sessionLive {
+			return fmt.Errorf("%w: a backup of %s by %s runs since %s and was last heard of at %s; it counts for %s", ErrConflict,
+				m.Source, m.Tags[tagSessionOwner], m.StartTime.ToTime().Format(time.RFC3339), heard.Format(time.RFC3339), sessionLive)
+		}
+	}
+	return nil
+}
+
+// noExclusiveMaintenance fails with ErrConflict while maintenance runs that counts on nobody else using the repository.
+func noExclusiveMaintenance(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	locks, err := w.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: lockType, "purpose": maintenancePurpose})
+	if err != nil {
+		return fmt.Errorf("look for exclusive maintenance: %w", err)
+	}
+	for _, m := range locks {
+		if w.Time().Sub(m.ModTime) > lockLife {
+			continue
+		}
+		var h holder
+		_, err := w.GetManifest(ctx, m.ID, &h)
+		if errors.Is(err, manifest.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look for exclusive maintenance: %w", err)
+		}
+		if h.Exclusive {
+			return fmt.Errorf("exclusive maintenance: %w", &conflict{h})
+		}
+	}
+	return nil
+}

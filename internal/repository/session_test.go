@@ -1,0 +1,283 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// Exclusive maintenance refuses while a backup runs, says whose, and refuses no more once that has not been heard of for hours.
+func TestSession_keepsExclusiveMaintenanceOut(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(1)
+	exclusive := func() error {
+		return s.others.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true})
+	}
+	d := disk.source(false)
+	d.Reader = &hooked{memory: disk, call: func() {
+		err := exclusive()
+		if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "varve@mover") || !strings.Contains(err.Error(), testSource.String()) {
+			t.Errorf("%v", err)
+		}
+	}}
+	p, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{d}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exclusive(); err != nil {
+		t.Error(err)
+	}
+	same(t, s.r, p, disk.data)
+}
+
+// No backup begins while exclusive maintenance runs.
+func TestSession_refusedByExclusiveMaintenance(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(1)
+	backUp := func() error {
+		_, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+		return err
+	}
+	var refused atomic.Bool
+	err := s.others.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true, Step: func(MaintenanceStep) {
+		if err := backUp(); errors.Is(err, ErrConflict) && strings.Contains(err.Error(), "varve@maintainer") {
+			refused.Store(true)
+		}
+	}})
+	if err != nil || !refused.Load() {
+		t.Errorf("maintenance: %v; the backup was refused: %t", err, refused.Load())
+	}
+	if err := backUp(); err != nil {
+		t.Error(err)
+	}
+	if n := leases(t, s.others); n > 0 {
+		t.Errorf("%d session manifests are left", n)
+	}
+}
+
+// A backup that is cancelled when its restore point has just been stored has succeeded.
+func TestPublish_successIsFinal(t *testing.T) {
+	t.Parallel()
+	for _, incremental := range []bool{false, true} {
+		s := newLongSite(t)
+		disk := s.disk(1)
+		if incremental {
+			if _, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}}); err != nil {
+				t.Fatal(err)
+			}
+			disk.write(s.random, extent.Extent{Length: 100}, false)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		q := Request{Source: testSource, Disks: []DiskSource{disk.source(incremental)}}
+		q.flushing = cancel
+		p, err := s.r.Backup(ctx, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refresh(t, s.others)
+		if _, err := s.others.Get(t.Context(), p.ID); err != nil {
+			t.Error(err)
+		}
+		if _, err := readRecord(t.Context(), s.others.rep, p.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The answer to the last request of a backup is lost. If the restore point is seen the backup has succeeded; if the storage has gone its
+// outcome is unknown, and repeating it with its ID tells.
+func TestPublish_whenTheAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	for _, gone := range []bool{false, true} {
+		s := newLongSite(t)
+		disk := s.disk(1)
+		q := Request{ID: newID(), Source: testSource, Disks: []DiskSource{disk.source(false)}}
+		var failing atomic.Bool
+		q.flushing = func() { failing.Store(true) }
+		s.answers = func(id blob.ID) error {
+			if failing.Load() && strings.HasPrefix(string(id), indexPrefix) {
+				return errBroken
+			}
+			return nil
+		}
+		s.lists = func() error {
+			if gone && failing.Load() {
+				return errBroken
+			}
+			return nil
+		}
+		p, err := s.r.Backup(t.Context(), q)
+		failing.Store(false)
+		if !gone && (err != nil || p.ID != q.ID) {
+			t.Errorf("%+v, %v", p, err)
+		}
+		if gone && (!errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), q.ID)) {
+			t.Errorf("%+v, %v", p, err)
+		}
+		q.Disks[0].Reader = unreadable{}
+		if p, err := s.others.Backup(t.Context(), q); err != nil || p.ID != q.ID {
+			t.Errorf("again: %+v, %v", p, err)
+		}
+		if n := leases(t, s.others); n > 0 {
+			t.Errorf("%d session manifests are left", n)
+		}
+	}
+}
+
+// unreadable is a disk that nobody reads.
+type unreadable struct{}
+
+func (unreadable) ReadAt(context.Context, []byte, int64) error { return errBroken }
+
+// A backup that is repeated with its ID returns the restore point that there is.
+func TestRequest_repeatedWithItsID(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(1)
+	q := Request{ID: strings.Repeat("0a", 16), Source: testSource, Disks: []DiskSource{disk.source(false)}}
+	first, err := s.r.Backup(t.Context(), q)
+	if err != nil || first.ID != q.ID {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	q.Disks[0].Reader = unreadable{}
+	again, err := s.others.Backup(t.Context(), q)
+	if err != nil || again.ID != first.ID || again.Snapshot != first.Snapshot {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if points, err := s.others.List(t.Context(), nil); err != nil || len(points) != 1 {
+		t.Errorf("%v, %v", points, err)
+	}
+	other := q
+	other.Source.Path = "/other"
+	if _, err := s.r.Backup(t.Context(), other); !errors.Is(err, ErrConflict) {
+		t.Errorf("another source: %v", err)
+	}
+	q.ID = "short"
+	if _, err := s.r.Backup(t.Context(), q); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a bad ID: %v", err)
+	}
+}
+
+// A checkpoint that has failed is tried again, and the backup succeeds.
+func TestCheckpoint_isTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(2)
+	var failed atomic.Int64
+	long := newLongBackup(s.site, 5*time.Minute, packBlocks, 0, nil)
+	s.refusesPut = func(id blob.ID) error {
+		if strings.HasPrefix(string(id), indexPrefix) && s.refusing.CompareAndSwap(true, false) {
+			failed.Add(1)
+			return errBroken
+		}
+		return nil
+	}
+	d := long.source(disk, false)
+	d.Reader = &hookedReader{Reader: d.Reader, call: func(offset int64) { s.refusing.CompareAndSwap(false, offset == 8*mib) }}
+	p, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Disks: []DiskSource{d}})
+	if err != nil || failed.Load() == 0 {
+		t.Fatalf("%d failures: %v", failed.Load(), err)
+	}
+	same(t, s.r, p, disk.data)
+}
+
+// A checkpoint that cannot succeed any more ends the backup at once.
+func TestCheckpoint_endsWhatCannotSucceed(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(2)
+	if _, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}}); err != nil {
+		t.Fatal(err)
+	}
+	disk.write(s.random, extent.Extent{Length: int64(len(disk.data))}, false)
+	long := newLongBackup(s.site, 40*time.Minute, packBlocks/2, 0, nil)
+	d := long.source(disk, true)
+	var last int64
+	d.Reader = &hookedReader{Reader: d.Reader, call: func(offset int64) {
+		if last = max(last, offset); offset != mib {
+			return
+		}
+		refresh(t, s.others)
+		ids, err := snapshot.ListSnapshotManifests(t.Context(), s.others.rep, nil, nil)
+		if err == nil {
+			err = s.others.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+				for _, id := range ids {
+					if m, err := snapshot.LoadSnapshot(ctx, w, id); err != nil || m.Tags[tagSession] == "" {
+						continue
+					}
+					if err := w.DeleteManifest(ctx, id); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Disks: []DiskSource{d}}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	if last > 16*mib {
+		t.Errorf("it read up to %d before it ended", last)
+	}
+}
+
+// hookedReader calls a function before each read.
+type hookedReader struct {
+	Reader
+	call func(offset int64)
+}
+
+func (r *hookedReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	r.call(offset)
+	return r.Reader.ReadAt(ctx, p, offset)
+}
+
+// A machine sleeps for days while a backup runs, others maintain, and what no session manifest names is gone: the backup stores it again.
+func TestSession_storesAgainWhatHasGone(t *testing.T) {
+	t.Parallel()
+	for _, slept := range []time.Duration{3 * 24 * time.Hour, 16 * 24 * time.Hour} {
+		s := newLongSite(t)
+		disk := s.disk(3)
+		first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.move(48 * time.Hour)
+		if err := s.others.Delete(t.Context(), first.ID); err != nil {
+			t.Fatal(err)
+		}
+		// It is asleep between two reads: nothing looks at ticks.
+		sleep := func(offset int64) {
+			if offset != 24*mib {
+				return
+			}
+			for passed := time.Duration(0); passed < slept; passed += 6 * time.Hour {
+				s.move(6 * time.Hour)
+				s.maintain()
+			}
+		}
+		long := newLongBackup(s.site, 40*time.Minute, packBlocks, 0, nil)
+		d := long.source(disk, false)
+		d.Reader = &hookedReader{Reader: d.Reader, call: sleep}
+		p, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Parent: ParentNone, Disks: []DiskSource{d}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.settled(p, disk.data)
+	}
+}

@@ -1,0 +1,213 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+)
+
+// sessionWork notes what a session has finished. It holds tables of regions, and blocks only of the regions at work. It is safe for
+// concurrent use.
+type sessionWork struct {
+	mu    sync.Mutex
+	disks []*diskWork
+	// since is when the oldest content was looked up or stored that no session manifest names yet; zero: there is none.
+	since time.Time
+}
+
+// diskWork is what is finished of one disk. Regions that were taken over from the parent are not in it.
+type diskWork struct {
+	geometry geometry
+	// regions are in the order in which they were finished, so that their table grows at its end only; each starts at its offset in the
+	// disk. A session manifest named the first confirmed of them in time.
+	regions   []object.IndirectObjectEntry
+	confirmed int
+	// atWork has the finished blocks of regions that are not.
+	atWork map[int][]object.IndirectObjectEntry
+	// list is the table of all regions, once there is one.
+	list *object.IndirectObjectEntry
+	// broken are the regions, and brokenList says whether it is the list, of which something has gone: they have to be stored again.
+	broken     map[int]bool
+	brokenList bool
+}
+
+// disk notes that a disk is begun.
+func (w *sessionWork) disk(g geometry) *diskWork {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d := &diskWork{geometry: g, atWork: map[int][]object.IndirectObjectEntry{}, broken: map[int]bool{}}
+	w.disks = append(w.disks, d)
+	return d
+}
+
+func (w *sessionWork) note(since time.Time) {
+	if w.since.IsZero() || since.Before(w.since) {
+		w.since = since
+	}
+}
+
+// block notes that a block of region i is stored; that began at since.
+func (w *sessionWork) block(d *diskWork, i int, e object.IndirectObjectEntry, since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d.atWork[i] = append(d.atWork[i], e)
+	w.note(since)
+}
+
+// region notes that a region is finished; storing its table began at since.
+func (w *sessionWork) region(d *diskWork, e object.IndirectObjectEntry, since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i, _ := d.geometry.at(e.Start)
+	delete(d.atWork, i)
+	if d.broken[i] {
+		return // No manifest may name what is not there.
+	}
+	d.regions = append(d.regions, e)
+	w.note(since)
+}
+
+// list notes the table of all regions of a disk; storing it began at since.
+func (w *sessionWork) list(d *diskWork, id object.ID, since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(d.broken) > 0 {
+		return
+	}
+	d.list = &object.IndirectObjectEntry{Length: d.geometry.size, Object: id}
+	w.note(since)
+}
+
+// finishedWork is what was finished at one moment.
+type finishedWork struct {
+	disks []finishedDisk
+	since time.Time
+}
+
+type finishedDisk struct {
+	work    *diskWork
+	regions []object.IndirectObjectEntry
+	blocks  map[int][]object.IndirectObjectEntry
+	list    *object.IndirectObjectEntry
+	// confirmed is how many of the regions an earlier session manifest has named in time.
+	confirmed int
+}
+
+// collect returns what is finished. A session manifest is about to name it: confirm or uncollect says what came of that.
+func (w *sessionWork) collect() finishedWork {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := finishedWork{since: w.since}
+	w.since = time.Time{}
+	for _, d := range w.disks {
+		f.disks = append(f.disks, finishedDisk{
+			work: d, regions: d.regions[:len(d.regions):len(d.regions)], blocks: maps.Clone(d.atWork), list: d.list, confirmed: d.confirmed,
+		})
+	}
+	return f
+}
+
+// uncollect notes that no session manifest names f.
+func (w *sessionWork) uncollect(f finishedWork) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !f.since.IsZero() {
+		w.note(f.since)
+	}
+}
+
+// confirm notes that a session manifest names f, and that all of it was there by then.
+func (w *sessionWork) confirm(f finishedWork) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range f.disks {
+		d.work.confirmed = max(d.work.confirmed, len(d.regions))
+	}
+}
+
+// breakRegion notes that something of region i is not there any more.
+func (w *sessionWork) breakRegion(d *diskWork, i int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d.broken[i] = true
+	d.list, d.brokenList = nil, true
+	delete(d.atWork, i)
+	d.regions = slices.DeleteFunc(slices.Clone(d.regions), func(e object.IndirectObjectEntry) bool {
+		at, _ := d.geometry.at(e.Start)
+		return at == i
+	})
+	d.confirmed = min(d.confirmed, len(d.regions))
+}
+
+// breakList notes that something of the table of all regions is not there any more.
+func (w *sessionWork) breakList(d *diskWork) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d.list, d.brokenList = nil, true
+}
+
+// takeBroken returns what has to be stored again of a disk, which is then not broken any more.
+func (w *sessionWork) takeBroken(d *diskWork) (regions []int, any bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	regions, any = slices.Sorted(maps.Keys(d.broken)), d.brokenList
+	clear(d.broken)
+	d.brokenList = false
+	return regions, any
+}
+
+// empty says whether nothing is finished that is worth to be found again.
+func (w *sessionWork) empty() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !slices.ContainsFunc(w.disks, func(d *diskWork) bool { return len(d.regions) > 0 || len(d.atWork) > 0 || d.list != nil })
+}
+
+// doubtAll makes everything be looked at again that session manifests have named: they have gone.
+func (w *sessionWork) doubtAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range w.disks {
+		d.confirmed = 0
+	}
+	w.since = time.Unix(0, 0)
+}
+
+// store stores the tables of what is finished of disk i, as files that kopia can read.
+func (d *finishedDisk) store(ctx context.Context, w repo.RepositoryWriter, i int) ([]*snapshot.DirEntry, error) {
+	var out []*snapshot.DirEntry
+	file := func(name string, bytes int64, id object.ID) {
+		out = append(out, &snapshot.DirEntry{
+			Name: fmt.Sprintf("%03d-%s", i, name), Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes, ObjectID: id,
+		})
+	}
+	for _, t := range []struct {
+		name    string
+		entries []object.IndirectObjectEntry
+	}{{"blocks", slices.Concat(slices.Collect(maps.Values(d.blocks))...)}, {"regions", slices.Clone(d.regions)}} {
+		if len(t.entries) == 0 {
+			continue
+		}
+		var bytes int64
+		for j := range t.entries {
+			t.entries[j].Start = bytes
+			bytes += t.entries[j].Length
+		}
+		id, _, err := writeTable(ctx, w, t.entries, listSplitter)
+		if err != nil {
+			return nil, err
+		}
+		file(t.name, bytes, id)
+	}
+	if d.list != nil {
+		file("disk", d.list.Length, d.list.Object)
+	}
+	return out, nil
+}
