@@ -86,7 +86,7 @@ func TestDeviceIsWritten(t *testing.T) {
 	}
 }
 
-func TestMountedDeviceIsNotOverwritten(t *testing.T) {
+func TestMountedDevice_isNeitherReadNorOverwritten(t *testing.T) {
 	t.Parallel()
 	file, _ := sparseFile(t, 4*mib)
 	device := loop.Device(t, file)
@@ -103,7 +103,9 @@ func TestMountedDeviceIsNotOverwritten(t *testing.T) {
 	}
 	_, err = OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, device, "mounted", "unmount")
-	source, err := OpenSource(t.Context(), device, SourceOptions{}) // Reading is the user's business.
+	_, err = OpenSource(t.Context(), device, SourceOptions{})
+	wantError(t, err, ErrConflict, device, "mounted", "unmount", "snapshot")
+	source, err := OpenSource(t.Context(), device, SourceOptions{IgnoreLocks: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,12 +11,16 @@ var (
 	ErrInvalid = errors.New("invalid")
 	// ErrNotFound: the disk, its bitmap, or the program that reads it, is not there.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: the target has content, or somebody else uses it.
+	// ErrConflict: the target has content, or somebody else uses the disk.
 	ErrConflict = errors.New("conflict")
 	// ErrNoSpace: there is no room for what is to be written.
 	ErrNoSpace = errors.New("no space")
 	// ErrUnreachable: no NBD server answers at the address.
 	ErrUnreachable = errors.New("no answer")
+	// ErrInUse: somebody else uses the disk that is to be read. It is ErrConflict, too.
+	ErrInUse = fmt.Errorf("%w: in use", ErrConflict)
+	// ErrBacking: a qcow2 image names a backing file that the caller did not. It is ErrInvalid, too.
+	ErrBacking = fmt.Errorf("%w: backing file", ErrInvalid)
 	// ErrChanged: the disk is not the one any more that was opened.
 	ErrChanged = errors.New("changed while it was read")
 )
@@ -31,3 +35,13 @@ type classified struct{ class, err error }
 
 func (e *classified) Error() string   { return e.err.Error() }
 func (e *classified) Unwrap() []error { return []error{e.class, e.err} }
+
+// classOf is the class of an error, or nil.
+func classOf(err error) error {
+	for _, class := range []error{ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace, ErrUnreachable, ErrChanged} {
+		if errors.Is(err, class) {
+			return class
+		}
+	}
+	return nil
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -22,42 +23,80 @@ type fileSource struct {
 	id      identity
 }
 
-func openFileSource(path string) (*fileSource, error) {
-	if _, err := statDisk(path); err != nil {
-		return nil, err
-	}
-	f, err := os.Open(path)
+func openFileSource(path string, ignoreLocks bool) (*fileSource, error) {
+	f, id, err := openToRead(path, ignoreLocks)
 	if err != nil {
 		return nil, err
 	}
-	s, err := newFileSource(f)
-	if err != nil {
-		unlock(f)
-		return nil, errors.Join(err, f.Close())
-	}
-	return s, nil
-}
-
-func newFileSource(f *os.File) (*fileSource, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	s := &fileSource{f: f, regular: info.Mode().IsRegular()}
-	if s.bytes, err = f.Seek(0, io.SeekEnd); err != nil {
-		return nil, err
-	}
-	if s.bytes == 0 {
-		return nil, errorf(ErrInvalid, "disk %s is empty", f.Name())
-	}
-	if s.id, err = identityOf(f); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(share(f), whole(f.Name(), s.id)); err != nil {
-		return nil, err
+	s := &fileSource{f: f, id: id}
+	if err := s.measure(); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL) // only advice
 	return s, nil
+}
+
+func (s *fileSource) measure() error {
+	info, err := s.f.Stat()
+	if err != nil {
+		return err
+	}
+	s.regular = info.Mode().IsRegular()
+	if s.bytes, err = s.f.Seek(0, io.SeekEnd); err != nil {
+		return err
+	}
+	if s.bytes == 0 {
+		return errorf(ErrInvalid, "disk %s is empty", s.f.Name())
+	}
+	return nil
+}
+
+// openToRead opens a file or block device and takes its lock. It refuses a disk that is not whole, or that somebody writes unless ignoreLocks says so.
+func openToRead(path string, ignoreLocks bool) (*os.File, identity, error) {
+	info, err := statDisk(path)
+	if err != nil {
+		return nil, identity{}, err
+	}
+	f, err := openDisk(path, info, ignoreLocks)
+	if err != nil {
+		return nil, identity{}, err
+	}
+	id, err := identityOf(f)
+	if err == nil {
+		err = errors.Join(lockToRead(f, ignoreLocks), whole(path, id))
+	}
+	if err != nil {
+		unlock(f)
+		return nil, identity{}, errors.Join(err, f.Close())
+	}
+	return f, id, nil
+}
+
+// openDisk opens what statDisk has looked at, and makes sure that it still is a disk: what came in between must not hold up the open, or be read.
+func openDisk(path string, info fs.FileInfo, ignoreLocks bool) (*os.File, error) {
+	flags := os.O_RDONLY | unix.O_NONBLOCK
+	if !info.Mode().IsRegular() && !ignoreLocks {
+		// O_EXCL: not while it is mounted, swapped to, or part of another device; nor by anybody as long as it is read. Children that are being
+		// started meanwhile have open what this process has closed just before: they are waited for.
+		flags |= unix.O_EXCL
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, errorf(ErrInUse, "disk %s is in use (mounted, swapped to, part of another device, or the target of a restore that runs), so that a copy could be of no point in time: unmount it, or read a snapshot of it (lsblk %s shows by what)", path, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	now, err := f.Stat()
+	if err == nil && now.Mode().Type() != info.Mode().Type() {
+		err = errorf(ErrChanged, "disk %s was replaced by something else while it was opened", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // statDisk says what is at path, which is a regular file or a block device.

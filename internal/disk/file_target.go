@@ -62,7 +62,7 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 	if err != nil {
 		return err
 	}
-	resumed, why, err := o.Journal.resume(f.Name(), id, bytes)
+	resumed, why, err := o.Journal.resume(f.Name(), Raw, id, bytes)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func prepareDevice(f *os.File, bytes int64, o TargetOptions) error {
 	if err != nil {
 		return err
 	}
-	resumed, why, err := o.Journal.resume("", id, bytes)
+	resumed, why, err := o.Journal.resume("", Raw, id, bytes)
 	if err != nil || resumed {
 		return err
 	}

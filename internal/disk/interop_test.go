@@ -41,9 +41,8 @@ func tool(t *testing.T, name string, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatalf("%s is missing: install Debian's package qemu-utils (hack/deps.sh interop)", name)
 	}
-	cmd := exec.CommandContext(context.Background(), path, args...)
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	return cmd
+	// No Pdeathsig: threads of this process end, with the servers that they have started.
+	return exec.CommandContext(context.Background(), path, args...)
 }
 
 // converted is the content of a disk as qemu-img reads it.
@@ -80,11 +79,16 @@ func chain(t *testing.T) (path string, content []byte) {
 	return top, content
 }
 
+// chainOptions are how to read the image of chain.
+func chainOptions(path, bitmap string) SourceOptions {
+	return SourceOptions{Format: QCOW2, Bitmap: bitmap, Backing: []BackingFile{{Format: QCOW2, Path: filepath.Join(filepath.Dir(path), "base.qcow2")}}}
+}
+
 func TestQCOW2IsReadWithItsBitmap(t *testing.T) {
 	t.Parallel()
 	path, content := chain(t)
 	for bitmap, want := range map[string]string{"": "", "b0": "6291456+131072", "b1": "3211264+65536 6291456+131072"} {
-		s := openSource(t, path, SourceOptions{Format: QCOW2, Bitmap: bitmap})
+		s := openSource(t, path, chainOptions(path, bitmap))
 		wantBytes(t, s, content)
 		wantBytes(t, s, converted(t, "qcow2", path))
 		data, err := s.Data(t.Context())
@@ -108,12 +112,9 @@ func TestQCOW2IsReadWithItsBitmap(t *testing.T) {
 		if !ok || qcow.client.Connections() != connections {
 			t.Errorf("%d connections", qcow.client.Connections())
 		}
-		for _, arg := range qcow.server.cmd.Args {
-			if socket, ok := strings.CutPrefix(arg, "--socket="); ok {
-				if _, err := os.Stat(filepath.Dir(socket)); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s is there while the connections stand: %v", socket, err)
-				}
-			}
+		socket := qcow.server.socket
+		if _, err := os.Stat(filepath.Dir(socket)); socket == "" || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is there while the connections stand: %v", socket, err)
 		}
 	}
 }
@@ -125,14 +126,14 @@ func TestBitmapsThatAreRefused(t *testing.T) {
 		"b9":   {path, "b9", "b0", "b1"},
 		"base": {path, "base"}, // of the backing file: it has nothing of what is in the image
 	} {
-		_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2, Bitmap: bitmap})
+		_, err := OpenSource(t.Context(), path, chainOptions(path, bitmap))
 		wantError(t, err, ErrNotFound, texts...)
 	}
 	// A user that dies leaves the bitmap in use.
 	if err := tool(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", "-c", "abort", path).Run(); err == nil {
 		t.Fatal("qemu-io did not die")
 	}
-	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2, Bitmap: "b0"})
+	_, err := OpenSource(t.Context(), path, chainOptions(path, "b0"))
 	wantError(t, err, ErrInvalid, "b0", "read the whole disk")
 }
 
@@ -146,14 +147,21 @@ func TestWhatQEMUSaysIsInTheError(t *testing.T) {
 	t.Parallel()
 	raw, _ := sparseFile(t, mib, extent.Extent{Length: mib})
 	_, err := OpenSource(t.Context(), raw, SourceOptions{Format: QCOW2})
-	wantError(t, err, err, raw, "qemu-nbd", "exit status 1", "not in qcow2 format")
+	wantError(t, err, ErrInvalid, raw, "not in qcow2 format")
 	path, _ := chain(t)
-	serveWith(t, "qcow2", path)
-	_, err = OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
-	wantError(t, err, err, path, "lock")
+	cut, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = cut.WriteAt(bytes.Repeat([]byte{0xff}, 8), 40) // where its first table is
+	if err := errors.Join(err, cut.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenSource(t.Context(), path, chainOptions(path, ""))
+	wantError(t, err, err, path, serverProgram, "exit status 1", "offset")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := OpenSource(ctx, path, SourceOptions{Format: QCOW2}); !errors.Is(err, context.Canceled) {
+	if _, err := OpenSource(ctx, path, chainOptions(path, "")); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancel: %v", err)
 	}
 }
@@ -203,7 +211,7 @@ func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
 	serveWith(t, "raw", path)
 	_, err := OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, path, "virtual machine")
-	wantBytes(t, openSource(t, path, SourceOptions{}), content)
+	wantBytes(t, openSource(t, path, SourceOptions{IgnoreLocks: true}), content)
 
 	image, _ := chain(t)
 	serveWith(t, "qcow2", image)
@@ -212,7 +220,7 @@ func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), image, mib, TargetOptions{Format: QCOW2, Overwrite: true})
-	wantError(t, err, err, image, "lock")
+	wantError(t, err, ErrConflict, image, "virtual machine")
 	if after, err := os.ReadFile(image); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the image has changed (%v)", err)
 	}
@@ -238,7 +246,7 @@ func TestDeviceOfARunningGuestIsNotOverwritten(t *testing.T) {
 	serveWith(t, "raw", device)
 	_, err := OpenTarget(t.Context(), device, mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, device, "virtual machine")
-	wantBytes(t, openSource(t, device, SourceOptions{}), content)
+	wantBytes(t, openSource(t, device, SourceOptions{IgnoreLocks: true}), content)
 }
 
 func TestQCOW2IsWritten(t *testing.T) {
@@ -362,7 +370,7 @@ func TestServerOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	path, content := chain(t)
 	var s Source
 	var err error
-	thread := onAThread(func() { s, err = OpenSource(t.Context(), path, SourceOptions{Format: QCOW2}) })
+	thread := onAThread(func() { s, err = OpenSource(t.Context(), path, chainOptions(path, "")) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,7 +406,7 @@ func TestLongNamesOfTemporaryDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", dir)
-	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
+	_, err := OpenSource(t.Context(), path, chainOptions(path, ""))
 	wantError(t, err, ErrInvalid, "TMPDIR", path)
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left are %v (%v)", left, err)
@@ -470,7 +478,7 @@ func TestServersDieWithTheirOwner(t *testing.T) {
 	for _, pid := range pids {
 		for isQEMU(pid) {
 			if t.Context().Err() != nil {
-				t.Fatalf("qemu-nbd %d lives", pid)
+				t.Fatalf("server %d lives", pid)
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -481,16 +489,16 @@ func TestServersDieWithTheirOwner(t *testing.T) {
 	}
 }
 
-// isQEMU says whether the process is a qemu-nbd that has not ended. What has ended and nobody waits for has no command line.
+// isQEMU says whether the process is a server of this package that has not ended. What has ended and nobody waits for has no command line.
 func isQEMU(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && bytes.Contains(line, []byte("qemu-nbd"))
+	return err == nil && bytes.Contains(line, []byte(serverProgram))
 }
 
 // hold opens disks and waits to be killed.
 func hold(t *testing.T, path string) {
 	t.Helper()
-	s, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
+	s, err := OpenSource(t.Context(), path, chainOptions(path, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,4 +516,37 @@ func hold(t *testing.T, path string) {
 	}
 	fmt.Printf("serves: %d\nserves: %d\n", source.server.cmd.Process.Pid, qcow.server.cmd.Process.Pid)
 	select {}
+}
+
+// A bitmap that does not record writes has not what changed, however whole it looks.
+func TestBitmap_oneThatDoesNotRecordIsRefused(t *testing.T) {
+	t.Parallel()
+	path, content := chain(t)
+	run(t, "qemu-img", "bitmap", "--disable", path, "b0")
+	write(t, path, content, extent.Extent{Offset: mib, Length: 64 * kib}, 3)
+	run(t, "qemu-img", "bitmap", "--enable", path, "b1")
+	_, err := OpenSource(t.Context(), path, chainOptions(path, "b0"))
+	wantError(t, err, ErrInvalid, "b0", "disabled", "read the whole disk")
+	s := openSource(t, path, chainOptions(path, "b1"))
+	wantBytes(t, s, content)
+}
+
+func TestBitmap_areAddedListedAndRemoved(t *testing.T) {
+	t.Parallel()
+	path, _ := chain(t)
+	if err := AddBitmap(t.Context(), path, "new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := AddBitmap(t.Context(), path, "new"); err == nil {
+		t.Error("a bitmap was added twice")
+	}
+	if err := RemoveBitmap(t.Context(), path, "b1"); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "qemu-img", "bitmap", "--disable", path, "b0")
+	all, err := Bitmaps(t.Context(), path)
+	want := []Bitmap{{Name: "b0", Saved: true}, {Name: "new", Saved: true, Recording: true}}
+	if diff := cmp.Diff(want, all); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
 }

@@ -37,7 +37,7 @@ type JournalOptions struct {
 
 // Journal notes which regions of a target are finished and on stable storage, so that an interrupted restore can go on. It belongs to one
 // target: OpenTarget reads it, or begins it. A target is gone on with if the journal has the same token, and the target
-// is the same by identity; what else nobody may have written to it, the journal cannot see. An NBD export, or a device without a
+// is the same by identity and has the same format; what else nobody may have written to it, the journal cannot see. An NBD export, or a device without a
 // serial number, could be another one each time: there everything is written again.
 //
 // The caller asks Done before it writes a region, and says Finished after it has. When the restore is complete and the target closed,
@@ -143,7 +143,7 @@ func (j *Journal) Remove() error {
 
 // resume reads the journal, and says whether the target can be gone on with. If not, why is a hint for people, or empty. beside is the file
 // that a journal without a path is kept beside.
-func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool, why string, err error) {
+func (j *Journal) resume(beside string, format Format, id identity, bytes int64) (resumed bool, why string, err error) {
 	if j == nil {
 		return false, "", nil
 	}
@@ -151,6 +151,7 @@ func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool,
 		j.path = journalOf(beside)
 	}
 	fresh := newState(j.o.Token, "", bytes, j.o.RegionBytes)
+	fresh.Format = format
 	if fresh.regions() > maxRegions {
 		return false, "", errorf(ErrInvalid, "journal of a restore: a disk of %d bytes with regions of %d: at most %d regions", bytes, j.o.RegionBytes, maxRegions)
 	}
@@ -173,6 +174,8 @@ func (j *Journal) resume(beside string, id identity, bytes int64) (resumed bool,
 		return false, fmt.Sprintf("its journal %s cannot be read (%v)", j.path, err), nil
 	case found.Token != j.o.Token:
 		return false, fmt.Sprintf("it is half of another restore (%s), which can be completed", found.Token), nil
+	case found.Format != format:
+		return false, fmt.Sprintf("its journal %s is of a restore as %s, which can be completed", j.path, found.Format), nil
 	case found.Bytes != bytes || found.RegionBytes != j.o.RegionBytes:
 		return false, fmt.Sprintf("its journal %s is of a disk of other sizes", j.path), nil
 	case !id.certain || found.Target != id.name:

@@ -11,7 +11,7 @@ import (
 
 const (
 	// journalVersion is the version of the journal's format.
-	journalVersion = 1
+	journalVersion = 2
 	// maxRegions bounds the journal: 512 KiB, rewritten at each checkpoint.
 	maxRegions = 4 << 20
 )
@@ -20,6 +20,8 @@ const (
 type journalState struct {
 	Version int    `json:"version"`
 	Token   string `json:"token"`
+	// Format is that of the target: a qcow2 image that is half written is no half of a raw disk.
+	Format Format `json:"format"`
 	// Target is the identity of what is written.
 	Target string `json:"target"`
 	// Bytes is the size of the disk, RegionBytes that of its regions.
@@ -68,7 +70,7 @@ func (s *journalState) within(o *journalState) bool {
 			return false
 		}
 	}
-	return s.Token == o.Token && s.Target == o.Target && s.Bytes == o.Bytes && s.RegionBytes == o.RegionBytes
+	return s.Token == o.Token && s.Format == o.Format && s.Target == o.Target && s.Bytes == o.Bytes && s.RegionBytes == o.RegionBytes
 }
 
 func (s *journalState) marshal() []byte {

@@ -459,7 +459,7 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 
 // runOnce restores until power goes, or half of what is missing. From its beginning on there may be no space for a new journal.
 func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool) error {
-	resumed, _, err := j.resume("", id, m.Bytes())
+	resumed, _, err := j.resume("", Raw, id, m.Bytes())
 	if err != nil {
 		return err
 	}
@@ -498,7 +498,7 @@ func claims(m *machine, token string, id identity) (int, error) {
 		return 0, err
 	}
 	j.files = m
-	if _, _, err := j.resume("", id, m.Bytes()); err != nil {
+	if _, _, err := j.resume("", Raw, id, m.Bytes()); err != nil {
 		return 0, err
 	}
 	for i, b := range m.diskSafe {
@@ -556,7 +556,7 @@ func TestJournalFailuresAreTold(t *testing.T) {
 	if err := j.begin(identity{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := j.resume("", identity{name: "x", certain: true}, 3); err != nil {
+	if _, _, err := j.resume("", Raw, identity{name: "x", certain: true}, 3); err != nil {
 		t.Fatal(err)
 	}
 	j.Finished(t.Context(), m.target(), 1)
@@ -577,10 +577,11 @@ func TestJournalFailuresAreTold(t *testing.T) {
 func TestJournalFormat(t *testing.T) {
 	t.Parallel()
 	s := newState("restore point k1/disk vda", "file:254:1:42:1700000000.000000001", 20*mib+1, 2*mib)
+	s.Format = QCOW2
 	s.Finished.set(0)
 	s.Finished.set(9)
 	s.Finished.set(10)
-	golden, err := os.ReadFile("testdata/journal-v1.json")
+	golden, err := os.ReadFile("testdata/journal-v2.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -599,8 +600,8 @@ func FuzzParseState(f *testing.F) {
 	s := newState("t", "file:1:2", 100*mib+1, mib)
 	s.Finished.set(100)
 	f.Add(s.marshal())
-	f.Add([]byte(`{"version":1,"token":"a","target":"b","bytes":9,"regionBytes":1,"finished":"//8="}`))
-	f.Add([]byte(`{"version":2}`))
+	f.Add([]byte(`{"version":2,"token":"a","format":"raw","target":"b","bytes":9,"regionBytes":1,"finished":"//8="}`))
+	f.Add([]byte(`{"version":3}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := parseState(data)
 		if err != nil {

@@ -17,27 +17,34 @@ const (
 	permissions = 4 // consistent read, write, unchanged write, resize
 )
 
+// What a lock's byte is about, as an offset to lockUsed and lockDenied.
+const (
+	reading  = 0
+	writing  = 1
+	resizing = 3
+)
+
 // lock says to QEMU, and to others that restore, that f is written by us alone, and refuses it if somebody else uses it.
 func lock(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
-			l := unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}
-			err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
-			if unlockable(err) {
-				return nil
-			}
-			if err != nil {
-				return fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+			if has, err := takeLock(f, at); err != nil || !has {
+				return err
 			}
 		}
 	}
+	return unused(f)
+}
+
+// unused refuses f as a target if somebody else uses it.
+func unused(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
-			l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
-			if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
-				return fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+			locked, err := lockedByOthers(f, at)
+			if err != nil {
+				return err
 			}
-			if l.Type != unix.F_UNLCK {
+			if locked {
 				return errorf(ErrConflict, "target %s is in use by a virtual machine, or another restore writes it: stop that first", f.Name())
 			}
 		}
@@ -45,25 +52,64 @@ func lock(f *os.File) error {
 	return nil
 }
 
-// share says to restores that f is read, and refuses it if somebody lets nobody read it: a restore writes it at this moment. A virtual
-// machine lets others read, and is not hindered.
-func share(f *os.File) error {
-	used := unix.Flock_t{Type: unix.F_RDLCK, Start: lockUsed, Len: 1}
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &used)
-	if unlockable(err) {
-		return nil
+// lockToRead says to QEMU, and to restores, that f is read and must not change, and refuses it if somebody writes it. Of a virtual machine
+// that writes it nothing is said and asked if ignoreWriters says so.
+func lockToRead(f *os.File, ignoreWriters bool) error {
+	take := []int64{lockUsed + reading, lockDenied + writing, lockDenied + resizing}
+	if ignoreWriters {
+		take = take[:1]
 	}
-	denied := unix.Flock_t{Type: unix.F_WRLCK, Start: lockDenied, Len: 1}
-	if err == nil {
-		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &denied)
+	for _, at := range take {
+		if has, err := takeLock(f, at); err != nil || !has {
+			return err
+		}
 	}
+	// A restore lets nobody read what it writes. A virtual machine does.
+	locked, err := lockedByOthers(f, lockDenied+reading)
 	if err != nil {
-		return fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+		return err
 	}
-	if denied.Type != unix.F_UNLCK {
+	if locked {
 		return errorf(ErrConflict, "disk %s is the target of a restore that runs: wait until it has ended", f.Name())
 	}
+	if ignoreWriters {
+		return nil
+	}
+	for _, at := range []int64{lockUsed + writing, lockUsed + resizing} {
+		if locked, err = lockedByOthers(f, at); err != nil {
+			return err
+		}
+		if locked {
+			return errorf(ErrInUse, "disk %s is in use: a virtual machine or another program writes it, so that a copy would be of no point in time: stop it, or read a snapshot or an NBD export of it", f.Name())
+		}
+	}
 	return nil
+}
+
+// takeLock locks a byte. It says whether there are locks.
+func takeLock(f *os.File, at int64) (bool, error) {
+	l := unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+	if unlockable(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+	}
+	return true, nil
+}
+
+// lockedByOthers says whether somebody else has locked a byte.
+func lockedByOthers(f *os.File, at int64) (bool, error) {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l)
+	if unlockable(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
+	}
+	return l.Type != unix.F_UNLCK, nil
 }
 
 // unlock gives up the locks at once. Closing f is not enough: a child that this process is starting has it open until it runs.

@@ -75,25 +75,19 @@ func openQCOW2Source(ctx context.Context, path string, o SourceOptions) (*export
 	if _, err := statDisk(path); err != nil {
 		return nil, err
 	}
-	id, err := pathIdentity(path)
+	if _, err := program(serverProgram); err != nil {
+		return nil, err
+	}
+	image, err := openImageChain(path, o.Backing)
 	if err != nil {
 		return nil, err
 	}
-	if err := whole(path, id); err != nil {
-		return nil, err
-	}
-	args := []string{"--read-only"}
-	if o.Bitmap != "" {
-		if err := hasBitmap(ctx, path, o.Bitmap); err != nil {
-			return nil, err
-		}
-		args = append(args, "--bitmap="+o.Bitmap)
-	}
-	server, client, err := serve(ctx, path, unix.SIGKILL, contexts(o.Bitmap), args...)
+	id := image.files[0].id.name
+	server, client, err := serve(ctx, image, unix.SIGKILL, o.Bitmap)
 	if err != nil {
 		return nil, err
 	}
-	return &exportSource{export: export{name: path, client: client, server: server}, id: id.name, bitmap: o.Bitmap}, nil
+	return &exportSource{export: export{name: path, client: client, server: server}, id: id, bitmap: o.Bitmap}, nil
 }
 
 // Bytes implements Source.

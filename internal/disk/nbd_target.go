@@ -46,7 +46,7 @@ func (t *exportTarget) prepare(ctx context.Context, id identity, o TargetOptions
 	if err := fits(t.name, info.Bytes, t.bytes, o.Larger); err != nil {
 		return err
 	}
-	resumed, why, err := o.Journal.resume("", id, t.bytes)
+	resumed, why, err := o.Journal.resume("", Raw, id, t.bytes)
 	if err != nil || resumed {
 		return err
 	}
@@ -68,32 +68,17 @@ func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes i
 	if info != nil && !info.Mode().IsRegular() {
 		return nil, errorf(ErrInvalid, "target %s: a qcow2 image is restored to a file; to a device, restore raw", path)
 	}
-	if _, err := program("qemu-nbd"); err != nil { // before anything is made
-		return nil, err
-	}
-	var id identity
-	var err error
-	if info != nil {
-		if id, err = pathIdentity(path); err != nil {
+	for name := range tools { // before anything is made
+		if _, err := program(name); err != nil {
 			return nil, err
 		}
 	}
-	resumed, why, err := o.Journal.resume(path, id, bytes)
-	switch {
-	case err != nil:
-		return nil, err
-	case resumed:
-		err = repair(ctx, path)
-	case info != nil && info.Size() > 0 && !o.Overwrite:
-		err = occupied(path, fmt.Sprintf("has content (%d bytes)", info.Size()), why)
-	default:
-		err = newImage(ctx, path, info == nil, bytes, o.Journal)
-	}
+	image, err := openImageTarget(ctx, path, info == nil, bytes, o)
 	if err != nil {
 		return nil, err
 	}
 	// SIGTERM: when this process dies, the image is closed all the same.
-	server, client, err := serve(ctx, path, unix.SIGTERM, contexts(""), "--discard=unmap")
+	server, client, err := serve(ctx, image, unix.SIGTERM, "")
 	if err != nil {
 		return nil, err
 	}
@@ -104,40 +89,90 @@ func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes i
 	return t, nil
 }
 
-// newImage makes an empty image, and the journal for it.
-func newImage(ctx context.Context, path string, absent bool, bytes int64, j *Journal) error {
+// openImageTarget opens an image that a restore has begun, or makes a new one.
+func openImageTarget(ctx context.Context, path string, absent bool, bytes int64, o TargetOptions) (*imageChain, error) {
+	opened, flags := path, 0
+	if absent {
+		if _, _, err := o.Journal.resume(path, QCOW2, identity{}, bytes); err != nil {
+			return nil, err
+		}
+		opened, flags = path+".varve-new", os.O_CREATE|unix.O_NOFOLLOW
+	}
+	image, err := openWritableImage(opened, flags)
+	if err != nil {
+		return nil, err
+	}
+	image.path = path
+	if absent {
+		err = image.makeUnder(ctx, opened, bytes, o.Journal)
+	} else {
+		err = image.prepare(ctx, bytes, o)
+	}
+	if err != nil {
+		return nil, errors.Join(err, image.close())
+	}
+	return image, nil
+}
+
+// openWritableImage opens a file that nobody uses, to make or continue an image in it.
+func openWritableImage(path string, flags int) (*imageChain, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|flags, 0o600)
+	if err != nil {
+		return nil, full(path, err)
+	}
+	id, err := identityOf(f)
+	if err == nil {
+		err = unused(f)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &imageChain{path: path, files: []imageFile{{path: path, file: f, format: QCOW2, id: id}}, writable: true}, nil
+}
+
+// prepare makes a file that is there ready for the restore.
+func (c *imageChain) prepare(ctx context.Context, bytes int64, o TargetOptions) error {
+	resumed, why, err := o.Journal.resume(c.path, QCOW2, c.files[0].id, bytes)
+	if err != nil {
+		return err
+	}
+	if resumed {
+		if err := c.check(); err != nil {
+			return err
+		}
+		return repairImage(ctx, c)
+	}
+	info, err := c.files[0].file.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() > 0 && !o.Overwrite {
+		return occupied(c.path, fmt.Sprintf("has content (%d bytes)", info.Size()), why)
+	}
+	return c.make(ctx, bytes, o.Journal)
+}
+
+// makeUnder makes an empty image in a new file, which gets the image's name when it is ready.
+func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, j *Journal) error {
+	if err := c.make(ctx, bytes, j); err != nil {
+		return errors.Join(err, os.Remove(name))
+	}
+	if err := os.Rename(name, c.path); err != nil {
+		return err
+	}
+	return durable.Sync(filepath.Dir(c.path))
+}
+
+// make makes an empty image, makes it durable, and begins its journal.
+func (c *imageChain) make(ctx context.Context, bytes int64, j *Journal) error {
 	if err := j.discard(); err != nil {
 		return err
 	}
-	made := path
-	if absent {
-		made = path + ".varve-new"
+	f := c.files[0]
+	if err := createImage(ctx, f.file, bytes); err != nil {
+		return fmt.Errorf("target %s: %w", c.path, err)
 	}
-	err := create(ctx, made, bytes)
-	if err == nil {
-		err = beginImage(made, j)
-	}
-	if err != nil {
-		if absent {
-			_ = os.Remove(made) // if it is there
-		}
-		return fmt.Errorf("target %s: %w", path, err)
-	}
-	if absent {
-		if err := os.Rename(made, path); err != nil {
-			return err
-		}
-	}
-	return durable.Sync(filepath.Dir(path))
-}
-
-// beginImage makes durable what was just made, and begins its journal.
-func beginImage(path string, j *Journal) error {
-	id, err := pathIdentity(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(durable.Sync(path), j.begin(id))
+	return errors.Join(f.file.Sync(), durable.Sync(filepath.Dir(c.path)), j.begin(f.id))
 }
 
 // Bytes implements Target.

@@ -2,12 +2,12 @@ package disk
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +18,7 @@ import (
 const (
 	// connections is how many are asked for; a server that is full or slow gets one.
 	connections = 4
-	// startTimeout bounds how long a qemu-nbd may take to open an image: bitmaps are read into memory.
+	// startTimeout bounds how long a qemu-storage-daemon may take to open an image: bitmaps are read into memory.
 	startTimeout = 2 * time.Minute
 	// endTimeout bounds how long it may take to close it: bitmaps are written, and everything is flushed.
 	endTimeout = 5 * time.Minute
@@ -26,100 +26,150 @@ const (
 	lastWords = 2 * time.Second
 	// maxSocketPath is what fits into sockaddr_un.
 	maxSocketPath = 107
-	// pollEvery is how often a starting server is asked.
-	pollEvery = 5 * time.Millisecond
+	// serverProgram opens images: unlike qemu-nbd it takes a description of every file and tells what it has opened before anybody can read it.
+	serverProgram = "qemu-storage-daemon"
+	// serverExport is the name of its only export.
+	serverExport = "disk"
 )
 
-// server is a qemu-nbd that serves one image to this process alone.
+// server is a qemu-storage-daemon that serves one image to this process alone.
 type server struct {
-	image string
-	cmd   *exec.Cmd
+	*confined
+	image *imageChain
 	said  tail
-	// ended is closed when the process is gone, after err, its exit, was set.
-	ended chan struct{}
-	err   error
+	qmp   *qmpClient
+	// socket is where it listened until the connections stood.
+	socket string
 }
 
-// serve starts qemu-nbd for an image and connects to it. args come before the image.
-func serve(ctx context.Context, image string, death unix.Signal, contexts []string, args ...string) (*server, *nbd.Client, error) {
-	path, err := program("qemu-nbd")
-	if err != nil {
-		return nil, nil, err
+// serve starts a server for an image and connects to it. It owns the image from now on, and closes it also if it fails.
+// With a bitmap, the export has it. death is the signal that the server gets when this process dies.
+func serve(ctx context.Context, image *imageChain, death unix.Signal, bitmap string) (*server, *nbd.Client, error) {
+	s := &server{image: image}
+	client, err := s.open(ctx, death, bitmap)
+	if err == nil {
+		return s, client, nil
 	}
+	err = fmt.Errorf("serve %s: %w", image.path, err)
+	if s.confined != nil && s.ended != nil && !s.gone() {
+		return nil, nil, errors.Join(err, s.end())
+	}
+	return nil, nil, errors.Join(err, image.close())
+}
+
+func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*nbd.Client, error) {
 	dir, err := os.MkdirTemp("", "varve-nbd-") // mode 0700
 	if err != nil {
-		return nil, nil, fmt.Errorf("serve %s: %w", image, err)
+		return nil, err
 	}
 	defer os.RemoveAll(dir) //nolint:errcheck // what is left is an empty directory
-	socket := filepath.Join(dir, "s")
-	if len(socket) > maxSocketPath {
-		return nil, nil, errorf(ErrInvalid, "serve %s: the directory for temporary files, %s, has too long a name for a socket: set TMPDIR to another one", image, filepath.Dir(dir))
+	s.socket = filepath.Join(dir, "s")
+	if len(s.socket) > maxSocketPath {
+		return nil, errorf(ErrInvalid, "the directory for temporary files, %s, has too long a name for a socket: set TMPDIR to another one", filepath.Dir(dir))
 	}
-	args = append([]string{"--persistent", fmt.Sprintf("--shared=%d", connections), "--socket=" + socket, "--format=" + string(QCOW2)}, args...)
-	s := &server{image: image, ended: make(chan struct{}), cmd: exec.CommandContext(context.WithoutCancel(ctx), path, append(args, image)...)}
-	s.cmd.Stderr = &s.said
-	s.cmd.WaitDelay = time.Second
-	s.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: death}
-	if err := s.start(); err != nil {
-		return nil, nil, fmt.Errorf("serve %s: %w", image, err)
-	}
-	client, err := s.connect(ctx, nbd.Target{Network: "unix", Address: socket}, contexts)
+	listener, err := listenFile(ctx, s.socket)
 	if err != nil {
-		err = fmt.Errorf("serve %s: %w", image, err)
-		if ctx.Err() == nil {
-			err = s.explain(err)
-		}
-		if !s.gone() {
-			err = errors.Join(err, s.end())
-		}
-		return nil, nil, err
+		return nil, err
 	}
-	return s, client, nil
-}
-
-// start runs the process. Its thread is the process' parent, at whose end the kernel sends the signal: it stays.
-func (s *server) start() error {
-	started := make(chan error, 1)
-	go func() {
-		defer close(s.ended)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := s.cmd.Start()
-		started <- err
-		if err == nil {
-			s.err = s.cmd.Wait()
-		}
-	}()
-	return <-started
-}
-
-func (s *server) connect(ctx context.Context, t nbd.Target, contexts []string) (*nbd.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer listener.Close() //nolint:errcheck // the server has its own
+	if err := s.begin(ctx, listener, death); err != nil {
+		return nil, err
+	}
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		client, err := nbd.Dial(ctx, t, nbd.Options{Contexts: contexts, Connections: connections, HandshakeTimeout: startTimeout})
-		notYet := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
-		if err == nil || !notYet {
-			return client, err
-		}
-		select {
-		case <-s.ended:
-			return nil, err
-		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), err)
-		case <-tick.C:
-		}
+	if err := s.export(starting, bitmap); err != nil {
+		return nil, s.explainStart(ctx, err)
 	}
+	if err := listener.Close(); err != nil { // From now on nobody listens when the server has ended.
+		return nil, err
+	}
+	o := nbd.Options{Contexts: contexts(bitmap), Connections: connections, HandshakeTimeout: startTimeout}
+	client, err := nbd.Dial(starting, nbd.Target{Network: "unix", Address: s.socket, Export: serverExport}, o)
+	if err != nil {
+		return nil, s.explainStart(ctx, err)
+	}
+	return client, nil
 }
 
-func (s *server) gone() bool {
+// listenFile is a socket that listens at path.
+func listenFile(ctx context.Context, path string) (*os.File, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	unixListener, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("listen at %s: %T", path, l), l.Close())
+	}
+	unixListener.SetUnlinkOnClose(false)
+	f, err := unixListener.File()
+	return f, errors.Join(err, l.Close())
+}
+
+// begin starts the program with the image's nodes. Nothing is exported yet.
+func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal) error {
+	args := []string{"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp"}
+	for _, node := range s.image.nodes() {
+		text, err := json.Marshal(node)
+		if err != nil {
+			return err
+		}
+		args = append(args, "--blockdev", string(text))
+	}
+	files := append(s.image.descriptors(), listener)
+	args = append(args, "--nbd-server", fmt.Sprintf("addr.type=fd,addr.str=%d,max-connections=%d", firstDescriptor+len(files)-1, connections))
+	c, err := newConfined(context.WithoutCancel(ctx), serverProgram, files, args...)
+	if err != nil {
+		return err
+	}
+	c.cmd.Stderr = &s.said
+	c.cmd.SysProcAttr.Pdeathsig = death
+	if s.qmp, err = newQMPClient(c.cmd); err != nil {
+		return err
+	}
+	s.confined = c
+	if err := c.start(); err != nil {
+		s.confined = nil
+		return errors.Join(err, s.qmp.close())
+	}
+	return nil
+}
+
+// export lets the server export the image, once it is sure that the server has opened nothing but the files that it was given.
+func (s *server) export(ctx context.Context, bitmap string) error {
+	defer context.AfterFunc(ctx, func() { _ = s.cmd.Process.Kill() })() // unless it has just ended
+	nodes, err := s.qmp.blockNodes()
+	if err != nil {
+		return err
+	}
+	if err := s.image.only(nodes); err != nil {
+		return err
+	}
+	export := map[string]any{"type": "nbd", "id": "export", "node-name": topNode, "name": serverExport, "writable": s.image.writable}
+	if bitmap != "" {
+		if err := checkBitmap(s.image.path, bitmap, nodes); err != nil {
+			return err
+		}
+		export["bitmaps"] = []string{bitmap}
+	}
+	return s.qmp.run("block-export-add", export, nil)
+}
+
+// explainStart says why the server could not start, if it has ended. What the connection to it says is of no use then.
+func (s *server) explainStart(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if classOf(err) != nil {
+		return err
+	}
+	wait := time.NewTimer(lastWords)
+	defer wait.Stop()
 	select {
 	case <-s.ended:
-		return true
-	default:
-		return false
+		return s.failure("ended")
+	case <-wait.C:
+		return err
 	}
 }
 
@@ -146,15 +196,21 @@ func (s *server) failure(what string) error {
 	if said != "" {
 		said = ": " + said
 	}
-	return fmt.Errorf("qemu-nbd for %s %s (%w)%s", s.image, what, exit, said)
+	return fmt.Errorf("%s for %s %s (%w)%s", serverProgram, s.image.path, what, exit, said)
 }
 
 // end asks the process to close the image and to end, and waits until it has.
 func (s *server) end() error {
+	return errors.Join(s.stop(), s.qmp.close(), s.image.close())
+}
+
+func (s *server) stop() error {
 	if s.gone() {
 		return s.failure("ended before it was asked to")
 	}
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // unless it has just ended
+	// The daemon's handler only sets a flag, so that a signal right before it waits is not noticed until something else happens: this does.
+	_ = s.qmp.in.Close()
 	wait := time.NewTimer(endTimeout)
 	defer wait.Stop()
 	select {

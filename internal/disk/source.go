@@ -53,29 +53,42 @@ type SourceOptions struct {
 	// Whether it has recorded everything since some point in time is for the caller to know: of an image it must be the image's own and
 	// whole, but QEMU's NBD server also offers the bitmaps of backing files, which have nothing of what was written above them.
 	Bitmap string
+	// Backing are the backing files of a qcow2 image, from the image down. An image that names another one, or one that is not here, is
+	// refused: whoever made it could have named any file of this host.
+	Backing []BackingFile
+	// IgnoreLocks reads a raw disk although a virtual machine writes it, or it is mounted. What is read is of no point in time then,
+	// unless the caller knows that the writer stands still and has written everything.
+	IgnoreLocks bool
 	// TLS is for an NBD server.
 	TLS *tls.Config
 }
 
 // OpenSource opens the disk that spec names: the path of a file or block device, or an NBD URI.
 func OpenSource(ctx context.Context, spec string, o SourceOptions) (Source, error) {
-	if isURI(spec) {
+	if IsURI(spec) {
+		if len(o.Backing) > 0 || o.IgnoreLocks {
+			return nil, errorf(ErrInvalid, "%s: an NBD export has neither backing files nor locks", spec)
+		}
 		return openNBDSource(ctx, spec, o)
 	}
 	path, err := located(spec, o.Format)
 	switch {
 	case err != nil:
 		return nil, err
+	case o.Format == QCOW2 && o.IgnoreLocks:
+		return nil, errorf(ErrInvalid, "disk %s: the locks of a qcow2 image cannot be ignored: a virtual machine that has it open keeps a part of it in memory; read an NBD export of it", spec)
 	case o.Format == QCOW2:
 		return openQCOW2Source(ctx, path, o)
+	case len(o.Backing) > 0:
+		return nil, errorf(ErrInvalid, "disk %s: a raw disk has no backing file", spec)
 	case o.Bitmap != "":
 		return nil, errorf(ErrInvalid, "bitmap %s of %s: a raw disk has no bitmaps; read it from a qcow2 image or an NBD export", o.Bitmap, spec)
 	}
-	return openFileSource(path)
+	return openFileSource(path, o.IgnoreLocks)
 }
 
-// isURI says whether spec is an NBD URI. A path that looks like one can be written with ./ before it.
-func isURI(spec string) bool {
+// IsURI says whether spec is an NBD URI. A path that looks like one can be written with ./ before it.
+func IsURI(spec string) bool {
 	scheme, _, ok := strings.Cut(spec, "://")
 	return ok && (scheme == "nbd" || scheme == "nbds" || scheme == "nbd+unix" || scheme == "nbds+unix")
 }

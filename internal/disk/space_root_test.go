@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,12 +32,19 @@ func smallDisk(t *testing.T, bytes int64) (dir string) {
 	if err := unix.Mount(device, dir, "ext4", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { unmount(t, dir) })
 	return dir
+}
+
+// unmount takes a file system away when no child of this process is between fork and exec: until then it holds every file that was open,
+// also of tests that run beside this one.
+func unmount(t *testing.T, dir string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Error(err)
+	}
 }
 
 // writeAll restores content region by region, and returns the first error.
@@ -147,11 +155,7 @@ func TestARestoreToAFullDiskLeavesNothing(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { unmount(t, dir) })
 	if err := os.WriteFile(filepath.Join(dir, "filler"), noise(mib, 3), 0o600); err != nil {
 		t.Fatal(err)
 	}

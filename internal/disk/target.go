@@ -50,7 +50,7 @@ func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) 
 	if bytes <= 0 {
 		return nil, errorf(ErrInvalid, "target %s: a disk of %d bytes", spec, bytes)
 	}
-	if isURI(spec) {
+	if IsURI(spec) {
 		return openNBDTarget(ctx, spec, bytes, o)
 	}
 	path, err := located(spec, o.Format)

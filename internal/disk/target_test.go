@@ -271,10 +271,10 @@ func TestMissingProgramNamesItsPackage(t *testing.T) {
 	path, _ := sparseFile(t, mib)
 	t.Setenv("PATH", t.TempDir())
 	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
-	wantError(t, err, ErrNotFound, "qemu-nbd", "qemu-utils")
+	wantError(t, err, ErrNotFound, serverProgram, "qemu-system-common")
 	made := filepath.Join(t.TempDir(), "new.qcow2")
 	_, err = OpenTarget(t.Context(), made, mib, TargetOptions{Format: QCOW2})
-	wantError(t, err, ErrNotFound, "qemu-nbd", "qemu-utils")
+	wantError(t, err, ErrNotFound, "qemu-", "install")
 	if _, err := os.Stat(made); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s: %v", made, err)
 	}

@@ -1,0 +1,188 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// BackingFile is a file that a qcow2 image may read: its backing file, or that of the backing file before it.
+type BackingFile struct {
+	// Format is the file's: it is neither guessed nor taken from an image.
+	Format Format
+	Path   string
+}
+
+// imageFile is an open file of an image: the image itself or a backing file.
+type imageFile struct {
+	path   string
+	file   *os.File
+	format Format
+	id     identity
+	// device says that it is a block device.
+	device bool
+}
+
+// imageChain is a qcow2 image and its backing files, from the image down. The files stay open from the check of their
+// headers until the server that reads them has ended: whoever replaces a file in between changes nothing.
+type imageChain struct {
+	path     string
+	files    []imageFile
+	writable bool
+}
+
+// openImageChain opens an image and the backing files that the caller allows, in order. What the headers say is compared
+// with that: an image that names another file, or data outside of it, is refused.
+func openImageChain(path string, allowed []BackingFile) (*imageChain, error) {
+	c := &imageChain{path: path}
+	err := c.open(BackingFile{Format: QCOW2, Path: path})
+	for _, b := range allowed {
+		if err == nil {
+			err = c.open(b)
+		}
+	}
+	if err == nil {
+		err = c.check()
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// open adds a file.
+func (c *imageChain) open(named BackingFile) error {
+	path, err := located(named.Path, named.Format)
+	if err != nil {
+		return err
+	}
+	f, id, err := openToRead(path, false)
+	if err != nil {
+		return err
+	}
+	opened := imageFile{path: path, file: f, format: named.Format, id: id}
+	c.files = append(c.files, opened)
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	c.files[len(c.files)-1].device = !info.Mode().IsRegular()
+	return nil
+}
+
+// check compares each header with the file that comes next in the chain.
+func (c *imageChain) check() error {
+	for i := range c.files {
+		var below *imageFile
+		if i+1 < len(c.files) {
+			below = &c.files[i+1]
+		}
+		if err := c.files[i].check(below); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check refuses a file that names, or does not name, other files than the backing file below; nil: there is none.
+func (f *imageFile) check(below *imageFile) error {
+	header := &imageHeader{}
+	if f.format == QCOW2 {
+		var err error
+		if header, err = readImageHeader(f.file); err != nil {
+			return errorf(ErrInvalid, "disk %s is no qcow2 image that can be read: %w", f.path, err)
+		}
+	}
+	switch {
+	case header.dataFile:
+		return errorf(ErrInvalid, "disk %s keeps its data in another file, which is not supported, because an image could name any file of this host: if you trust it, convert it with qemu-img first", f.path)
+	case header.encrypted:
+		return errorf(ErrInvalid, "disk %s is an encrypted qcow2 image, which is not supported", f.path)
+	case !header.backing && below != nil:
+		return errorf(ErrInvalid, "disk %s has no backing file, but %s was given as its backing file", f.path, below.path)
+	case header.backing && below == nil:
+		return errorf(ErrBacking, "disk %s names the backing file %q, which is not read unless you allow it, because an image could name any file of this host: if you trust it, name the file and its format", f.path, header.backingName)
+	case header.backing:
+		return header.checkBacking(f.path, below)
+	}
+	return nil
+}
+
+// checkBacking compares the backing file that the header of the image at path names with the one that is allowed.
+func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
+	switch {
+	case hasProtocol(h.backingName):
+		return errorf(ErrInvalid, "disk %s names the backing file %q: only the path of a file is supported", path, h.backingName)
+	case h.backingFormat != "" && Format(h.backingFormat) != allowed.format:
+		return errorf(ErrInvalid, "disk %s says that its backing file has the format %q, and not %s", path, h.backingFormat, allowed.format)
+	}
+	name := h.backingName
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(path), name)
+	}
+	named, err := os.Stat(name)
+	if err != nil {
+		return errorf(ErrInvalid, "disk %s names the backing file %q: %w", path, h.backingName, err)
+	}
+	opened, err := allowed.file.Stat()
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(named, opened) {
+		return errorf(ErrInvalid, "disk %s names the backing file %q, and not %s, which was given as its backing file", path, h.backingName, allowed.path)
+	}
+	return nil
+}
+
+// close closes the files.
+func (c *imageChain) close() error {
+	var all []error
+	for _, f := range c.files {
+		unlock(f.file)
+		all = append(all, f.file.Close())
+	}
+	c.files = nil
+	return errors.Join(all...)
+}
+
+// descriptors are the open files, in the order of the chain.
+func (c *imageChain) descriptors() []*os.File {
+	var all []*os.File
+	for _, f := range c.files {
+		all = append(all, f.file)
+	}
+	return all
+}
+
+// topNode is the name of the image's own node.
+const topNode = "image0"
+
+// nodes are what blockdev-add takes for the chain, whose files a child was given as its first descriptors. They name every
+// driver and every file, so that nothing depends on what the headers say.
+func (c *imageChain) nodes() []map[string]any {
+	var all []map[string]any
+	for i := len(c.files) - 1; i >= 0; i-- {
+		f := &c.files[i]
+		protocol := map[string]any{
+			"driver": "file", "node-name": fmt.Sprintf("file%d", i), "filename": descriptorPath(i), "read-only": !c.writable,
+		}
+		if f.device {
+			protocol["driver"] = "host_device"
+		}
+		format := map[string]any{
+			"driver": string(f.format), "node-name": fmt.Sprintf("image%d", i), "file": protocol["node-name"], "read-only": !c.writable,
+		}
+		if c.writable {
+			protocol["discard"], format["discard"] = "unmap", "unmap"
+		}
+		if f.format == QCOW2 {
+			format["backing"] = nil
+			if i+1 < len(c.files) {
+				format["backing"] = fmt.Sprintf("image%d", i+1)
+			}
+		}
+		all = append(all, protocol, format)
+	}
+	return all
+}
