@@ -54,7 +54,7 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
 		err := d.during(s, func(show func(progress.Report)) (err error) {
-			report, err = verify(ctx, r, percent, show)
+			report, err = verify(ctx, r, percent, nil, show)
 			return err
 		})
 		if err != nil {
@@ -69,14 +69,14 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	})
 }
 
-// verify verifies, and shows how far it is: first what is read, if anything is, then the tables.
-func verify(ctx context.Context, r *repository.Repository, percent float64, show func(progress.Report)) (*repository.Report, error) {
+// verify verifies the selected restore points, or all for nil, and shows how far it is: first what is read, if anything is, then the tables.
+func verify(ctx context.Context, r *repository.Repository, percent float64, selected func(*repository.RestorePoint) bool, show func(progress.Report)) (*repository.Report, error) {
 	tell := func(phase string, bytes, total int64) {
 		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
 	}
 	var sample [8]byte
 	_, _ = rand.Read(sample[:]) // it never fails
-	o := repository.VerifyOptions{Percent: percent, Sample: binary.NativeEndian.Uint64(sample[:]), Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
+	o := repository.VerifyOptions{Percent: percent, Sample: binary.NativeEndian.Uint64(sample[:]), Points: selected, Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
 	if percent > 0 {
 		_, total, err := r.Contents(ctx, percent, o.Sample)
 		if err != nil {

@@ -23,7 +23,7 @@ can go without the rest noticing. An ID may be abbreviated to its beginning, if 
   varve disk list web
   varve disk verify --percent 10
   varve disk prune web --keep-daily 7 --keep-weekly 4 --dry-run`,
-		s.diskBackup(), s.diskList(), s.diskDescribe(), s.diskDiff(), s.diskVerify(), s.diskRestore(), s.diskServe(), s.diskDelete(), s.diskPrune(), s.diskPin(), s.diskUnpin())
+		s.diskBackup(), s.diskCheckpoint(), s.diskList(), s.diskDescribe(), s.diskDiff(), s.diskVerify(), s.diskRestore(), s.diskServe(), s.diskDelete(), s.diskPrune(), s.diskPin(), s.diskUnpin())
 }
 
 // sourceFlags select histories beside their name, or say whose a new restore point is.

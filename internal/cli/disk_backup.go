@@ -26,19 +26,41 @@ func (s *session) diskBackup() *cobra.Command {
 		Long: `Read disks and make a restore point of them, under the NAME of the machine that they belong to.
 WHERE is a file, a block device, or an NBD URI, such as nbd+unix:///export?socket=/path.
 The disks must not change meanwhile: stop the machine, or read a snapshot or an NBD export of one.
+A disk that a running machine has open, or that is mounted, is refused, and no machine can open it
+to write while it is read (QEMU's image locks; QEMU's "locking=off" switches them off).
 
-What the repository has already is not stored again. Without --bitmap everything that may hold
-data is read. With it, only what changed is: a dirty bitmap of QEMU, in a qcow2 image or behind an
-NBD export, has what changed since the checkpoint that it is named after. --checkpoint names the
-moment of this backup, for the bitmap of the next one. If the last restore point is not of the
-bitmap's checkpoint, or of another disk, the disk is read as a whole, and TYPE says why.`,
+Of a qcow2 image only the file itself is read. Its header could name any file of this host, so that
+backing files are read only if --backing names them with their formats; data files never are.
+
+What the repository has already is not stored again. Without --track or --bitmap everything that
+may hold data is read.
+
+--track has Varve keep a dirty bitmap in each qcow2 image: it adds one with a name of its own
+before the image is read, and the next backup with --track reads only what that bitmap has, and
+removes it once another one is in its place. No guest may have the image open during the backup;
+what a guest writes before and after it is recorded.
+
+For a running guest, --bitmap names the dirty bitmap of an NBD export that has what changed since
+a checkpoint, and --checkpoint the checkpoint of this backup, whose bitmap the next one needs. It
+must have been added in the same moment as the export. Both are names that varve disk checkpoint
+prints: a name that is used twice, such as that of a weekday, could have one backup start from
+another one's restore point. docs/quickstart-host.md has the commands for libvirt.
+
+An incremental starts from the latest restore point of its disks. If the bitmap is not counted
+from that one, or belongs to another disk, the disk is read as a whole, and TYPE says why.`,
 		Example: `  varve disk backup web root=/var/lib/vms/web.img
 
   # A qcow2 image and a device
   varve disk backup web root=/var/lib/vms/web.qcow2 data=/dev/vg0/web --format root=qcow2
 
-  # Only what changed since the checkpoint monday, which becomes tuesday
-  varve disk backup web root='nbd+unix:///web?socket=/run/web.sock' --bitmap monday --checkpoint tuesday`,
+  # A qcow2 image over a raw one
+  varve disk backup web root=/var/lib/vms/web.qcow2 --format qcow2 --backing raw:/var/lib/vms/base.img
+
+  # Only what changed since the last backup with --track
+  varve disk backup web root=/var/lib/vms/web.qcow2 --format qcow2 --track
+
+  # Only what changed in a running guest: the checkpoint $next was made with the export
+  varve disk backup web root='nbd+unix:///vda?socket=/run/web.sock' --bitmap $base --checkpoint $next`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usage("give the machine's name and at least one disk, such as root=/path")
@@ -69,7 +91,11 @@ type backupFlags struct {
 	source      sourceFlags
 	formats     []string
 	bitmaps     []string
+	backing     []string
+	ignoreLocks bool
+	tls         nbdTLSFlags
 	checkpoint  string
+	track       bool
 	parent      string
 	compression string
 	block       string
@@ -81,8 +107,12 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	f.StringVar(&b.source.host, "host", "", "the host that the history belongs to (default: this connection's)")
 	f.StringVar(&b.source.user, "user", "", "the user that the history belongs to (default: this connection's)")
 	f.StringSliceVar(&b.formats, "format", nil, "raw or qcow2, for all disks or as DISK=FORMAT (default raw; never guessed)")
+	f.BoolVar(&b.track, "track", false, "keep track of what changes in qcow2 images, and read only that")
 	f.StringSliceVar(&b.bitmaps, "bitmap", nil, "the dirty bitmap with what changed, for all disks or as DISK=BITMAP")
-	f.StringVar(&b.checkpoint, "checkpoint", "", "the name of this moment in the tracking of changes")
+	f.StringArrayVar(&b.backing, "backing", nil, "a backing file of a qcow2 image, as [DISK=]FORMAT:PATH; once for each, from the image down")
+	f.BoolVar(&b.ignoreLocks, "ignore-locks", false, "read a raw disk although a machine writes it or it is mounted; you make sure that it stands still")
+	b.tls.flags(c)
+	f.StringVar(&b.checkpoint, "checkpoint", "", "the checkpoint of this backup: a name that varve disk checkpoint has printed, and that was not used before")
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
 	choiceFlag(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
 	choiceFlag(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
@@ -94,7 +124,12 @@ func (b *backupFlags) flags(c *cobra.Command) {
 type diskSpec struct {
 	name, where string
 	options     disk.SourceOptions
+	// checkpoint is the name of the moment of the backup, or "".
+	checkpoint string
 }
+
+// isImage says whether the disk is a qcow2 image in a file.
+func (d *diskSpec) isImage() bool { return d.options.Format == disk.QCOW2 }
 
 func (b *backupFlags) specs(args []string) ([]diskSpec, error) {
 	var out []diskSpec
@@ -122,8 +157,89 @@ func (b *backupFlags) specs(args []string) ([]diskSpec, error) {
 			return nil, err
 		}
 		out[i].options = disk.SourceOptions{Format: format, Bitmap: bitmaps[out[i].name]}
+		out[i].checkpoint = b.checkpoint
 	}
-	return out, nil
+	return out, errors.Join(b.validateTracking(out), b.addBacking(out), b.addIgnoreLocks(out), b.addTLS(out))
+}
+
+// validateTracking refuses names of checkpoints that could be used twice, and flags that contradict each other.
+func (b *backupFlags) validateTracking(specs []diskSpec) error {
+	if b.track {
+		switch {
+		case b.checkpoint != "" || len(b.bitmaps) > 0:
+			return usage("--track chooses the bitmap and the checkpoint itself: leave --bitmap and --checkpoint out")
+		case !slices.ContainsFunc(specs, func(d diskSpec) bool { return d.isImage() }):
+			return usage("--track needs a qcow2 image (--format qcow2): other disks have no place for a bitmap")
+		}
+		return nil
+	}
+	if b.checkpoint != "" {
+		if err := validateCheckpoint("--checkpoint", b.checkpoint); err != nil {
+			return err
+		}
+	}
+	for i := range specs {
+		if bitmap := specs[i].options.Bitmap; bitmap != "" {
+			if err := validateCheckpoint("--bitmap", bitmap); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addBacking adds what --backing says to the disks.
+func (b *backupFlags) addBacking(specs []diskSpec) error {
+	for _, value := range b.backing {
+		name, file := "", value
+		if !strings.HasPrefix(value, string(disk.Raw)+":") && !strings.HasPrefix(value, string(disk.QCOW2)+":") {
+			name, file, _ = strings.Cut(value, "=")
+		}
+		format, path, _ := strings.Cut(file, ":")
+		if f := disk.Format(format); path == "" || f != disk.Raw && f != disk.QCOW2 {
+			return usage("--backing %s: use FORMAT:PATH, such as raw:/path, or DISK=FORMAT:PATH", value)
+		}
+		at := slices.IndexFunc(specs, func(d diskSpec) bool { return d.name == name || name == "" && len(specs) == 1 })
+		switch {
+		case at < 0 && name == "":
+			return usage("--backing %s: there are several disks: use DISK=FORMAT:PATH", value)
+		case at < 0:
+			return usage("--backing %s: no disk is called %s", value, name)
+		case specs[at].options.Format != disk.QCOW2:
+			return usage("--backing %s: disk %s has no --format qcow2, and only qcow2 images have backing files", value, specs[at].name)
+		}
+		specs[at].options.Backing = append(specs[at].options.Backing, disk.BackingFile{Format: disk.Format(format), Path: path})
+	}
+	return nil
+}
+
+// addIgnoreLocks adds --ignore-locks to the disks that have locks which can be ignored.
+func (b *backupFlags) addIgnoreLocks(specs []diskSpec) error {
+	found := !b.ignoreLocks
+	for i := range specs {
+		if b.ignoreLocks && specs[i].options.Format != disk.QCOW2 && !disk.IsURI(specs[i].where) {
+			specs[i].options.IgnoreLocks, found = true, true
+		}
+	}
+	if !found {
+		return usage("--ignore-locks: no disk is a raw file or device; read a qcow2 image that is in use through an NBD export")
+	}
+	return nil
+}
+
+// addTLS adds the configuration for NBD servers to the disks behind one.
+func (b *backupFlags) addTLS(specs []diskSpec) error {
+	var wheres []string
+	for _, d := range specs {
+		wheres = append(wheres, d.where)
+	}
+	config, err := b.tls.config(wheres...)
+	for i := range specs {
+		if overTLS(specs[i].where) {
+			specs[i].options.TLS = config
+		}
+	}
+	return err
 }
 
 // validFormat refuses a --format that there is not, and none for a file that says by its name that it may be qcow2.
@@ -184,20 +300,32 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 			return err
 		}
 		var point *repository.RestorePoint
+		var t *imageTracking
 		err = d.during(s, func(show func(progress.Report)) (err error) {
 			show(progress.Report{Name: name, Phase: "Opening", Message: "the disks"})
 			q := repository.Request{
 				Source: r.Source(b.source.host, b.source.user, sourcePath(name)), Parent: parent, BlockBytes: block, Compression: b.compression, Workers: b.workers,
 				Progress: func(p repository.Progress) { show(backupReport(name, p)) },
 			}
-			sources, err := openSources(ctx, specs, b.checkpoint, &q)
+			if b.track {
+				if t, err = startTracking(ctx, r, &q, specs); err != nil {
+					return err
+				}
+			}
+			sources, err := openSources(ctx, specs, &q)
 			if err == nil {
 				point, err = r.Backup(ctx, q)
 			}
 			return errors.Join(err, closeAll(sources))
 		})
+		if t != nil {
+			s.warnOf(t.doubts)
+		}
 		if err != nil {
 			return interrupted(ctx, err, "no restore point of "+human.Line(name)+" was made", "the same command again stores what is missing")
+		}
+		if t != nil {
+			s.warnOf(t.removeOthers(ctx))
 		}
 		if form != "" {
 			return printPoints(w, form, []*repository.RestorePoint{point})
@@ -211,11 +339,7 @@ func parentOf(ctx context.Context, r *repository.Repository, text string) (strin
 	if text == repository.ParentAuto || text == repository.ParentNone {
 		return text, nil
 	}
-	l, err := listPoints(ctx, r)
-	if err != nil {
-		return "", err
-	}
-	p, err := l.find(text)
+	p, err := findPoint(ctx, r, text)
 	if err != nil {
 		return "", fmt.Errorf("--parent: %w", err)
 	}
@@ -223,15 +347,18 @@ func parentOf(ctx context.Context, r *repository.Repository, text string) (strin
 }
 
 // openSources opens the disks and adds them to the request. What it opened is returned even if it fails.
-func openSources(ctx context.Context, specs []diskSpec, checkpoint string, q *repository.Request) ([]disk.Source, error) {
+func openSources(ctx context.Context, specs []diskSpec, q *repository.Request) ([]disk.Source, error) {
 	var sources []disk.Source
 	for _, spec := range specs {
-		source, err := disk.OpenSource(ctx, spec.where, spec.options)
-		if err != nil {
+		if err := spec.hasCheckpoint(ctx); err != nil {
 			return sources, fmt.Errorf("disk %s: %w", spec.name, err)
 		}
+		source, err := disk.OpenSource(ctx, spec.where, spec.options)
+		if err != nil {
+			return sources, diskFailure(fmt.Errorf("disk %s: %w", spec.name, err))
+		}
 		sources = append(sources, source)
-		d := repository.DiskSource{Name: spec.name, Bytes: source.Bytes(), Reader: source, Identity: source.Identity(), Change: checkpoint}
+		d := repository.DiskSource{Name: spec.name, Bytes: source.Bytes(), Reader: source, Identity: source.Identity(), Change: spec.checkpoint}
 		if d.Data, err = source.Data(ctx); err != nil {
 			return sources, fmt.Errorf("disk %s: %w", spec.name, err)
 		}

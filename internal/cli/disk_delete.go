@@ -23,8 +23,9 @@ func (s *session) diskDelete() *cobra.Command {
 restore point shares is freed by varve repo maintenance --full.
 
 A pinned restore point is not deleted: unpin it first. One that is damaged so that it cannot be
-listed is named by its whole ID. On a terminal the command shows what would go and asks;
-elsewhere it needs --yes.`,
+listed is named by its whole ID. One that another program has deleted, such as kopia's CLI, is
+forgotten, if varve repo repair is not to bring it back. On a terminal the command shows what
+would go and asks; elsewhere it needs --yes.`,
 		Example: `  varve disk delete 5e1f9c
 
   # In a script
@@ -38,7 +39,7 @@ elsewhere it needs --yes.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listPoints(cmd.Context(), r)
+				l, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}
@@ -61,7 +62,7 @@ elsewhere it needs --yes.`,
 					return printPoints(cmd.OutOrStdout(), form, points)
 				}
 				for _, p := range points {
-					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s of %s deleted\n", p.ID, human.Line(sourceName(p.Source)))
+					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s%s deleted\n", p.ID, ofMachine(p))
 				}
 				return nil
 			})
@@ -81,24 +82,52 @@ func (s *session) deletePoints(ctx context.Context, r *repository.Repository, id
 	})
 }
 
-// deletable are the restore points that prefixes name, if all of them may go. One that cannot be read is named by its whole ID.
+// deletable are the restore points that prefixes name, if all of them may go. One that cannot be read is named by its whole ID. One that is lost, because
+// another program has deleted it, is found among those.
 func deletable(ctx context.Context, r *repository.Repository, l *pointList, prefixes []string) ([]*repository.RestorePoint, error) {
-	var unreadable []*repository.RestorePoint
+	var others []*repository.RestorePoint
 	var readable []string
 	for _, prefix := range prefixes {
-		if _, err := l.find(prefix); errors.Is(err, repository.ErrCorrupt) {
-			if _, err := r.Get(ctx, prefix); errors.Is(err, repository.ErrCorrupt) {
-				unreadable = append(unreadable, &repository.RestorePoint{ID: prefix})
-				continue
-			}
+		_, notListed := l.find(prefix)
+		if !errors.Is(notListed, repository.ErrCorrupt) && !errors.Is(notListed, repository.ErrNotFound) {
+			readable = append(readable, prefix) // It is there, or the prefix is not one.
+			continue
 		}
-		readable = append(readable, prefix)
+		p, err := unlisted(ctx, r, prefix)
+		if err != nil {
+			return nil, err
+		}
+		if p == nil {
+			readable = append(readable, prefix)
+			continue
+		}
+		others = append(others, p)
 	}
 	points, err := l.findAll(readable)
 	if err != nil {
 		return nil, err
 	}
-	return append(points, unreadable...), unpinned(points)
+	return append(points, others...), unpinned(points)
+}
+
+// unlisted is the restore point that is not in the list because it cannot be read or is lost; nil if there is none.
+func unlisted(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
+	_, err := r.Get(ctx, prefix)
+	switch {
+	case errors.Is(err, repository.ErrCorrupt):
+		return &repository.RestorePoint{ID: prefix}, nil
+	case err != nil && !errors.Is(err, repository.ErrNotFound):
+		return nil, err
+	}
+	lost, err := r.Lost(ctx)
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+		return nil, err
+	}
+	p, err := newPointList(lost, nil).find(prefix)
+	if errors.Is(err, repository.ErrNotFound) {
+		return nil, nil //nolint:nilnil // as it says
+	}
+	return p, err
 }
 
 func pointIDs(points []*repository.RestorePoint) (ids []string) {
@@ -119,6 +148,14 @@ func unpinned(points []*repository.RestorePoint) error {
 		}
 	}
 	return nil
+}
+
+// ofMachine says whose restore point it is, if that is known.
+func ofMachine(p *repository.RestorePoint) string {
+	if p.Source.Path == "" {
+		return ""
+	}
+	return " of " + human.Line(sourceName(p.Source))
 }
 
 func joined(names []string) string { return strings.Join(names, ", ") }

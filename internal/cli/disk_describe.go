@@ -23,11 +23,7 @@ was read and changed, and what ties it to its source: identity, point of change 
 		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listPoints(cmd.Context(), r)
-				if err != nil {
-					return err
-				}
-				point, err := l.find(args[0])
+				point, err := findPoint(cmd.Context(), r, args[0])
 				if err != nil {
 					return err
 				}

@@ -46,7 +46,7 @@ That they differ is no failure: without a difference there are no extents.`,
 		Args: exactArgs(2, "the IDs of two restore points"), ValidArgsFunction: s.completePoints(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listPoints(cmd.Context(), r)
+				l, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}

@@ -1,10 +1,15 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -16,7 +21,10 @@ func (s *session) diskList() *cobra.Command {
 		Long: `List restore points, oldest first, of one name or of all: the disks, their size, how much
 changed since the parent, and whether they were read as a whole and why.
 
--o wide adds the whole ID, the user and the parent.`,
+-o wide adds the whole ID, the user and the parent.
+
+Restore points that are damaged, or that another program has deleted, are named in the error:
+exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 		Example: `  varve disk list
 
   # One history
@@ -37,23 +45,99 @@ changed since the parent, and whether they were read as a whole and why.
 						points = append(points, p)
 					}
 				}
+				lost, err := lostPoints(cmd.Context(), r, &f, args)
+				if err != nil {
+					return err
+				}
 				switch {
 				case form == asJSON || form == asYAML || form == asName:
 					err = printPoints(cmd.OutOrStdout(), form, points)
-				case len(points) == 0:
+				case len(points) == 0 && len(args) == 0 && lost == nil && l.unreadable == nil:
 					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points of this kind in the repository.")
+				case len(points) == 0:
 				default:
 					err = pointTable(l, points, form == asWide).write(cmd.OutOrStdout())
 				}
 				if err != nil {
 					return err
 				}
-				// What cannot be read may be what was looked for.
-				return l.unreadable
+				// What cannot be read, or is lost, may be what was looked for.
+				if err := errors.Join(l.unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
+					return err
+				}
+				return l.noneOf(args[0])
 			})
 		},
 	}
 	f.flags(c, "only restore points")
 	outputFlag(c, &form, asTable, asWide, asJSON, asYAML, asName)
 	return c
+}
+
+// lostPoints is an error that names the restore points of these names that were made and are not there any more, or nil.
+func lostPoints(ctx context.Context, r *repository.Repository, f *sourceFlags, names []string) (lost, failed error) {
+	points, err := r.Lost(ctx)
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) { // Damage is told by the list.
+		return nil, err
+	}
+	for _, p := range points {
+		if p.Source.Path == "" || f.selects(p.Source, names) {
+			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and has no manifest any more: another program deleted it, or an index is gone", repository.ErrCorrupt, p.ID, ofMachine(p), atTime(p)))
+		}
+	}
+	if lost == nil {
+		return nil, nil
+	}
+	return &failure{err: lost, code: CodeFailure, hint: "`varve repo repair` brings back what still has its data, `varve disk delete` forgets it; until then maintenance frees nothing"}, nil
+}
+
+func atTime(p *repository.RestorePoint) string {
+	if p.Time.IsZero() {
+		return ""
+	}
+	return " at " + timeText(p.Time)
+}
+
+// noneOf says that a name has no restore points, and which names are like it.
+func (l *pointList) noneOf(name string) error {
+	var like []string
+	for _, p := range l.points {
+		other := sourceName(p.Source)
+		if !slices.Contains(like, other) && other != name && resembles(name, other) {
+			like = append(like, other)
+		}
+	}
+	text := "no restore points of " + human.Line(name) + " as selected"
+	if len(like) > 0 {
+		text += "; did you mean " + human.Line(strings.Join(like, " or ")) + "?"
+	}
+	return &failure{err: errors.New(text), code: CodeNotFound, hint: "`varve disk list` shows all"}
+}
+
+// maxTypos is how many letters of a name may be wrong.
+const maxTypos = 2
+
+// resembles says whether a was meant to be b: one begins with the other, or a few letters were added, left out or replaced.
+func resembles(a, b string) bool {
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	if strings.HasPrefix(a, b) || strings.HasPrefix(b, a) {
+		return true
+	}
+	row := make([]int, len(b)+1) // Levenshtein's distances of a's beginning from those of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)] <= maxTypos && row[len(b)] < max(len(a), len(b))
 }

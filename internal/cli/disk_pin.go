@@ -79,7 +79,7 @@ the rules of varve disk prune say.`,
 // changePins changes the pins of each restore point as change says, and prints them. Nothing is changed if change refuses one.
 func (s *session) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
 	return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
-		l, err := listPoints(cmd.Context(), r)
+		l, err := listNamed(cmd.Context(), r, args...)
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 	leastID = 4
 )
 
-// pointList are all restore points of a repository, oldest first.
+// pointList are restore points of a repository, oldest first.
 type pointList struct {
 	points []*repository.RestorePoint
 	// unreadable says which others there are, or is nil.
@@ -37,6 +37,41 @@ func listPoints(ctx context.Context, r *repository.Repository) (*pointList, erro
 		return nil, err
 	}
 	return newPointList(points, err), nil
+}
+
+// listNamed lists the restore points whose IDs begin with one of the prefixes, and shows their whole IDs.
+func listNamed(ctx context.Context, r *repository.Repository, prefixes ...string) (*pointList, error) {
+	for _, prefix := range prefixes {
+		if err := validPrefix(prefix); err != nil {
+			return nil, err
+		}
+	}
+	points, err := r.ListMatching(ctx, prefixes...)
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+		return nil, err
+	}
+	l := newPointList(points, err)
+	for _, p := range points {
+		l.length = max(l.length, len(p.ID)) // Others may begin like it.
+	}
+	return l, nil
+}
+
+// validPrefix refuses what is too short for the beginning of an ID.
+func validPrefix(prefix string) error {
+	if len(prefix) < leastID {
+		return usage("restore point %q: give at least %d characters of its ID", prefix, leastID)
+	}
+	return nil
+}
+
+// findPoint returns the restore point whose ID begins with prefix.
+func findPoint(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
+	l, err := listNamed(ctx, r, prefix)
+	if err != nil {
+		return nil, err
+	}
+	return l.find(prefix)
 }
 
 func newPointList(points []*repository.RestorePoint, unreadable error) *pointList {
@@ -80,8 +115,8 @@ func (l *pointList) warn(w io.Writer) {
 
 // find returns the restore point whose ID begins with prefix.
 func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
-	if len(prefix) < leastID {
-		return nil, usage("restore point %q: give at least %d characters of its ID", prefix, leastID)
+	if err := validPrefix(prefix); err != nil {
+		return nil, err
 	}
 	var found []*repository.RestorePoint
 	for _, p := range l.points {
@@ -180,6 +215,9 @@ func parents(p *repository.RestorePoint) (ids []string) {
 
 // pointType is Incremental if all disks are, and Full with the reasons if none is.
 func pointType(p *repository.RestorePoint) string {
+	if len(p.Disks) == 0 {
+		return "Unreadable"
+	}
 	var reasons []string
 	full := 0
 	for _, d := range p.Disks {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -54,7 +55,9 @@ would go, and for each of the others the rules that keep it; nothing is removed.
 have one. --keep-within keeps those of the span before the newest.
 
 Whatever the rules say, these stay: the newest good one, pinned ones, those in the future, and
-damaged ones (unless --remove-damaged; what is damaged is told as by varve repo check).
+damaged ones (unless --remove-damaged). What is damaged is told as by varve repo check, if there is
+a sign of damage: a blob is missing or too short, a restore point cannot be read, or the last
+varve repo maintenance --full failed.
 
 The rules look at restore points as a whole (--per-vm) or at the history of each disk alone
 (--per-disk): then a restore point stays while a rule keeps it for any of its disks.
@@ -66,7 +69,7 @@ What goes is freed by varve repo maintenance --full.`,
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
 		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
-		PreRunE: func(*cobra.Command, []string) error { return q.check() },
+		PreRunE: func(*cobra.Command, []string) error { return q.valid() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			with := s.withWritable
 			if q.dryRun {
@@ -98,7 +101,7 @@ func (q *pruning) flags(c *cobra.Command) {
 	outputFlag(c, &q.form, asTable, asJSON, asYAML)
 }
 
-func (q *pruning) check() (err error) {
+func (q *pruning) valid() (err error) {
 	if q.within != "" {
 		if q.policy.Within, err = retention.ParseSpan(q.within); err != nil {
 			return usage("--keep-within: %s", err)
@@ -117,15 +120,10 @@ func (q *pruning) check() (err error) {
 }
 
 func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
-	var report *repository.Report
-	err := q.display.during(s, func(show func(progress.Report)) (err error) {
-		report, err = verify(cmd.Context(), r, 0, show)
-		return err
-	})
+	l, bad, err := s.pruneFrom(cmd.Context(), r, q, names)
 	if err != nil {
 		return err
 	}
-	l, bad := newPointList(report.Points, report.Unlisted), damagedDisks(report)
 	l.warn(cmd.ErrOrStderr())
 	out := pruned{DryRun: q.dryRun, Items: []verdict{}}
 	// Everything is decided before anything goes.
@@ -151,6 +149,29 @@ func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning
 		return printData(cmd.OutOrStdout(), q.form, out)
 	}
 	return out.print(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
+}
+
+// pruneFrom lists the restore points, and if there is a sign of damage those selected, with their damaged disks.
+func (s *session) pruneFrom(ctx context.Context, r *repository.Repository, q *pruning, names []string) (*pointList, map[string]map[string]bool, error) {
+	var report *repository.Report
+	err := q.display.during(s, func(show func(progress.Report)) error {
+		show(progress.Report{Name: "repository", Phase: "Checking"})
+		doubt, err := r.SignOfDamage(ctx)
+		if err != nil || !doubt {
+			return err
+		}
+		selected := func(p *repository.RestorePoint) bool { return q.sources.selects(p.Source, names) }
+		report, err = verify(ctx, r, 0, selected, show)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if report == nil {
+		l, err := listPoints(ctx, r)
+		return l, nil, err
+	}
+	return newPointList(report.Points, report.Unlisted), damagedDisks(report), nil
 }
 
 // damagedDisks are the names of the damaged disks of restore points, by ID.

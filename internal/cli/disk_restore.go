@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,9 @@ type restoreFlags struct {
 	disk, format      string
 	overwrite, larger bool
 	workers           int
+	tls               nbdTLSFlags
+	// tlsConfig is what tls says.
+	tlsConfig *tls.Config
 }
 
 func (s *session) diskRestore() *cobra.Command {
@@ -54,6 +58,7 @@ connection for reading only.`,
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "write over what the target has")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; its rest stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written side by side")
+	f.tls.flags(c)
 	d.flags(c, "while writing")
 	outputFlag(c, &form, asJSON, asYAML)
 	return c
@@ -72,11 +77,7 @@ type restored struct {
 
 // pointDisk finds a restore point and one of its disks; name may be empty if there is one.
 func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
-	l, err := listPoints(ctx, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	p, err := l.find(id)
+	p, err := findPoint(ctx, r, id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -89,6 +90,10 @@ func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where 
 		return err
 	}
 	if err := atWork(f.workers); err != nil {
+		return err
+	}
+	var err error
+	if f.tlsConfig, err = f.tls.config(where); err != nil {
 		return err
 	}
 	return s.withRepository(ctx, func(r *repository.Repository) error {
@@ -133,10 +138,10 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 		return 0, err
 	}
 	target, err := disk.OpenTarget(ctx, where, chosen.Bytes, disk.TargetOptions{
-		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, DataBytes: total, Journal: journal,
+		Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, DataBytes: total, Journal: journal, TLS: f.tlsConfig,
 	})
 	if err != nil {
-		return 0, err
+		return 0, diskFailure(err)
 	}
 	resumed := journal.DoneBytes()
 	if err := fill(ctx, image, target, journal, f.workers, total, show); err != nil {

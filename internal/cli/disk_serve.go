@@ -3,13 +3,11 @@ package cli
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"runtime/debug"
 	"time"
 
@@ -28,6 +26,7 @@ const goodbye = 10 * time.Second
 type serveFlags struct {
 	disk, socket, listen string
 	cert, key, clientCA  string
+	anonymous            bool
 	overlay              string
 	cacheSize            string
 	// cacheBytes is what cacheSize says.
@@ -48,7 +47,9 @@ disk and one export at a time; the file with .map after its name belongs to it.
 As long as it is served a restore point can be deleted without harm: a lease keeps what it holds.
 Only on a connection for reading only there is none, and a deletion ends in read errors.
 
-On TCP clients are met with TLS only.`,
+On TCP clients are met with TLS only, and let in only with a certificate of --tls-client-ca.
+--anonymous lets in everybody who reaches the address: they read the whole disk, and write with
+--overlay. On a unix socket only the user who serves is let in.`,
 		Example: `  # Boot from it; QEMU keeps what the guest writes until it ends
   varve disk serve 5e1f9c --socket /run/web.sock
   qemu-system-x86_64 -m 2G -snapshot \
@@ -60,7 +61,7 @@ On TCP clients are met with TLS only.`,
     -drive 'file=nbd+unix:///root?socket=/run/web.sock,format=raw,if=virtio,discard=unmap'
 
   # Over the network
-  varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem
+  varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem --tls-client-ca ca.pem
   nbdcopy 'nbds://10.0.0.5/root?tls-certificates=/etc/pki/nbd' root.img`,
 		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
 		PreRunE: func(*cobra.Command, []string) error { return f.check() },
@@ -70,10 +71,11 @@ On TCP clients are met with TLS only.`,
 	}
 	s.diskFlag(c, &f.disk)
 	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; one that a killed server has left is replaced")
-	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert and --tls-key")
+	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert, --tls-key, and --tls-client-ca or --anonymous")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate, and those between it and its authority, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "let in only clients with a certificate of this authority, in PEM")
+	c.Flags().BoolVar(&f.anonymous, "anonymous", false, "let in everybody who reaches the address of --listen")
 	c.Flags().StringVar(&f.overlay, "overlay", "", "make the export writable, and keep what is written in this file")
 	c.Flags().StringVar(&f.cacheSize, "cache-size", "256Mi", "how much of the disk is kept in memory, such as 2Gi; at least 1Mi")
 	return c
@@ -84,9 +86,11 @@ func (f *serveFlags) check() error {
 	case (f.socket == "") == (f.listen == ""):
 		return usage("give one of --socket and --listen")
 	case f.listen != "" && (f.cert == "" || f.key == ""):
-		return usage("--listen needs --tls-cert and --tls-key: anybody on the network could read the disk")
-	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != ""):
-		return usage("--tls-cert, --tls-key and --tls-client-ca are for --listen")
+		return usage("--listen needs --tls-cert and --tls-key: anybody on the network could read along")
+	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != "" || f.anonymous):
+		return usage("--tls-cert, --tls-key, --tls-client-ca and --anonymous are for --listen")
+	case f.listen != "" && (f.clientCA == "") == !f.anonymous:
+		return usage("--listen needs --tls-client-ca, which says who is let in, or --anonymous, which lets in everybody who reaches the address: they can read the disk%s", f.andWrite())
 	}
 	var err error
 	if f.cacheBytes, err = cacheSize(f.cacheSize); err != nil {
@@ -96,6 +100,14 @@ func (f *serveFlags) check() error {
 		return usage("--cache-size %s: at least 1Mi", f.cacheSize)
 	}
 	return nil
+}
+
+// andWrite says what clients can do beside reading.
+func (f *serveFlags) andWrite() string {
+	if f.overlay != "" {
+		return ", and write to it"
+	}
+	return ""
 }
 
 // tls is the server's side of TLS, or nil.
@@ -111,13 +123,9 @@ func (f *serveFlags) tls() (*tls.Config, error) {
 	if f.clientCA == "" {
 		return config, nil
 	}
-	pem, err := os.ReadFile(f.clientCA)
-	if err != nil {
-		return nil, usage("--tls-client-ca: %s", err)
-	}
-	config.ClientCAs, config.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-	if !config.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, usage("--tls-client-ca %s: no certificate in PEM", f.clientCA)
+	config.ClientAuth = tls.RequireAndVerifyClientCert
+	if config.ClientCAs, err = readAuthority("--tls-client-ca", f.clientCA); err != nil {
+		return nil, err
 	}
 	return config, nil
 }

@@ -80,7 +80,7 @@ func hint(err error, program string) string {
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotInstalled:
-		return "install Varve in this cluster (`make install` in its repository), or select another cluster with --context"
+		return "install Varve in this cluster (README.md of its repository, \"Using it on a cluster of yours\"; not beside KubeVirt, whose place it takes), or select another cluster with --context"
 	case cluster.NotFound:
 		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
 	case cluster.Exists:

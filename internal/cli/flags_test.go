@@ -15,22 +15,22 @@ import (
 
 // wrongValues are values of flags of `repo` and `disk` that there are not. A flag of one of these kinds is in here.
 var wrongValues = map[string][]string{
-	"output": {"xml"}, "progress": {"loud", ""}, "format": {"vmdk"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
+	"output": {"xml"}, "progress": {"loud", ""}, "format": {"vmdk"}, "backing": {"vmdk:/x", "x", "raw:"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
 	"parallel": {"0", "-1", "many"}, "percent": {"101", "-1", "NaN", "all"}, "cache-size": {"much", "-1Gi"},
-	"object-lock": {"STRICT"}, "object-lock-period": {"30", "1m", "1h", "200000w"}, "keep-within": {"1x", "0d", "d"}, "time-zone": {"Mars/Base"},
+	"bitmap": {"monday", "root=monday"}, "checkpoint": {"monday", "varve-1"}, "object-lock": {"STRICT"}, "object-lock-period": {"30", "1m", "1h", "200000w"}, "keep-within": {"1x", "0d", "d"}, "time-zone": {"Mars/Base"},
 	"keep-last": {"-1", "x"}, "keep-hourly": {"-1"}, "keep-daily": {"-1"}, "keep-weekly": {"-1"}, "keep-monthly": {"-1"}, "keep-yearly": {"-1"},
 }
 
 // anyText are flags whose value is a name, a path or an address.
 var anyText = []string{
-	"host", "user", "bitmap", "checkpoint", "parent", "disk", "name", "repo-config", "password-file", "s3-region", "s3-ca-file", "s3-credentials-file",
-	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "overlay",
+	"host", "user", "parent", "disk", "name", "repo-config", "password-file", "s3-region", "s3-ca-file", "s3-credentials-file",
+	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "tls-ca", "overlay",
 }
 
 // rightUsage are arguments with which a command would begin to work.
 var rightUsage = map[string]string{
 	"varve repo create": "s3://127.0.0.1:1/bucket --object-lock GOVERNANCE --object-lock-period 30d", "varve repo connect": "here", "varve repo status": "", "varve repo check": "", "varve repo maintenance": "",
-	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
+	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
 	"varve disk restore": "ffffffff out", "varve disk serve": "ffffffff --socket s", "varve disk delete": "ffffffff --yes", "varve disk prune": "--keep-last 1", "varve disk pin": "ffffffff", "varve disk unpin": "ffffffff",
 }
 

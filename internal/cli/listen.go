@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/privatesocket"
 )
 
 const (
@@ -26,21 +28,14 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if dir != nil {
 		defer func() { _ = dir.Close() }() // and with it the lock
 	}
-	config := &net.ListenConfig{}
-	l, err := config.Listen(ctx, "unix", path)
+	l, err := privatesocket.Listen(ctx, path)
 	if errors.Is(err, unix.EADDRINUSE) && locked && abandoned(ctx, path) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		l, err = config.Listen(ctx, "unix", path)
+		l, err = privatesocket.Listen(ctx, path)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return l, err
 }
 
 // lockDirectory takes the lock of a directory. Not every directory has one, and other programs may hold it for reasons of their own, so

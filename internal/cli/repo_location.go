@@ -22,18 +22,19 @@ import (
 const locationHelp = `LOCATION is a directory, or s3://ENDPOINT/BUCKET[/PREFIX]. The keys of S3 come from
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or from the file of
 --s3-credentials-file, never from an argument. They are kept in the file of --repo-config,
-which only its owner can read.`
+which only its owner can read. With --s3-role there are none to keep.`
 
 // s3Flags are what an S3 location needs beside its address.
 type s3Flags struct {
 	region, caFile, credentialsFile string
-	plainHTTP                       bool
+	plainHTTP, role                 bool
 }
 
 func (f *s3Flags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket; empty: the server is asked")
 	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) that the server's is checked with; empty: the system's")
 	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "speak HTTP without TLS")
+	c.Flags().BoolVar(&f.role, "s3-role", false, "take keys from this machine's, container's or service account's role (IAM), whenever they are needed")
 	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, as the AWS CLI has it ([default], aws_access_key_id, aws_secret_access_key)")
 }
 
@@ -97,6 +98,12 @@ func (f *s3Flags) authority(at *repository.S3) error {
 }
 
 func (s *session) keys(at *repository.S3, f *s3Flags) error {
+	if f.role {
+		if f.credentialsFile != "" || s.env("AWS_ACCESS_KEY_ID") != "" || s.env("AWS_SECRET_ACCESS_KEY") != "" {
+			return usage("--s3-role takes the keys of a role: leave out --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+		}
+		return nil
+	}
 	at.AccessKey, at.SecretKey, at.SessionToken = s.env("AWS_ACCESS_KEY_ID"), s.env("AWS_SECRET_ACCESS_KEY"), s.env("AWS_SESSION_TOKEN")
 	if f.credentialsFile != "" {
 		// Of an absent file the library says what it would say of an empty one.
@@ -110,7 +117,7 @@ func (s *session) keys(at *repository.S3, f *s3Flags) error {
 		at.AccessKey, at.SecretKey, at.SessionToken = v.AccessKeyID, v.SecretAccessKey, v.SessionToken
 	}
 	if at.AccessKey == "" || at.SecretKey == "" {
-		return usage("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+		return usage("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file or --s3-role")
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ Once an hour, and once a day with --full, are good; backups and restores may run
 
 Because another machine may have begun to use it again, what nothing refers to goes in several
 runs over two days. --exclusive says that nobody else uses the repository now: it goes at once.
+While a backup runs --exclusive refuses, and no backup begins meanwhile.
 What is half written goes after four days, or with --exclusive after an hour.`,
 		Example: `  # Every hour
   varve repo maintenance

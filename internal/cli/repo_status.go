@@ -67,6 +67,8 @@ func (p *page) repository(s *repository.Status) {
 		"Pack size", human.Bytes(int64(s.Format.PackBytes)),
 		"Object lock", objectLock(s.ObjectLock),
 		"Restore points", strconv.Itoa(s.RestorePoints),
+		"Contents", strconv.FormatInt(s.Contents, 10),
+		"Index in memory", "about "+human.Bytes(s.IndexMemoryBytes),
 		"Stored", human.Bytes(s.TotalBytes()),
 		"Free", free,
 		"Maintenance unknown", m.Unknown,
@@ -86,6 +88,11 @@ func (p *page) repository(s *repository.Status) {
 		sources.add(sourceName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), timeText(h.Oldest), timeText(h.Latest), human.Bytes(h.DiskBytes))
 	}
 	p.section("Histories", sources, "none")
+	warnings := &table{header: []string{"WARNING"}}
+	for _, w := range m.Warnings {
+		warnings.add(w)
+	}
+	p.section("Maintenance warnings", warnings, "")
 	failures := &table{header: []string{"TASK", "TIME", "ERROR"}}
 	for _, f := range m.Failures {
 		failures.add(f.Task, timeText(f.Time), f.Error)

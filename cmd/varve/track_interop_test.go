@@ -1,0 +1,35 @@
+//go:build nbd_interop
+
+package main
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// Scripts about bitmaps in qcow2 images have what those about repositories have, and this command:
+//
+//	same NAME IMAGE   compares the latest restore point of NAME with the image, byte for byte
+func TestTrack(t *testing.T) {
+	t.Parallel()
+	all := maps.Clone(commands)
+	all["same"] = sameAsImage
+	testscript.Run(t, testscript.Params{Dir: "testdata/track", Cmds: all, Setup: func(env *testscript.Env) error {
+		env.Setenv("XDG_CONFIG_HOME", filepath.Join(env.WorkDir, "config"))
+		env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, "cache"))
+		return os.WriteFile(filepath.Join(env.WorkDir, "password"), []byte("secret of this test\n"), 0o600)
+	}})
+}
+
+func sameAsImage(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: same NAME IMAGE")
+	}
+	out := ts.MkAbs("restored.img")
+	ts.Check(ts.Exec("sh", "-c", `exec varve disk restore --overwrite --progress none $(varve disk list "$0" -o name | tail -1) "$1"`, args[0], out))
+	ts.Check(ts.Exec("qemu-img", "compare", "-f", "raw", "-F", "qcow2", out, args[1]))
+}

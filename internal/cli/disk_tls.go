@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// nbdTLSFlags say how to meet an NBD server with TLS, as its client.
+type nbdTLSFlags struct{ ca, cert, key string }
+
+func (f *nbdTLSFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority that vouches for the server of an nbds:// URI, in PEM (default: the system's)")
+	c.Flags().StringVar(&f.cert, "tls-cert", "", "this client's certificate for the server of an nbds:// URI, in PEM")
+	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
+}
+
+// overTLS says whether where is an NBD URI whose server is met with TLS.
+func overTLS(where string) bool {
+	return strings.HasPrefix(where, "nbds://") || strings.HasPrefix(where, "nbds+unix://")
+}
+
+// config is the configuration for these disks; nil if none of them needs it.
+func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
+	needed := false
+	for _, where := range wheres {
+		needed = needed || overTLS(where)
+	}
+	switch {
+	case !needed && *f != nbdTLSFlags{}:
+		return nil, usage("--tls-ca, --tls-cert and --tls-key are for disks with an nbds:// URI")
+	case !needed:
+		return nil, nil //nolint:nilnil // no TLS
+	case (f.cert == "") != (f.key == ""):
+		return nil, usage("--tls-cert and --tls-key need each other")
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	var err error
+	if f.ca != "" {
+		if config.RootCAs, err = readAuthority("--tls-ca", f.ca); err != nil {
+			return nil, err
+		}
+	}
+	if f.cert == "" {
+		return config, nil
+	}
+	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+	if err != nil {
+		return nil, usage("--tls-cert %s, --tls-key: %s", f.cert, err)
+	}
+	config.Certificates = []tls.Certificate{pair}
+	return config, nil
+}
+
+// readAuthority reads the certificates of an authority, the value of flag.
+func readAuthority(flag, path string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, usage("%s: %s", flag, err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, usage("%s %s: no certificate in PEM", flag, path)
+	}
+	return pool, nil
+}
+
+// diskFailure gives an error of opening a disk the hint that repositoryFailure cannot know: whose certificate it was.
+func diskFailure(err error) error {
+	var certificate *tls.CertificateVerificationError
+	if errors.As(err, &certificate) {
+		return &failure{err: err, code: CodeUnreachable, hint: "give the certificate of the NBD server's authority with --tls-ca; the name in the URI must be in the server's certificate"}
+	}
+	return err
+}

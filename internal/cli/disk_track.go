@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// ownerBytes is how much of a hash tells whose bitmaps are whose.
+const ownerBytes = 8
+
+// imageTracking is what --track does to the qcow2 images of a backup. Each backup adds a bitmap with a name that nobody has used, before it reads the
+// image: so the bitmap has everything that is written after the restore point. It is the base of the next backup, and the only one that stays. Whatever
+// dies in between leaves a bitmap that no restore point names; the next backup removes it.
+type imageTracking struct {
+	// owner is what the names of this history's bitmaps begin with. An image may be in several histories and repositories.
+	owner string
+	// checkpoint is the name of the new bitmap.
+	checkpoint string
+	images     []diskSpec
+	// doubts say which bitmaps cannot be used.
+	doubts error
+}
+
+// startTracking adds the bitmap of this backup to each image of specs, and has specs read what the bitmap of the last one says.
+func startTracking(ctx context.Context, r *repository.Repository, q *repository.Request, specs []diskSpec) (*imageTracking, error) {
+	points, err := r.List(ctx, &q.Source)
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(r.ID() + "\n" + q.Source.String()))
+	t := &imageTracking{owner: checkpointPrefix + hex.EncodeToString(sum[:ownerBytes]) + "-"}
+	t.checkpoint = t.owner + randomToken()
+	for i := range specs {
+		if !specs[i].isImage() {
+			continue
+		}
+		base := baseCheckpoint(points, q.Parent, specs[i].name)
+		if err := t.start(ctx, &specs[i], base, named(points), err == nil); err != nil {
+			return nil, fmt.Errorf("disk %s: %w", specs[i].name, err)
+		}
+		t.images = append(t.images, specs[i])
+	}
+	return t, nil
+}
+
+// start adds the new bitmap to one image. It removes the bitmaps that backups have left that came to nothing, if all restore points are known.
+func (t *imageTracking) start(ctx context.Context, spec *diskSpec, base string, inUse map[string]bool, allKnown bool) error {
+	bitmaps, err := disk.Bitmaps(ctx, spec.where)
+	if err != nil {
+		return err
+	}
+	for _, b := range bitmaps {
+		switch {
+		case b.Name == base && b.Saved && b.Recording:
+			spec.options.Bitmap = base
+		case b.Name == base:
+			t.doubts = errors.Join(t.doubts, fmt.Errorf("disk %s is read as a whole: its bitmap was not saved when its last user ended, or was disabled", spec.name))
+		case allKnown && strings.HasPrefix(b.Name, t.owner) && !inUse[b.Name]:
+			if err := disk.RemoveBitmap(ctx, spec.where, b.Name); err != nil {
+				return imageInUse(err)
+			}
+		}
+	}
+	spec.checkpoint = t.checkpoint
+	return imageInUse(disk.AddBitmap(ctx, spec.where, t.checkpoint))
+}
+
+// removeOthers removes all bitmaps of this history but the one of this backup. It is called when the restore point is there.
+func (t *imageTracking) removeOthers(ctx context.Context) (failures error) {
+	for _, spec := range t.images {
+		bitmaps, err := disk.Bitmaps(ctx, spec.where)
+		for _, b := range bitmaps {
+			if strings.HasPrefix(b.Name, t.owner) && b.Name != t.checkpoint {
+				err = errors.Join(err, disk.RemoveBitmap(ctx, spec.where, b.Name))
+			}
+		}
+		if err != nil {
+			failures = errors.Join(failures, fmt.Errorf("disk %s: bitmaps that are not needed any more go with the next backup: %w", spec.name, err))
+		}
+	}
+	return failures
+}
+
+func imageInUse(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &failure{err: err, code: CodeRefused, hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint"}
+}
+
+// baseCheckpoint is the checkpoint that changes of a disk are counted from: that of its latest restore point, or of the parent that was asked for; "" if
+// there is none.
+func baseCheckpoint(points []*repository.RestorePoint, parent, name string) string {
+	for _, p := range slices.Backward(points) {
+		if parent != repository.ParentAuto && parent != p.ID {
+			continue
+		}
+		if d, err := p.Disk(name); err == nil {
+			return d.Change
+		}
+	}
+	return ""
+}
+
+// named are the checkpoints that restore points have.
+func named(points []*repository.RestorePoint) map[string]bool {
+	out := map[string]bool{}
+	for _, p := range points {
+		for _, d := range p.Disks {
+			out[d.Change] = true
+		}
+	}
+	return out
+}
+
+// warnOf tells of failures that do not fail the command.
+func (s *session) warnOf(failures error) {
+	if failures != nil {
+		s.warn(failures)
+	}
+}
