@@ -97,12 +97,16 @@ func (p *page) volumes(all []backupv1.IncludedVolume) {
 
 // fullReasons is each reason in words.
 var fullReasons = map[backupv1.FullReason]string{
-	backupv1.FullNoTracker:    "the backup names a machine, not a tracker",
-	backupv1.FullNoCheckpoint: "the tracker's first backup",
-	backupv1.FullForced:       "asked for with --force-full",
-	backupv1.FullNewDisk:      "the disk was not in the base",
-	backupv1.FullBitmapLost:   "the record of changes was lost, as after a crash of the guest",
-	backupv1.FullDiskReplaced: "the disk was replaced, or written without tracking",
+	backupv1.FullNoTracker:      "the backup names a machine, not a tracker",
+	backupv1.FullNoCheckpoint:   "the tracker's first backup",
+	backupv1.FullForced:         "asked for with --force-full",
+	backupv1.FullNewDisk:        "the disk was not in the base",
+	backupv1.FullBitmapLost:     "the record of changes was lost, as after a crash of the guest",
+	backupv1.FullDiskReplaced:   "the disk was replaced, or written without tracking",
+	backupv1.FullTargetReplaced: "the base is on another claim",
+	backupv1.FullParentUnknown:  "the tracker does not record where the base is",
+	backupv1.FullParentMissing:  "files of the base are not on the claim any more",
+	backupv1.FullParentChanged:  "files of the base on the claim were changed",
 }
 
 func whyFull(r backupv1.FullReason) string {

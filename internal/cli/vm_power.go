@@ -163,7 +163,7 @@ func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMa
 	before := vm.DeepCopy()
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if change.RunStrategy != "" {
-		vm.Spec.RunStrategy = &change.RunStrategy
+		vm.Spec.SetStrategy(change.RunStrategy)
 		return c.Patch(ctx, vm, patch)
 	}
 	if change.SetRequests {

@@ -13,8 +13,10 @@ const BackupFinalizer = "backup.kubevirt.io/vmbackup-protection"
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmbackup;vmbackups,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
 // +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
+// +kubebuilder:selectablefield:JSONPath=`.status.checkpointName`
 // +kubebuilder:printcolumn:name="VM",type=string,JSONPath=`.status.sourceName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.status.backupType`
@@ -23,6 +25,7 @@ const BackupFinalizer = "backup.kubevirt.io/vmbackup-protection"
 // +kubebuilder:printcolumn:name="Checkpoint",type=string,JSONPath=`.status.checkpointName`,priority=1
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || size(self.metadata.name) <= 230",optionalOldSelf=true,message="metadata.name must be at most 230 characters: the directory on the target is named after it"
 type VirtualMachineBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -54,7 +57,6 @@ const PushMode BackupMode = "push"
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another backup"
 // +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="name exactly one of source (a full backup that leaves no checkpoint) and backupTracker"
-// +kubebuilder:validation:XValidation:rule="!has(self.forceFullBackup) || !self.forceFullBackup || has(self.backupTracker)",message="forceFullBackup needs a backupTracker: without one every backup is full",fieldPath=".forceFullBackup"
 type VirtualMachineBackupSpec struct {
 	// source is the virtual machine, in the backup's namespace. The backup is full and leaves no checkpoint.
 	// +optional
@@ -84,7 +86,7 @@ type VirtualMachineBackupSpec struct {
 	// +optional
 	SkipQuiesce bool `json:"skipQuiesce,omitempty"`
 
-	// forceFullBackup makes a full backup although the tracker has a checkpoint.
+	// forceFullBackup makes a full backup although the tracker has a checkpoint. Without a tracker every backup is full.
 	// +optional
 	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
 }
@@ -116,6 +118,17 @@ const (
 	// FullDiskReplaced: the disk behind the overlay is not the one that was tracked, or was written
 	// without its overlay.
 	FullDiskReplaced FullReason = "DiskReplaced"
+	// FullTargetReplaced: the backup goes to another claim than its base, or to one that was made anew under the
+	// same name.
+	FullTargetReplaced FullReason = "TargetReplaced"
+	// FullParentUnknown: the tracker does not record where the files of its checkpoint are, because an older version
+	// made them.
+	FullParentUnknown FullReason = "ParentUnknown"
+	// FullParentMissing: files of the base, or of a backup that the base continues, are not on the target any more.
+	FullParentMissing FullReason = "ParentMissing"
+	// FullParentChanged: the manifest of the base, or of a backup that the base continues, is not the one that was
+	// written.
+	FullParentChanged FullReason = "ParentChanged"
 )
 
 // BackupPhase is the durable state of a backup. Each phase has one writer: the controller leaves
@@ -231,9 +244,18 @@ type VirtualMachineBackupStatus struct {
 	// nodeName is the node on which it runs.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
+	// pvcName is the PersistentVolumeClaim that the files are written to.
+	// +optional
+	PVCName string `json:"pvcName,omitempty"`
+	// pvcUID is the UID of that claim; one of the same name that is made later is not it.
+	// +optional
+	PVCUID types.UID `json:"pvcUID,omitempty"`
 	// directory is where the files are, relative to the root of the target volume.
 	// +optional
 	Directory string `json:"directory,omitempty"`
+	// manifestSHA256 is the hash of the directory's backup.json, in hexadecimal.
+	// +optional
+	ManifestSHA256 string `json:"manifestSHA256,omitempty"`
 
 	// progress is how far the copy is.
 	// +optional

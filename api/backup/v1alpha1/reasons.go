@@ -14,10 +14,17 @@ const (
 	ReasonNoEligibleDisk = "NoEligibleDisk"
 	// ReasonPVCNotFound: spec.pvcName names no claim; create it.
 	ReasonPVCNotFound = "PVCNotFound"
+	// ReasonGateDisabled: a feature gate is off; the message names it and says where it is turned on.
+	ReasonGateDisabled = "FeatureGateDisabled"
+	// ReasonNodeBusy: as many backups as may copy at a time run on the machine's node; the oldest goes first.
+	ReasonNodeBusy = "NodeBusy"
 	// ReasonOtherBackup: another backup holds the machine.
 	ReasonOtherBackup = "OtherBackupInProgress"
 	// ReasonAttaching: the target volume is being attached.
 	ReasonAttaching = "AttachingTarget"
+	// ReasonRequestRefused: the API server refuses a write that the backup needs, as when an admission webhook is down or a
+	// feature gate is off; the message has its words. It is tried again until the phase's deadline.
+	ReasonRequestRefused = "RequestRefused"
 	// ReasonStarting: the node prepares the point in time.
 	ReasonStarting = "Starting"
 	// ReasonCopying: data moves.
@@ -36,6 +43,8 @@ const (
 	ReasonInsufficientSpace = "InsufficientSpace"
 	// ReasonTargetFull: the target ran out of space while data moved.
 	ReasonTargetFull = "TargetFull"
+	// ReasonTargetDetached: the pod that holds the target on the node ended while data moved, as in a drain.
+	ReasonTargetDetached = "TargetDetached"
 	// ReasonAborted: the backup was deleted while it ran.
 	ReasonAborted = "Aborted"
 	// ReasonStopForced: the machine was stopped with force.
@@ -50,6 +59,12 @@ const (
 	ReasonDeadlineExceeded = "DeadlineExceeded"
 	// ReasonTargetInvalid: the target volume cannot take the backup, as when it is read-only.
 	ReasonTargetInvalid = "TargetInvalid"
+	// ReasonTargetGone: the target claim was deleted or replaced while the backup ran; the files go with it.
+	ReasonTargetGone = "TargetGone"
+	// ReasonTargetInUse: a virtual machine uses the target claim as a disk, or for its record of changes.
+	ReasonTargetInUse = "TargetInUse"
+	// ReasonTargetStalled: the target took no data for so long that the guest had to be freed from waiting for it.
+	ReasonTargetStalled = "TargetStalled"
 	// ReasonTrackerGone: the tracker was deleted or replaced while the backup ran.
 	ReasonTrackerGone = "TrackerGone"
 	// ReasonHypervisorError: libvirt refused or failed the job; the message has its words.
@@ -66,4 +81,6 @@ const (
 	ReasonAgentAbsent = "AgentNotConnected"
 	// ReasonFreezeFailed: the guest agent refused or did not freeze in time.
 	ReasonFreezeFailed = "FreezeFailed"
+	// ReasonThawedEarly: the guest was, or may have been, thawed before the point in time.
+	ReasonThawedEarly = "ThawedEarly"
 )

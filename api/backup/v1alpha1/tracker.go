@@ -11,7 +11,9 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmbackuptracker;vmbackuptrackers,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=`.spec.source.name`
 // +kubebuilder:printcolumn:name="VM",type=string,JSONPath=`.spec.source.name`
 // +kubebuilder:printcolumn:name="Checkpoint",type=string,JSONPath=`.status.latestCheckpoint.name`
 // +kubebuilder:printcolumn:name="Taken",type=date,JSONPath=`.status.latestCheckpoint.creationTime`
@@ -83,6 +85,22 @@ type Checkpoint struct {
 	// backupUID is the UID of that backup: it names the parent in the next backup's manifest.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
+	// target is where that backup's files are. The next backup is incremental only on the same claim, and only while the
+	// directory holds exactly this manifest. Absent in what an older version recorded: the next backup is full.
+	// +optional
+	Target *BackupTarget `json:"target,omitempty"`
+}
+
+// BackupTarget says where the files of a backup are, in terms that are never used twice.
+type BackupTarget struct {
+	// pvcName is the PersistentVolumeClaim, in the backup's namespace.
+	PVCName string `json:"pvcName"`
+	// pvcUID is the UID of that claim; one of the same name that is made later is not it.
+	PVCUID types.UID `json:"pvcUID"`
+	// directory is relative to the root of the claim's volume.
+	Directory string `json:"directory"`
+	// manifestSHA256 is the hash of the directory's backup.json, in hexadecimal.
+	ManifestSHA256 string `json:"manifestSHA256"`
 }
 
 // DiscardedDisk is a disk whose bitmap could not be trusted.

@@ -15,6 +15,7 @@ const (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=kv;kvs,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type KubeVirt struct {

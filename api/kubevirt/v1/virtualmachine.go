@@ -10,6 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vm;vms,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.printableStatus`
@@ -52,15 +53,45 @@ const (
 )
 
 // VirtualMachineSpec is the desired state of a VirtualMachine.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.running) || !has(self.runStrategy)",message="name at most one of running and runStrategy: running true is runStrategy Always, false is Halted",fieldPath=".running"
 type VirtualMachineSpec struct {
-	// runStrategy says when the instance runs: Always, Halted, Manual or RerunOnFailure.
-	// +kubebuilder:default=Halted
+	// running is the older way to say runStrategy: true is Always, false is Halted. Name at most one of the two.
+	// +optional
+	Running *bool `json:"running,omitempty"`
+
+	// runStrategy says when the instance runs: Always, Halted, Manual or RerunOnFailure. Without it and without running the machine
+	// is Halted.
 	// +optional
 	RunStrategy *RunStrategy `json:"runStrategy,omitempty"`
 
 	// template describes the instance that is created. A change takes effect at the next start.
 	// +kubebuilder:validation:XValidation:rule="!has(self.spec.utilityVolumes) || size(self.spec.utilityVolumes) == 0",message="utilityVolumes are attached to a running VirtualMachineInstance by Varve's controllers; remove the field from the template",fieldPath=".spec.utilityVolumes"
 	Template *VirtualMachineInstanceTemplateSpec `json:"template"`
+}
+
+// Strategy is the run strategy that running or runStrategy asks for.
+func (s *VirtualMachineSpec) Strategy() RunStrategy {
+	switch {
+	case s.RunStrategy != nil:
+		return *s.RunStrategy
+	case s.Running != nil && *s.Running:
+		return RunStrategyAlways
+	default:
+		return RunStrategyHalted
+	}
+}
+
+// SetStrategy writes a run strategy in the way in which the spec has it, so that a client that applies its own fields again does not
+// name both. Only Always and Halted can be said with running.
+func (s *VirtualMachineSpec) SetStrategy(strategy RunStrategy) {
+	sayable := strategy == RunStrategyAlways || strategy == RunStrategyHalted
+	if s.Running != nil && s.RunStrategy == nil && sayable {
+		running := strategy == RunStrategyAlways
+		s.Running = &running
+		return
+	}
+	s.Running, s.RunStrategy = nil, &strategy
 }
 
 // VirtualMachineInstanceTemplateSpec describes the instance that a VirtualMachine creates.
@@ -206,6 +237,8 @@ const (
 	ConditionSynchronized ConditionType = "Synchronized"
 	// ConditionStopDelayed is True while a stop that was asked for waits for a running backup.
 	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"
+	// ConditionDiskNotTracked is True while a disk that ought to be tracked is not, and so is in no backup; the message says why.
+	ConditionDiskNotTracked ConditionType = "varvebackup.io/DiskNotTracked"
 )
 
 // ChangedBlockTrackingState is the state of changed block tracking (VEP 25, Enable/Disable QEMU backup).
@@ -220,6 +253,9 @@ const (
 	ChangedBlockTrackingEnabled ChangedBlockTrackingState = "Enabled"
 	// ChangedBlockTrackingDisabled: tracking was on and is off; its overlays are gone.
 	ChangedBlockTrackingDisabled ChangedBlockTrackingState = "Disabled"
+	// ChangedBlockTrackingFGDisabled: tracking is on and feature gate IncrementalBackup is off. A running guest goes on being tracked;
+	// the overlays go when it is restarted before the gate is on again.
+	ChangedBlockTrackingFGDisabled ChangedBlockTrackingState = "IncrementalBackupFeatureGateDisabled"
 )
 
 // ChangedBlockTrackingStatus is the state of changed block tracking and the backup that holds the machine.
@@ -241,6 +277,9 @@ type InstanceBackupStatus struct {
 	// startTimestamp is when the lock was taken.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// backupMsg names the backup's UID: a backup of the same name that is made later does not hold the instance.
+	// +optional
+	BackupMsg *string `json:"backupMsg,omitempty"`
 	// checkpointName is the checkpoint that the backup makes.
 	// +optional
 	CheckpointName *string `json:"checkpointName,omitempty"`

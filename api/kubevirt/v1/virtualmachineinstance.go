@@ -10,6 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmi;vmis,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
@@ -55,7 +56,7 @@ type VirtualMachineInstanceSpec struct {
 	// +listType=atomic
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// terminationGracePeriodSeconds is how long a guest has to shut down before it is killed.
-	// +kubebuilder:default=180
+	// +kubebuilder:default=30
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
@@ -172,7 +173,8 @@ type VirtualMachineInstanceStatus struct {
 	// reason says in one CamelCase word why the instance is in a final phase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// conditions are Ready, AgentConnected, Paused, LiveMigratable, Synchronized and varvebackup.io/StopDelayed.
+	// conditions are Ready, AgentConnected, Paused, LiveMigratable, Synchronized, varvebackup.io/StopDelayed
+	// and varvebackup.io/DiskNotTracked.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

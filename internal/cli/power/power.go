@@ -88,10 +88,7 @@ func Restart(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstan
 
 // Strategy is the machine's run strategy, with the API's default.
 func Strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
-	if vm.Spec.RunStrategy == nil {
-		return kubevirtv1.RunStrategyHalted
-	}
-	return *vm.Spec.RunStrategy
+	return vm.Spec.Strategy()
 }
 
 // present: the instance holds resources still.
