@@ -95,6 +95,20 @@ func assess(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []stri
 	return valid, lost
 }
 
+// strayBitmaps returns the names, as checkpoints have them, of the bitmaps that belong to no known checkpoint.
+func strayBitmaps(bitmaps bitmapsByVolume, known []Checkpoint) []string {
+	stray := map[string]bool{}
+	for _, held := range bitmaps {
+		for name := range held {
+			stray[checkpointName(name)] = true
+		}
+	}
+	for _, cp := range known {
+		delete(stray, cp.Name)
+	}
+	return slices.Sorted(maps.Keys(stray))
+}
+
 // dirtyBytes is volume -> bytes that a checkpoint's bitmaps mark.
 func dirtyBytes(bitmaps bitmapsByVolume, checkpoint string) (map[string]uint64, error) {
 	out := map[string]uint64{}

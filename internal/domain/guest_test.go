@@ -37,6 +37,7 @@ type machine struct {
 	vmi      *kubevirtv1.VirtualMachineInstance
 	options  Options
 	overlays *Overlays
+	thisRun  Run
 	dir      string
 	libvirt  *domaintest.Libvirt
 	events   []Event
@@ -47,7 +48,7 @@ type machine struct {
 func newMachine(tb testing.TB, sizes ...int64) *machine {
 	tb.Helper()
 	dir := tb.TempDir()
-	m := &machine{TB: tb, dir: dir, libvirt: domaintest.StartLibvirt(tb), overlays: &Overlays{Dir: filepath.Join(dir, "cbt")}}
+	m := &machine{TB: tb, dir: dir, libvirt: domaintest.StartLibvirt(tb), overlays: &Overlays{Dir: filepath.Join(dir, "cbt")}, thisRun: Run{ID: "run"}}
 	tb.Cleanup(m.disconnect)
 	if err := os.Mkdir(m.overlays.Dir, 0o755); err != nil {
 		tb.Fatal(err)
@@ -91,7 +92,7 @@ func (m *machine) prepare() map[string]Renewed {
 		if err != nil {
 			m.Fatal(err)
 		}
-		why, err := m.overlays.Prepare(m.Context(), d.Volume, d.RawPath, Identity{ClaimUID: "uid-" + d.Volume, VirtualBytes: size})
+		why, err := m.overlays.Prepare(m.Context(), d.Volume, d.RawPath, Identity{ClaimUID: "uid-" + d.Volume, VirtualBytes: size}, m.thisRun)
 		if err != nil {
 			m.Fatal(err)
 		}
@@ -142,13 +143,13 @@ func (m *machine) stop() {
 // markClean is what a launcher does after a clean end.
 func (m *machine) markClean() {
 	m.Helper()
-	raws := map[string]string{}
+	opened := map[string]Opened{}
 	for _, d := range m.options.Disks {
 		if d.Overlay != "" {
-			raws[d.Volume] = d.RawPath
+			opened[d.Volume] = Opened{RawPath: d.RawPath, Run: m.thisRun.ID}
 		}
 	}
-	if err := m.overlays.MarkClean(raws); err != nil {
+	if err := m.overlays.MarkClean(opened); err != nil {
 		m.Fatal(err)
 	}
 }

@@ -2,6 +2,7 @@ package domain
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +23,14 @@ type Identity struct {
 	VirtualBytes int64 `json:"virtualBytes"`
 }
 
+// Run says which run of the disk's claim this is. The controller writes it on the claim before any pod that can write to the claim is made.
+type Run struct {
+	// ID is this run. Empty: the claim does not name it as its last run, so that no overlay is kept.
+	ID string
+	// Previous is the run before it. Empty: unknown, or there was none.
+	Previous string
+}
+
 // Renewed says why an overlay was made anew, so that all bitmaps of its disk are void. The values are
 // those of launcher.proto's Disk.overlay_renewed.
 type Renewed string
@@ -33,6 +42,8 @@ const (
 	NewOverlay Renewed = "NewOverlay"
 	// DiskReplaced: the overlay belonged to another claim, another content or another size.
 	DiskReplaced Renewed = "DiskReplaced"
+	// UsedElsewhere: another run had the disk after the overlay's own, or nobody knows which run was the last.
+	UsedElsewhere Renewed = "UsedElsewhere"
 	// WrittenWithoutOverlay: the raw disk or the overlay changed while no guest ran.
 	WrittenWithoutOverlay Renewed = "WrittenWithoutOverlay"
 	// NotClean: QEMU did not end cleanly, or nobody could say so.
@@ -44,8 +55,9 @@ const (
 // Each is <volume>.qcow2 with <volume>.json beside it. The record exists only while it speaks of the overlay that is
 // there: it is removed before an overlay is replaced, and written last. Everything is durable when a call returns.
 //
-// What nobody can see here is a write to a block device by another host: a device has no modification time. The content
-// generation of the claim speaks for those who replace contents on purpose.
+// An overlay hides what is below its zero clusters, and its bitmaps miss every write that does not go through it. So it is kept only if its own
+// run was the last that could write to the disk, and the raw disk looks as it did at the end of that run. The content generation of
+// the claim speaks for those who replace contents on purpose.
 type Overlays struct {
 	// Dir is where they are. It must exist.
 	Dir string
@@ -58,9 +70,9 @@ func (o *Overlays) record(volume string) string  { return filepath.Join(o.Dir, v
 func (o *Overlays) Path(volume string) string { return o.overlay(volume) }
 
 // Prepare makes the overlay of a volume ready over the raw disk at rawPath, a file or a block device
-// of exactly id.VirtualBytes bytes, and says why it was made anew, or Kept. It never changes the raw disk.
-// No QEMU may have the disk open. ErrInvalid: the disk's size is not what id says or not a multiple of 512.
-func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Identity) (Renewed, error) {
+// of exactly id.VirtualBytes bytes, and says why it was made anew, or Kept. It never changes the raw disk. From here on the overlay
+// belongs to this run. No QEMU may have the disk open. ErrInvalid: the disk's size is not what id says or not a multiple of 512.
+func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Identity, run Run) (Renewed, error) {
 	size, err := DiskSize(rawPath)
 	if err != nil {
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
@@ -75,14 +87,25 @@ func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Ident
 	if err != nil {
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
 	}
-	why := judge(seen, id)
+	why := judge(seen, id, run)
 	if why == Kept {
-		return Kept, nil
+		err = o.pass(volume, seen.record, run)
+	} else {
+		err = o.renew(ctx, volume, rawPath, id, run)
 	}
-	if err := o.renew(ctx, volume, rawPath, id); err != nil {
+	if err != nil {
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
 	}
 	return why, nil
+}
+
+// pass hands an overlay on to the next run, which finds it as the last one left it.
+func (o *Overlays) pass(volume string, rec *record, run Run) error {
+	if rec.Run == run.ID {
+		return nil
+	}
+	rec.Run = run.ID
+	return writeRecord(o.record(volume), rec)
 }
 
 // MarkStarted takes back, durably, that the overlays of these volumes were closed cleanly. Call it
@@ -93,7 +116,9 @@ func (o *Overlays) MarkStarted(volumes []string) error {
 		if err != nil {
 			return fmt.Errorf("mark overlay of %s as started: %w", volume, err)
 		}
-		rec.Clean = nil
+		if rec.Clean != nil {
+			rec.Clean, rec.BeforeStart = nil, rec.Clean
+		}
 		if err := writeRecord(o.record(volume), rec); err != nil {
 			return fmt.Errorf("mark overlay of %s as started: %w", volume, err)
 		}
@@ -101,22 +126,119 @@ func (o *Overlays) MarkStarted(volumes []string) error {
 	return nil
 }
 
-// MarkClean records what the raw disks (volume -> path) and their overlays look like now. Call it once
-// QEMU has ended cleanly, and only then. A volume that fails does not keep the others from being marked.
-func (o *Overlays) MarkClean(volumes map[string]string) error {
+// MarkNotStarted takes MarkStarted back for a guest that did not start: an overlay that is as it was before it counts as clean again. Call it
+// once QEMU is gone, and only if it never ran the guest. An overlay that QEMU has touched stays as it is: whenever it opens one with bitmaps
+// for writing it marks them as in use, so that the file's modification time changes before the guest can write.
+func (o *Overlays) MarkNotStarted(volumes map[string]Opened) error {
 	var errs []error
-	for volume, rawPath := range volumes {
-		if err := o.markClean(volume, rawPath); err != nil {
+	for volume, opened := range volumes {
+		if err := o.markNotStarted(volume, opened); err != nil {
+			errs = append(errs, fmt.Errorf("mark overlay of %s as not started: %w", volume, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Overlays) markNotStarted(volume string, opened Opened) error {
+	rec, err := readRecord(o.record(volume))
+	if err != nil {
+		return err
+	}
+	if rec.Run != opened.Run || rec.Clean != nil || rec.BeforeStart == nil {
+		return nil
+	}
+	now, err := cleanNow(opened.RawPath, o.overlay(volume), rec.BeforeStart.Content.Seed)
+	if err != nil || *now != *rec.BeforeStart {
+		return err
+	}
+	rec.Clean, rec.BeforeStart = now, nil
+	return writeRecord(o.record(volume), rec)
+}
+
+// HandOn hands the overlay of a volume on to a run that does not open it, if it belongs to the run before. Prepare does the same for a
+// disk that can be opened. A volume without an overlay has nothing to hand on.
+func (o *Overlays) HandOn(volume, claimUID string, run Run) error {
+	rec, err := readRecord(o.record(volume))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("hand on overlay of %s: %w", volume, err)
+	}
+	if rec.Identity.ClaimUID != claimUID || !run.follows(rec.Run) {
+		return nil
+	}
+	if err := o.pass(volume, rec, run); err != nil {
+		return fmt.Errorf("hand on overlay of %s: %w", volume, err)
+	}
+	return nil
+}
+
+// LetGo says that the guest opens the disk of a volume without its overlay, so that the overlay is never kept.
+func (o *Overlays) LetGo(volume string) error {
+	rec, err := readRecord(o.record(volume))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
+		return nil
+	}
+	if err == nil {
+		rec.Run = ""
+		err = writeRecord(o.record(volume), rec)
+	}
+	if err != nil {
+		return fmt.Errorf("let go of overlay of %s: %w", volume, err)
+	}
+	return nil
+}
+
+// DiskOf is the size in bytes of the disk that a claim is known to have had, under any volume name, in this generation of its content. 0: none is known.
+func (o *Overlays) DiskOf(claimUID, contentGeneration string) (int64, error) {
+	records, err := filepath.Glob(filepath.Join(o.Dir, "*.json"))
+	if err != nil {
+		return 0, fmt.Errorf("look for the disk of claim %s: %w", claimUID, err)
+	}
+	for _, path := range records {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return 0, fmt.Errorf("look for the disk of claim %s: %w", claimUID, err)
+		}
+		var rec claimRecord
+		if err := json.Unmarshal(data, &rec); err != nil {
+			continue // it says nothing of any claim
+		}
+		if rec.Identity.ClaimUID == claimUID && rec.Identity.ContentGeneration == contentGeneration {
+			return rec.Identity.VirtualBytes, nil
+		}
+	}
+	return 0, nil
+}
+
+// Opened is a disk that a guest has had open through its overlay.
+type Opened struct {
+	RawPath string
+	// Run is the ID of the run that opened it.
+	Run string
+}
+
+// MarkClean records what the raw disks and their overlays look like now. Call it once QEMU has ended cleanly, and only
+// then. A volume that fails does not keep the others from being marked. An overlay that another run has taken over is left alone.
+func (o *Overlays) MarkClean(volumes map[string]Opened) error {
+	var errs []error
+	for volume, opened := range volumes {
+		if err := o.markClean(volume, opened); err != nil {
 			errs = append(errs, fmt.Errorf("mark overlay of %s as clean: %w", volume, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (o *Overlays) markClean(volume, rawPath string) error {
+func (o *Overlays) markClean(volume string, opened Opened) error {
+	rawPath := opened.RawPath
 	rec, err := readRecord(o.record(volume))
 	if err != nil {
 		return err
+	}
+	if rec.Run != opened.Run {
+		return fmt.Errorf("%w: the overlay belongs to run %q now, not to %q", ErrInvalid, rec.Run, opened.Run)
 	}
 	// Without this a power failure could bring back an older modification time. That would only void the overlay, but needlessly.
 	for _, path := range []string{rawPath, o.overlay(volume)} {
@@ -124,14 +246,10 @@ func (o *Overlays) markClean(volume, rawPath string) error {
 			return err
 		}
 	}
-	clean := &cleanRecord{}
-	if clean.Raw, err = stampOf(rawPath); err != nil {
+	if rec.Clean, err = cleanNow(rawPath, o.overlay(volume), opened.Run); err != nil {
 		return err
 	}
-	if clean.Overlay, err = stampOf(o.overlay(volume)); err != nil {
-		return err
-	}
-	rec.Clean = clean
+	rec.BeforeStart = nil
 	return writeRecord(o.record(volume), rec)
 }
 
@@ -141,6 +259,8 @@ type sight struct {
 	overlay    bool
 	record     *record
 	raw, qcow2 stamp
+	// content is what the fingerprint of the clean end is now. Empty: there is none, or the disk cannot be read.
+	content fingerprint
 }
 
 func (o *Overlays) look(volume, rawPath string) (sight, error) {
@@ -161,27 +281,41 @@ func (o *Overlays) look(volume, rawPath string) (sight, error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
 		return s, nil
 	}
-	return s, err
+	if err != nil || s.record.Clean == nil {
+		return s, err
+	}
+	if s.content, err = fingerprintOf(rawPath, s.record.Clean.Content.Seed); err != nil {
+		// What cannot be compared counts as changed; whether the disk can be used is the guest's start to find out.
+		s.content = fingerprint{}
+	}
+	return s, nil
 }
 
 // judge says why the overlay must be made anew, or Kept.
-func judge(s sight, id Identity) Renewed {
+func judge(s sight, id Identity, run Run) Renewed {
 	switch {
 	case !s.overlay || s.record == nil:
 		return NewOverlay
 	case s.record.Identity != id:
 		return DiskReplaced
+	case !run.follows(s.record.Run):
+		return UsedElsewhere
 	case s.record.Clean == nil:
 		return NotClean
-	case s.record.Clean.Raw != s.raw || s.record.Clean.Overlay != s.qcow2:
+	case s.record.Clean.Raw != s.raw || s.record.Clean.Overlay != s.qcow2 || s.record.Clean.Content != s.content:
 		return WrittenWithoutOverlay
 	}
 	return Kept
 }
 
+// follows says that nobody had the disk between the run that an overlay knows of and this one.
+func (r Run) follows(known string) bool {
+	return r.ID != "" && known != "" && (known == r.ID || known == r.Previous)
+}
+
 // renew replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an
 // overlay without a record, which counts as none.
-func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identity) error {
+func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identity, run Run) error {
 	if err := durable.Remove(o.record(volume)); err != nil {
 		return err
 	}
@@ -193,15 +327,11 @@ func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identit
 		return err
 	}
 	// It was never open in a guest: until it is, it may be kept under the same rules as after a clean end.
-	clean := &cleanRecord{}
-	var err error
-	if clean.Raw, err = stampOf(rawPath); err != nil {
+	clean, err := cleanNow(rawPath, o.overlay(volume), run.ID)
+	if err != nil {
 		return err
 	}
-	if clean.Overlay, err = stampOf(o.overlay(volume)); err != nil {
-		return err
-	}
-	return writeRecord(o.record(volume), &record{Identity: id, Clean: clean})
+	return writeRecord(o.record(volume), &record{Identity: id, Run: run.ID, Clean: clean})
 }
 
 // DiskSize is the size in bytes of a raw disk: a file or a block device.

@@ -31,9 +31,15 @@ func rawDisk(t *testing.T, size int64) (path string, content []byte) {
 	return path, content
 }
 
+// prepareIn prepares the overlay for another start in the same run.
 func prepareIn(t *testing.T, o *Overlays, raw string, id Identity) Renewed {
 	t.Helper()
-	why, err := o.Prepare(t.Context(), "root", raw, id)
+	return prepareRun(t, o, raw, id, Run{ID: "run"})
+}
+
+func prepareRun(t *testing.T, o *Overlays, raw string, id Identity, run Run) Renewed {
+	t.Helper()
+	why, err := o.Prepare(t.Context(), "root", raw, id, run)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +134,7 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 			if err := o.MarkStarted([]string{"root"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := o.MarkClean(map[string]string{"root": raw}); err != nil {
+			if err := o.MarkClean(map[string]Opened{"root": {RawPath: raw, Run: "run"}}); err != nil {
 				t.Fatal(err)
 			}
 			next := c.happens(t, o, raw)
@@ -143,6 +149,99 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 			}
 			run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
 		})
+	}
+}
+
+// TestMarkNotStarted_restoresWhatNobodyTouched: a guest that could not be started costs no base.
+func TestMarkNotStarted_restoresWhatNobodyTouched(t *testing.T) {
+	t.Parallel()
+	id := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
+	for name, c := range map[string]struct {
+		happens func(t *testing.T, o *Overlays, raw string)
+		want    Renewed
+	}{
+		"nothing":         {func(*testing.T, *Overlays, string) {}, Kept},
+		"overlay touched": {func(t *testing.T, o *Overlays, _ string) { writeByte(t, o.Path("root")) }, NotClean},
+		"disk touched":    {func(t *testing.T, _ *Overlays, raw string) { writeByte(t, raw) }, NotClean},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := &Overlays{Dir: t.TempDir()}
+			raw, _ := rawDisk(t, 4*mib)
+			prepareIn(t, o, raw, id)
+			if err := o.MarkStarted([]string{"root"}); err != nil {
+				t.Fatal(err)
+			}
+			c.happens(t, o, raw)
+			for range 2 {
+				if err := o.MarkNotStarted(map[string]Opened{"root": {RawPath: raw, Run: "run"}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := prepareIn(t, o, raw, id); got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestMarkNotStarted_bringsNothingBackAfterACrash: what was clean before a start that went well says nothing after a crash.
+func TestMarkNotStarted_bringsNothingBackAfterACrash(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, _ := rawDisk(t, 4*mib)
+	id := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
+	prepareIn(t, o, raw, id)
+	if err := o.MarkStarted([]string{"root"}); err != nil {
+		t.Fatal(err)
+	}
+	writeByte(t, raw) // the guest ran, and QEMU was killed
+	if got := prepareRun(t, o, raw, id, Run{ID: "next", Previous: "run"}); got != NotClean {
+		t.Fatalf("%q", got)
+	}
+	if err := o.MarkStarted([]string{"root"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.MarkNotStarted(map[string]Opened{"root": {RawPath: raw, Run: "run"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := prepareRun(t, o, raw, id, Run{ID: "last", Previous: "next"}); got != NotClean {
+		t.Errorf("a start of another run was taken back: %q", got)
+	}
+}
+
+func TestLetGo_endsTheOverlay(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, _ := rawDisk(t, 4*mib)
+	id := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
+	if err := o.LetGo("root"); err != nil {
+		t.Errorf("without an overlay: %v", err)
+	}
+	prepareIn(t, o, raw, id)
+	if err := o.LetGo("root"); err != nil {
+		t.Fatal(err)
+	}
+	if got := prepareIn(t, o, raw, id); got != UsedElsewhere {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestDiskOf_knowsTheClaimUnderAnyVolumeName(t *testing.T) {
+	t.Parallel()
+	o := &Overlays{Dir: t.TempDir()}
+	raw, _ := rawDisk(t, 4*mib)
+	prepareIn(t, o, raw, Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 4 * mib})
+	if err := os.WriteFile(o.record("torn"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		claim, generation string
+		want              int64
+	}{{"a", "1", 4 * mib}, {"a", "2", 0}, {"b", "1", 0}} {
+		if got, err := o.DiskOf(c.claim, c.generation); err != nil || got != c.want {
+			t.Errorf("claim %s, generation %s: %d, %v", c.claim, c.generation, got, err)
+		}
 	}
 }
 
@@ -186,7 +285,7 @@ func TestFailedRenewalLeavesNoIdentity(t *testing.T) {
 	if err := os.MkdirAll(o.Path("root")+".new/x", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "b", VirtualBytes: 4 * mib}); err == nil {
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "b", VirtualBytes: 4 * mib}, Run{ID: "run"}); err == nil {
 		t.Fatal("no error")
 	}
 	if err := os.RemoveAll(o.Path("root") + ".new"); err != nil {
@@ -201,13 +300,13 @@ func TestPrepareRefusesAWrongSize(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)
-	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 8 * mib}); !errors.Is(err, ErrInvalid) {
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 8 * mib}, Run{ID: "run"}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Truncate(raw, 4*mib+100); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 4*mib + 100}); !errors.Is(err, ErrInvalid) {
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 4*mib + 100}, Run{ID: "run"}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
 }

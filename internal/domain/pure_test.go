@@ -200,28 +200,41 @@ func TestNoSpaceIsRecognized(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	id := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 512}
-	raw, qcow2 := stamp{512, 7, 100}, stamp{9000, 8, 200}
-	clean := &cleanRecord{Raw: raw, Overlay: qcow2}
+	id, run := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 512}, Run{ID: "r2", Previous: "r1"}
+	raw, qcow2, content := stamp{512, 7, 100}, stamp{9000, 8, 200}, fingerprint{"r1", "abc"}
+	clean := &cleanRecord{Raw: raw, Overlay: qcow2, Content: content}
+	rec := func(id Identity, run string, clean *cleanRecord) *record {
+		return &record{Identity: id, Run: run, Clean: clean}
+	}
 	for name, c := range map[string]struct {
 		seen sight
+		run  Run
 		want Renewed
 	}{
-		"all as it was":         {sight{true, &record{Identity: id, Clean: clean}, raw, qcow2}, Kept},
-		"no overlay":            {sight{false, &record{Identity: id, Clean: clean}, raw, qcow2}, NewOverlay},
-		"no record":             {sight{true, nil, raw, qcow2}, NewOverlay},
-		"other claim":           {sight{true, &record{Identity: Identity{"b", "1", 512}, Clean: clean}, raw, qcow2}, DiskReplaced},
-		"other content":         {sight{true, &record{Identity: Identity{"a", "2", 512}, Clean: clean}, raw, qcow2}, DiskReplaced},
-		"other size":            {sight{true, &record{Identity: Identity{"a", "1", 1024}, Clean: clean}, raw, qcow2}, DiskReplaced},
-		"not clean":             {sight{true, &record{Identity: id}, raw, qcow2}, NotClean},
-		"raw: time":             {sight{true, &record{Identity: id, Clean: clean}, stamp{512, 7, 101}, qcow2}, WrittenWithoutOverlay},
-		"raw: file":             {sight{true, &record{Identity: id, Clean: clean}, stamp{512, 9, 100}, qcow2}, WrittenWithoutOverlay},
-		"overlay: time":         {sight{true, &record{Identity: id, Clean: clean}, raw, stamp{9000, 8, 199}}, WrittenWithoutOverlay},
-		"overlay: size":         {sight{true, &record{Identity: id, Clean: clean}, raw, stamp{9001, 8, 200}}, WrittenWithoutOverlay},
-		"replaced, not clean":   {sight{true, &record{Identity: Identity{"b", "1", 512}}, raw, qcow2}, DiskReplaced},
-		"not clean and foreign": {sight{true, &record{Identity: id}, stamp{1, 1, 1}, qcow2}, NotClean},
+		"all as it was":            {sight{true, rec(id, "r1", clean), raw, qcow2, content}, run, Kept},
+		"again in the same run":    {sight{true, rec(id, "r2", clean), raw, qcow2, content}, run, Kept},
+		"no overlay":               {sight{false, rec(id, "r1", clean), raw, qcow2, content}, run, NewOverlay},
+		"no record":                {sight{true, nil, raw, qcow2, content}, run, NewOverlay},
+		"other claim":              {sight{true, rec(Identity{"b", "1", 512}, "r1", clean), raw, qcow2, content}, run, DiskReplaced},
+		"other content":            {sight{true, rec(Identity{"a", "2", 512}, "r1", clean), raw, qcow2, content}, run, DiskReplaced},
+		"other size":               {sight{true, rec(Identity{"a", "1", 1024}, "r1", clean), raw, qcow2, content}, run, DiskReplaced},
+		"a run between":            {sight{true, rec(id, "r0", clean), raw, qcow2, content}, run, UsedElsewhere},
+		"last run unknown":         {sight{true, rec(id, "", clean), raw, qcow2, content}, run, UsedElsewhere},
+		"this run unknown":         {sight{true, rec(id, "r1", clean), raw, qcow2, content}, Run{"", "r1"}, UsedElsewhere},
+		"nothing known":            {sight{true, rec(id, "", clean), raw, qcow2, content}, Run{}, UsedElsewhere},
+		"the first run":            {sight{true, rec(id, "", clean), raw, qcow2, content}, Run{"r2", ""}, UsedElsewhere},
+		"a run between, not clean": {sight{true, rec(id, "r0", nil), raw, qcow2, content}, run, UsedElsewhere},
+		"not clean":                {sight{true, rec(id, "r1", nil), raw, qcow2, content}, run, NotClean},
+		"raw: time":                {sight{true, rec(id, "r1", clean), stamp{512, 7, 101}, qcow2, content}, run, WrittenWithoutOverlay},
+		"raw: file":                {sight{true, rec(id, "r1", clean), stamp{512, 9, 100}, qcow2, content}, run, WrittenWithoutOverlay},
+		"raw: content":             {sight{true, rec(id, "r1", clean), raw, qcow2, fingerprint{"r1", "abd"}}, run, WrittenWithoutOverlay},
+		"raw: cannot be read":      {sight{true, rec(id, "r1", clean), raw, qcow2, fingerprint{}}, run, WrittenWithoutOverlay},
+		"overlay: time":            {sight{true, rec(id, "r1", clean), raw, stamp{9000, 8, 199}, content}, run, WrittenWithoutOverlay},
+		"overlay: size":            {sight{true, rec(id, "r1", clean), raw, stamp{9001, 8, 200}, content}, run, WrittenWithoutOverlay},
+		"replaced, not clean":      {sight{true, rec(Identity{"b", "1", 512}, "r1", nil), raw, qcow2, content}, run, DiskReplaced},
+		"not clean and foreign":    {sight{true, rec(id, "r1", nil), stamp{1, 1, 1}, qcow2, content}, run, NotClean},
 	} {
-		if got := judge(c.seen, id); got != c.want {
+		if got := judge(c.seen, id, c.run); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
@@ -271,7 +284,7 @@ func TestARecordOfAnotherVersionIsUnreadable(t *testing.T) {
 	if _, err := readRecord(path); err != nil {
 		t.Fatal(err)
 	}
-	for _, content := range []string{`{"version":2,"identity":{"claimUID":"a"}}`, `{}`, `{"version":`, ``} {
+	for _, content := range []string{`{"version":1,"identity":{"claimUID":"a"}}`, `{}`, `{"version":`, ``} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 
 // recordVersion is the format of an overlay's record. A record of another version counts as unreadable,
 // so that the overlay is made anew.
-const recordVersion = 1
+const recordVersion = 2
 
 // errBadRecord: the file is not a record that this program wrote.
 var errBadRecord = errors.New("unreadable overlay record")
@@ -21,18 +21,40 @@ var errBadRecord = errors.New("unreadable overlay record")
 type record struct {
 	Version  int      `json:"version"`
 	Identity Identity `json:"identity"`
+	// Run is the last run of the disk that the overlay knows of. Empty: nobody knows which it was.
+	Run string `json:"run,omitempty"`
 	// Clean is there while no guest runs, after QEMU closed the overlay in order.
 	Clean *cleanRecord `json:"clean,omitempty"`
+	// BeforeStart is what Clean was before the overlay was marked as started.
+	BeforeStart *cleanRecord `json:"beforeStart,omitempty"`
 }
 
 // cleanRecord is what the files looked like when nobody had them open.
 type cleanRecord struct {
 	Raw     stamp `json:"raw"`
 	Overlay stamp `json:"overlay"`
+	// Content is of the raw disk.
+	Content fingerprint `json:"content"`
+}
+
+// cleanNow is what a raw disk and its overlay look like now. The seed chooses what of the content is looked at.
+func cleanNow(rawPath, overlayPath, seed string) (*cleanRecord, error) {
+	c := &cleanRecord{}
+	var err error
+	if c.Raw, err = stampOf(rawPath); err != nil {
+		return nil, err
+	}
+	if c.Overlay, err = stampOf(overlayPath); err != nil {
+		return nil, err
+	}
+	if c.Content, err = fingerprintOf(rawPath, seed); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // stamp tells a file's versions apart. For a block device only Bytes means anything: the node is new in
-// every pod, and a device has no modification time.
+// every pod, and a device has no modification time. The fingerprint and the runs of the claim tell the rest.
 type stamp struct {
 	Bytes     int64  `json:"bytes"`
 	Inode     uint64 `json:"inode,omitempty"`
@@ -71,6 +93,11 @@ func readRecord(path string) (*record, error) {
 		return nil, fmt.Errorf("%s: %w: format version %d, not %d", path, errBadRecord, rec.Version, recordVersion)
 	}
 	return rec, nil
+}
+
+// claimRecord is what a record of any version says of the disk's claim.
+type claimRecord struct {
+	Identity Identity `json:"identity"`
 }
 
 func writeRecord(path string, rec *record) error {

@@ -35,7 +35,12 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 	}
 	return func(ctx context.Context) error {
 		return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
-			return d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
+			err := d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
+			if err == nil && ctx.Err() != nil {
+				// The caller has given up: a job that nobody watches would hold up the guest's writes.
+				return errors.Join(ctx.Err(), d.AbortJob())
+			}
+			return err
 		})
 	}, nil
 }

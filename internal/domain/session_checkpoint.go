@@ -13,26 +13,33 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Checkpoints are those that libvirt knows, with the disks that each is defined on. Whether a bitmap is
-// usable is for Redefine and DirtyBytes to say.
-func (s *Session) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
-	return query(ctx, s, "list checkpoints", func(d *libvirt.Domain) ([]Checkpoint, error) {
-		_, disks, err := disksOf(d)
+// Checkpoints returns the checkpoints that libvirt knows, with the disks that each is defined on, and the names of the bitmaps in
+// the overlays that belong to none of them. Whether a bitmap is usable is for Redefine and DirtyBytes to say.
+func (s *Session) Checkpoints(ctx context.Context) (known []Checkpoint, stray []string, err error) {
+	err = s.with(ctx, "list checkpoints", func(d *libvirt.Domain) error {
+		disks, bitmaps, err := bitmapsOf(d)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		all, err := d.ListAllCheckpoints(libvirt.DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL)
-		if err != nil {
-			return nil, err
-		}
-		var out []Checkpoint
-		for i := range all {
-			cp, e := readCheckpoint(&all[i], disks)
-			err = errors.Join(err, e, all[i].Free())
-			out = append(out, cp)
-		}
-		return out, err
+		known, err = listCheckpoints(d, disks)
+		stray = strayBitmaps(bitmaps, known)
+		return err
 	})
+	return known, stray, err
+}
+
+func listCheckpoints(d *libvirt.Domain, disks diskMap) ([]Checkpoint, error) {
+	all, err := d.ListAllCheckpoints(libvirt.DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL)
+	if err != nil {
+		return nil, err
+	}
+	var out []Checkpoint
+	for i := range all {
+		cp, e := readCheckpoint(&all[i], disks)
+		err = errors.Join(err, e, all[i].Free())
+		out = append(out, cp)
+	}
+	return out, err
 }
 
 func readCheckpoint(c *libvirt.DomainCheckpoint, disks diskMap) (Checkpoint, error) {
