@@ -109,7 +109,8 @@ func TestChainOverARestart(t *testing.T) {
 	}
 
 	reference = p.reference("second")
-	p.begin(continuing(p.request("second", "backup-1"), "full"))
+	request := p.continuing(p.request("second", "backup-1"), target, "full")
+	p.begin(request)
 	second := p.done("second")
 	t.Logf("incremental: frozen %d ms, %v", second.FrozenMillis, second.Volumes)
 	p.sameBytes(reference, target+"/vm/backup-second")
@@ -119,7 +120,7 @@ func TestChainOverARestart(t *testing.T) {
 		t.Errorf("incremental moved %d bytes for 12.5 MiB of changes", moved)
 	}
 	m := p.manifest(target + "/vm/backup-second")
-	want := &manifest.Parent{Checkpoint: "cp-full", BackupUID: "full", Directory: "../backup-full"}
+	want := &manifest.Parent{Checkpoint: "cp-full", BackupUID: "full", Directory: "../backup-full", ManifestSHA256: request.BaseManifestSha256}
 	if diff := cmp.Diff(want, m.Parent); diff != "" || !m.Quiesced || m.Volumes[1].Type != manifest.Incremental {
 		t.Errorf("manifest: %+v, parent:\n%s", m, diff)
 	}
@@ -141,8 +142,12 @@ func TestChainOverARestart(t *testing.T) {
 
 func (p *pod) secondRun(target string, second *pb.Backup) {
 	p.Helper()
-	if s := p.up(); s.Disks[0].OverlayRenewed != "" || s.Disks[1].OverlayRenewed != "" || len(s.Checkpoints) != 0 {
+	s := p.up()
+	if s.Disks[0].OverlayRenewed != "" || s.Disks[1].OverlayRenewed != "" || len(s.Checkpoints) != 0 {
 		p.Errorf("second start: %v, checkpoints %v", s.Disks, s.Checkpoints)
+	}
+	if !cmp.Equal(s.StrayBitmaps, []string{"cp-second"}) {
+		p.Errorf("stray bitmaps of the second start: %v", s.StrayBitmaps)
 	}
 	redefined, err := p.client.RedefineCheckpoints(p.Context(), &pb.RedefineCheckpointsRequest{Checkpoints: []*pb.Checkpoint{
 		{Name: "cp-second", CreationTime: second.PointInTime, Volumes: []string{"fs", "data"}},
@@ -159,14 +164,14 @@ func (p *pod) secondRun(target string, second *pb.Backup) {
 	}
 	p.guest("dd if=/dev/urandom of=/dev/vdb bs=64k count=16 seek=77 oflag=direct 2>/dev/null")
 	reference := p.reference("third")
-	p.begin(continuing(p.request("third", "backup-1"), "second"))
+	p.begin(p.continuing(p.request("third", "backup-1"), target, "second"))
 	third := p.done("third")
 	p.sameBytes(reference, target+"/vm/backup-third")
 	if moved := third.Volumes[1].MovedBytes; moved > uint64(17*64<<10)+uint64(mib) {
 		p.Errorf("16 clusters changed, %d bytes moved", moved)
 	}
 	// A base that nobody has: the handler learns which disks to plan again.
-	p.begin(continuing(p.request("lost", "backup-1"), "full"))
+	p.begin(p.continuing(p.request("lost", "backup-1"), target, "full"))
 	if b := p.failed("lost", pb.Backup_BASE_LOST); !b.Volumes[0].BaseLost || !b.Volumes[1].BaseLost {
 		p.Errorf("volumes: %v", b.Volumes)
 	}

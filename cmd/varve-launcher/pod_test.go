@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -58,6 +59,8 @@ type pod struct {
 	dir  string
 	vmi  *kubevirtv1.VirtualMachineInstance
 	srcs []*pb.DiskSource
+	// starts is how many runs the claims have had.
+	starts int
 
 	cmd    *exec.Cmd
 	conn   *grpc.ClientConn
@@ -232,6 +235,10 @@ func (p *pod) start(tracked bool) error {
 	if err != nil {
 		p.Fatal(err)
 	}
+	p.starts++
+	for _, source := range p.srcs {
+		source.Run, source.PreviousRun = fmt.Sprint("run-", p.starts), fmt.Sprint("run-", p.starts-1)
+	}
 	_, err = p.client.Start(p.Context(), &pb.StartRequest{
 		Instance: data, UseEmulation: true, ChangedBlockTracking: tracked, Disks: p.srcs,
 	}, grpc.WaitForReady(true))
@@ -280,9 +287,15 @@ func (p *pod) request(uid, target string) *pb.BeginBackupRequest {
 	}
 }
 
-// continuing makes a request incremental.
-func continuing(req *pb.BeginBackupRequest, base string) *pb.BeginBackupRequest {
-	req.BaseCheckpoint, req.BaseBackupUid = "cp-"+base, base
+// continuing makes a request incremental to a backup that is on the target, a directory here.
+func (p *pod) continuing(req *pb.BeginBackupRequest, target, base string) *pb.BeginBackupRequest {
+	p.Helper()
+	req.BaseCheckpoint, req.BaseBackupUid, req.BaseDirectory = "cp-"+base, base, "vm/backup-"+base
+	data, err := os.ReadFile(filepath.Join(target, req.BaseDirectory, layout.BackupManifest))
+	if err != nil {
+		p.Fatal(err)
+	}
+	req.BaseManifestSha256 = fmt.Sprintf("%x", sha256.Sum256(data))
 	for _, v := range req.Volumes {
 		v.Incremental, v.FullReason = true, ""
 	}

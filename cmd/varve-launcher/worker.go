@@ -21,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/daemon"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/privatesocket"
 )
 
 const (
@@ -99,12 +100,9 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	listener, err := privatesocket.Listen(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen: %w", err), listener.Close())
 	}
 	return listener, nil
 }

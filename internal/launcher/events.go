@@ -105,17 +105,20 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		l.cfg.Log.Debug("read domain", "error", err)
 		return
 	}
-	checkpoints, err := l.guest.Checkpoints(ctx)
+	checkpoints, stray, err := l.guest.Checkpoints(ctx)
 	if err != nil && !errors.Is(err, domain.ErrNotRunning) {
 		l.cfg.Log.Debug("read checkpoints", "error", err)
 	}
 	known := err == nil
 	l.change(func() {
+		if known {
+			l.checkpoints, l.strayBitmaps = checkpoints, stray
+		} else {
+			// Whoever sees the disks relies on the checkpoints being there, too.
+			info.Disks = l.info.Disks
+		}
 		if info.State != domain.StateShutOff {
 			l.info = info
-		}
-		if known {
-			l.checkpoints = checkpoints
 		}
 		l.life = l.life.domain(info.State, info.Reason)
 	})

@@ -125,10 +125,10 @@ func (f *fakeGuest) AbortBackup(context.Context) error {
 	return nil
 }
 
-func (f *fakeGuest) Checkpoints(context.Context) ([]domain.Checkpoint, error) {
+func (f *fakeGuest) Checkpoints(context.Context) ([]domain.Checkpoint, []string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.checkpoints, nil
+	return f.checkpoints, nil, nil
 }
 
 func (f *fakeGuest) Redefine(_ context.Context, cp domain.Checkpoint) ([]string, map[string]string, error) {
@@ -160,7 +160,13 @@ func (f *fakeGuest) DirtyBytes(context.Context, string) (map[string]uint64, erro
 type fakeOverlays struct {
 	mu              sync.Mutex
 	started, clean  []string
+	retained        []string
+	notStarted      []string
+	letGo           []string
+	handedOn        map[string]domain.Run
+	diskOf          int64
 	prepared        map[string]domain.Identity
+	runs            map[string]domain.Run
 	renewed         domain.Renewed
 	overlayDir      string
 	prepareErr      error
@@ -169,11 +175,18 @@ type fakeOverlays struct {
 
 func (f *fakeOverlays) Path(volume string) string { return filepath.Join(f.overlayDir, volume) }
 
-func (f *fakeOverlays) Prepare(_ context.Context, volume, _ string, id domain.Identity) (domain.Renewed, error) {
+func (f *fakeOverlays) Prepare(_ context.Context, volume, _ string, id domain.Identity, run domain.Run) (domain.Renewed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.prepared[volume] = id
+	f.prepared[volume], f.runs[volume] = id, run
 	return f.renewed, f.prepareErr
+}
+
+func (f *fakeOverlays) Retain(volumes []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.retained = append(f.retained, volumes...)
+	return nil
 }
 
 func (f *fakeOverlays) MarkStarted(volumes []string) error {
@@ -183,7 +196,37 @@ func (f *fakeOverlays) MarkStarted(volumes []string) error {
 	return f.markStartedFail
 }
 
-func (f *fakeOverlays) MarkClean(volumes map[string]string) error {
+func (f *fakeOverlays) MarkNotStarted(volumes map[string]domain.Opened) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for v := range volumes {
+		f.notStarted = append(f.notStarted, v)
+	}
+	return nil
+}
+
+func (f *fakeOverlays) HandOn(volume, _ string, run domain.Run) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.handedOn[volume] = run
+	return nil
+}
+
+func (f *fakeOverlays) LetGo(volume string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.letGo = append(f.letGo, volume)
+	return nil
+}
+
+func (f *fakeOverlays) DiskOf(_, generation string) (int64, error) {
+	if generation != "7" {
+		return 0, nil
+	}
+	return f.diskOf, nil
+}
+
+func (f *fakeOverlays) MarkClean(volumes map[string]domain.Opened) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for v := range volumes {
@@ -211,7 +254,7 @@ func newBench(t *testing.T) *bench {
 	dir := t.TempDir()
 	b := &bench{
 		t: t, guest: &fakeGuest{events: make(chan domain.Event, 100), obeys: true},
-		overlays: &fakeOverlays{overlayDir: dir, prepared: map[string]domain.Identity{}},
+		overlays: &fakeOverlays{overlayDir: dir, prepared: map[string]domain.Identity{}, runs: map[string]domain.Run{}, handedOn: map[string]domain.Run{}},
 		gone:     make(chan struct{}), outcome: make(chan Outcome, 1), began: time.Now(),
 	}
 	if err := os.WriteFile(filepath.Join(dir, "root"), make([]byte, 1<<20), 0o600); err != nil {
@@ -262,7 +305,7 @@ func startRequest(t *testing.T) *pb.StartRequest {
 	}
 	return &pb.StartRequest{
 		Instance: data, UseEmulation: true, ChangedBlockTracking: true,
-		Disks: []*pb.DiskSource{{Volume: "root", ClaimUid: "claim", ContentGeneration: "7"}},
+		Disks: []*pb.DiskSource{{Volume: "root", ClaimUid: "claim", ContentGeneration: "7", Run: "this", PreviousRun: "last"}},
 	}
 }
 

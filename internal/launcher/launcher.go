@@ -35,17 +35,22 @@ type Guest interface {
 	ShutdownRequest(ctx context.Context) error
 	Destroy(ctx context.Context) error
 	Events() <-chan domain.Event
-	Checkpoints(ctx context.Context) ([]domain.Checkpoint, error)
+	Checkpoints(ctx context.Context) (known []domain.Checkpoint, stray []string, err error)
 	Redefine(ctx context.Context, cp domain.Checkpoint) (valid []string, lost map[string]string, err error)
 	Close() error
 }
 
 // Overlays keeps the files that track the disks; domain.Overlays is one.
 type Overlays interface {
-	Prepare(ctx context.Context, volume, rawPath string, id domain.Identity) (domain.Renewed, error)
+	Prepare(ctx context.Context, volume, rawPath string, id domain.Identity, run domain.Run) (domain.Renewed, error)
+	HandOn(volume, claimUID string, run domain.Run) error
+	LetGo(volume string) error
+	DiskOf(claimUID, contentGeneration string) (int64, error)
 	MarkStarted(volumes []string) error
-	MarkClean(volumes map[string]string) error
+	MarkNotStarted(volumes map[string]domain.Opened) error
+	MarkClean(volumes map[string]domain.Opened) error
 	Path(volume string) string
+	Retain(volumes []string) error
 }
 
 // Paths says where things are.
@@ -116,6 +121,8 @@ type Launcher struct {
 	job         *push.Job
 	info        domain.Info
 	checkpoints []domain.Checkpoint
+	// strayBitmaps are those in the overlays that belong to none of checkpoints.
+	strayBitmaps []string
 }
 
 // New makes a launcher without a guest.

@@ -2,7 +2,10 @@ package launcher
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,8 +18,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/domain"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,9 +50,15 @@ func TestGuestShutsItselfDown(t *testing.T) {
 		if diff := cmp.Diff([]string{"root"}, b.overlays.clean); diff != "" {
 			t.Errorf("clean: %s", diff)
 		}
+		if diff := cmp.Diff([]string{"root"}, b.overlays.retained); diff != "" {
+			t.Errorf("retained: %s", diff)
+		}
 		want := domain.Identity{ClaimUID: "claim", ContentGeneration: "7", VirtualBytes: 1 << 20}
 		if diff := cmp.Diff(want, b.overlays.prepared["root"]); diff != "" {
 			t.Errorf("identity: %s", diff)
+		}
+		if diff := cmp.Diff(domain.Run{ID: "this", Previous: "last"}, b.overlays.runs["root"]); diff != "" {
+			t.Errorf("run: %s", diff)
 		}
 		if b.guest.count("Close") != 1 {
 			t.Error("the session was not closed")
@@ -183,6 +194,96 @@ func TestStartFailures(t *testing.T) {
 				if marked := len(b.overlays.started) > 0; marked != c.marked || len(b.overlays.clean) > 0 {
 					t.Errorf("marked %v, clean %v", b.overlays.started, b.overlays.clean)
 				}
+				if takenBack := len(b.overlays.notStarted) > 0; takenBack != c.marked {
+					t.Errorf("marked as started: %v, taken back: %v", b.overlays.started, b.overlays.notStarted)
+				}
+			})
+		})
+	}
+}
+
+// TestStart_aDiskThatFailsCostsTheOthersNothing: every overlay is handed on to the run, although no guest comes of it.
+func TestStart_aDiskThatFailsCostsTheOthersNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b, req := newBench(t), startRequest(t)
+		vmi := &kubevirtv1.VirtualMachineInstance{}
+		if err := json.Unmarshal(req.Instance, vmi); err != nil {
+			t.Fatal(err)
+		}
+		vmi.Spec.Domain.Devices.Disks = append([]kubevirtv1.Disk{{Name: "bad", Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}, vmi.Spec.Domain.Devices.Disks...)
+		vmi.Spec.Volumes = append([]kubevirtv1.Volume{{Name: "bad", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{}}}, vmi.Spec.Volumes...)
+		var err error
+		if req.Instance, err = json.Marshal(vmi); err != nil {
+			t.Fatal(err)
+		}
+		req.Disks = append(req.Disks, &pb.DiskSource{Volume: "bad", Block: true, ClaimUid: "other", Run: "this", PreviousRun: "last"})
+		if _, err := b.Start(t.Context(), req); err == nil {
+			t.Fatal("started")
+		}
+		<-b.outcome
+		run := domain.Run{ID: "this", Previous: "last"}
+		if diff := cmp.Diff(map[string]domain.Run{"bad": run, "root": run}, b.overlays.handedOn); diff != "" {
+			t.Error(diff)
+		}
+		if b.overlays.runs["root"] != run {
+			t.Error("the disk after the bad one was not prepared")
+		}
+	})
+}
+
+// TestStart_aDiskOfAnOddSizeIsNotTracked: QEMU's overlays have whole sectors. The guest starts, and the state says why the disk is in no backup.
+func TestStart_aDiskOfAnOddSizeIsNotTracked(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		if err := os.Truncate(b.cfg.Paths.DiskFile("root"), 1<<20+100); err != nil {
+			t.Fatal(err)
+		}
+		b.guest.info.Disks = []domain.DiskInfo{{Volume: "root", Target: "vda"}}
+		b.up()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		state, _ := b.State()
+		if len(state.Disks) != 1 || state.Disks[0].Tracked || !strings.Contains(state.Disks[0].NotTracked, "1048676 bytes") {
+			t.Errorf("disks %v", state.Disks)
+		}
+		if len(b.overlays.prepared) > 0 || len(b.overlays.started) > 0 || !slices.Equal(b.overlays.letGo, []string{"root"}) {
+			t.Errorf("prepared %v, started %v, let go %v", b.overlays.prepared, b.overlays.started, b.overlays.letGo)
+		}
+		b.Stop(0)
+		<-b.outcome
+	})
+}
+
+// TestStart_refusesABlankDiskInPlaceOfALostOne: a claim that comes up empty, as when an NFS export is not mounted.
+func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		generation string
+		tracked    bool
+		refused    bool
+	}{
+		"lost":                {"7", true, true},
+		"replaced on purpose": {"8", true, false},
+		"not tracked":         {"7", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				b, req := newBench(t), startRequest(t)
+				b.overlays.diskOf = 1 << 20
+				path := b.cfg.Paths.DiskFile("root")
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+				req.Disks[0].ContentGeneration, req.ChangedBlockTracking = c.generation, c.tracked
+				_, err := b.Start(t.Context(), req)
+				_, made := os.Stat(path)
+				if c.refused != (err != nil) || c.refused != errors.Is(made, os.ErrNotExist) {
+					t.Errorf("start: %v; disk: %v", err, made)
+				}
+				if c.refused && !strings.Contains(err.Error(), layout.AnnotationContentGeneration) {
+					t.Errorf("the message says no way out: %v", err)
+				}
+				b.Stop(0)
+				<-b.outcome
 			})
 		})
 	}

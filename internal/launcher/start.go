@@ -14,14 +14,17 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/push"
 	"github.com/varvebackup/varve/internal/launcher/rawdisk"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
 const (
 	// startTimeout bounds a start, overlays included.
 	startTimeout = 5 * time.Minute
+	// sectorBytes divides the size of every disk that can be tracked.
+	sectorBytes = 512
 	// defaultGrace is terminationGracePeriodSeconds' default.
-	defaultGrace = 180 * time.Second
+	defaultGrace = 30 * time.Second
 )
 
 // start is the one start of the guest. Its fields but done are valid once done is closed; disks from then on never change.
@@ -31,8 +34,10 @@ type start struct {
 	grace   time.Duration
 	disks   map[string]push.Disk
 	renewed map[string]domain.Renewed
-	// tracked maps volumes with an overlay to their raw disks. Set when the overlays were marked as started.
-	tracked map[string]string
+	// untracked says why volumes that were to be tracked are not.
+	untracked map[string]string
+	// tracked are the volumes with an overlay. Set before the overlays are marked as started.
+	tracked map[string]domain.Opened
 }
 
 // begin starts the guest, once, and goes on whatever becomes of the caller.
@@ -92,10 +97,24 @@ func (l *Launcher) startGuest(ctx context.Context, s *start, req *pb.StartReques
 	if l.guest == nil {
 		return errors.New("libvirt could not be reached")
 	}
-	if err := l.markStarted(s, disks); err != nil {
-		return err
+	if err := l.markStarted(s, disks, req); err != nil {
+		return errors.Join(err, l.markNotStarted(s))
 	}
-	return l.guest.Start(ctx, xml)
+	if err := l.guest.Start(ctx, xml); err != nil {
+		if ctx.Err() != nil {
+			return err // libvirt may still be at it, so the disks may still be opened
+		}
+		return errors.Join(err, l.markNotStarted(s))
+	}
+	return nil
+}
+
+// markNotStarted keeps the overlays of a guest that could not be started as they were.
+func (l *Launcher) markNotStarted(s *start) error {
+	if len(s.tracked) == 0 {
+		return nil
+	}
+	return l.cfg.Overlays.MarkNotStarted(s.tracked)
 }
 
 func (l *Launcher) options(vmi *kubevirtv1.VirtualMachineInstance, req *pb.StartRequest, disks []domain.Disk) domain.Options {
@@ -121,32 +140,68 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 		if err := makeOverlayDir(l.cfg.Paths.OverlayDir); err != nil {
 			return nil, err
 		}
+		if err := l.handOn(req, eligible); err != nil {
+			return nil, err
+		}
+		// Before anything is removed that knows of a disk.
+		if err := l.refuseLostDisks(req); err != nil {
+			return nil, err
+		}
+		if err := l.cfg.Overlays.Retain(eligible); err != nil {
+			return nil, err
+		}
 	}
-	known, renewed := map[string]push.Disk{}, map[string]domain.Renewed{}
+	known, renewed, untracked := map[string]push.Disk{}, map[string]domain.Renewed{}, map[string]string{}
 	var disks []domain.Disk
+	var errs []error
 	for _, v := range vmi.Spec.Volumes {
 		i := slices.IndexFunc(req.Disks, func(d *pb.DiskSource) bool { return d.Volume == v.Name })
 		if i < 0 {
 			return nil, fmt.Errorf("volume %s has no disk source", v.Name)
 		}
 		source := req.Disks[i]
+		tracked := slices.Contains(eligible, v.Name)
 		disk, size, err := l.rawDisk(source)
 		if err != nil {
-			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
+			continue
 		}
-		tracked := slices.Contains(eligible, v.Name)
+		if tracked && size%sectorBytes != 0 {
+			tracked = false
+			if err := l.cfg.Overlays.LetGo(v.Name); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			untracked[v.Name] = fmt.Sprintf("the disk of volume %s has %d bytes, which is no multiple of %d, so that QEMU cannot track it: it is in no backup. "+
+				"Stop the machine, grow the disk to a multiple of %d bytes, and start it again", v.Name, size, sectorBytes, sectorBytes)
+		}
 		if tracked {
 			id := domain.Identity{ClaimUID: source.ClaimUid, ContentGeneration: source.ContentGeneration, VirtualBytes: size}
-			if renewed[v.Name], err = l.cfg.Overlays.Prepare(ctx, v.Name, disk.RawPath, id); err != nil {
-				return nil, err
+			run := domain.Run{ID: source.Run, Previous: source.PreviousRun}
+			if renewed[v.Name], err = l.cfg.Overlays.Prepare(ctx, v.Name, disk.RawPath, id, run); err != nil {
+				errs = append(errs, err)
+				continue
 			}
 			disk.Overlay = l.cfg.Overlays.Path(v.Name)
 		}
 		disks = append(disks, disk)
 		known[v.Name] = push.Disk{RawPath: disk.RawPath, VirtualBytes: size, Tracked: tracked}
 	}
-	l.change(func() { s.disks, s.renewed = known, renewed })
-	return disks, nil
+	l.change(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
+	return disks, errors.Join(errs...)
+}
+
+// handOn hands every overlay on to this run, before anything that may fail: a start that fails must cost no disk its base.
+func (l *Launcher) handOn(req *pb.StartRequest, eligible []string) error {
+	for _, source := range req.Disks {
+		if !slices.Contains(eligible, source.Volume) {
+			continue
+		}
+		if err := l.cfg.Overlays.HandOn(source.Volume, source.ClaimUid, domain.Run{ID: source.Run, Previous: source.PreviousRun}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rawDisk makes a volume's raw disk ready and returns its size in bytes.
@@ -167,24 +222,52 @@ func (l *Launcher) rawDisk(source *pb.DiskSource) (domain.Disk, int64, error) {
 	return disk, size, err
 }
 
-// markStarted takes back that the overlays are clean. From here on only markClean can say so again.
-func (l *Launcher) markStarted(s *start, disks []domain.Disk) error {
+// refuseLostDisks looks for disks that the overlays know of and that are not there.
+func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
+	var errs []error
+	for _, source := range req.Disks {
+		if source.Block {
+			continue
+		}
+		if err := l.refuseLostDisk(source, l.cfg.Paths.DiskFile(source.Volume)); err != nil {
+			errs = append(errs, fmt.Errorf("volume %s: %w", source.Volume, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// refuseLostDisk is an error if the claim has no disk and is known to have had one: a blank disk in its place would hide the loss.
+func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string) error {
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		return nil // what else may be wrong with it is found by whoever opens it
+	}
+	size, err := l.cfg.Overlays.DiskOf(source.ClaimUid, source.ContentGeneration)
+	if err != nil || size == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: its claim had a disk of %d bytes when the machine ran last and has no disk.img now; see whether the volume is mounted as it should be (an NFS export may be missing). "+
+		"To start with a blank disk, set the annotation %s of the claim to another value", rawdisk.ErrUnusable, size, layout.AnnotationContentGeneration)
+}
+
+// markStarted takes back that the overlays are clean. From here on only markClean can say so again, or markNotStarted.
+func (l *Launcher) markStarted(s *start, disks []domain.Disk, req *pb.StartRequest) error {
+	runs := map[string]string{}
+	for _, source := range req.Disks {
+		runs[source.Volume] = source.Run
+	}
 	var volumes []string
-	tracked := map[string]string{}
+	tracked := map[string]domain.Opened{}
 	for _, d := range disks {
 		if d.Overlay != "" {
 			volumes = append(volumes, d.Volume)
-			tracked[d.Volume] = d.RawPath
+			tracked[d.Volume] = domain.Opened{RawPath: d.RawPath, Run: runs[d.Volume]}
 		}
 	}
 	if len(volumes) == 0 {
 		return nil
 	}
-	if err := l.cfg.Overlays.MarkStarted(volumes); err != nil {
-		return err
-	}
 	l.change(func() { s.tracked = tracked })
-	return nil
+	return l.cfg.Overlays.MarkStarted(volumes)
 }
 
 // markClean marks the overlays as clean, after a clean end only.

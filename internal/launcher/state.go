@@ -18,6 +18,7 @@ func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 		GuestOs:        guestOS(l.info.GuestOS),
 		Disks:          disks(l.info.Disks, l.start),
 		Checkpoints:    checkpoints(l.checkpoints),
+		StrayBitmaps:   l.strayBitmaps,
 		Frozen:         frozen,
 	}
 	job, changed := l.job, l.changed
@@ -58,7 +59,7 @@ func disks(from []domain.DiskInfo, s *start) []*pb.Disk {
 	for _, d := range from {
 		disk := &pb.Disk{Volume: d.Volume, Target: d.Target, VirtualBytes: d.VirtualBytes, Tracked: d.Tracked}
 		if s != nil {
-			disk.OverlayRenewed = string(s.renewed[d.Volume])
+			disk.OverlayRenewed, disk.NotTracked = string(s.renewed[d.Volume]), s.untracked[d.Volume]
 		}
 		out = append(out, disk)
 	}

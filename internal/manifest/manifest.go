@@ -63,6 +63,9 @@ type Parent struct {
 	// Directory is the parent's directory relative to this one. Empty: it was not on the same target,
 	// and BackupUID is what to look for elsewhere.
 	Directory string `json:"directory,omitempty"`
+	// ManifestSHA256 is the hash of the parent's backup.json in lower case hex, so that the parent cannot be taken for
+	// another backup. Empty in what older versions wrote.
+	ManifestSHA256 string `json:"manifestSHA256,omitempty"`
 }
 
 // Type says whether a volume's file stands alone.

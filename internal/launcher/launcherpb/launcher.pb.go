@@ -224,21 +224,24 @@ const (
 	Backup_BASE_LOST Backup_Failure = 8
 	// The guest is being stopped.
 	Backup_STOPPED Backup_Failure = 9
+	// The target took no data for too long.
+	Backup_TARGET_STALLED Backup_Failure = 10
 )
 
 // Enum value maps for Backup_Failure.
 var (
 	Backup_Failure_name = map[int32]string{
-		0: "FAILURE_UNSPECIFIED",
-		1: "ABORTED",
-		2: "INSUFFICIENT_SPACE",
-		3: "TARGET_FULL",
-		4: "TARGET_INVALID",
-		5: "GUEST_SHUTDOWN",
-		6: "GUEST_CRASHED",
-		7: "HYPERVISOR_ERROR",
-		8: "BASE_LOST",
-		9: "STOPPED",
+		0:  "FAILURE_UNSPECIFIED",
+		1:  "ABORTED",
+		2:  "INSUFFICIENT_SPACE",
+		3:  "TARGET_FULL",
+		4:  "TARGET_INVALID",
+		5:  "GUEST_SHUTDOWN",
+		6:  "GUEST_CRASHED",
+		7:  "HYPERVISOR_ERROR",
+		8:  "BASE_LOST",
+		9:  "STOPPED",
+		10: "TARGET_STALLED",
 	}
 	Backup_Failure_value = map[string]int32{
 		"FAILURE_UNSPECIFIED": 0,
@@ -251,6 +254,7 @@ var (
 		"HYPERVISOR_ERROR":    7,
 		"BASE_LOST":           8,
 		"STOPPED":             9,
+		"TARGET_STALLED":      10,
 	}
 )
 
@@ -289,6 +293,8 @@ const (
 	Backup_SKIPPED             Backup_Quiesce = 2
 	Backup_AGENT_ABSENT        Backup_Quiesce = 3
 	Backup_FREEZE_FAILED       Backup_Quiesce = 4
+	// The guest was, or may have been, thawed before the point in time.
+	Backup_THAWED_EARLY Backup_Quiesce = 5
 )
 
 // Enum value maps for Backup_Quiesce.
@@ -299,6 +305,7 @@ var (
 		2: "SKIPPED",
 		3: "AGENT_ABSENT",
 		4: "FREEZE_FAILED",
+		5: "THAWED_EARLY",
 	}
 	Backup_Quiesce_value = map[string]int32{
 		"QUIESCE_UNSPECIFIED": 0,
@@ -306,6 +313,7 @@ var (
 		"SKIPPED":             2,
 		"AGENT_ABSENT":        3,
 		"FREEZE_FAILED":       4,
+		"THAWED_EARLY":        5,
 	}
 )
 
@@ -417,8 +425,13 @@ type DiskSource struct {
 	ClaimUid string `protobuf:"bytes,3,opt,name=claim_uid,json=claimUid,proto3" json:"claim_uid,omitempty"`
 	// Changes whenever the content was replaced (annotation varvebackup.io/content-generation of the claim).
 	ContentGeneration string `protobuf:"bytes,4,opt,name=content_generation,json=contentGeneration,proto3" json:"content_generation,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The run of this launcher pod, as the claim's annotation varvebackup.io/run-epoch has it. Empty: the claim does not name this run as its
+	// last, so that no overlay is kept.
+	Run string `protobuf:"bytes,5,opt,name=run,proto3" json:"run,omitempty"`
+	// The run before it. Empty: unknown, or there was none.
+	PreviousRun   string `protobuf:"bytes,6,opt,name=previous_run,json=previousRun,proto3" json:"previous_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DiskSource) Reset() {
@@ -475,6 +488,20 @@ func (x *DiskSource) GetClaimUid() string {
 func (x *DiskSource) GetContentGeneration() string {
 	if x != nil {
 		return x.ContentGeneration
+	}
+	return ""
+}
+
+func (x *DiskSource) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *DiskSource) GetPreviousRun() string {
+	if x != nil {
+		return x.PreviousRun
 	}
 	return ""
 }
@@ -720,7 +747,10 @@ type State struct {
 	// The backup that runs or the last one that ended, until ForgetBackup.
 	Backup *Backup `protobuf:"bytes,9,opt,name=backup,proto3" json:"backup,omitempty"`
 	// True while the guest's file systems are frozen.
-	Frozen        bool `protobuf:"varint,10,opt,name=frozen,proto3" json:"frozen,omitempty"`
+	Frozen bool `protobuf:"varint,10,opt,name=frozen,proto3" json:"frozen,omitempty"`
+	// Names of bitmaps in the overlays that belong to no checkpoint in checkpoints, as checkpoints are named. Read together with
+	// disks: once disks is there, this is too.
+	StrayBitmaps  []string `protobuf:"bytes,11,rep,name=stray_bitmaps,json=strayBitmaps,proto3" json:"stray_bitmaps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -823,6 +853,13 @@ func (x *State) GetFrozen() bool {
 		return x.Frozen
 	}
 	return false
+}
+
+func (x *State) GetStrayBitmaps() []string {
+	if x != nil {
+		return x.StrayBitmaps
+	}
+	return nil
 }
 
 type Interface struct {
@@ -986,10 +1023,12 @@ type Disk struct {
 	// True: an overlay tracks this disk.
 	Tracked bool `protobuf:"varint,4,opt,name=tracked,proto3" json:"tracked,omitempty"`
 	// Why the overlay was made anew at this start, so that older checkpoints of the disk are void.
-	// Empty: it was kept. Values: NewOverlay, DiskReplaced, WrittenWithoutOverlay, NotClean.
+	// Empty: it was kept. Values: NewOverlay, DiskReplaced, UsedElsewhere, WrittenWithoutOverlay, NotClean.
 	OverlayRenewed string `protobuf:"bytes,5,opt,name=overlay_renewed,json=overlayRenewed,proto3" json:"overlay_renewed,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// For people: why a disk that was to be tracked is not. Empty: it is tracked, or was not to be.
+	NotTracked    string `protobuf:"bytes,6,opt,name=not_tracked,json=notTracked,proto3" json:"not_tracked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Disk) Reset() {
@@ -1053,6 +1092,13 @@ func (x *Disk) GetTracked() bool {
 func (x *Disk) GetOverlayRenewed() string {
 	if x != nil {
 		return x.OverlayRenewed
+	}
+	return ""
+}
+
+func (x *Disk) GetNotTracked() string {
+	if x != nil {
+		return x.NotTracked
 	}
 	return ""
 }
@@ -1305,10 +1351,15 @@ type BeginBackupRequest struct {
 	TargetVolume string `protobuf:"bytes,10,opt,name=target_volume,json=targetVolume,proto3" json:"target_volume,omitempty"`
 	// The directory to make, relative to the target volume's root. While the backup runs its name has
 	// the suffix ".partial".
-	Directory     string `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"`
-	SkipQuiesce   bool   `protobuf:"varint,12,opt,name=skip_quiesce,json=skipQuiesce,proto3" json:"skip_quiesce,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Directory   string `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"`
+	SkipQuiesce bool   `protobuf:"varint,12,opt,name=skip_quiesce,json=skipQuiesce,proto3" json:"skip_quiesce,omitempty"`
+	// Where the backup that made the base checkpoint is, relative to the target volume's root, and the SHA-256 of its
+	// backup.json in hexadecimal. Incremental disks need both. What the volume does not hold makes them full; see
+	// BackedUpVolume.full_reason.
+	BaseDirectory      string `protobuf:"bytes,13,opt,name=base_directory,json=baseDirectory,proto3" json:"base_directory,omitempty"`
+	BaseManifestSha256 string `protobuf:"bytes,14,opt,name=base_manifest_sha256,json=baseManifestSha256,proto3" json:"base_manifest_sha256,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *BeginBackupRequest) Reset() {
@@ -1423,6 +1474,20 @@ func (x *BeginBackupRequest) GetSkipQuiesce() bool {
 		return x.SkipQuiesce
 	}
 	return false
+}
+
+func (x *BeginBackupRequest) GetBaseDirectory() string {
+	if x != nil {
+		return x.BaseDirectory
+	}
+	return ""
+}
+
+func (x *BeginBackupRequest) GetBaseManifestSha256() string {
+	if x != nil {
+		return x.BaseManifestSha256
+	}
+	return ""
 }
 
 type BackupVolume struct {
@@ -1663,10 +1728,12 @@ type Backup struct {
 	ProcessedBytes uint64            `protobuf:"varint,10,opt,name=processed_bytes,json=processedBytes,proto3" json:"processed_bytes,omitempty"`
 	Volumes        []*BackedUpVolume `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	// How long libvirt's job took, and then making the files durable and hashing them, in milliseconds.
-	CopyMillis    int64 `protobuf:"varint,12,opt,name=copy_millis,json=copyMillis,proto3" json:"copy_millis,omitempty"`
-	SealMillis    int64 `protobuf:"varint,13,opt,name=seal_millis,json=sealMillis,proto3" json:"seal_millis,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CopyMillis int64 `protobuf:"varint,12,opt,name=copy_millis,json=copyMillis,proto3" json:"copy_millis,omitempty"`
+	SealMillis int64 `protobuf:"varint,13,opt,name=seal_millis,json=sealMillis,proto3" json:"seal_millis,omitempty"`
+	// SHA-256 of the backup's backup.json in hexadecimal, with DONE.
+	ManifestSha256 string `protobuf:"bytes,14,opt,name=manifest_sha256,json=manifestSha256,proto3" json:"manifest_sha256,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Backup) Reset() {
@@ -1790,6 +1857,13 @@ func (x *Backup) GetSealMillis() int64 {
 	return 0
 }
 
+func (x *Backup) GetManifestSha256() string {
+	if x != nil {
+		return x.ManifestSha256
+	}
+	return ""
+}
+
 type BackedUpVolume struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -1801,7 +1875,9 @@ type BackedUpVolume struct {
 	File   string `protobuf:"bytes,5,opt,name=file,proto3" json:"file,omitempty"`
 	Sha256 string `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	// With failure BASE_LOST: this volume's base is unusable.
-	BaseLost      bool `protobuf:"varint,7,opt,name=base_lost,json=baseLost,proto3" json:"base_lost,omitempty"`
+	BaseLost bool `protobuf:"varint,7,opt,name=base_lost,json=baseLost,proto3" json:"base_lost,omitempty"`
+	// Why a disk that was to be incremental is full: ParentMissing or ParentChanged.
+	FullReason    string `protobuf:"bytes,8,opt,name=full_reason,json=fullReason,proto3" json:"full_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1885,6 +1961,13 @@ func (x *BackedUpVolume) GetBaseLost() bool {
 	return false
 }
 
+func (x *BackedUpVolume) GetFullReason() string {
+	if x != nil {
+		return x.FullReason
+	}
+	return ""
+}
+
 type RedefineCheckpointsResponse_Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1956,20 +2039,22 @@ const file_launcher_proto_rawDesc = "" +
 	"\binstance\x18\x01 \x01(\fR\binstance\x12#\n" +
 	"\ruse_emulation\x18\x02 \x01(\bR\fuseEmulation\x124\n" +
 	"\x16changed_block_tracking\x18\x03 \x01(\bR\x14changedBlockTracking\x123\n" +
-	"\x05disks\x18\x04 \x03(\v2\x1d.varve.launcher.v1.DiskSourceR\x05disks\"\x86\x01\n" +
+	"\x05disks\x18\x04 \x03(\v2\x1d.varve.launcher.v1.DiskSourceR\x05disks\"\xbb\x01\n" +
 	"\n" +
 	"DiskSource\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
 	"\x05block\x18\x02 \x01(\bR\x05block\x12\x1b\n" +
 	"\tclaim_uid\x18\x03 \x01(\tR\bclaimUid\x12-\n" +
-	"\x12content_generation\x18\x04 \x01(\tR\x11contentGeneration\"\x0f\n" +
+	"\x12content_generation\x18\x04 \x01(\tR\x11contentGeneration\x12\x10\n" +
+	"\x03run\x18\x05 \x01(\tR\x03run\x12!\n" +
+	"\fprevious_run\x18\x06 \x01(\tR\vpreviousRun\"\x0f\n" +
 	"\rStartResponse\"\x0e\n" +
 	"\fWatchRequest\"6\n" +
 	"\x0fShutdownRequest\x12#\n" +
 	"\rgrace_seconds\x18\x01 \x01(\x03R\fgraceSeconds\"\x12\n" +
 	"\x10ShutdownResponse\"\r\n" +
 	"\vExitRequest\"\x0e\n" +
-	"\fExitResponse\"\xab\x05\n" +
+	"\fExitResponse\"\xd0\x05\n" +
 	"\x05State\x124\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1e.varve.launcher.v1.State.PhaseR\x05phase\x12.\n" +
 	"\x03end\x18\x02 \x01(\x0e2\x1c.varve.launcher.v1.State.EndR\x03end\x12\x18\n" +
@@ -1983,7 +2068,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\vcheckpoints\x18\b \x03(\v2\x1d.varve.launcher.v1.CheckpointR\vcheckpoints\x121\n" +
 	"\x06backup\x18\t \x01(\v2\x19.varve.launcher.v1.BackupR\x06backup\x12\x16\n" +
 	"\x06frozen\x18\n" +
-	" \x01(\bR\x06frozen\"V\n" +
+	" \x01(\bR\x06frozen\x12#\n" +
+	"\rstray_bitmaps\x18\v \x03(\tR\fstrayBitmaps\"V\n" +
 	"\x05Phase\x12\b\n" +
 	"\x04IDLE\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\v\n" +
@@ -2014,13 +2100,15 @@ const file_launcher_proto_rawDesc = "" +
 	"\vpretty_name\x18\x03 \x01(\tR\n" +
 	"prettyName\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12%\n" +
-	"\x0ekernel_release\x18\x05 \x01(\tR\rkernelRelease\"\x9e\x01\n" +
+	"\x0ekernel_release\x18\x05 \x01(\tR\rkernelRelease\"\xbf\x01\n" +
 	"\x04Disk\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12#\n" +
 	"\rvirtual_bytes\x18\x03 \x01(\x04R\fvirtualBytes\x12\x18\n" +
 	"\atracked\x18\x04 \x01(\bR\atracked\x12'\n" +
-	"\x0foverlay_renewed\x18\x05 \x01(\tR\x0eoverlayRenewed\"{\n" +
+	"\x0foverlay_renewed\x18\x05 \x01(\tR\x0eoverlayRenewed\x12\x1f\n" +
+	"\vnot_tracked\x18\x06 \x01(\tR\n" +
+	"notTracked\"{\n" +
 	"\n" +
 	"Checkpoint\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12?\n" +
@@ -2039,7 +2127,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\x18DeleteCheckpointsRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"\x1b\n" +
-	"\x19DeleteCheckpointsResponse\"\x94\x03\n" +
+	"\x19DeleteCheckpointsResponse\"\xed\x03\n" +
 	"\x12BeginBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -2055,7 +2143,9 @@ const file_launcher_proto_rawDesc = "" +
 	"\rtarget_volume\x18\n" +
 	" \x01(\tR\ftargetVolume\x12\x1c\n" +
 	"\tdirectory\x18\v \x01(\tR\tdirectory\x12!\n" +
-	"\fskip_quiesce\x18\f \x01(\bR\vskipQuiesce\"i\n" +
+	"\fskip_quiesce\x18\f \x01(\bR\vskipQuiesce\x12%\n" +
+	"\x0ebase_directory\x18\r \x01(\tR\rbaseDirectory\x120\n" +
+	"\x14base_manifest_sha256\x18\x0e \x01(\tR\x12baseManifestSha256\"i\n" +
 	"\fBackupVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12\x1f\n" +
@@ -2066,7 +2156,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x13AbortBackupResponse\"'\n" +
 	"\x13ForgetBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
-	"\x14ForgetBackupResponse\"\xc7\a\n" +
+	"\x14ForgetBackupResponse\"\x96\b\n" +
 	"\x06Backup\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.varve.launcher.v1.Backup.PhaseR\x05phase\x12;\n" +
@@ -2084,7 +2174,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\vcopy_millis\x18\f \x01(\x03R\n" +
 	"copyMillis\x12\x1f\n" +
 	"\vseal_millis\x18\r \x01(\x03R\n" +
-	"sealMillis\"_\n" +
+	"sealMillis\x12'\n" +
+	"\x0fmanifest_sha256\x18\x0e \x01(\tR\x0emanifestSha256\"_\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPREPARING\x10\x01\x12\v\n" +
@@ -2092,7 +2183,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\tFINISHING\x10\x03\x12\b\n" +
 	"\x04DONE\x10\x04\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x05\"\xc5\x01\n" +
+	"\x06FAILED\x10\x05\"\xd9\x01\n" +
 	"\aFailure\x12\x17\n" +
 	"\x13FAILURE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aABORTED\x10\x01\x12\x16\n" +
@@ -2103,14 +2194,17 @@ const file_launcher_proto_rawDesc = "" +
 	"\rGUEST_CRASHED\x10\x06\x12\x14\n" +
 	"\x10HYPERVISOR_ERROR\x10\a\x12\r\n" +
 	"\tBASE_LOST\x10\b\x12\v\n" +
-	"\aSTOPPED\x10\t\"`\n" +
+	"\aSTOPPED\x10\t\x12\x12\n" +
+	"\x0eTARGET_STALLED\x10\n" +
+	"\"r\n" +
 	"\aQuiesce\x12\x17\n" +
 	"\x13QUIESCE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
 	"\x06FROZEN\x10\x01\x12\v\n" +
 	"\aSKIPPED\x10\x02\x12\x10\n" +
 	"\fAGENT_ABSENT\x10\x03\x12\x11\n" +
-	"\rFREEZE_FAILED\x10\x04\"\xd9\x01\n" +
+	"\rFREEZE_FAILED\x10\x04\x12\x10\n" +
+	"\fTHAWED_EARLY\x10\x05\"\xfa\x01\n" +
 	"\x0eBackedUpVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12#\n" +
@@ -2119,7 +2213,9 @@ const file_launcher_proto_rawDesc = "" +
 	"movedBytes\x12\x12\n" +
 	"\x04file\x18\x05 \x01(\tR\x04file\x12\x16\n" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1b\n" +
-	"\tbase_lost\x18\a \x01(\bR\bbaseLost2\xb0\x06\n" +
+	"\tbase_lost\x18\a \x01(\bR\bbaseLost\x12\x1f\n" +
+	"\vfull_reason\x18\b \x01(\tR\n" +
+	"fullReason2\xb0\x06\n" +
 	"\bLauncher\x12J\n" +
 	"\x05Start\x12\x1f.varve.launcher.v1.StartRequest\x1a .varve.launcher.v1.StartResponse\x12D\n" +
 	"\x05Watch\x12\x1f.varve.launcher.v1.WatchRequest\x1a\x18.varve.launcher.v1.State0\x01\x12S\n" +

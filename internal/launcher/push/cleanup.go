@@ -52,6 +52,21 @@ func (j *Job) endJob() error {
 	if j.progress.copied || j.guestEnd() != GuestLives {
 		return nil
 	}
+	return j.abortUntilIdle()
+}
+
+// endStray ends a job that an earlier backup left: one whose beginning or whose abort libvirt did not answer in time. The
+// launcher makes one backup at a time, so that a job which runs before this one has begun is nobody's.
+func (j *Job) endStray(ctx context.Context) error {
+	job, err := j.backupJob(ctx)
+	if err != nil || !job.Active {
+		return err
+	}
+	j.cfg.Log.Warn("aborting a backup job that an earlier backup left", "backup", j.req.Name, "uid", j.req.Uid)
+	return j.abortUntilIdle()
+}
+
+func (j *Job) abortUntilIdle() error {
 	ctx, cancel := j.bounded(abortTimeout)
 	defer cancel()
 	for {

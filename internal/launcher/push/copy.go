@@ -17,6 +17,9 @@ const (
 	idlePolls = 4
 	// failedPolls is how many answers in a row may be missing.
 	failedPolls = 20
+	// stalledAfter is for how long the job may move nothing. A write of the guest to a cluster that was not copied yet
+	// waits for the target as long as the job runs: a target that has hung holds up the guest, so that the bound is the guest's.
+	stalledAfter = time.Minute
 	// callTimeout bounds one short call of libvirt.
 	callTimeout = 10 * time.Second
 )
@@ -27,6 +30,7 @@ func (j *Job) copy(ctx context.Context) error {
 	ticker := j.cfg.Clock.NewTicker(progressEvery)
 	defer ticker.Stop()
 	var idle, failed int
+	moved := movement{since: j.cfg.Clock.Now()}
 	for {
 		var event *error
 		select {
@@ -45,6 +49,9 @@ func (j *Job) copy(ctx context.Context) error {
 		case job.Active:
 			failed, idle = 0, 0
 			j.report(job)
+			if moved.stalled(job, j.cfg.Clock.Now()) {
+				return stalled()
+			}
 		case event != nil:
 			return j.jobEnded(job, *event)
 		default:
@@ -53,6 +60,19 @@ func (j *Job) copy(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// movement is how far a job was when it was last seen to be further than before.
+type movement struct {
+	processed uint64
+	since     time.Time
+}
+
+func (m *movement) stalled(job domain.JobInfo, now time.Time) bool {
+	if job.ProcessedBytes != m.processed {
+		m.processed, m.since = job.ProcessedBytes, now
+	}
+	return now.Sub(m.since) >= stalledAfter
 }
 
 func deref(err *error) error {

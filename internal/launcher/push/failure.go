@@ -43,6 +43,10 @@ func Stopped() *Failure {
 	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped"}
 }
 
+func stalled() *Failure {
+	return &Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("nothing was copied for %s, while the guest's writes may wait for the target", stalledAfter)}
+}
+
 // guestFailure is what an end of the guest makes of a backup.
 func guestFailure(end GuestEnd) *Failure {
 	if end == GuestShutDown {

@@ -2,6 +2,7 @@ package push
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -223,6 +224,7 @@ func request() *pb.BeginBackupRequest {
 func incrementalRequest() *pb.BeginBackupRequest {
 	req := request()
 	req.BaseCheckpoint, req.BaseBackupUid = "cp1", "u1"
+	req.BaseDirectory, req.BaseManifestSha256 = "vm/b1", fmt.Sprintf("%x", sha256.Sum256(parentManifest("root", "data")))
 	for _, v := range req.Volumes {
 		v.Incremental, v.FullReason = true, ""
 	}

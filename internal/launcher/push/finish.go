@@ -20,7 +20,7 @@ func (j *Job) finish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	parent, err := j.link(ctx)
+	parent, err := j.linkToParent(ctx)
 	if err != nil {
 		return err
 	}
@@ -32,11 +32,13 @@ func (j *Job) finish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	if err := j.progress.volume.Commit(j.req.Directory, j.manifest(parent, sealed)); err != nil {
+	digest, err := j.progress.volume.Commit(j.req.Directory, j.manifest(parent, sealed))
+	if err != nil {
 		return err
 	}
 	j.progress.partial = false
 	j.update(func(b *pb.Backup) {
+		b.ManifestSha256 = digest
 		for i, v := range b.Volumes {
 			v.File = layout.BackupFile(j.req.Directory, v.Volume)
 			v.MovedBytes, v.Sha256 = sealed[i].AllocatedBytes, sealed[i].SHA256
@@ -44,31 +46,6 @@ func (j *Job) finish(ctx context.Context) error {
 		b.ProcessedBytes = b.TotalBytes
 	})
 	return j.progress.volume.Close()
-}
-
-// link gives the incremental files their backing files if the parent is on the same volume, and returns what the manifest says of the parent.
-func (j *Job) link(ctx context.Context) (*manifest.Parent, error) {
-	wanted := incremental(j.req)
-	if len(wanted) == 0 {
-		return nil, nil
-	}
-	parent := &manifest.Parent{Checkpoint: j.req.BaseCheckpoint, BackupUID: j.req.BaseBackupUid}
-	volume := j.progress.volume
-	directory, found, err := volume.FindParent(j.req.Directory, j.req.BaseBackupUid)
-	if err != nil || found == nil {
-		return parent, err
-	}
-	parent.Directory = target.Beside(directory)
-	for _, name := range wanted {
-		backing := volume.Backing(directory, found, name)
-		if backing == "" {
-			continue
-		}
-		if err := j.cfg.Images.SetBacking(ctx, j.targetPath(name), backing); err != nil {
-			return nil, causeOr(ctx, err)
-		}
-	}
-	return parent, nil
 }
 
 // seal makes the files durable and hashes them. Nothing changes them afterwards.

@@ -19,6 +19,8 @@ const (
 	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two.
 	thawTimeout = 5 * time.Second
 	thawEvery   = 500 * time.Millisecond
+	// confirmTimeout is how long the guest agent has to say that the guest is still frozen.
+	confirmTimeout = 2 * time.Second
 	// thawPatience is how long a backup waits for its guest to be thawed before it goes on and leaves that to the watchdog.
 	thawPatience = 5 * time.Second
 )
@@ -72,14 +74,18 @@ type Frozen struct {
 	// foreign: somebody else had frozen the guest, and thaws it.
 	foreign bool
 	release chan struct{} // closed by Thaw
+	expired chan struct{} // closed before the guest is thawed although nobody asked
 	thawed  chan struct{} // closed when the guest is thawed or has ended
 	after   time.Duration // valid once thawed is closed
+	// refused is the answer to the first attempt to thaw, valid once thawed is closed. A guest that cannot be frozen for
+	// long, such as Windows, tells only then that it did not wait.
+	refused error
 }
 
 // Freeze freezes the guest's file systems. A guest that somebody else has frozen already is as good; it is not thawed then.
 // After an error the guest is not frozen, or is being thawed.
 func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
-	z := &Frozen{clock: f.clock, release: make(chan struct{}), thawed: make(chan struct{})}
+	z := &Frozen{clock: f.clock, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
 	if !f.claim(z) {
 		return nil, ErrFrozen
 	}
@@ -129,25 +135,29 @@ func (f *Freezer) hold(z *Frozen) {
 	select {
 	case <-z.release:
 	case <-timer.C():
+		close(z.expired)
 		f.log.Error("guest frozen for too long, thawing it", "limit", frozenAtMost)
 	case <-f.life.Done():
 	}
 	if !z.foreign {
-		f.thaw()
+		z.refused = f.thaw()
 	}
 	z.after = f.clock.Since(z.since)
 	f.drop()
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended.
-func (f *Freezer) thaw() {
+// thaw returns when the guest is thawed or has ended, with the error of the first attempt.
+func (f *Freezer) thaw() (first error) {
 	for f.life.Err() == nil {
 		ctx, cancel := context.WithTimeout(f.life, thawTimeout)
 		err := f.agent.Thaw(ctx)
 		cancel()
 		if err == nil {
-			return
+			return first
+		}
+		if first == nil {
+			first = err
 		}
 		f.log.Warn("guest could not be thawed, trying again", "error", err)
 		timer := f.clock.NewTimer(thawEvery)
@@ -157,10 +167,41 @@ func (f *Freezer) thaw() {
 			timer.Stop()
 		}
 	}
+	return first
+}
+
+// StillFrozen returns nil if the guest has been frozen from Freeze until now, and otherwise what speaks against it: this
+// freezer thawed it after the limit, it thawed by itself, or its agent does not say.
+func (f *Freezer) StillFrozen(ctx context.Context, z *Frozen) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
+	defer cancel()
+	frozen, err := f.agent.FSFrozen(ctx, confirmTimeout)
+	select {
+	case <-z.expired:
+		return fmt.Errorf("it was frozen for %s, which is the limit", frozenAtMost)
+	default:
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask whether it is still frozen: %w", err)
+	case !frozen:
+		return errors.New("it thawed by itself, or somebody else thawed it")
+	}
+	return nil
 }
 
 // Foreign says that somebody else had frozen the guest.
 func (z *Frozen) Foreign() bool { return z.foreign }
+
+// ThawRefused is the error of the first attempt to thaw, or nil if there was none by now.
+func (z *Frozen) ThawRefused() error {
+	select {
+	case <-z.thawed:
+		return z.refused
+	default:
+		return nil
+	}
+}
 
 // Thaw asks for the guest to be thawed and waits for it for a while. It returns how long the guest was frozen: from the request
 // to freeze until the thaw was answered, or until now if it was not yet. That is an upper bound of what a writer in the guest felt.

@@ -2,6 +2,7 @@ package push
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -17,6 +18,9 @@ const (
 	prepareTimeout = 2 * time.Minute
 	// beginTimeout bounds virDomainBackupBegin; libvirt itself gives up on a busy domain after 30 s.
 	beginTimeout = 60 * time.Second
+	// beginFrozenTimeout bounds it while the guest is frozen. With the time to freeze, and to ask whether it held, it is
+	// below frozenAtMost.
+	beginFrozenTimeout = 15 * time.Second
 )
 
 // prepare makes the target and libvirt's job ready. The guest does not notice.
@@ -28,6 +32,12 @@ func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 		return nil, err
 	}
 	j.progress.volume = volume
+	if err := j.endStray(ctx); err != nil {
+		return nil, fmt.Errorf("end the job of an earlier backup: %w", err)
+	}
+	if err := j.checkParent(); err != nil {
+		return nil, err
+	}
 	need, err := j.estimate(ctx)
 	if err != nil {
 		return nil, err
@@ -79,15 +89,33 @@ func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
 
 // beginJob begins libvirt's job and thaws at once, even when this panics.
 func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
+	if frozen == nil {
+		return j.beginWithin(beginTimeout, begin)
+	}
+	var doubt error
 	defer func() {
-		if frozen == nil {
-			return
-		}
 		millis := frozen.Thaw().Milliseconds()
-		j.update(func(b *pb.Backup) { b.FrozenMillis = millis })
+		doubt = errors.Join(doubt, frozen.ThawRefused())
+		j.update(func(b *pb.Backup) {
+			b.FrozenMillis = millis
+			if doubt != nil {
+				b.Quiesce = pb.Backup_THAWED_EARLY
+				b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
+			}
+		})
 	}()
-	// Not cut off by an abort: half a beginning is worse than a whole one that is undone.
-	ctx, cancel := j.bounded(beginTimeout)
+	if err := j.beginWithin(beginFrozenTimeout, begin); err != nil {
+		return err
+	}
+	ctx, cancel := j.bounded(2 * confirmTimeout)
+	defer cancel()
+	doubt = j.cfg.Freezer.StillFrozen(ctx, frozen)
+	return nil
+}
+
+// beginWithin is not cut off by an abort: half a beginning is worse than a whole one that is undone.
+func (j *Job) beginWithin(limit time.Duration, begin domain.BeginFunc) error {
+	ctx, cancel := j.bounded(limit)
 	defer cancel()
 	return begin(ctx)
 }

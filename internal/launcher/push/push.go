@@ -127,6 +127,7 @@ func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, err
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
+	req = proto.CloneOf(req) // a disk whose parent is not there becomes full in it
 	return &Job{
 		cfg: cfg, req: req, ctx: ctx, cancel: cancel,
 		done: make(chan struct{}), completed: make(chan error, 1),

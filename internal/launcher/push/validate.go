@@ -36,6 +36,8 @@ func validate(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 			return fmt.Errorf("%w: volume %q is listed twice", ErrRequest, v.Volume)
 		case v.Incremental && req.BaseCheckpoint == "":
 			return fmt.Errorf("%w: volume %q is incremental, but there is no base checkpoint", ErrRequest, v.Volume)
+		case v.Incremental && (req.BaseDirectory == "" || req.BaseManifestSha256 == ""):
+			return fmt.Errorf("%w: volume %q is incremental, but the request does not say where its parent is", ErrRequest, v.Volume)
 		case !disk.Tracked && req.Checkpoint != "":
 			return fmt.Errorf("%w: disk %q is not tracked and cannot have a checkpoint", ErrRequest, v.Volume)
 		}

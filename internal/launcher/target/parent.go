@@ -1,74 +1,156 @@
 package target
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path"
-	"strings"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// Manifest reads the manifest of a complete backup.
-func (v *Volume) Manifest(directory string) (*manifest.Manifest, error) {
-	f, err := v.root.Open(path.Join(directory, layout.BackupManifest))
+// What BrokenChains finds of a volume.
+var (
+	// ErrParentMissing: a directory, a manifest or a disk's file is not there.
+	ErrParentMissing = errors.New("a backup that this one would continue is missing")
+	// ErrParentChanged: something else is in its place.
+	ErrParentChanged = errors.New("a backup that this one would continue was changed")
+)
+
+// Parent names a backup on the volume. Nothing but these two together says which backup it is: a directory can be made
+// anew, and a copy of a manifest can lie anywhere.
+type Parent struct {
+	// Directory is relative to the volume's root.
+	Directory string
+	// ManifestSHA256 is the hash of its manifest in lower case hex.
+	ManifestSHA256 string
+}
+
+// Manifest reads the manifest of a complete backup and its SHA-256 in lower case hex. fs.ErrNotExist: there is none.
+func (v *Volume) Manifest(directory string) (*manifest.Manifest, string, error) {
+	data, err := v.readManifest(directory)
 	if err != nil {
-		return nil, fmt.Errorf("read manifest: %w", err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	data, err := io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read manifest of %s: %w", directory, err)
+		return nil, "", fmt.Errorf("read manifest of %s: %w", directory, err)
 	}
 	m, err := manifest.Decode(data)
 	if err != nil {
-		return nil, fmt.Errorf("read manifest of %s: %w", directory, err)
+		return nil, "", fmt.Errorf("read manifest of %s: %w", directory, err)
 	}
-	return m, nil
+	return m, digest(data), nil
 }
 
-// FindParent looks among the complete backups beside directory for the one with the UID. It returns its directory
-// and manifest, or "" and nil. What cannot be read is no parent: the chain is then told by the manifest alone.
-func (v *Volume) FindParent(directory, backupUID string) (string, *manifest.Manifest, error) {
-	around := path.Dir(directory)
-	entries, err := fs.ReadDir(v.root.FS(), around)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil, nil
-	}
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// errNotRegular says that something that must be a file is something else.
+var errNotRegular = errors.New("not a regular file")
+
+func (v *Volume) readManifest(directory string) ([]byte, error) {
+	// A named pipe must not keep the reader waiting.
+	f, err := v.root.OpenFile(path.Join(directory, layout.BackupManifest), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return "", nil, fmt.Errorf("look for the parent backup in %s: %w", around, err)
+		return nil, err
 	}
-	for _, e := range entries {
-		candidate := path.Join(around, e.Name())
-		if !e.IsDir() || strings.HasSuffix(e.Name(), layout.PartialSuffix) || candidate == directory {
-			continue
-		}
-		if m, err := v.Manifest(candidate); err == nil && m.Backup.UID == backupUID {
-			return candidate, m, nil
-		}
+	defer func() { _ = f.Close() }() // only read
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
 	}
-	return "", nil, nil
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	return io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
 }
 
-// Backing returns the backing file's name, relative to the directory of a new backup, for a volume that continues the
-// parent, or "" if the parent has no file of it.
-func (v *Volume) Backing(parentDirectory string, parent *manifest.Manifest, volume string) string {
-	if parent == nil {
-		return ""
+// BrokenChains follows each volume from the parent to the full backup that its chain begins with, and returns the
+// volumes whose chain is not whole, each with an error that wraps ErrParentMissing or ErrParentChanged. Each manifest
+// is compared with the hash that its child, or for the first one the caller, has of it. Disks' files are not hashed.
+//
+// An error means that the volume could not be read: then nothing is known of any chain.
+func (v *Volume) BrokenChains(parent Parent, volumes []string) (map[string]error, error) {
+	broken := map[string]error{}
+	for at := parent; len(volumes) > 0; {
+		m, problem, err := v.verifiedManifest(at)
+		if err != nil {
+			return nil, err
+		}
+		if problem != nil {
+			for _, name := range volumes {
+				broken[name] = problem
+			}
+			return broken, nil
+		}
+		var further []string
+		for _, name := range volumes {
+			problem, err := v.checkFile(at.Directory, m.Volume(name))
+			switch {
+			case err != nil:
+				return nil, err
+			case problem != nil:
+				broken[name] = problem
+			case m.Volume(name).Type != manifest.Full:
+				further = append(further, name)
+			}
+		}
+		volumes = further
+		if m.Parent != nil {
+			at = Parent{Directory: path.Join(at.Directory, m.Parent.Directory), ManifestSHA256: m.Parent.ManifestSHA256}
+		}
 	}
-	entry := parent.Volume(volume)
+	return broken, nil
+}
+
+// verifiedManifest reads the manifest of a backup. problem says that it is not the one that parent names.
+func (v *Volume) verifiedManifest(parent Parent) (m *manifest.Manifest, problem, err error) {
+	if !fs.ValidPath(parent.Directory) || parent.Directory == "." {
+		return nil, fmt.Errorf("%w: %q is no directory of a backup", ErrParentChanged, parent.Directory), nil
+	}
+	data, err := v.readManifest(parent.Directory)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: %s", ErrParentMissing, parent.Directory), nil
+	case errors.Is(err, errNotRegular), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR):
+		return nil, fmt.Errorf("%w: %s: %w", ErrParentChanged, parent.Directory, err), nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("read manifest of %s: %w", parent.Directory, err)
+	case digest(data) != parent.ManifestSHA256:
+		return nil, fmt.Errorf("%w: the manifest of %s is not the one that was written", ErrParentChanged, parent.Directory), nil
+	}
+	if m, err = manifest.Decode(data); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrParentChanged, parent.Directory, err), nil
+	}
+	return m, nil, nil
+}
+
+// checkFile says what is wrong with a disk's file. entry is nil if the backup has none of it.
+func (v *Volume) checkFile(directory string, entry *manifest.Volume) (problem, err error) {
 	if entry == nil {
-		return ""
+		return fmt.Errorf("%w: %s has no file of the disk", ErrParentMissing, directory), nil
 	}
-	info, err := v.root.Stat(path.Join(parentDirectory, entry.File))
-	if err != nil || !info.Mode().IsRegular() {
-		return ""
+	name := path.Join(directory, entry.File)
+	switch info, err := v.root.Lstat(name); {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %s", ErrParentMissing, name), nil
+	case err != nil:
+		return nil, fmt.Errorf("look for %s: %w", name, err)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%w: %s is no file", ErrParentChanged, name), nil
 	}
-	return path.Join(Beside(parentDirectory), entry.File)
+	return nil, nil
 }
 
-// Beside is a backup's directory as seen from another backup's directory of the same machine.
-func Beside(directory string) string { return path.Join("..", path.Base(directory)) }
+// RelativeTo is another backup's directory as seen from a backup's own. Both are relative to the volume's root.
+func RelativeTo(own, other string) (string, error) {
+	relative, err := filepath.Rel(own, other)
+	return filepath.ToSlash(relative), err
+}

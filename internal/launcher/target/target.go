@@ -114,9 +114,8 @@ func (v *Volume) Begin(directory, backupUID string) error {
 	if !fs.ValidPath(directory) || directory == "." {
 		return fmt.Errorf("%w: %q is not a directory on the volume", ErrInvalid, directory)
 	}
-	m, err := v.Manifest(directory)
-	if err == nil && m.Backup.UID != backupUID {
-		return fmt.Errorf("%w: %s holds the backup %s with UID %s", ErrInvalid, directory, m.Backup.Name, m.Backup.UID)
+	if err := v.holdsNoOther(directory, backupUID); err != nil {
+		return err
 	}
 	for _, name := range []string{directory, partial(directory)} {
 		if err := v.root.RemoveAll(name); err != nil {
@@ -129,6 +128,21 @@ func (v *Volume) Begin(directory, backupUID string) error {
 	return nil
 }
 
+// holdsNoOther refuses a directory that holds, or may hold, another backup.
+func (v *Volume) holdsNoOther(directory, backupUID string) error {
+	if _, err := v.root.Lstat(directory); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	m, _, err := v.Manifest(directory)
+	switch {
+	case err != nil: // what cannot be read may be a backup
+		return fmt.Errorf("%w: %s is there already: %w", ErrInvalid, directory, err)
+	case m.Backup.UID != backupUID:
+		return fmt.Errorf("%w: %s holds the backup %s with UID %s", ErrInvalid, directory, m.Backup.Name, m.Backup.UID)
+	}
+	return nil
+}
+
 // writeError adds ErrInvalid where the volume itself refuses to be written.
 func (v *Volume) writeError(what string, err error) error {
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
@@ -137,28 +151,34 @@ func (v *Volume) writeError(what string, err error) error {
 	return fmt.Errorf("target volume: %s: %w", what, err)
 }
 
-// Commit writes the manifest into the partial directory and gives the directory its final name. All files in it must be durable already.
-func (v *Volume) Commit(directory string, m manifest.Manifest) error {
+// Commit writes the manifest into the partial directory, gives the directory its final name, and returns the
+// manifest's SHA-256 in lower case hex. All files in it must be durable already. After an error the directory is partial.
+func (v *Volume) Commit(directory string, m manifest.Manifest) (string, error) {
 	data, err := manifest.Encode(m)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := v.writeDurably(path.Join(partial(directory), layout.BackupManifest), data); err != nil {
-		return v.writeError("write manifest", err)
+		return "", v.writeError("write manifest", err)
 	}
 	if err := v.syncDir(partial(directory)); err != nil {
-		return v.writeError("sync directory", err)
+		return "", v.writeError("sync directory", err)
 	}
 	if err := v.root.Rename(partial(directory), directory); err != nil {
-		return v.writeError("rename directory", err)
+		return "", v.writeError("rename directory", err)
 	}
-	// The parents up to the root may be new as well.
+	if err := v.syncUpwards(directory); err != nil {
+		// A backup that failed must not look complete.
+		return "", v.writeError("sync directory", errors.Join(err, v.root.Rename(directory, partial(directory))))
+	}
+	return digest(data), nil
+}
+
+// syncUpwards makes the directory's name durable. The parents up to the root may be new as well.
+func (v *Volume) syncUpwards(directory string) error {
 	for dir := path.Dir(directory); ; dir = path.Dir(dir) {
-		if err := v.syncDir(dir); err != nil {
-			return v.writeError("sync directory", err)
-		}
-		if dir == "." {
-			return nil
+		if err := v.syncDir(dir); err != nil || dir == "." {
+			return err
 		}
 	}
 }

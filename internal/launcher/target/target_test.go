@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
@@ -48,7 +46,7 @@ func backup(t *testing.T, v *Volume, directory, uid string) {
 	if err := os.WriteFile(v.Path(PartialFile(directory, "root")), []byte("data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.Commit(directory, example(uid)); err != nil {
+	if _, err := v.Commit(directory, example(uid)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -115,11 +113,11 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	if err := v.Begin("vm/b1", "u1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.Manifest("vm/b1"); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := v.Manifest("vm/b1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("before: %v", err)
 	}
 	backup(t, v, "vm/b1", "u1") // what the first attempt left goes
-	m, err := v.Manifest("vm/b1")
+	m, _, err := v.Manifest("vm/b1")
 	if err != nil || m.Backup.UID != "u1" {
 		t.Errorf("%+v, %v", m, err)
 	}
@@ -135,7 +133,7 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	if err := v.Discard("vm/b1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := v.Manifest("vm/b1"); err != nil {
+	if _, _, err := v.Manifest("vm/b1"); err != nil {
 		t.Errorf("a complete backup was discarded: %v", err)
 	}
 }
@@ -195,42 +193,6 @@ func TestNothingLeadsOutOfTheVolume(t *testing.T) {
 	}
 	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
 		t.Errorf("outside: %v, %v", left, err)
-	}
-}
-
-func TestFindParent(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	v := open(t, dir)
-	backup(t, v, "vm/b1", "u1")
-	backup(t, v, "vm/b2", "u2")
-	backup(t, v, "other/b3", "u3")
-	if err := os.Rename(filepath.Join(dir, "vm/b2"), filepath.Join(dir, "vm/b2.partial")); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "vm/broken"), 0o700),
-		os.WriteFile(filepath.Join(dir, "vm/broken/backup.json"), []byte("{"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	for uid, want := range map[string]string{"u1": "vm/b1", "u2": "", "u3": "", "u4": ""} {
-		directory, m, err := v.FindParent("vm/b9", uid)
-		if err != nil || directory != want || (m != nil) != (want != "") {
-			t.Errorf("%s: %q, %v, %v, want %q", uid, directory, m, err, want)
-		}
-	}
-	directory, m, err := v.FindParent("vm/b9", "u1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := []string{v.Backing(directory, m, "root"), v.Backing(directory, m, "data"), v.Backing("", nil, "root")}
-	if diff := cmp.Diff([]string{"../b1/root.qcow2", "", ""}, got); diff != "" {
-		t.Error(diff)
-	}
-	if err := os.Remove(filepath.Join(dir, "vm/b1/root.qcow2")); err != nil {
-		t.Fatal(err)
-	}
-	if got := v.Backing(directory, m, "root"); got != "" {
-		t.Errorf("a file that is gone: %q", got)
 	}
 }
 

@@ -1,0 +1,103 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// A backup is quiesced only if the guest was frozen without a break until libvirt had begun.
+func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		arrange func(b *bench)
+		want    pb.Backup_Quiesce
+	}{
+		"held": {func(*bench) {}, pb.Backup_FROZEN},
+		"libvirt begins after the watchdog has thawed": {func(b *bench) {
+			b.before("BeginBackup", func() { time.Sleep(frozenAtMost + time.Second) })
+		}, pb.Backup_THAWED_EARLY},
+		"the watchdog thaws, and somebody else freezes again": {func(b *bench) {
+			b.before("BeginBackup", func() {
+				time.Sleep(frozenAtMost + time.Second)
+				b.guest.set(func() { b.guest.frozen = true })
+			})
+		}, pb.Backup_THAWED_EARLY},
+		"the guest thaws by itself": {func(b *bench) {
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
+		}, pb.Backup_THAWED_EARLY},
+		"the agent says nothing any more": {func(b *bench) {
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["FSFrozen"] = errors.New("no answer") }) })
+		}, pb.Backup_THAWED_EARLY},
+		"the guest admits it only when it is thawed": {func(b *bench) {
+			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
+			b.guest.on["Thaw"] = func() {
+				time.AfterFunc(thawEvery/2, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
+			}
+		}, pb.Backup_THAWED_EARLY},
+		"somebody else had frozen it, and thaws it": {func(b *bench) {
+			b.guest.frozen = true
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
+		}, pb.Backup_THAWED_EARLY},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				j := b.job(request())
+				b.complete(j)
+				test.arrange(b)
+				got := b.run(j)
+				if got.Phase != pb.Backup_DONE || got.Quiesce != test.want || (got.QuiesceMessage != "") != (test.want != pb.Backup_FROZEN) {
+					t.Errorf("%v, want %v", got, test.want)
+				}
+				if m := b.readManifest("vm/b2"); m.Quiesced != (test.want == pb.Backup_FROZEN) {
+					t.Errorf("the manifest says quiesced %v", m.Quiesced)
+				}
+			})
+		})
+	}
+}
+
+// libvirt's beginning is given up before the watchdog has to thaw.
+func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
+	t.Parallel()
+	if most := freezeTimeout + beginFrozenTimeout + confirmTimeout; most >= frozenAtMost {
+		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, frozenAtMost)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		j := b.job(request())
+		began := time.Now()
+		err := j.beginJob(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, frozenNow(t, b))
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took >= frozenAtMost {
+			t.Errorf("%v after %s", err, took)
+		}
+		b.endLife()
+		b.freezer.Wait()
+	})
+}
+
+func frozenNow(t *testing.T, b *bench) *Frozen {
+	t.Helper()
+	frozen, err := b.freezer.Freeze(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return frozen
+}
+
+// before has something happen before what the call does otherwise.
+func (b *bench) before(call string, happen func()) {
+	then := b.guest.on[call]
+	b.guest.on[call] = func() {
+		happen()
+		if then != nil {
+			then()
+		}
+	}
+}

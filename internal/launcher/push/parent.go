@@ -1,0 +1,90 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/manifest"
+)
+
+// checkParent makes each incremental disk full whose chain is not whole on the target. A target that cannot be read
+// fails the backup: an error says nothing about what is there, and the parent may be back with the next attempt.
+func (j *Job) checkParent() error {
+	broken, err := j.brokenChains()
+	if err != nil {
+		return err
+	}
+	for _, v := range j.req.Volumes {
+		problem := broken[v.Volume]
+		if problem == nil {
+			continue
+		}
+		v.Incremental, v.FullReason = false, string(parentReason(problem))
+		j.cfg.Log.Warn("the disk's backup is full", "backup", j.req.Name, "uid", j.req.Uid, "volume", v.Volume, "reason", v.FullReason, "error", problem)
+	}
+	j.update(func(b *pb.Backup) {
+		for i, v := range j.req.Volumes {
+			b.Volumes[i].Incremental = v.Incremental
+			if broken[v.Volume] != nil {
+				b.Volumes[i].FullReason = v.FullReason
+			}
+		}
+	})
+	return nil
+}
+
+func parentReason(problem error) backupv1.FullReason {
+	if errors.Is(problem, target.ErrParentMissing) {
+		return backupv1.FullParentMissing
+	}
+	return backupv1.FullParentChanged
+}
+
+func (j *Job) brokenChains() (map[string]error, error) {
+	wanted := incremental(j.req)
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	broken, err := j.progress.volume.BrokenChains(target.Parent{Directory: j.req.BaseDirectory, ManifestSHA256: j.req.BaseManifestSha256}, wanted)
+	if err != nil {
+		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
+			"the target does not tell whether it has the base of this backup (%v): mend the target, or set forceFullBackup", err)}
+	}
+	return broken, nil
+}
+
+// linkToParent gives the incremental files their backing files and returns what the manifest says of the parent. The
+// parent must still be there: somebody may have removed it while data was copied.
+func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
+	wanted := incremental(j.req)
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	broken, err := j.brokenChains()
+	if err != nil {
+		return nil, err
+	}
+	if names := slices.Sorted(maps.Keys(broken)); len(names) > 0 {
+		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
+			"the base of volume %s went from the target while the backup was written: %v", names[0], broken[names[0]])}
+	}
+	directory, err := target.RelativeTo(j.req.Directory, j.req.BaseDirectory)
+	if err != nil {
+		return nil, fmt.Errorf("name the parent's directory: %w", err)
+	}
+	for _, name := range wanted {
+		if err := j.cfg.Images.SetBacking(ctx, j.targetPath(name), layout.BackupFile(directory, name)); err != nil {
+			return nil, causeOr(ctx, err)
+		}
+	}
+	return &manifest.Parent{
+		Checkpoint: j.req.BaseCheckpoint, BackupUID: j.req.BaseBackupUid, Directory: directory, ManifestSHA256: j.req.BaseManifestSha256,
+	}, nil
+}

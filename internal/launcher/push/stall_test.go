@@ -1,0 +1,67 @@
+package push
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/varvebackup/varve/internal/domain"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// A job that moves nothing is aborted after a minute, whatever it had moved before.
+func TestStall_freesTheGuest(t *testing.T) {
+	t.Parallel()
+	for name, movesFor := range map[string]time.Duration{"from the beginning": 0, "after a while": 10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				begun := time.Now()
+				b.guest.on["BeginBackup"] = func() {
+					go func() {
+						for at := time.Duration(0); at < movesFor; at += stalledAfter / 2 {
+							time.Sleep(stalledAfter / 2)
+							b.guest.set(func() { b.guest.job.ProcessedBytes++ })
+						}
+					}()
+				}
+				var aborted time.Duration
+				b.guest.on["AbortBackup"] = func() { aborted = time.Since(begun) }
+				got := b.run(b.job(request()))
+				if got.Failure != pb.Backup_TARGET_STALLED || !strings.Contains(got.Message, "nothing was copied for 1m0s") {
+					t.Errorf("%v", got)
+				}
+				if least := movesFor + stalledAfter; aborted < least || aborted > least+2*progressEvery {
+					t.Errorf("aborted after %s, want %s", aborted, least)
+				}
+				if b.guest.count("DeleteCheckpoint cp2") != 1 {
+					t.Error("the checkpoint is left")
+				}
+			})
+		})
+	}
+}
+
+// What an earlier backup could not end, because libvirt did not answer, is ended before the next one begins.
+func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.job = domain.JobInfo{Active: true, Known: true}
+		j := b.job(request())
+		b.complete(j)
+		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.count("AbortBackup") != 1 {
+			t.Errorf("%v after %v", got, b.guest.calls)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.job = domain.JobInfo{Active: true, Known: true}
+		b.guest.fail["AbortBackup"] = domain.ErrBusy
+		if got := b.run(b.job(request())); got.Phase != pb.Backup_FAILED || b.guest.count("PrepareBackup") > 0 {
+			t.Errorf("%v after %v", got, b.guest.calls)
+		}
+	})
+}
