@@ -18,6 +18,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
@@ -82,6 +83,26 @@ func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
 	})
 	if n := w.launcher.count("BeginBackup"); n != 1 {
 		t.Errorf("begun %d times", n)
+	}
+}
+
+func TestBackup_endsWhenItsTargetIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.backup("b1", w.tracker("tr", "root"))
+	w.begun(1)
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
+	w.untilPhase(b, "Copying")
+	// The controller saw the attachment pod go.
+	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.VolumeStatus = append(v.Status.VolumeStatus, kubevirtv1.VolumeStatus{
+			Name: layout.BackupUtilityVolume(b.UID), Phase: kubevirtv1.VolumeDetaching, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "gone"},
+		})
+	})
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != backupv1.ReasonTargetDetached || w.launcher.count("AbortBackup") == 0 {
+		t.Errorf("%s: %s; aborted %d times", b.Status.Reason, b.Status.Message, w.launcher.count("AbortBackup"))
 	}
 }
 
@@ -345,6 +366,49 @@ func TestCheckpointsOfNobodyAreDeletedOncePerStartAndWithATracker(t *testing.T) 
 		var deleted []string
 		w.launcher.view(func() { deleted = slices.Clone(w.launcher.deleted) })
 		return want(slices.Contains(deleted, "tr-1"), "deleted %v", deleted)
+	})
+}
+
+func TestReview_validatesEveryTrackerBeforeTrackingIsEnabled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	lost, kept := w.tracker("lost", "root"), w.tracker("kept", "root")
+	w.launcher.view(func() { w.launcher.lostIn = map[string]string{"lost-1": "the bitmap is not in the overlay"} })
+	w.started()
+	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(lost), lost); err != nil {
+		t.Fatal(err)
+	}
+	if lost.Status.LatestCheckpoint != nil || len(lost.Status.Discarded) != 1 || lost.Status.Discarded[0].Reason != backupv1.FullBitmapLost {
+		t.Errorf("tracking is Enabled and the tracker names a checkpoint that is gone: %+v", lost.Status)
+	}
+	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept); err != nil {
+		t.Fatal(err)
+	}
+	if kept.Status.LatestCheckpoint == nil {
+		t.Errorf("the other tracker lost its checkpoint: %+v", kept.Status)
+	}
+	var known []string
+	w.launcher.view(func() {
+		for _, c := range w.launcher.state.GetCheckpoints() {
+			known = append(known, c.GetName())
+		}
+	})
+	if !slices.Equal(known, []string{"kept-1"}) {
+		t.Errorf("libvirt knows the checkpoints %v", known)
+	}
+	w.until(func() error { return w.hasEvent("CheckpointDiscarded") })
+}
+
+func TestReview_deletesBitmapsThatLibvirtDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.tracker("tr", "root")
+	w.launcher.set(func(s *pb.State) { s.StrayBitmaps = []string{"tr-1", "of-a-backup-whose-guest-shut-down"} })
+	w.started()
+	w.until(func() error {
+		var deleted []string
+		w.launcher.view(func() { deleted = slices.Clone(w.launcher.deleted) })
+		return want(slices.Equal(deleted, []string{"of-a-backup-whose-guest-shut-down"}), "deleted %v", deleted)
 	})
 }
 

@@ -41,6 +41,8 @@ type fakeLauncher struct {
 	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
 	lost map[string]string
+	// lostIn are checkpoints whose bitmaps RedefineCheckpoints reports as lost on every volume.
+	lostIn map[string]string
 	// refuse is what BeginBackup answers instead of beginning.
 	refuse error
 	// finish is what a backup becomes at once; nil: PREPARING.
@@ -186,6 +188,8 @@ func (f *fakeLauncher) RedefineCheckpoints(_ context.Context, r *pb.RedefineChec
 		result := &pb.RedefineCheckpointsResponse_Result{Name: c.GetName(), Lost: map[string]string{}}
 		for _, v := range c.GetVolumes() {
 			if why, ok := f.lost[v]; ok {
+				result.Lost[v] = why
+			} else if why, ok := f.lostIn[c.GetName()]; ok {
 				result.Lost[v] = why
 			} else {
 				result.Valid = append(result.Valid, v)

@@ -130,7 +130,7 @@ func manager(o Options) (ctrl.Manager, error) {
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&kubevirtv1.VirtualMachineInstance{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelNodeName: o.NodeName})},
-			&backupv1.VirtualMachineBackup{}:     {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName)},
+			&backupv1.VirtualMachineBackup{}:     {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName), Label: layout.UnfinishedBackups()},
 		}},
 	})
 	if err != nil {

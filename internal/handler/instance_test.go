@@ -13,10 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
@@ -29,12 +32,10 @@ func TestAGuestIsStartedAndItsStatusIsMirrored(t *testing.T) {
 	})
 	w.guestRuns()
 	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
-		return want(s.Phase == kubevirtv1.PhaseRunning && w.conditionOf(s, kubevirtv1.ConditionReady).Status == corev1.ConditionTrue, "%+v", s)
+		return want(s.Phase == kubevirtv1.PhaseRunning && w.conditionOf(s, kubevirtv1.ConditionReady).Status == corev1.ConditionTrue &&
+			s.ChangedBlockTracking.State == kubevirtv1.ChangedBlockTrackingEnabled, "%+v", s)
 	})
 	s := w.vmi.Status
-	if s.ChangedBlockTracking.State != kubevirtv1.ChangedBlockTrackingEnabled {
-		t.Errorf("tracking: %+v", s.ChangedBlockTracking)
-	}
 	if c := w.conditionOf(&s, kubevirtv1.ConditionAgentConnected); c.Status != corev1.ConditionTrue {
 		t.Errorf("AgentConnected: %+v", c)
 	}
@@ -60,6 +61,50 @@ func TestAGuestIsStartedAndItsStatusIsMirrored(t *testing.T) {
 		return want(w.conditionOf(s, kubevirtv1.ConditionPaused).Status == corev1.ConditionTrue && s.FSFreezeStatus == "frozen" &&
 			w.conditionOf(s, kubevirtv1.ConditionAgentConnected).Type == "" && w.conditionOf(s, kubevirtv1.ConditionReady).Status == corev1.ConditionFalse, "%+v", s.Conditions)
 	})
+}
+
+// TestStart_tellsWhichRunItIs: the launcher keeps an overlay only if it is told which run was the last; that is told only while the
+// claim names this instance's run.
+func TestStart_tellsWhichRunItIs(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		write         func(self types.UID, e runepoch.Epoch) runepoch.Epoch
+		run, previous string
+	}{
+		"this run": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
+			return e.Begin("earlier").Begin(string(self))
+		}, "self", "earlier"},
+		"another run since": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
+			return e.Begin("earlier").Begin(string(self)).Begin("later")
+		}, "", ""},
+		"no run": {func(_ types.UID, e runepoch.Epoch) runepoch.Epoch { return e }, "", ""},
+		"a copied record": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
+			e.Claim = "another"
+			return e.Begin("earlier").Begin(string(self))
+		}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "")
+			claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "root"}}
+			controlplane.Update(t, w.client, claim, false, func(claim *corev1.PersistentVolumeClaim) {
+				if err := c.write(w.vmi.UID, runepoch.Epoch{Claim: claim.UID}).Write(claim); err != nil {
+					t.Fatal(err)
+				}
+			})
+			w.run()
+			w.until(func() error { return want(w.launcher.count("Start") > 0, "the guest was not started") })
+			run := c.run
+			if run == "self" {
+				run = string(w.vmi.UID)
+			}
+			w.launcher.view(func() {
+				if d := w.launcher.started.GetDisks()[0]; d.GetRun() != run || d.GetPreviousRun() != c.previous {
+					t.Errorf("run %q after %q, want %q after %q", d.GetRun(), d.GetPreviousRun(), run, c.previous)
+				}
+			})
+		})
+	}
 }
 
 func TestAnInstanceOfAnotherNodeIsLeftAlone(t *testing.T) {

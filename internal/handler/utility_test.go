@@ -31,21 +31,60 @@ type utility struct {
 	kubelet *mounttest.Kubelet
 	// view is the utility directory as the launcher's container sees it; claim the target's root.
 	view, claim string
-	attachment  types.UID
+	// target is the claim and volume its persistent volume.
+	target *corev1.PersistentVolumeClaim
+	volume string
 }
 
 func newUtility(t *testing.T) *utility {
 	t.Helper()
 	k := mounttest.NewKubelet(t)
 	w := newWorld(t, k.PodsDir)
-	u := &utility{world: w, kubelet: k, view: k.Launcher(w.pod), attachment: "attachment-" + w.pod}
-	u.claim = k.Claim(u.attachment, "kubernetes.io~csi", "pv-target")
-	w.claim("target", "pv-target")
+	u := &utility{world: w, kubelet: k, view: k.Launcher(w.pod), volume: "pv-" + w.ns}
+	u.target = w.claim("target", u.volume)
+	u.bind(u.target)
 	return u
+}
+
+// bind makes the claim's persistent volume, bound to it.
+func (u *utility) bind(claim *corev1.PersistentVolumeClaim) {
+	u.t.Helper()
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: claim.Spec.VolumeName}}
+	pv.Spec.AccessModes, pv.Spec.Capacity = claim.Spec.AccessModes, claim.Spec.Resources.Requests
+	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "test.example", VolumeHandle: claim.Spec.VolumeName}
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+	if err := cluster.Client(u.t, controlplane.Admin).Create(u.t.Context(), pv); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// attachmentPod makes the pod that Varve's controller makes, after edit, and mounts the volume for it as the kubelet does. It
+// returns the pod and the root of the volume.
+func (u *utility) attachmentPod(volume string, edit func(*corev1.Pod)) (*corev1.Pod, string) {
+	u.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: u.ns, Name: layout.AttachmentPod("vm", u.vmi.UID, volume)}}
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(u.vmi, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))}
+	pod.Spec.NodeName = u.node
+	pod.Spec.Containers = []corev1.Container{{Name: "hold", Image: "varve"}}
+	pod.Spec.Volumes = []corev1.Volume{{Name: layout.AttachmentVolume}}
+	pod.Spec.Volumes[0].PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "target"}
+	if edit != nil {
+		edit(pod)
+	}
+	u.create(pod)
+	return pod, u.kubelet.Claim(pod.UID, "kubernetes.io~csi", u.volume)
 }
 
 // attach plays the controller: the volume is in the spec and its attachment pod runs.
 func (u *utility) attach(name string) {
+	u.t.Helper()
+	pod, claim := u.attachmentPod(name, nil)
+	u.claim = claim
+	u.attached(name, pod.UID)
+}
+
+// attached plays the controller, or somebody who writes what a controller would: the volume is attached by this pod.
+func (u *utility) attached(name string, pod types.UID) {
 	u.t.Helper()
 	controlplane.Update(u.t, u.client, u.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) {
 		volume := kubevirtv1.UtilityVolume{Name: name}
@@ -54,7 +93,7 @@ func (u *utility) attach(name string) {
 	})
 	controlplane.Update(u.t, u.client, u.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
 		v.Status.VolumeStatus = append(v.Status.VolumeStatus, kubevirtv1.VolumeStatus{
-			Name: name, Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: u.attachment},
+			Name: name, Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: pod},
 		})
 	})
 }
@@ -194,16 +233,7 @@ func TestPartialFilesOfADeadGuestAreRemoved(t *testing.T) {
 	u.started()
 	b := u.backup("b1", nil)
 	u.begun(1)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: u.ns, Name: layout.AttachmentPod("vm", u.vmi.UID, layout.BackupUtilityVolume(b.UID)),
-	}}
-	pod.Spec.NodeName = u.node
-	pod.Spec.Containers = []corev1.Container{{Name: "hold", Image: "varve"}}
-	if err := u.client.Create(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	// The kubelet names a pod's directory after the UID that the API server gave it.
-	claim := u.kubelet.Claim(pod.UID, "kubernetes.io~csi", "pv-target")
+	_, claim := u.attachmentPod(layout.BackupUtilityVolume(b.UID), nil)
 	partial := filepath.Join(claim, b.Status.Directory+layout.PartialSuffix)
 	if err := os.MkdirAll(partial, 0o755); err != nil {
 		t.Fatal(err)
@@ -220,5 +250,63 @@ func TestPartialFilesOfADeadGuestAreRemoved(t *testing.T) {
 	u.untilPhase(b, backupv1.BackupPruned)
 	if _, err := os.Stat(partial); !os.IsNotExist(err) {
 		t.Errorf("the partial directory is still there: %v", err)
+	}
+}
+
+func TestMount_refusesWhatVarveDidNotAttach(t *testing.T) {
+	for name, forge := range map[string]func(*utility) types.UID{
+		"a pod that nobody controls": func(u *utility) types.UID {
+			pod, _ := u.attachmentPod("backup-1", func(p *corev1.Pod) { p.OwnerReferences = nil })
+			return pod.UID
+		},
+		"labels alone": func(u *utility) types.UID {
+			pod, _ := u.attachmentPod("backup-1", func(p *corev1.Pod) {
+				p.Name, p.OwnerReferences = "mine", nil
+				p.Labels = map[string]string{layout.LabelCreatedBy: string(u.vmi.UID), layout.LabelAttachment: "backup-1", layout.LabelApp: "varve-attachment"}
+			})
+			return pod.UID
+		},
+		"memory in place of the claim": func(u *utility) types.UID {
+			pod, _ := u.attachmentPod("backup-1", func(p *corev1.Pod) {
+				p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}
+			})
+			return pod.UID
+		},
+		"memory beside the claim, named like its volume": func(u *utility) types.UID {
+			pod, _ := u.attachmentPod("backup-1", func(p *corev1.Pod) {
+				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: u.volume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+			})
+			return pod.UID
+		},
+		"a pod on another node": func(u *utility) types.UID {
+			pod, _ := u.attachmentPod("backup-1", func(p *corev1.Pod) { p.Spec.NodeName = "elsewhere" })
+			return pod.UID
+		},
+		"a pod of another UID": func(u *utility) types.UID {
+			u.attachmentPod("backup-1", nil)
+			return "victim"
+		},
+		"a claim that asks for somebody else's volume": func(u *utility) types.UID {
+			admin := cluster.Client(u.t, controlplane.Admin)
+			controlplane.Update(u.t, admin, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: u.volume}}, false, func(v *corev1.PersistentVolume) {
+				v.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "victim", Name: "backups", UID: "victim"}
+			})
+			pod, _ := u.attachmentPod("backup-1", nil)
+			return pod.UID
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newUtility(t)
+			u.started()
+			u.attached("backup-1", forge(u))
+			u.untilVolume("backup-1", func(v kubevirtv1.VolumeStatus) error {
+				return want(v.Phase == kubevirtv1.VolumeAttachedToNode && v.Reason == "UtilityVolumeMountFailed" && v.Message != "", "%+v", v)
+			})
+			for _, point := range u.mounted() {
+				if filepath.Base(point) == "backup-1" {
+					t.Errorf("it is mounted at %s", point)
+				}
+			}
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,6 +33,8 @@ import (
 var (
 	cluster *controlplane.Cluster
 	serial  atomic.Int64
+	// installRoles applies deploy/rbac once.
+	installRoles = sync.OnceValue(func() error { return cluster.InstallRoles(context.Background()) })
 )
 
 // world is a node of its own with one instance on it: the test plays the controller and the guest.
@@ -76,8 +79,14 @@ func (w *world) run() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	// It works with its own roles and its node's token.
+	user := controlplane.HandlerOn(w.node)
+	user.Restricted = true
+	if err := installRoles(); err != nil {
+		w.t.Fatal(err)
+	}
 	o := handler.Options{
-		Config: cluster.ConfigFor(controlplane.Handler), NodeName: w.node, Namespace: controlplane.SystemNamespace,
+		Config: cluster.ConfigFor(user), NodeName: w.node, Namespace: controlplane.SystemNamespace,
 		KubeletPodsDir: w.podsDir, StopWaitsForBackup: w.waits, Registry: prometheus.NewRegistry(), Logger: logger(),
 		Timing: link.Timing{First: 2 * time.Second, Idle: 5 * time.Second, Retry: 50 * time.Millisecond},
 	}
@@ -151,10 +160,16 @@ func (w *world) instance(name string) *kubevirtv1.VirtualMachineInstance {
 	return vmi
 }
 
-// guestRuns plays a guest that has come up.
+// guestRuns plays a guest that has come up. Like a real launcher's, its first state that says RUNNING has no disks: libvirt is
+// asked for them afterwards.
 func (w *world) guestRuns() {
+	w.t.Helper()
+	w.launcher.set(func(s *pb.State) { s.Phase = pb.State_RUNNING })
+	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+		return want(s.Phase == kubevirtv1.PhaseRunning, "phase %s", s.Phase)
+	})
 	w.launcher.set(func(s *pb.State) {
-		s.Phase, s.AgentConnected = pb.State_RUNNING, true
+		s.AgentConnected = true
 		s.Disks = []*pb.Disk{{Volume: "root", Target: "vda", VirtualBytes: 1 << 30, Tracked: true}}
 		s.Interfaces = []*pb.Interface{{Name: "default", Mac: "02:00:00:00:00:01", GuestName: "eth0", Ips: []string{"10.0.2.2"}, FromAgent: true}}
 		s.GuestOs = &pb.GuestOS{Id: "debian", PrettyName: "Debian GNU/Linux"}
@@ -228,6 +243,7 @@ func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.Virtu
 		controlplane.Update(w.t, w.client, tr, true, func(tr *backupv1.VirtualMachineBackupTracker) {
 			tr.Status.LatestCheckpoint = &backupv1.Checkpoint{
 				Name: name + "-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: disks, BackupName: "b0", BackupUID: "b0-uid",
+				Target: &backupv1.BackupTarget{PVCName: "target", PVCUID: "target-uid", Directory: "vm/b0-20260101T030405Z", ManifestSHA256: "digest"},
 			}
 		})
 	}
@@ -254,6 +270,7 @@ func (w *world) backup(name string, tr *backupv1.VirtualMachineBackupTracker) *b
 	controlplane.Update(w.t, w.client, b, true, func(b *backupv1.VirtualMachineBackup) {
 		b.Status.Phase, b.Status.SourceName, b.Status.NodeName = backupv1.BackupStarting, "vm", w.node
 		b.Status.InstanceUID, b.Status.Directory = w.vmi.UID, "vm/"+name+"-20260102T030405Z"
+		b.Status.PVCName, b.Status.PVCUID = "target", "target-uid"
 		if tr != nil {
 			b.Status.CheckpointName, b.Status.BaseCheckpoint, b.Status.TrackerUID = tr.Name+"-2", tr.Status.LatestCheckpoint.DeepCopy(), tr.UID
 		}

@@ -9,14 +9,20 @@ import (
 // again is what to do after a failure that nothing has to be mended for.
 const again = "create another backup when the machine runs; it starts from the same base"
 
+// againAfterEnd is the same for a guest that was stopped. Whether its record of changes was saved is known only when it
+// starts again: a pod that is deleted with force may die in the middle of a shutdown.
+const againAfterEnd = "create another backup when the machine runs; it starts from the same base if the guest ended cleanly, and is full otherwise"
+
 // advice is what to do after each failure that a node finds. The launcher's words of a full target say it themselves: they have the numbers.
 var advice = map[string]string{
 	backupv1.ReasonAborted:         again,
-	backupv1.ReasonStopForced:      again,
+	backupv1.ReasonTargetDetached:  again,
+	backupv1.ReasonStopForced:      againAfterEnd,
 	backupv1.ReasonVMDeleted:       "create another backup when the machine runs again",
-	backupv1.ReasonGuestShutdown:   again,
+	backupv1.ReasonGuestShutdown:   againAfterEnd,
 	backupv1.ReasonGuestCrashed:    "create another backup when the machine runs; it is full, because the record of changes died with the guest",
 	backupv1.ReasonHypervisorError: "see the launcher pod's log, and create another backup; it starts from the same base if that is usable",
+	backupv1.ReasonTargetStalled:   "see why the storage behind the target claim does not answer, and create another backup; it starts from the same base",
 	backupv1.ReasonTargetInvalid:   "mend the target claim or name another one, and create another backup",
 	backupv1.ReasonNoEligibleDisk:  "put a disk on a claim that is writable and not shared, and restart the machine",
 }

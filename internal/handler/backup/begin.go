@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -54,12 +55,21 @@ func (r *Reconciler) confirm(ctx context.Context, s *scene) (bool, error) {
 		return false, client.IgnoreNotFound(err)
 	}
 	ok := live.UID == s.backup.UID && live.Status.Phase == backupv1.BackupStarting && live.DeletionTimestamp.IsZero()
-	tracking := s.instance.Status.ChangedBlockTracking
-	if ok && (tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName != live.Name) {
+	if ok && !holds(live, s.instance) {
 		return false, fmt.Errorf("the backup does not hold instance %s/%s", s.instance.Namespace, s.instance.Name)
 	}
 	s.backup, s.before = live, live.DeepCopy()
 	return ok, nil
+}
+
+// holds says whether the instance's lock is the backup's.
+func holds(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
+	tracking := vmi.Status.ChangedBlockTracking
+	if tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName != b.Name {
+		return false
+	}
+	// An older version took a lock without a UID.
+	return tracking.BackupStatus.BackupMsg == nil || *tracking.BackupStatus.BackupMsg == layout.BackupLock(b.UID)
 }
 
 // displace gets rid of another backup in the launcher: the lock says that it is over.
@@ -73,12 +83,12 @@ func (r *Reconciler) displace(ctx context.Context, s *scene, other *launcherpb.B
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("end the earlier backup %s: %w", other.GetUid(), err)
 	}
-	return ctrl.Result{RequeueAfter: progressInterval}, nil
+	return ctrl.Result{RequeueAfter: beginInterval}, nil
 }
 
 // plan validates the checkpoints of the machine's trackers and decides.
 func (r *Reconciler) plan(ctx context.Context, s *scene) (Plan, error) {
-	in := Input{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, Disks: s.state.GetDisks()}
+	in := Input{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks()}
 	trackers, err := r.Keeper.Trackers(ctx, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName})
 	if err != nil {
 		return Plan{}, err
@@ -125,10 +135,10 @@ func (r *Reconciler) tell(ctx context.Context, s *scene, p Plan) (ctrl.Result, e
 	}
 	if ph := job.GetPhase(); ph == launcherpb.Backup_DONE || ph == launcherpb.Backup_FAILED {
 		// Judged with everything in view, by the next pass.
-		return ctrl.Result{RequeueAfter: progressInterval}, nil
+		return ctrl.Result{RequeueAfter: beginInterval}, nil
 	}
 	mirror(s.backup, job)
-	return ctrl.Result{RequeueAfter: progressInterval}, r.write(ctx, s)
+	return ctrl.Result{RequeueAfter: beginInterval}, r.write(ctx, s)
 }
 
 // replan handles a base that libvirt refused although it was validated: the disks are discarded from the tracker, which

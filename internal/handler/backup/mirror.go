@@ -30,6 +30,9 @@ func mirror(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 		at := metav1.NewTime(t.AsTime()).Rfc3339Copy()
 		s.StartTimestamp = &at
 	}
+	if job.GetPhase() == launcherpb.Backup_DONE {
+		s.ManifestSHA256 = job.GetManifestSha256()
+	}
 	s.CopyMillis, s.SealMillis = job.GetCopyMillis(), job.GetSealMillis()
 	mirrorVolumes(s, job)
 	mirrorProgress(s, job)
@@ -61,10 +64,26 @@ func mirrorVolumes(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backu
 		}
 		w := &s.IncludedVolumes[i]
 		w.MovedBytes, w.File, w.SHA256 = int64(v.GetMovedBytes()), v.GetFile(), v.GetSha256() //nolint:gosec // a file's size
+		mirrorFallback(w, v)
 		if v.GetVirtualBytes() > 0 {
 			w.VirtualBytes = int64(v.GetVirtualBytes()) //nolint:gosec // a disk's size
 		}
 		s.MovedBytes += w.MovedBytes
+	}
+	if slices.ContainsFunc(s.IncludedVolumes, isIncremental) {
+		s.BackupType = backupv1.Incremental
+	} else {
+		s.BackupType = backupv1.Full
+	}
+}
+
+func isIncremental(v backupv1.IncludedVolume) bool { return v.Type == backupv1.Incremental }
+
+// mirrorFallback takes over that the launcher did not find a disk's parent on the target. It alone sees the target.
+func mirrorFallback(planned *backupv1.IncludedVolume, told *launcherpb.BackedUpVolume) {
+	reason := backupv1.FullReason(told.GetFullReason())
+	if planned.Type == backupv1.Incremental && !told.GetIncremental() && (reason == backupv1.FullParentMissing || reason == backupv1.FullParentChanged) {
+		planned.Type, planned.FullReason = backupv1.Full, reason
 	}
 }
 
@@ -81,6 +100,9 @@ func mirrorQuiesce(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 		c.Reason, message = backupv1.ReasonAgentAbsent, "no guest agent answers: the backup is crash consistent; install qemu-guest-agent"
 	case launcherpb.Backup_FREEZE_FAILED:
 		c.Reason = backupv1.ReasonFreezeFailed
+	case launcherpb.Backup_THAWED_EARLY:
+		c.Reason = backupv1.ReasonThawedEarly
+		b.Status.FrozenMillis = ptr.To(job.GetFrozenMillis())
 	case launcherpb.Backup_QUIESCE_UNSPECIFIED:
 		return
 	}

@@ -2,6 +2,7 @@ package backup
 
 import (
 	"fmt"
+	"slices"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -29,6 +30,8 @@ func failed(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInst
 		f.Reason = backupv1.ReasonTargetFull
 	case launcherpb.Backup_TARGET_INVALID:
 		f.Reason = backupv1.ReasonTargetInvalid
+	case launcherpb.Backup_TARGET_STALLED:
+		f.Reason = backupv1.ReasonTargetStalled
 	case launcherpb.Backup_GUEST_SHUTDOWN:
 		f.Reason = backupv1.ReasonGuestShutdown
 	case launcherpb.Backup_GUEST_CRASHED:
@@ -46,6 +49,22 @@ func aborted(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineIns
 		return stopped(vmi)
 	}
 	return Failure{Reason: backupv1.ReasonAborted, Message: "the backup was deleted while it ran"}
+}
+
+// targetLost says that the backup's target is not in the launcher any more, or is about to be taken out of it. A backup is handed to
+// the node when its target is mounted, so that every other phase means that the attachment pod was lost.
+func targetLost(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
+	if vmi == nil {
+		return false
+	}
+	name := layout.BackupUtilityVolume(b.UID)
+	return slices.ContainsFunc(vmi.Status.VolumeStatus, func(s kubevirtv1.VolumeStatus) bool {
+		return s.Name == name && s.HotplugVolume != nil && s.Phase != kubevirtv1.VolumeMountedToPod
+	})
+}
+
+func detached() Failure {
+	return Failure{Reason: backupv1.ReasonTargetDetached, Message: "the pod that holds the target on the node ended while the backup ran"}
 }
 
 // stopped is the failure of a backup whose guest is being stopped. vmi may be nil.

@@ -43,6 +43,7 @@ func TestEveryFailureHasItsReason(t *testing.T) {
 		{failure: pb.Backup_INSUFFICIENT_SPACE, vmi: runs, want: backupv1.ReasonInsufficientSpace},
 		{failure: pb.Backup_TARGET_FULL, vmi: runs, want: backupv1.ReasonTargetFull},
 		{failure: pb.Backup_TARGET_INVALID, vmi: runs, want: backupv1.ReasonTargetInvalid},
+		{failure: pb.Backup_TARGET_STALLED, vmi: runs, want: backupv1.ReasonTargetStalled},
 		{failure: pb.Backup_GUEST_SHUTDOWN, vmi: runs, want: backupv1.ReasonGuestShutdown},
 		{failure: pb.Backup_GUEST_CRASHED, vmi: runs, want: backupv1.ReasonGuestCrashed},
 		{failure: pb.Backup_HYPERVISOR_ERROR, vmi: runs, want: backupv1.ReasonHypervisorError},
@@ -136,6 +137,16 @@ func TestAJobThatRunsIsNeverShownAsDone(t *testing.T) {
 		}
 		if percent != test.percent || b.Status.Phase != test.want {
 			t.Errorf("%+v: %s %s", test, percent, b.Status.Phase)
+		}
+	}
+}
+
+// A guest that was stopped may have been killed before it saved its bitmaps, as by a forced deletion of its pod.
+func TestAdvice_promisesNoBaseAfterTheGuestsEnd(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []string{backupv1.ReasonStopForced, backupv1.ReasonGuestShutdown} {
+		if text := advised(Failure{Reason: reason, Message: "it ended"}); !strings.Contains(text, "if the guest ended cleanly, and is full otherwise") {
+			t.Errorf("%s says %q", reason, text)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package backup
 import (
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
@@ -15,6 +17,8 @@ type Input struct {
 	Base *backupv1.Checkpoint
 	// Tracker is the tracker as it is after its checkpoint was validated. Nil: it is gone, or none is used.
 	Tracker *backupv1.VirtualMachineBackupTrackerStatus
+	// TargetUID is the UID of the claim that the backup goes to.
+	TargetUID types.UID
 	// Disks are the guest's, as the launcher reports them.
 	Disks []*launcherpb.Disk
 }
@@ -67,7 +71,7 @@ func fullReason(in Input, volume string) backupv1.FullReason {
 	latest := in.Tracker.LatestCheckpoint
 	// Only the base that the controller read: it is what it compares with when it moves the tracker.
 	if latest != nil && in.Base != nil && latest.Name == in.Base.Name && slices.Contains(latest.Disks, volume) {
-		return ""
+		return unprovenTarget(in, latest.Target)
 	}
 	for _, d := range in.Tracker.Discarded {
 		if d.Volume == volume {
@@ -80,6 +84,18 @@ func fullReason(in Input, volume string) backupv1.FullReason {
 	return backupv1.FullNewDisk
 }
 
+// unprovenTarget says why the target cannot be the one that holds the base; empty: it is the same claim, and the
+// launcher looks for the files on it. An incremental that is not beside its parent is no backup.
+func unprovenTarget(in Input, base *backupv1.BackupTarget) backupv1.FullReason {
+	switch {
+	case base == nil || base.PVCUID == "" || base.Directory == "" || base.ManifestSHA256 == "":
+		return backupv1.FullParentUnknown
+	case base.PVCUID != in.TargetUID:
+		return backupv1.FullTargetReplaced
+	}
+	return ""
+}
+
 // request is what the launcher is told.
 func (p Plan) request(b *backupv1.VirtualMachineBackup, target string) *launcherpb.BeginBackupRequest {
 	r := &launcherpb.BeginBackupRequest{
@@ -89,6 +105,7 @@ func (p Plan) request(b *backupv1.VirtualMachineBackup, target string) *launcher
 	}
 	if p.Base != nil {
 		r.BaseCheckpoint, r.BaseBackupUid = p.Base.Name, string(p.Base.BackupUID)
+		r.BaseDirectory, r.BaseManifestSha256 = p.Base.Target.Directory, p.Base.Target.ManifestSHA256
 	}
 	for _, v := range p.Volumes {
 		r.Volumes = append(r.Volumes, &launcherpb.BackupVolume{Volume: v.Name, Incremental: v.Incremental(), FullReason: string(v.FullReason)})

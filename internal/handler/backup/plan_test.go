@@ -14,8 +14,17 @@ import (
 func TestEachDiskIsPlannedForItself(t *testing.T) {
 	t.Parallel()
 	base := func(disks ...string) *backupv1.Checkpoint {
-		return &backupv1.Checkpoint{Name: "tr-1", Disks: disks, BackupUID: "uid-1"}
+		return &backupv1.Checkpoint{Name: "tr-1", Disks: disks, BackupUID: "uid-1", Target: &backupv1.BackupTarget{
+			PVCName: "target", PVCUID: "claim-1", Directory: "vm/b-1", ManifestSHA256: "digest",
+		}}
 	}
+	baseOn := func(change func(*backupv1.BackupTarget)) *backupv1.VirtualMachineBackupTrackerStatus {
+		c := base("a", "b")
+		change(c.Target)
+		return &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: c}
+	}
+	older := base("a", "b")
+	older.Target = nil
 	tracked := backupv1.VirtualMachineBackupSpec{BackupTracker: "tr"}
 	lost := []backupv1.DiscardedDisk{{Volume: "a", Reason: backupv1.FullBitmapLost}, {Volume: "b", Reason: backupv1.FullDiskReplaced}}
 	tests := []struct {
@@ -72,6 +81,21 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
 		},
 		{
+			"the claim was made anew, or is another",
+			Input{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.PVCUID = "claim-0" })},
+			map[string]backupv1.FullReason{"a": "TargetReplaced", "b": "TargetReplaced"},
+		},
+		{
+			"an older version recorded no target",
+			Input{Spec: tracked, Base: older, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: older}},
+			map[string]backupv1.FullReason{"a": "ParentUnknown", "b": "ParentUnknown"},
+		},
+		{
+			"no manifest is recorded",
+			Input{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.ManifestSHA256 = "" })},
+			map[string]backupv1.FullReason{"a": "ParentUnknown", "b": "ParentUnknown"},
+		},
+		{
 			"the controller read no checkpoint",
 			Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
 			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
@@ -83,6 +107,7 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 			test.in.Disks = []*launcherpb.Disk{
 				{Volume: "a", Tracked: true, VirtualBytes: 10}, {Volume: "cdrom"}, {Volume: "b", Tracked: true, VirtualBytes: 20},
 			}
+			test.in.TargetUID = "claim-1"
 			p := plan(test.in)
 			got, incremental := map[string]backupv1.FullReason{}, false
 			for _, v := range p.Volumes {
@@ -96,7 +121,8 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 				t.Errorf("base %+v although incremental is %v", p.Base, incremental)
 			}
 			b := &backupv1.VirtualMachineBackup{Spec: test.in.Spec}
-			if r := p.request(b, "backup-1"); (r.GetBaseCheckpoint() == "tr-1" && r.GetBaseBackupUid() == "uid-1") != incremental {
+			if r := p.request(b, "backup-1"); (r.GetBaseCheckpoint() == "tr-1" && r.GetBaseBackupUid() == "uid-1" &&
+				r.GetBaseDirectory() == "vm/b-1" && r.GetBaseManifestSha256() == "digest") != incremental {
 				t.Errorf("request %+v", r)
 			}
 			if p.record(&b.Status); (b.Status.BackupType == backupv1.Incremental) != incremental {
@@ -128,6 +154,48 @@ func TestATrackerThatReplacedThePlannedOneGivesNoBase(t *testing.T) {
 	for tracker, want := range map[[2]string]bool{{"daily", "first"}: true, {"daily", "second"}: false, {"weekly", "first"}: false} {
 		if got := planned(b, &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Name: tracker[0], UID: types.UID(tracker[1])}}); got != want {
 			t.Errorf("%v: %v", tracker, got)
+		}
+	}
+}
+
+// The launcher sees the target, and the plan does not: it may make a planned incremental full for want of its parent,
+// and nothing else.
+func TestMirror_takesOverALostParent(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		planned backupv1.IncludedVolume
+		told    *launcherpb.BackedUpVolume
+		want    backupv1.IncludedVolume
+	}{
+		"parent missing": {
+			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
+			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullParentMissing},
+		},
+		"parent changed": {
+			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "ParentChanged"},
+			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullParentChanged},
+		},
+		"as planned": {
+			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{Incremental: true},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+		},
+		"another reason": {
+			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "whatever"},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+		},
+		"full already": {
+			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullBitmapLost}, &launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
+			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullBitmapLost},
+		},
+	} {
+		test.planned.Name, test.told.Volume, test.want.Name = "a", "a", "a"
+		b := &backupv1.VirtualMachineBackup{Status: backupv1.VirtualMachineBackupStatus{IncludedVolumes: []backupv1.IncludedVolume{test.planned}}}
+		mirror(b, &launcherpb.Backup{Phase: launcherpb.Backup_DONE, ManifestSha256: "digest", Volumes: []*launcherpb.BackedUpVolume{test.told}})
+		if diff := cmp.Diff(test.want, b.Status.IncludedVolumes[0]); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if b.Status.BackupType != test.want.Type || b.Status.ManifestSHA256 != "digest" {
+			t.Errorf("%s: type %s, manifest %q", name, b.Status.BackupType, b.Status.ManifestSHA256)
 		}
 	}
 }

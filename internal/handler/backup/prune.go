@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
@@ -63,11 +62,14 @@ func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
 	if b.Status.Directory == "" {
 		return nil
 	}
-	attachment, volume, err := r.attachment(ctx, b)
+	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
+		Namespace: b.Namespace, Instance: b.Status.SourceName, InstanceUID: b.Status.InstanceUID,
+		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
+	})
 	if err == nil {
-		err = r.Partial.RemovePartial(attachment, volume, b.Status.Directory)
+		err = r.Partial.RemovePartial(source, b.Status.Directory)
 	}
-	if errors.Is(err, mount.ErrNotAttached) {
+	if errors.Is(err, mount.ErrNotAttached) || errors.Is(err, attachment.ErrForeign) {
 		if b.Status.Result == backupv1.BackupUnsuccessful {
 			b.Status.Message += fmt.Sprintf("; %s%s on claim %s could not be looked for: the claim is not on the node any more", b.Status.Directory, layout.PartialSuffix, b.Spec.PVCName)
 		}
@@ -77,27 +79,4 @@ func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
 		return fmt.Errorf("remove partial files: %w", err)
 	}
 	return nil
-}
-
-// attachment finds the pod that holds the target claim on this node, and the claim's volume.
-func (r *Reconciler) attachment(ctx context.Context, b *backupv1.VirtualMachineBackup) (types.UID, string, error) {
-	pod, claim := &corev1.Pod{}, &corev1.PersistentVolumeClaim{}
-	name := layout.AttachmentPod(b.Status.SourceName, b.Status.InstanceUID, layout.BackupUtilityVolume(b.UID))
-	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: name}, pod); err != nil {
-		return "", "", absent(err, "attachment pod "+name)
-	}
-	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.PVCName}, claim); err != nil {
-		return "", "", absent(err, "claim "+b.Spec.PVCName)
-	}
-	if claim.Spec.VolumeName == "" || pod.Spec.NodeName != r.NodeName {
-		return "", "", fmt.Errorf("claim %s: %w", b.Spec.PVCName, mount.ErrNotAttached)
-	}
-	return pod.UID, claim.Spec.VolumeName, nil
-}
-
-func absent(err error, what string) error {
-	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s: %w", what, mount.ErrNotAttached)
-	}
-	return fmt.Errorf("read %s: %w", what, err)
 }

@@ -18,11 +18,15 @@ import (
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// progressInterval is how often a running backup's progress is written, at most.
-const progressInterval = time.Second
+// progressInterval is how often a running backup's progress is written, at most. A change of phase is written at once.
+const progressInterval = 5 * time.Second
+
+// beginInterval is the pause before a job that has just been told to the launcher is looked at again.
+const beginInterval = time.Second
 
 // retryInterval is the pause before a launcher that does not answer is asked again. Its link wakes the
 // reconciler earlier when it answers.
@@ -31,7 +35,7 @@ const retryInterval = 2 * time.Second
 // Partial removes what a failed backup left on its target. The implementation works below an attachment pod.
 type Partial interface {
 	// RemovePartial deletes a backup's unfinished directory; mount.ErrNotAttached: the claim is not on this node.
-	RemovePartial(attachment types.UID, persistentVolume, directory string) error
+	RemovePartial(from mount.Source, directory string) error
 }
 
 // Reconciler drives the backups of one node.
@@ -143,6 +147,9 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 		return r.replan(ctx, s, job)
 	case job.GetPhase() == launcherpb.Backup_FAILED:
 		mirror(s.backup, job)
+		if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
+			return r.fail(ctx, s, detached())
+		}
 		return r.fail(ctx, s, failed(s.backup, s.instance, job))
 	case job.GetPhase() == launcherpb.Backup_DONE:
 		mirror(s.backup, job)
@@ -155,6 +162,9 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 		// Nothing is known of the job now. The controller's deadline bounds the wait.
 		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
 	}
+	if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
+		return r.abandonTarget(ctx, s)
+	}
 	if s.job() == nil {
 		return r.noJob(ctx, s)
 	}
@@ -165,6 +175,17 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
 	return r.progress(ctx, s)
+}
+
+// abandonTarget ends a backup whose target is taken off the node. The job ends first: the volume cannot be unmounted while
+// QEMU writes to it. The cause is written at once, because the volume may be attached again before the job has ended.
+func (r *Reconciler) abandonTarget(ctx context.Context, s *scene) (ctrl.Result, error) {
+	if s.job() != nil {
+		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+			return ctrl.Result{}, fmt.Errorf("abort after the target was lost: %w", err)
+		}
+	}
+	return r.fail(ctx, s, detached())
 }
 
 // noJob handles a launcher that answers and knows nothing of the backup.

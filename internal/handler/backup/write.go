@@ -3,6 +3,7 @@ package backup
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,10 +29,21 @@ func (r *Reconciler) write(ctx context.Context, s *scene) error {
 	}
 	r.written[s.backup.UID] = r.Clock.Now()
 	r.mu.Unlock()
+	r.countFallbacks(s)
 	if s.backup.Status.Phase != s.before.Status.Phase {
 		r.report(s)
 	}
 	return nil
+}
+
+// countFallbacks counts the disks that turned full although they were planned as incremental.
+func (r *Reconciler) countFallbacks(s *scene) {
+	for _, v := range s.backup.Status.IncludedVolumes {
+		i := slices.IndexFunc(s.before.Status.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.Name && isIncremental(w) })
+		if i >= 0 && v.Type == backupv1.Full {
+			r.Measures.Fallback(v.FullReason)
+		}
+	}
 }
 
 // report tells of a phase that was entered, after it is durable.

@@ -12,8 +12,9 @@ import (
 
 // Why the launcher made an overlay anew (launcher.proto, Disk.overlay_renewed).
 const (
-	renewedReplaced = "DiskReplaced"
-	renewedWritten  = "WrittenWithoutOverlay"
+	renewedReplaced      = "DiskReplaced"
+	renewedUsedElsewhere = "UsedElsewhere"
+	renewedWritten       = "WrittenWithoutOverlay"
 )
 
 // redefinition is the checkpoint of a tracker as the launcher must know it: with those of its disks that the guest
@@ -68,6 +69,8 @@ func discarded(volume, seen string, disks []*launcherpb.Disk) backupv1.Discarded
 	case "":
 	case renewedReplaced:
 		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk behind the volume is another one: "+seen
+	case renewedUsedElsewhere:
+		d.Reason, d.Message = backupv1.FullDiskReplaced, "something else may have written to the disk's claim since this machine had it tracked: "+seen
 	case renewedWritten:
 		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk was written without its overlay: "+seen
 	default:
@@ -99,16 +102,16 @@ func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint stri
 	return gone
 }
 
-// unreferenced lists the checkpoints that no tracker names.
-func unreferenced(known []*launcherpb.Checkpoint, trackers []backupv1.VirtualMachineBackupTracker) []string {
+// unreferenced lists the checkpoints that libvirt knows, and the bitmaps that it does not, that no tracker names.
+func unreferenced(state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) []string {
 	var names []string
-	for _, c := range known {
-		named := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool {
-			return t.Status.LatestCheckpoint != nil && t.Status.LatestCheckpoint.Name == c.GetName()
-		})
-		if !named {
-			names = append(names, c.GetName())
-		}
+	for _, c := range state.GetCheckpoints() {
+		names = append(names, c.GetName())
 	}
-	return names
+	names = append(names, state.GetStrayBitmaps()...)
+	return slices.DeleteFunc(names, func(name string) bool {
+		return slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool {
+			return t.Status.LatestCheckpoint != nil && t.Status.LatestCheckpoint.Name == name
+		})
+	})
 }

@@ -37,12 +37,13 @@ func TestOnlyDisksThatTheGuestTracksAreRedefined(t *testing.T) {
 
 func TestWhatIsNotValidIsLost(t *testing.T) {
 	t.Parallel()
-	asked := &pb.Checkpoint{Name: "k", Volumes: []string{"valid", "lost", "unsaid", "replaced", "written", "crashed"}}
+	asked := &pb.Checkpoint{Name: "k", Volumes: []string{"valid", "lost", "unsaid", "replaced", "elsewhere", "written", "crashed"}}
 	results := []*pb.RedefineCheckpointsResponse_Result{{Name: "other"}, {
-		Name: "k", Valid: []string{"valid"}, Lost: map[string]string{"lost": "inconsistent", "replaced": "m", "written": "m", "crashed": "m"},
+		Name: "k", Valid: []string{"valid"}, Lost: map[string]string{"lost": "inconsistent", "replaced": "m", "elsewhere": "m", "written": "m", "crashed": "m"},
 	}}
 	disks := []*pb.Disk{
 		{Volume: "replaced", OverlayRenewed: "DiskReplaced"},
+		{Volume: "elsewhere", OverlayRenewed: "UsedElsewhere"},
 		{Volume: "written", OverlayRenewed: "WrittenWithoutOverlay"},
 		{Volume: "crashed", OverlayRenewed: "NotClean"},
 		{Volume: "lost"},
@@ -55,7 +56,7 @@ func TestWhatIsNotValidIsLost(t *testing.T) {
 		}
 	}
 	want := map[string]backupv1.FullReason{
-		"lost": "BitmapLost", "unsaid": "BitmapLost", "replaced": "DiskReplaced", "written": "DiskReplaced", "crashed": "BitmapLost",
+		"lost": "BitmapLost", "unsaid": "BitmapLost", "replaced": "DiskReplaced", "elsewhere": "DiskReplaced", "written": "DiskReplaced", "crashed": "BitmapLost",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -86,9 +87,9 @@ func TestDiscard(t *testing.T) {
 
 func TestOnlyCheckpointsThatNoTrackerNamesGo(t *testing.T) {
 	t.Parallel()
-	known := []*pb.Checkpoint{{Name: "k1"}, {Name: "k2"}, {Name: "stray"}}
+	state := &pb.State{Checkpoints: []*pb.Checkpoint{{Name: "k1"}, {Name: "stray"}}, StrayBitmaps: []string{"k2", "forgotten"}}
 	trackers := []backupv1.VirtualMachineBackupTracker{tracker("k1", "a"), tracker("k2", "a"), tracker("")}
-	if diff := cmp.Diff([]string{"stray"}, unreferenced(known, trackers)); diff != "" {
+	if diff := cmp.Diff([]string{"stray", "forgotten"}, unreferenced(state, trackers)); diff != "" {
 		t.Error(diff)
 	}
 }

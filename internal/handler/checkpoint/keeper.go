@@ -3,10 +3,10 @@ package checkpoint
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/retry"
@@ -34,12 +34,12 @@ type Keeper struct {
 // Trackers reads the trackers of a machine from the API server.
 func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]backupv1.VirtualMachineBackupTracker, error) {
 	var list backupv1.VirtualMachineBackupTrackerList
-	if err := k.Live.List(ctx, &list, client.InNamespace(machine.Namespace)); err != nil {
+	// The API server selects: a namespace may have thousands.
+	ofMachine := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("spec.source.name", machine.Name)}
+	if err := k.Live.List(ctx, &list, client.InNamespace(machine.Namespace), ofMachine); err != nil {
 		return nil, fmt.Errorf("list the trackers of %s: %w", machine, err)
 	}
-	return slices.DeleteFunc(list.Items, func(t backupv1.VirtualMachineBackupTracker) bool {
-		return t.Spec.Source.Name != machine.Name
-	}), nil
+	return list.Items, nil
 }
 
 // Validate defines the checkpoints of the trackers in libvirt again and discards the disks whose bitmap cannot be
@@ -120,7 +120,7 @@ func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBac
 	}
 }
 
-// Prune deletes every checkpoint that libvirt knows and no tracker of the machine names. No backup may be running
+// Prune deletes every checkpoint that libvirt knows, and every bitmap in the overlays, that no tracker of the machine names. No backup may be running
 // whose checkpoint is not on its tracker yet.
 func (k *Keeper) Prune(ctx context.Context, l *link.Link, machine types.NamespacedName) error {
 	// The state first: a checkpoint that is in it was made before the trackers are read.
@@ -132,7 +132,7 @@ func (k *Keeper) Prune(ctx context.Context, l *link.Link, machine types.Namespac
 	if err != nil {
 		return err
 	}
-	names := unreferenced(state.GetCheckpoints(), trackers)
+	names := unreferenced(state, trackers)
 	if len(names) == 0 {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // gather reads what the decision needs, and the backup that holds a stop back.
@@ -51,6 +52,9 @@ func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the backup that holds the instance: %w", err)
+	}
+	if lock := tracking.BackupStatus.BackupMsg; lock != nil && *lock != layout.BackupLock(b.UID) {
+		return nil, nil // a later backup of the same name
 	}
 	switch b.Status.Phase {
 	case backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying:

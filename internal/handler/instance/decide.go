@@ -12,7 +12,7 @@ import (
 )
 
 // defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
-const defaultGrace = 180
+const defaultGrace = 30
 
 // action is what to ask of the launcher.
 type action int

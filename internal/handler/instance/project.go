@@ -37,6 +37,8 @@ const (
 	ReasonLiveMigrationNotSupported = "LiveMigrationNotSupported"
 	// ReasonBackupInProgress: a stop waits for a backup.
 	ReasonBackupInProgress = "BackupInProgress"
+	// ReasonDiskSize: a disk's size is no multiple of 512 bytes; grow it.
+	ReasonDiskSize = "DiskSizeNotTrackable"
 	// ReasonStopping: the stop does not wait, or not any more.
 	ReasonStopping = "Stopping"
 )
@@ -55,6 +57,9 @@ type view struct {
 	Decision decision
 	// Problem is what went wrong in this pass. Nil: nothing.
 	Problem *problem
+	// Reviewed says that the trackers' checkpoints were validated since the guest started, or that a backup holds the instance
+	// and does so itself.
+	Reviewed bool
 }
 
 // project returns the instance's status with the handler's fields brought up to date. The instance is not changed.
@@ -65,7 +70,7 @@ func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 		synchronize(v, s)
 		return s
 	}
-	runs := state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
+	runs := guestRuns(state)
 	if runs && s.Phase == kubevirtv1.PhaseScheduled {
 		s.Phase = kubevirtv1.PhaseRunning
 		s.PhaseTransitionTimestamps = append(s.PhaseTransitionTimestamps, kubevirtv1.PhaseTransitionTimestamp{
@@ -82,9 +87,14 @@ func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 		s.Interfaces = interfaces(state.GetInterfaces())
 		s.GuestOSInfo = guestOS(state.GetGuestOs())
 		s.VolumeStatus = disks(v.Instance, state.GetDisks())
+		setNotTracked(v, s)
 	}
-	s.ChangedBlockTracking = tracked(v.Instance, state)
+	s.ChangedBlockTracking = trackingStatus(v)
 	return s
+}
+
+func guestRuns(state *launcherpb.State) bool {
+	return state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
 }
 
 func set(s *kubevirtv1.VirtualMachineInstanceStatus, now time.Time, t kubevirtv1.ConditionType, status corev1.ConditionStatus, reason, message string) {
@@ -125,6 +135,21 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 		// Kept as False: the controller gives the guest its grace period from here.
 		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
 	}
+}
+
+// setNotTracked names the disks that were to be tracked and are not.
+func setNotTracked(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
+	var reasons []string
+	for _, d := range v.Launcher.State.GetDisks() {
+		if d.GetNotTracked() != "" {
+			reasons = append(reasons, d.GetNotTracked())
+		}
+	}
+	if len(reasons) == 0 {
+		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionDiskNotTracked)
+		return
+	}
+	set(s, v.Now, kubevirtv1.ConditionDiskNotTracked, corev1.ConditionTrue, ReasonDiskSize, strings.Join(reasons, "; "))
 }
 
 // synchronize says whether the node could do what the object asks.
@@ -204,8 +229,10 @@ func disks(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) 
 	return out
 }
 
-// tracked moves changed block tracking to Initializing and from there to Enabled. Every other state is the controller's.
-func tracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) *kubevirtv1.ChangedBlockTrackingStatus {
+// trackingStatus moves changed block tracking to Initializing and from there to Enabled. Every other state is the controller's.
+// Enabled promises that the trackers name only checkpoints that were validated since the guest started.
+func trackingStatus(v view) *kubevirtv1.ChangedBlockTrackingStatus {
+	vmi, state := v.Instance, v.Launcher.State
 	now := vmi.Status.ChangedBlockTracking.DeepCopy()
 	if vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return now
@@ -217,16 +244,20 @@ func tracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) *k
 		return now
 	}
 	now.State = kubevirtv1.ChangedBlockTrackingInitializing
-	runs := state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
-	if runs && allTracked(vmi, state) {
+	if guestRuns(state) && v.Reviewed && allTracked(vmi, state) {
 		now.State = kubevirtv1.ChangedBlockTrackingEnabled
 	}
 	return now
 }
 
+// allTracked says that every disk is tracked that can be. One that cannot is in a condition of its own, and must not keep the others from
+// being backed up.
 func allTracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) bool {
 	for _, name := range tracking.EligibleVolumes(&vmi.Spec) {
-		if !slices.ContainsFunc(state.GetDisks(), func(d *launcherpb.Disk) bool { return d.GetVolume() == name && d.GetTracked() }) {
+		decided := func(d *launcherpb.Disk) bool {
+			return d.GetVolume() == name && (d.GetTracked() || d.GetNotTracked() != "")
+		}
+		if !slices.ContainsFunc(state.GetDisks(), decided) {
 			return false
 		}
 	}

@@ -49,7 +49,7 @@ func TestTrackingMovesOnlyFromInitializingToEnabled(t *testing.T) {
 		{kubevirtv1.ChangedBlockTrackingDisabled, kubevirtv1.ChangedBlockTrackingDisabled, up},
 	} {
 		v := vmi(tracks(test.from))
-		got := tracked(v, test.state)
+		got := trackingStatus(view{Instance: v, Launcher: link.Snapshot{State: test.state}, Reviewed: true})
 		if got.State != test.want {
 			t.Errorf("from %q: %q, want %q", test.from, got.State, test.want)
 		}
@@ -57,7 +57,10 @@ func TestTrackingMovesOnlyFromInitializingToEnabled(t *testing.T) {
 			t.Errorf("from %q: the lock is lost", test.from)
 		}
 	}
-	if got := tracked(vmi(), up); got != nil {
+	if got := trackingStatus(view{Instance: vmi(tracks(none)), Launcher: link.Snapshot{State: up}}); got.State != initializing {
+		t.Errorf("tracking is %q before the checkpoints were validated", got.State)
+	}
+	if got := trackingStatus(view{Instance: vmi(), Launcher: link.Snapshot{State: up}, Reviewed: true}); got != nil {
 		t.Errorf("an instance without tracking: %+v", got)
 	}
 }
@@ -105,6 +108,11 @@ func TestConditionsFollowTheLauncher(t *testing.T) {
 			"a stop that waits",
 			view{Decision: decision{Delayed: "b runs"}, Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
 			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
+		},
+		{
+			"a disk of an odd size",
+			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
+			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},
 		},
 		{
 			"did not start",

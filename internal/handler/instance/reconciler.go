@@ -138,6 +138,10 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 	if v.Problem, failed = r.act(ctx, vmi, l, v.Decision, holder); failed != nil {
 		v.Problem = &problem{ReasonLauncherSilent, failed.Error()}
 	}
+	if v.Decision.Action != exit {
+		failed = errors.Join(failed, r.review(ctx, vmi, l, v.Launcher))
+	}
+	v.Reviewed = r.isReviewed(pod) || held(vmi)
 	next := vmi.DeepCopy()
 	trouble, again, err := r.volumes(ctx, vmi, pod, l, &next.Status)
 	if err != nil {
@@ -155,20 +159,18 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 		if err := r.write(ctx, vmi, next); err != nil {
 			return ctrl.Result{}, errors.Join(failed, err)
 		}
-		failed = errors.Join(failed, r.afterWrite(ctx, vmi, l, v))
+		r.afterWrite(ctx, vmi, l, v)
 	}
 	return ctrl.Result{RequeueAfter: soonest(again, wait, r.untilWake(v))}, failed
 }
 
-// afterWrite does what must not happen before status is durable, or need not.
-func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, v view) error {
+// afterWrite does what must not happen before status is durable.
+func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, v view) {
 	if v.Decision.Action == exit {
 		// The launcher ends by itself as well; an error here is no news.
 		_, err := l.Client().Exit(ctx, &launcherpb.ExitRequest{})
 		r.Log.V(1).Info("the launcher may exit", "instance", client.ObjectKeyFromObject(vmi), "error", err)
-		return nil
 	}
-	return r.review(ctx, vmi, l, v.Launcher)
 }
 
 // untilWake is how long until time alone changes what is decided or shown.

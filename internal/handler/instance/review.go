@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -11,14 +12,14 @@ import (
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // review brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest and after
-// a tracker was deleted. While a backup holds the instance it waits: the backup does the same for itself.
+// a tracker was deleted. It waits until the launcher reports the guest's disks: without them nothing can be validated. While a
+// backup holds the instance it waits, too: the backup does the same for itself.
 func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, seen link.Snapshot) error {
-	phase := seen.State.GetPhase()
-	runs := phase == launcherpb.State_RUNNING || phase == launcherpb.State_PAUSED
-	if !runs || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
+	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
 	}
 	if held(vmi) || r.isReviewed(l.Launcher()) {
@@ -52,6 +53,16 @@ func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l 
 		return err
 	}
 	return r.Keeper.Prune(ctx, l, machine)
+}
+
+// reportsDisks says whether the launcher has read the guest's disks. Its first state that says RUNNING has none.
+func reportsDisks(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) bool {
+	for _, name := range tracking.EligibleVolumes(&vmi.Spec) {
+		if !slices.ContainsFunc(state.GetDisks(), func(d *launcherpb.Disk) bool { return d.GetVolume() == name }) {
+			return false
+		}
+	}
+	return true
 }
 
 func held(vmi *kubevirtv1.VirtualMachineInstance) bool {

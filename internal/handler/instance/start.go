@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -72,12 +73,28 @@ func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 		if err != nil {
 			return nil, nil, fmt.Errorf("read claim %s of volume %s: %w", v.PersistentVolumeClaim.ClaimName, v.Name, err)
 		}
-		all = append(all, &launcherpb.DiskSource{
+		source := &launcherpb.DiskSource{
 			Volume: v.Name, Block: tracking.IsBlock(claim.Spec.VolumeMode), ClaimUid: string(claim.UID),
 			ContentGeneration: claim.Annotations[layout.AnnotationContentGeneration],
-		})
+		}
+		source.Run, source.PreviousRun = r.runOf(vmi, claim)
+		all = append(all, source)
 	}
 	return all, nil, nil
+}
+
+// runOf is the instance's run on a claim and the run before it. Both are empty when the claim names another run as its last, or none: then
+// nobody knows who wrote to it, and the launcher keeps no overlay.
+func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string) {
+	epoch, err := runepoch.Of(claim)
+	if err != nil {
+		r.Log.Error(err, "the claim's runs are unknown: its overlay is made anew", "namespace", claim.Namespace)
+		return "", ""
+	}
+	if epoch.Run != runepoch.InstanceRun(vmi.UID) {
+		return "", ""
+	}
+	return epoch.Run, epoch.Previous
 }
 
 // useEmulation reads the setting at each start, so that it takes effect without a restart of the handler.

@@ -58,17 +58,45 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	abandoned, err := r.abandoned(ctx, mounted, owned)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	count := 0
 	for pod, names := range mounted {
 		count += len(names)
-		if owned[pod] {
+		if !abandoned[pod] {
 			continue
 		}
 		errs = append(errs, r.clear(pod, names))
 	}
 	r.Measures.Mounts(count)
 	return errors.Join(errs...)
+}
+
+// abandoned are the launcher pods with mounts that no instance names. The cache has the instances with the node's label, which may be
+// missing for a moment: before anything is unmounted, every instance of the cluster is asked for. That is rare.
+func (r *Reconciler) abandoned(ctx context.Context, mounted map[types.UID][]string, owned map[types.UID]bool) (map[types.UID]bool, error) {
+	candidates := map[types.UID]bool{}
+	for pod := range mounted {
+		if !owned[pod] {
+			candidates[pod] = true
+		}
+	}
+	if len(candidates) == 0 {
+		return candidates, nil
+	}
+	var all kubevirtv1.VirtualMachineInstanceList
+	if err := r.Live.List(ctx, &all); err != nil {
+		return nil, fmt.Errorf("list all instances before unmounting: %w", err)
+	}
+	for i := range all.Items {
+		for pod := range all.Items[i].Status.ActivePods {
+			delete(candidates, pod)
+		}
+	}
+	return candidates, nil
 }
 
 // clear removes everything that is mounted for a pod. What is busy is left for the next sweep.

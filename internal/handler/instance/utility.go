@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
@@ -22,21 +23,27 @@ const lazyAfter = time.Minute
 // Mounts are the utility volumes of launchers on this node; see package mount.
 type Mounts interface {
 	Cover(launcher types.UID) error
-	Attach(launcher types.UID, name string, attachment types.UID, persistentVolume string) error
+	Attach(launcher types.UID, name string, from mount.Source) error
 	Detach(launcher types.UID, name string, lazy bool) error
 	Uncover(launcher types.UID) error
 	Names(launcher types.UID) ([]string, error)
 	All() (map[types.UID][]string, error)
 }
 
-// wanted says which utility volumes have to be in the launcher: none of an instance whose guest has ended.
+// wanted says which utility volumes have to be in the launcher: none of an instance whose guest has ended, and none that lost its
+// attachment pod, which is what Detaching says of a volume in the spec.
 func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 	var names []string
 	if ended {
 		return nil
 	}
 	for _, v := range vmi.Spec.UtilityVolumes {
-		names = append(names, v.Name)
+		lost := slices.ContainsFunc(vmi.Status.VolumeStatus, func(s kubevirtv1.VolumeStatus) bool {
+			return s.Name == v.Name && (s.Phase == kubevirtv1.VolumeDetaching || s.Phase == kubevirtv1.VolumeUnMountedFromPod)
+		})
+		if !lost {
+			names = append(names, v.Name)
+		}
 	}
 	return names
 }
@@ -112,12 +119,12 @@ func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 
 func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus) error {
 	i := slices.IndexFunc(vmi.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == s.Name })
-	claim := &corev1.PersistentVolumeClaim{}
-	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: vmi.Spec.UtilityVolumes[i].ClaimName}, claim); err != nil {
-		return fmt.Errorf("read claim %s: %w", vmi.Spec.UtilityVolumes[i].ClaimName, err)
-	}
-	if claim.Spec.VolumeName == "" {
-		return fmt.Errorf("claim %s is not bound", claim.Name)
+	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
+		Namespace: vmi.Namespace, Instance: vmi.Name, InstanceUID: vmi.UID,
+		Name: s.Name, Claim: vmi.Spec.UtilityVolumes[i].ClaimName, PodUID: s.HotplugVolume.AttachPodUID,
+	})
+	if err != nil {
+		return err
 	}
 	if err := r.Mounts.Cover(pod); err != nil {
 		return err
@@ -130,7 +137,7 @@ func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineIn
 	if state.GetPhase() == launcherpb.State_ENDED {
 		return errors.New("the guest has ended")
 	}
-	return r.Mounts.Attach(pod, s.Name, s.HotplugVolume.AttachPodUID, claim.Spec.VolumeName)
+	return r.Mounts.Attach(pod, s.Name, source)
 }
 
 // detach unmounts one volume; lazily as the last resort, when it is busy for long although the launcher runs no backup.

@@ -30,10 +30,14 @@ func bound(s *launcherpb.State) *launcherpb.State {
 	s.Disks = parts(s.GetDisks(), maxParts)
 	for _, d := range s.GetDisks() {
 		d.Volume, d.Target = text(d.GetVolume(), maxShort), text(d.GetTarget(), maxShort)
-		d.OverlayRenewed = text(d.GetOverlayRenewed(), maxShort)
+		d.OverlayRenewed, d.NotTracked = text(d.GetOverlayRenewed(), maxShort), text(d.GetNotTracked(), maxText)
 	}
 	if len(s.GetCheckpoints()) > maxPoints {
 		s.Checkpoints = s.GetCheckpoints()[:maxPoints]
+	}
+	s.StrayBitmaps = parts(s.GetStrayBitmaps(), maxPoints)
+	for i := range s.GetStrayBitmaps() {
+		s.StrayBitmaps[i] = text(s.StrayBitmaps[i], maxText)
 	}
 	boundBackup(s.GetBackup())
 	return s

@@ -86,15 +86,14 @@ func (m *Mounts) Cover(launcher types.UID) error {
 	return nil
 }
 
-// Attach mounts the claim bound to persistentVolume, as the attachment pod has it on this node, at
-// utility/<name> of the launcher pod. It is idempotent. [Mounts.Cover] must have been called.
+// Attach mounts a claim, as its attachment pod has it on this node, at utility/<name> of the launcher pod. It is idempotent. [Mounts.Cover] must have been called.
 // ErrNotAttached: the kubelet has not mounted the claim, or not any more. ErrUnsafePath: somebody put
 // something else in the place of the mount point.
-func (m *Mounts) Attach(launcher types.UID, name string, attachment types.UID, persistentVolume string) error {
+func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	if err := element(name); err != nil {
 		return err
 	}
-	source, err := m.claim(attachment, persistentVolume)
+	source, err := m.claim(from)
 	if err != nil {
 		return err
 	}

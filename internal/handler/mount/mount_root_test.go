@@ -26,6 +26,9 @@ const (
 	csi        = "kubernetes.io~csi"
 )
 
+// onCSI is a volume that a CSI driver mounted for the attachment pod.
+func onCSI(volume string) Source { return Source{Pod: attachment, Plugin: PluginCSI, Volume: volume} }
+
 func setUp(t *testing.T) (*mounttest.Kubelet, *Mounts) {
 	t.Helper()
 	k := mounttest.NewKubelet(t)
@@ -59,7 +62,7 @@ func TestAClaimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // it is idempotent
-				if err := m.Attach(launcher, "backup-1", attachment, "pv-1"); err != nil {
+				if err := m.Attach(launcher, "backup-1", Source{Pod: attachment, Plugin: plugin, Volume: "pv-1"}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -97,13 +100,13 @@ func TestTheKubeletCannotDeleteTheClaimWithThePod(t *testing.T) {
 	k.Launcher(launcher)
 	claim := k.Claim(attachment, csi, "pv-1")
 	write(t, filepath.Join(claim, "yesterdays-backup"))
-	if err := m.Attach(launcher, "backup-1", attachment, "pv-1"); err == nil {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); err == nil {
 		t.Fatal("a claim was mounted into a directory that the kubelet would delete with its content")
 	}
 	if err := m.Cover(launcher); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Attach(launcher, "backup-1", attachment, "pv-1"); err != nil {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); err != nil {
 		t.Fatal(err)
 	}
 	dir := layout.NodeUtilityDir(k.PodsDir, launcher)
@@ -123,7 +126,7 @@ func TestABusyVolumeIsUnmountedWhenItIsFree(t *testing.T) {
 	k, m := setUp(t)
 	view := k.Launcher(launcher)
 	k.Claim(attachment, csi, "pv-1")
-	if err := errors.Join(m.Cover(launcher), m.Attach(launcher, "backup-1", attachment, "pv-1")); err != nil {
+	if err := errors.Join(m.Cover(launcher), m.Attach(launcher, "backup-1", onCSI("pv-1"))); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Create(filepath.Join(view, "backup-1", "open"))
@@ -156,11 +159,11 @@ func TestAClaimThatIsNotMountedIsNotUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, attachment := range []types.UID{attachment, "no-such-pod"} {
-		if err := m.Attach(launcher, "backup-1", attachment, "pv-1"); !errors.Is(err, ErrNotAttached) {
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrNotAttached) {
 			t.Errorf("%s: %v", attachment, err)
 		}
 	}
-	if err := m.RemovePartial(attachment, "pv-1", "vm/b1"); !errors.Is(err, ErrNotAttached) {
+	if err := m.RemovePartial(onCSI("pv-1"), "vm/b1"); !errors.Is(err, ErrNotAttached) {
 		t.Errorf("remove: %v", err)
 	}
 }
@@ -178,7 +181,7 @@ func TestLinksOfTheLauncherAreRefused(t *testing.T) {
 	if err := os.Symlink(victim, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Attach(launcher, "backup-1", attachment, "pv-1"); !errors.Is(err, ErrUnsafePath) {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrUnsafePath) {
 		t.Errorf("attach: %v", err)
 	}
 	if err := unix.Mount("victim", victim, "tmpfs", 0, "size=1m"); err != nil {
@@ -231,7 +234,7 @@ func TestPartialFilesAreRemovedThroughTheAttachment(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := m.RemovePartial(attachment, "pv-1", "vm/b1"); err != nil {
+		if err := m.RemovePartial(onCSI("pv-1"), "vm/b1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -241,11 +244,11 @@ func TestPartialFilesAreRemovedThroughTheAttachment(t *testing.T) {
 	if err := os.Symlink(filepath.Dir(outside), filepath.Join(claim, "linked")); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.RemovePartial(attachment, "pv-1", "linked/precious"); err == nil {
+	if err := m.RemovePartial(onCSI("pv-1"), "linked/precious"); err == nil {
 		t.Error("a link out of the claim was followed")
 	}
 	for _, directory := range []string{"", ".", "..", "../x", "/x", "vm/"} {
-		if err := m.RemovePartial(attachment, "pv-1", directory); !errors.Is(err, ErrUnsafePath) {
+		if err := m.RemovePartial(onCSI("pv-1"), directory); !errors.Is(err, ErrUnsafePath) {
 			t.Errorf("%q: %v", directory, err)
 		}
 	}
@@ -285,4 +288,23 @@ func TestOnlyASocketIsConnectedTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+// A pod's emptyDir in memory is a mount point, and its directory has the name that its pod gives it. The same goes for every
+// other plugin that takes volumes in pods.
+func TestAttach_takesTheVolumesOwnPluginAlone(t *testing.T) {
+	for _, plugin := range []string{"kubernetes.io~empty-dir", "kubernetes.io~projected", "kubernetes.io~nfs"} {
+		k, m := setUp(t)
+		k.Launcher(launcher)
+		k.Claim(attachment, plugin, "pv-1")
+		if err := m.Cover(launcher); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrNotAttached) {
+			t.Errorf("a %s was taken for the claim: %v", plugin, err)
+		}
+		if err := m.RemovePartial(onCSI("pv-1"), "vm/b1"); !errors.Is(err, ErrNotAttached) {
+			t.Errorf("%s: %v", plugin, err)
+		}
+	}
 }
