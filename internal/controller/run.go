@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
@@ -28,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/backup"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
@@ -119,8 +121,14 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 		Logger: o.Logger,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			// A cluster has many pods and two kinds that matter here.
-			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.NewSelector().Add(*ours)}},
+			ByObject: map[client.Object]cache.ByObject{
+				// A cluster has many pods and two kinds that matter here.
+				&corev1.Pod{}: {Label: labels.NewSelector().Add(*ours)},
+				// Backups that ended stay for months; memory must not grow with them.
+				&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
+				// Budgets of others are not ours to know.
+				&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
+			},
 		},
 		Metrics:                 metricsserver.Options{BindAddress: off(o.MetricsAddress)},
 		HealthProbeBindAddress:  off(o.HealthAddress),
@@ -145,6 +153,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: ConfigurationName}
 	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	o.Backup.Configuration = configuration
 	if o.Backup.Clock == nil {
 		o.Backup.Clock = o.Clock
 	}
@@ -164,6 +173,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			})
 		}},
 		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
+		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return backup.Setup(mgr, o.Backup) }},
 		{"admission", func() error { return setupWebhook(mgr, o) }},
 		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},

@@ -6,7 +6,12 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -19,7 +24,7 @@ import (
 // want sets the instance's utility volumes: one on each claim, named like it.
 func (w *world) want(vmi *kubevirtv1.VirtualMachineInstance, claims ...string) {
 	w.Helper()
-	controlplane.Update(w.T, w.node, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
+	controlplane.Update(w.T, w.varve, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Spec.UtilityVolumes = nil
 		for _, c := range claims {
 			i.Spec.UtilityVolumes = append(i.Spec.UtilityVolumes, kubevirtv1.UtilityVolume{
@@ -90,6 +95,15 @@ func utilityVolume(w *world) {
 	w.setVolume(vmi, "target", kubevirtv1.VolumeMountedToPod)
 	w.restart()
 
+	// The pod is drained: it is unmounted before another one is made.
+	w.remove(pod)
+	w.volume("target", kubevirtv1.VolumeDetaching, utilityvolume.ReasonPodLost)
+	w.setVolume(vmi, "target", kubevirtv1.VolumeUnMountedFromPod)
+	pod = w.attachment(vmi, "target")
+	w.run(pod)
+	w.volume("target", kubevirtv1.VolumeAttachedToNode, "")
+	w.setVolume(vmi, "target", kubevirtv1.VolumeMountedToPod)
+
 	w.want(vmi)
 	w.volume("target", kubevirtv1.VolumeMountedToPod, "")
 	w.setVolume(vmi, "target", kubevirtv1.VolumeUnMountedFromPod)
@@ -129,11 +143,11 @@ func utilityVolumeOfDeadGuest(w *world) {
 	}
 	w.create(w.user, b)
 	name := layout.BackupUtilityVolume(b.UID)
-	controlplane.Update(w.T, w.node, b, true, func(b *backupv1.VirtualMachineBackup) {
+	controlplane.Update(w.T, w.varve, b, true, func(b *backupv1.VirtualMachineBackup) {
 		b.Status.Phase, b.Status.SourceName, b.Status.InstanceUID = backupv1.BackupPruning, "vm", vmi.UID
 		b.Status.PhaseDeadline = nil
 	})
-	controlplane.Update(w.T, w.node, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
+	controlplane.Update(w.T, w.varve, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{{Name: name, PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "target"}}}
 	})
 	pod := w.attachment(vmi, name)
@@ -152,7 +166,116 @@ func utilityVolumeOfDeadGuest(w *world) {
 	if vmi := w.vmi(exists); vmi.DeletionTimestamp == nil || vmi.Status.Phase != kubevirtv1.PhaseFailed {
 		w.Errorf("%+v", vmi.ObjectMeta)
 	}
-	controlplane.Update(w.T, w.node, b, true, func(b *backupv1.VirtualMachineBackup) { b.Status.Phase = backupv1.BackupPruned })
+	controlplane.Update(w.T, w.varve, b, true, func(b *backupv1.VirtualMachineBackup) { b.Status.Phase = backupv1.BackupPruned })
 	w.sweep(pod)
 	w.gone(&kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "vm"}})
+}
+
+// utilityVolumeHijacked: somebody's pods with our labels, our owner or our name are not attachment pods.
+func utilityVolumeHijacked(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi, launcher := w.boot()
+	forged := func(name string) *corev1.Pod {
+		pod := &corev1.Pod{ObjectMeta: w.meta(name)}
+		pod.Labels = map[string]string{layout.LabelApp: utilityvolume.AppAttachment, layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm", layout.LabelAttachment: "target"}
+		pod.Spec.Containers = []corev1.Container{{Name: "hold", Image: "mine"}}
+		pod.Spec.Volumes = []corev1.Volume{{Name: "pv", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
+		w.create(w.varve, pod) // admission refuses it from others
+		w.run(pod)
+		return pod
+	}
+	labelled, named := forged("mine"), forged(layout.AttachmentPod("vm", vmi.UID, "target"))
+	w.want(vmi, "target")
+	w.volume("target", kubevirtv1.VolumePending, utilityvolume.ReasonPodForeign)
+	w.remove(named)
+	controlplane.Eventually(w.T, func() error { // the name is tried again with growing pauses
+		pod := &corev1.Pod{ObjectMeta: w.meta(named.Name)}
+		if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err != nil || pod.UID == named.UID {
+			return fmt.Errorf("no attachment pod yet: %w", err)
+		}
+		w.run(pod)
+		return nil
+	})
+	vmi = w.volume("target", kubevirtv1.VolumeAttachedToNode, "")
+	if uid := vmi.Status.VolumeStatus[0].HotplugVolume.AttachPodUID; uid == labelled.UID || uid == named.UID {
+		w.Errorf("a forged pod was adopted: %s", uid)
+	}
+	// Nor does a forged pod keep the instance from ending.
+	w.want(vmi)
+	w.setVolume(vmi, "target", kubevirtv1.VolumeUnMountedFromPod)
+	w.sweep(&corev1.Pod{ObjectMeta: w.meta(named.Name)})
+	w.noVolume("target")
+	if err := w.kubelet.Delete(w.Context(), vmi); err != nil {
+		w.Fatal(err)
+	}
+	w.halt(vmi, launcher)
+	w.vmi(other(vmi.UID))
+}
+
+// launcherPodHijacked: a pod with the launcher pod's name and labels that the instance does not control is not started as a guest.
+func launcherPodHijacked(w *world) {
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("vm")}
+	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	vmi.Spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
+		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
+	}}}
+	vmi.Spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}
+	w.create(w.user, vmi) // it waits for its claim
+	pod := &corev1.Pod{ObjectMeta: w.meta(layout.LauncherPod("vm", vmi.UID))}
+	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm"}
+	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "mine"}}
+	w.create(w.varve, pod) // admission refuses it from others
+	w.run(pod)
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
+		for _, c := range i.Status.Conditions {
+			if c.Type == kubevirtv1.ConditionSynchronized && c.Reason == "FailedCreate" && i.Status.Phase == kubevirtv1.PhasePending {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", i.Status)
+	})
+}
+
+// drainWaitsForBackup: while a volume is attached, or a backup holds the instance, no pod of it is evicted.
+func drainWaitsForBackup(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi, launcher := w.boot()
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: w.meta(layout.BackupBudget("vm", vmi.UID))}
+	if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(budget), budget); err == nil {
+		w.Error("a budget without a backup")
+	}
+	w.want(vmi, "target")
+	attachment := w.attachment(vmi, "target")
+	wait(w, budget, exists)
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, pod := range []*corev1.Pod{launcher, attachment} {
+		if !selector.Matches(labels.Set(pod.Labels)) {
+			w.Errorf("the budget does not cover pod %s", pod.Name)
+		}
+	}
+	if !metav1.IsControlledBy(budget, vmi) {
+		w.Errorf("the budget would stay behind: %+v", budget.OwnerReferences)
+	}
+	// The API server asks the budget, which nobody has counted pods for yet: that allows none either.
+	w.run(attachment)
+	eviction := &policyv1.Eviction{ObjectMeta: w.meta(attachment.Name)}
+	if err := w.kubelet.SubResource("eviction").Create(w.Context(), attachment, eviction); !apierrors.IsTooManyRequests(err) {
+		w.Errorf("the attachment pod was evicted: %v", err)
+	}
+	w.restart()
+	controlplane.Update(w.T, w.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{
+			State: kubevirtv1.ChangedBlockTrackingEnabled, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "gone"},
+		}
+	})
+	w.want(vmi) // the lock is of a backup that does not exist: it is released
+	w.gone(budget)
 }

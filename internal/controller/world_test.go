@@ -59,6 +59,17 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"utility volume":                     utilityVolume,
 		"utility volume waits for its claim": utilityVolumeWaits,
 		"utility volume of a dead guest":     utilityVolumeOfDeadGuest,
+		"every run is on the claim":          everyRunIsOnTheClaim,
+		"one claim, one machine":             oneClaimOneMachine,
+		"shareable in both machines":         shareableInBoth,
+		"two machines at once":               twoMachinesAtOnce,
+		"a record copied to another claim":   copiedRecord,
+		"an attachment is a run":             attachedElsewhere,
+		"utility volume with forged pods":    utilityVolumeHijacked,
+		"a drain waits for a backup":         drainWaitsForBackup,
+		"forged launcher pod":                launcherPodHijacked,
+		"pods of others end the trust":       outsiders,
+		"a claim that is attached":           attachedDisk,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,16 +83,17 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 type world struct {
 	*testing.T
 	ns string
-	// user owns machines; kubelet writes pods and claims; node is the handler.
-	user, kubelet, node client.Client
-	stop                func()
+	// user owns machines; kubelet writes pods and claims; node is the handler; varve has the controller's own account.
+	user, kubelet, node, varve client.Client
+	stop                       func()
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
 		T: t, ns: cluster.Namespace(t),
-		user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin), node: cluster.Client(t, controlplane.Handler),
+		user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin), node: cluster.Client(t, controlplane.HandlerOn("node-1")),
+		varve: cluster.Client(t, controlplane.Controller),
 	}
 	kv := controlplane.DefaultKubeVirt()
 	kv.Namespace = w.ns
@@ -154,7 +166,15 @@ func (w *world) machine(s kubevirtv1.RunStrategy, labels map[string]string) *kub
 // claim creates a claim that is bound.
 func (w *world) claim(name, size string, mode corev1.PersistentVolumeMode) {
 	w.Helper()
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(name), Spec: corev1.PersistentVolumeClaimSpec{
+	w.claimWith(nil, name, size, mode)
+}
+
+// claimWith makes a bound claim with annotations, as a restore of manifests does.
+func (w *world) claimWith(annotations map[string]string, name, size string, mode corev1.PersistentVolumeMode) {
+	w.Helper()
+	meta := w.meta(name)
+	meta.Annotations = annotations
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: &mode, StorageClassName: ptr.To("fast"),
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
 	}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -11,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -25,6 +27,7 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 		Named("backup-lock"+opts.ControllerSuffix).
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp), builder.WithPredicates(lineMoves())).
+		WithOptions(pace.Options()).
 		Complete(r)
 }
 
@@ -36,33 +39,18 @@ type abandoned struct {
 
 func (a abandoned) any() bool { return a.lock || a.volume != "" }
 
-// findAbandoned compares an instance with the backups of its namespace.
-func findAbandoned(instance *kubevirtv1.VirtualMachineInstance, backups []backupv1.VirtualMachineBackup) abandoned {
+// findAbandoned compares an instance with the backups that have not ended.
+func findAbandoned(instance *kubevirtv1.VirtualMachineInstance, holder *backupv1.VirtualMachineBackup, used map[string]bool) abandoned {
 	var found abandoned
 	if lock := lockOf(instance); lock != nil {
-		found.lock = true
-		for i := range backups {
-			b := &backups[i]
-			if owns(b, lock) && !b.Status.Phase.Final() {
-				found.lock = false
-			}
-		}
+		found.lock = holder == nil || holder.Status.Phase.Final() || !owns(holder, lock)
 	}
 	for _, u := range instance.Spec.UtilityVolumes {
-		if u.Type != nil && *u.Type == kubevirtv1.UtilityVolumeBackup && !volumeUsed(u.Name, backups) {
+		if u.Type != nil && *u.Type == kubevirtv1.UtilityVolumeBackup && !used[u.Name] {
 			found.volume = u.Name
 		}
 	}
 	return found
-}
-
-func volumeUsed(name string, backups []backupv1.VirtualMachineBackup) bool {
-	for i := range backups {
-		if layout.BackupUtilityVolume(backups[i].UID) == name && !backups[i].Status.Phase.Final() {
-			return true
-		}
-	}
-	return false
 }
 
 func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -76,11 +64,11 @@ func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		if lockOf(instance) == nil && len(instance.Spec.UtilityVolumes) == 0 {
 			return ctrl.Result{}, nil
 		}
-		var backups backupv1.VirtualMachineBackupList
-		if err := c.List(ctx, &backups, client.InNamespace(req.Namespace)); err != nil {
-			return ctrl.Result{}, fmt.Errorf("list backups: %w", err)
+		holder, used, err := r.users(ctx, c, instance)
+		if err != nil {
+			return ctrl.Result{}, err
 		}
-		found := findAbandoned(instance, backups.Items)
+		found := findAbandoned(instance, holder, used)
 		if !found.any() {
 			return ctrl.Result{}, nil
 		}
@@ -89,6 +77,41 @@ func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		}
 	}
 	return ctrl.Result{}, nil
+}
+
+// users returns the backup that the instance's lock names, or nil, and the names of the utility volumes that belong to
+// backups which have not ended. A live read lists those backups: there is one only after somebody removed a finalizer by hand.
+func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, map[string]bool, error) {
+	var holder *backupv1.VirtualMachineBackup
+	if lock := lockOf(instance); lock != nil {
+		var err error
+		holder, err = get(ctx, c, types.NamespacedName{Namespace: instance.Namespace, Name: lock.BackupName}, &backupv1.VirtualMachineBackup{})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	used := map[string]bool{}
+	if c == r.live {
+		var backups backupv1.VirtualMachineBackupList
+		unfinished := client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}
+		if err := c.List(ctx, &backups, client.InNamespace(instance.Namespace), unfinished); err != nil {
+			return nil, nil, fmt.Errorf("list backups: %w", err)
+		}
+		for i := range backups.Items {
+			if b := &backups.Items[i]; !b.Status.Phase.Final() {
+				used[layout.BackupUtilityVolume(b.UID)] = true
+			}
+		}
+		return holder, used, nil
+	}
+	for _, u := range instance.Spec.UtilityVolumes {
+		backups, err := r.unfinished(ctx, instance.Namespace, byVolume, u.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		used[u.Name] = len(backups) > 0
+	}
+	return holder, used, nil
 }
 
 func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, found abandoned) (ctrl.Result, error) {

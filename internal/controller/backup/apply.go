@@ -2,10 +2,13 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -25,9 +28,7 @@ func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
 			controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
 		})
 	case StepLetGo:
-		return edit(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) {
-			controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
-		})
+		return edit(ctx, r.cached, in.Backup, letGo)
 	case StepProtectTracker:
 		return edit(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
 			controllerutil.AddFinalizer(t, layout.FinalizerTracker)
@@ -49,6 +50,12 @@ func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
 	default:
 		return fmt.Errorf("unknown step %q", d.Step)
 	}
+}
+
+// letGo makes a backup that ended leave the caches, and go if it is deleted.
+func letGo(b *backupv1.VirtualMachineBackup) {
+	controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
+	metav1.SetMetaDataLabel(&b.ObjectMeta, layout.LabelEnded, "true")
 }
 
 // edit writes the difference that change makes, unless somebody wrote the object in the meantime.
@@ -89,10 +96,32 @@ func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.Insta
 		if err != nil {
 			return fmt.Errorf("record the checkpoint's time on tracker %s: %w", in.Tracker.Name, err)
 		}
+		if err := r.refuseUsedCheckpoint(ctx, in.Backup, *lock.CheckpointName); err != nil {
+			return err
+		}
 	}
 	return editStatus(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.ChangedBlockTracking.BackupStatus = lock
 	})
+}
+
+// errCheckpointUsed says that a name cannot be given out. The tracker knows its time already, so the next try has another one.
+var errCheckpointUsed = errors.New("another backup has this checkpoint")
+
+// refuseUsedCheckpoint compares a checkpoint's name with those of all other backups of the namespace, ended ones too. Only a
+// tracker of the same name as an earlier one, and a clock that was set back, can bring a name up twice.
+func (r *reconciler) refuseUsedCheckpoint(ctx context.Context, b *backupv1.VirtualMachineBackup, name string) error {
+	var users backupv1.VirtualMachineBackupList
+	selector := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(checkpointField, name)}
+	if err := r.live.List(ctx, &users, client.InNamespace(b.Namespace), selector); err != nil {
+		return fmt.Errorf("list backups with checkpoint %s: %w", name, err)
+	}
+	for i := range users.Items {
+		if users.Items[i].UID != b.UID {
+			return fmt.Errorf("checkpoint %s of backup %s: %w", name, users.Items[i].Name, errCheckpointUsed)
+		}
+	}
+	return nil
 }
 
 func unlock(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance) error {
@@ -118,6 +147,7 @@ func (r *reconciler) writeStatus(ctx context.Context, in *Input, status *backupv
 	if err != nil {
 		return err
 	}
+	r.places.wrote(in.Backup, status)
 	if e := eventFor(&in.Backup.Status, status); e != nil {
 		r.events.Eventf(in.Backup, related(in), e.kind, e.reason, e.action, "%s", note(status.Message))
 	}

@@ -40,17 +40,26 @@ type lab struct {
 	*testing.T
 	ns            string
 	user, handler client.Client
-	registry      *prometheus.Registry
-	limits        Limits
-	stop          func()
-	vm            *kubevirtv1.VirtualMachine
-	vmi           *kubevirtv1.VirtualMachineInstance
+	// varve is the controller's own account: other controllers' writes are played with it.
+	varve    client.Client
+	registry *prometheus.Registry
+	limits   Limits
+	stop     func()
+	vm       *kubevirtv1.VirtualMachine
+	vmi      *kubevirtv1.VirtualMachineInstance
+	// cached reads from the controllers' cache.
+	cached client.Client
+	// configuration is what the controllers read: the cluster's, unless a test has one of its own.
+	configuration types.NamespacedName
+	// traffic counts the controllers' requests, unless it is nil.
+	traffic *traffic
 }
 
 func newLab(t *testing.T, limits Limits) *lab {
 	t.Helper()
 	l := &lab{T: t, ns: cluster.Namespace(t), limits: limits, registry: prometheus.NewRegistry()}
-	l.user, l.handler = cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Handler)
+	l.user, l.handler = cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.HandlerOn("node-1"))
+	l.varve = cluster.Client(t, controlplane.Controller)
 	l.start()
 	l.vm = &kubevirtv1.VirtualMachine{ObjectMeta: l.named("vm"), Spec: kubevirtv1.VirtualMachineSpec{
 		RunStrategy: ptr.To(kubevirtv1.RunStrategyAlways), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{Spec: l.guest()},
@@ -62,10 +71,17 @@ func newLab(t *testing.T, limits Limits) *lab {
 
 func (l *lab) start() {
 	l.Helper()
-	mgr := cluster.Manager(l.T, controlplane.Controller, func(o *ctrl.Options) {
-		o.Cache = cache.Options{DefaultNamespaces: map[string]cache.Config{l.ns: {}}}
+	cfg := cluster.ConfigFor(controlplane.Controller)
+	if l.traffic != nil {
+		l.traffic.wrap(cfg)
+	}
+	mgr := cluster.ManagerFor(l.T, cfg, func(o *ctrl.Options) {
+		o.Cache = cache.Options{DefaultNamespaces: map[string]cache.Config{l.ns: {}, controlplane.SystemNamespace: {}}, ByObject: map[client.Object]cache.ByObject{
+			&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
+		}}
 	})
-	l.must(Setup(mgr, Options{Limits: l.limits, Registerer: l.registry}))
+	l.cached = mgr.GetClient()
+	l.must(Setup(mgr, Options{Configuration: l.configuration, Limits: l.limits, Registerer: l.registry}))
 	l.stop = controlplane.StartManager(l.T, mgr)
 }
 
@@ -93,7 +109,7 @@ func (l *lab) boot() {
 	l.Helper()
 	l.vmi = &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named("vm"), Spec: l.guest()}
 	l.must(l.user.Create(l.Context(), l.vmi))
-	controlplane.Update(l.T, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
+	controlplane.Update(l.T, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.Phase, i.Status.NodeName = kubevirtv1.PhaseRunning, "node-1"
 		i.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
 	})
@@ -170,7 +186,7 @@ func (l *lab) mount(want int) {
 		}
 		return nil
 	})
-	controlplane.Update(l.T, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
+	controlplane.Update(l.T, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.VolumeStatus = nil
 		for _, u := range i.Spec.UtilityVolumes {
 			i.Status.VolumeStatus = append(i.Status.VolumeStatus, kubevirtv1.VolumeStatus{Name: u.Name, Phase: kubevirtv1.VolumeMountedToPod})
@@ -370,9 +386,9 @@ func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	if l.locked() != "" || len(l.vmi.Spec.UtilityVolumes) != 0 || len(b.Finalizers) != 0 {
 		t.Errorf("a waiting backup holds something: %+v", l.vmi)
 	}
-	controlplane.Update(t, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseScheduled })
+	controlplane.Update(t, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseScheduled })
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonVMNotRunning)
-	controlplane.Update(t, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseRunning })
+	controlplane.Update(t, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseRunning })
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonPVCNotFound)
 	// What was done so far has had its passes: only the claim itself can wake the backup.
 	controlplane.Consistently(t, time.Second, func() error {
@@ -539,10 +555,10 @@ func TestGuestGoesWhileTheNodeIsSilent(t *testing.T) {
 		reason string
 	}{
 		{"crash", func(l *lab) {
-			controlplane.Update(l.T, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseFailed })
+			controlplane.Update(l.T, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseFailed })
 		}, backupv1.ReasonGuestCrashed},
 		{"shutdown", func(l *lab) {
-			controlplane.Update(l.T, l.handler, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseSucceeded })
+			controlplane.Update(l.T, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseSucceeded })
 		}, backupv1.ReasonGuestShutdown},
 		{"machine deleted", func(l *lab) {
 			l.must(l.user.Delete(l.Context(), l.vm))
@@ -652,7 +668,7 @@ func TestAbandonedLockAndVolumeAreReleased(t *testing.T) {
 func TestForeignUtilityVolumesStay(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
-	controlplane.Update(t, l.handler, l.vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
+	controlplane.Update(t, l.varve, l.vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{{
 			Name: "dump", PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "dump"}, Type: ptr.To(kubevirtv1.UtilityVolumeType("MemoryDump")),
 		}}

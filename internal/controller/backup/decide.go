@@ -9,6 +9,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Step is the one write that a decision asks for.
@@ -20,7 +21,7 @@ const (
 	StepNone Step = ""
 	// StepHold adds the finalizer to the backup.
 	StepHold Step = "Hold"
-	// StepLetGo removes the finalizer from the backup.
+	// StepLetGo removes the finalizer from a backup that ended, and labels it as ended.
 	StepLetGo Step = "LetGo"
 	// StepProtectTracker adds the finalizer to the tracker.
 	StepProtectTracker Step = "ProtectTracker"
@@ -75,7 +76,7 @@ func decide(in *Input) Decision {
 }
 
 func decideFinal(in *Input) Decision {
-	if in.finalized() {
+	if in.finalized() || in.Backup.Labels[layout.LabelEnded] == "" {
 		return Decision{Step: StepLetGo}
 	}
 	return Decision{}

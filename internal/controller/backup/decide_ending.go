@@ -17,6 +17,10 @@ func decideCopied(in *Input) Decision {
 		return toPruning(in, backupv1.BackupSucceeded, backupv1.ReasonFinishing, "The data is complete on the target; old checkpoints go and the volume is detached.")
 	}
 	name := in.Backup.Spec.BackupTracker
+	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
+	if what := targetGone(in); what != "" && !moved {
+		return toPruning(in, backupv1.BackupUnsuccessful, backupv1.ReasonTargetGone, what)
+	}
 	if name == "" {
 		return succeed()
 	}
@@ -36,6 +40,8 @@ func decideCopied(in *Input) Decision {
 		return succeed() // moved before a restart
 	case latest != nil && latest.Name != s.ReplacesCheckpoint:
 		return fail("was moved to checkpoint " + latest.Name)
+	case in.Seen.Refused && passed(in, in.Seen.PhaseSince.Add(in.Limits.Pruning)):
+		return fail(fmt.Sprintf("could not be moved (%s)", s.Message))
 	}
 	return Decision{Step: StepMoveTracker, Checkpoint: checkpoint(in)}
 }
@@ -50,6 +56,10 @@ func checkpoint(in *Input) *backupv1.Checkpoint {
 	}
 	for i := range s.IncludedVolumes {
 		c.Disks = append(c.Disks, s.IncludedVolumes[i].Name)
+	}
+	// All of it or nothing: half of it proves nothing about the target.
+	if s.PVCUID != "" && s.ManifestSHA256 != "" {
+		c.Target = &backupv1.BackupTarget{PVCName: s.PVCName, PVCUID: s.PVCUID, Directory: s.Directory, ManifestSHA256: s.ManifestSHA256}
 	}
 	return c
 }
@@ -79,7 +89,9 @@ func decidePruning(in *Input) Decision {
 // decidePruned gives back the volume, then the lock, then ends the backup.
 func decidePruned(in *Input) Decision {
 	s := &in.Backup.Status
-	if in.volumeWanted() {
+	// A volume that cannot be detached must not keep the machine locked: what stays is detached when the API server lets it.
+	refused := in.Seen.Refused && passed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
+	if in.volumeWanted() && !refused {
 		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
 	}
 	message := s.Message

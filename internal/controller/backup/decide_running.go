@@ -29,7 +29,31 @@ func decideOnNode(in *Input) Decision {
 		d.Wake = earlier(d.Wake, wait)
 		return d
 	}
+	if what := targetGone(in); what != "" {
+		return copyFailed(in, backupv1.ReasonTargetGone, what)
+	}
+	if what := taken(in); what != "" {
+		return copyFailed(in, backupv1.ReasonTargetInUse, what)
+	}
 	return supervise(in)
+}
+
+// targetGone says how the claim that the backup is written to went away; empty: it is there. The files go with it,
+// also while a claim that is deleted still waits for the backup to let go of it.
+func targetGone(in *Input) string {
+	uid, name := in.Backup.Status.PVCUID, in.Backup.Spec.PVCName
+	var what string
+	switch {
+	case uid == "": // an older version planned the backup
+		return ""
+	case in.Claim == nil || in.Claim.UID == uid && in.Claim.DeletionTimestamp != nil:
+		what = "was deleted"
+	case in.Claim.UID != uid:
+		what = "was replaced by another of the same name"
+	default:
+		return ""
+	}
+	return fmt.Sprintf("PersistentVolumeClaim %s %s while the backup was written to it, and its files go with it; create another backup when the claim is there again.", name, what)
 }
 
 func supervise(in *Input) Decision {

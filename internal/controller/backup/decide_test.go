@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // TestDecide has a case for every way out of every phase. Each begins with a tracked backup "b" of a running machine
@@ -119,12 +120,51 @@ func TestDecide(t *testing.T) {
 		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonPVCIsBlock, "volumeMode is Filesystem", 0}},
 		{
 			"the machine's own disk", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.PVCName = "root" },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInvalid, "disk root", 0},
+			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInUse, "disk root", 0},
 		},
 		{
 			"a day later", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil; w.now = w.now.Add(24 * time.Hour) },
 			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "PersistentVolumeClaim target", 0},
 		},
+		{
+			"no configuration", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil },
+			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate IncrementalBackup, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt varve/kubevirt", 24 * time.Hour},
+		},
+		{"gate of utility volumes is off", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Spec.Configuration.DeveloperConfiguration.FeatureGates = []string{kubevirtv1.IncrementalBackup}
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
+		{"gate turned off while attaching", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Spec.Configuration.DeveloperConfiguration.FeatureGates = []string{kubevirtv1.IncrementalBackup}
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
+		{"gate turned off while data moves", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil }, expect{step: StepNone, phase: backupv1.BackupCopying}},
+		{"node is busy", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "place on node node: 4 of at most 4", 24 * time.Hour}},
+		{"older ones wait for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.load = NodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3", "ns/4"}}
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "2 older ones wait", 0}},
+		{"a place for each older one and this one", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.load = NodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3"}}
+		}, expect{step: StepHold}},
+		{"more are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "5"}
+			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
+		}, expect{step: StepHold}},
+		{"fewer are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "1"}
+			w.load.Copying = []string{"ns/1"}
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "1 of at most 1", 0}},
+		{"a limit that is no number is the default", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "0"}
+			w.load.Copying = []string{"ns/1"}
+		}, expect{step: StepHold}},
+		{"an older one of the machine waits for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			a := w.create("a", false)
+			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonNodeBusy
+		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
+		{"the node becomes busy while attaching", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
+		}, expect{step: StepNone, phase: backupv1.BackupAttaching}},
 		{"deleted while it waits", pending, deleted, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "deleted", 0}},
 		{"another runs", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.create("z", false).Status.Phase = backupv1.BackupCopying
@@ -169,6 +209,45 @@ func TestDecide(t *testing.T) {
 			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0},
 		},
 		{"mounted in the last moment", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) }, expect{step: StepLock}},
+		{"attaching refused until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.step(b)
+			w.step(b)
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
+		{"tracker cannot be protected until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.step(b)
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
+		{"the refusal is in the last message", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.step(b)
+			w.step(b)
+			w.refuse(b, "the webhook does not answer")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "the webhook does not answer", 0}},
+		{"refused, and tried again", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.step(b)
+			w.step(b)
+			w.refuse(b, "the webhook does not answer")
+		}, expect{StepAttach, backupv1.BackupAttaching, backupv1.ReasonRequestRefused, "the webhook does not answer", 0}},
+		{"attached after a refusal", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.step(b)
+			w.step(b)
+			w.refuse(b, "the webhook does not answer")
+			w.step(b)
+		}, expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute}},
+		{"the lock is refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
+		{"the finalizer is refused until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(24 * time.Hour)
+		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
 		{"claim becomes a Block one", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonPVCIsBlock, "", 0}},
@@ -283,6 +362,15 @@ func TestDecide(t *testing.T) {
 			w.settle(b)
 			w.now = w.now.Add(10 * time.Minute)
 		}, expect{step: StepUnlock}},
+		{"pruned: detaching refused until the deadline", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settleUntil(b, StepDetach)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{step: StepUnlock}},
+		{"copied: moving the tracker refused until the deadline", copied, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(5 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "a policy denies it", 0}},
 		{"pruned: unlock", detached(pruningOK), nil, expect{step: StepUnlock}},
 		{
 			"done", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
@@ -434,6 +522,7 @@ func TestMoveTracker(t *testing.T) {
 	want := backupv1.VirtualMachineBackupTrackerStatus{
 		LatestCheckpoint: &backupv1.Checkpoint{
 			Name: b.Status.CheckpointName, CreationTime: *b.Status.StartTimestamp, Disks: []string{"root"}, BackupName: "b", BackupUID: b.UID,
+			Target: &backupv1.BackupTarget{PVCName: "target", PVCUID: w.claim.UID, Directory: b.Status.Directory, ManifestSHA256: b.Status.ManifestSHA256},
 		},
 		NewestCheckpointTime: w.tracker.Status.NewestCheckpointTime,
 	}

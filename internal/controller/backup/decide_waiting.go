@@ -16,11 +16,13 @@ import (
 
 // decidePending waits for everything that the backup needs. Nothing is locked and nothing is attached.
 func decidePending(in *Input) Decision {
+	deadline := pendingDeadline(in)
+	refused := in.Seen.Refused && passed(in, deadline)
 	// A backup that fell back from Attaching has something to give back first.
 	switch {
 	case in.ownsLock():
 		return Decision{Step: StepUnlock}
-	case in.volumeWanted():
+	case in.volumeWanted() && !refused:
 		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
 	case in.deleting():
 		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonAborted, aborted(in))
@@ -29,7 +31,9 @@ func decidePending(in *Input) Decision {
 	if o == nil {
 		o = inLine(in)
 	}
-	deadline := pendingDeadline(in)
+	if o == nil {
+		o = nodeBusy(in)
+	}
 	switch {
 	case o != nil && o.fatal:
 		return toFinal(in, backupv1.BackupUnsuccessful, o.reason, o.message)
@@ -38,6 +42,9 @@ func decidePending(in *Input) Decision {
 			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, o.message))
 	case o != nil:
 		return waitPending(in, o)
+	case refused:
+		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonDeadlineExceeded,
+			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, lastState(in, in.Backup.Status.Message)))
 	case !in.finalized():
 		return Decision{Step: StepHold}
 	}
@@ -46,6 +53,8 @@ func decidePending(in *Input) Decision {
 		deadline: in.Now.Add(in.Limits.Attaching),
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
 			s.SourceName = in.machine()
+			s.NodeName = in.Instance.Status.NodeName
+			s.PVCName, s.PVCUID = in.Claim.Name, in.Claim.UID
 			s.TrackerUID = ""
 			if in.Tracker != nil {
 				s.TrackerUID = in.Tracker.UID
@@ -58,7 +67,13 @@ func decidePending(in *Input) Decision {
 func waitPending(in *Input, o *obstacle) Decision {
 	return write(in, change{
 		phase: backupv1.BackupPending, reason: o.reason, message: o.message, deadline: pendingDeadline(in),
-		more: func(s *backupv1.VirtualMachineBackupStatus) { s.SourceName, s.TrackerUID = in.machine(), "" },
+		more: func(s *backupv1.VirtualMachineBackupStatus) {
+			s.SourceName, s.TrackerUID, s.NodeName = in.machine(), "", ""
+			s.PVCName, s.PVCUID = "", ""
+			if o.reason == backupv1.ReasonNodeBusy {
+				s.NodeName = in.Instance.Status.NodeName
+			}
+		},
 	})
 }
 
@@ -77,6 +92,10 @@ func decideAttaching(in *Input) Decision {
 		return waitPending(in, o) // nothing is lost: Pending gives back what there is
 	case in.Tracker != nil && in.Tracker.UID != in.Backup.Status.TrackerUID:
 		return waitPending(in, waitFor(backupv1.ReasonAttaching, "VirtualMachineBackupTracker %s was replaced: planning again.", in.Tracker.Name))
+	case in.Claim.UID != in.Backup.Status.PVCUID:
+		return waitPending(in, waitFor(backupv1.ReasonAttaching, "PersistentVolumeClaim %s was replaced by another of the same name: planning again.", in.Claim.Name))
+	case attachingOverdue(in):
+		return giveUpAttaching(in)
 	case !in.finalized():
 		return Decision{Step: StepHold}
 	case in.Tracker != nil && !controllerutil.ContainsFinalizer(in.Tracker, layout.FinalizerTracker):
@@ -86,7 +105,7 @@ func decideAttaching(in *Input) Decision {
 	}
 	status := in.volumeStatus()
 	switch lock := in.lock(); {
-	case status == nil || status.Phase != kubevirtv1.VolumeMountedToPod:
+	case !in.volumeMounted():
 		return waitAttached(in, status)
 	case lock == nil:
 		return takeLock(in)
@@ -98,12 +117,21 @@ func decideAttaching(in *Input) Decision {
 }
 
 func waitAttached(in *Input, status *kubevirtv1.VolumeStatus) Decision {
-	deadline := deadlineOr(in, in.Now, in.Limits.Attaching)
-	message := attachingMessage(in, status)
-	if passed(in, deadline) {
-		return toPruned(in, backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s: %s", in.Limits.Attaching, message))
-	}
-	return write(in, change{phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: message, deadline: deadline})
+	return write(in, change{
+		phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: attachingMessage(in, status),
+		deadline: deadlineOr(in, in.Now, in.Limits.Attaching),
+	})
+}
+
+// attachingOverdue is decided before any step, so that a step that is refused again and again comes to an end. A volume
+// that was mounted in the last moment is used.
+func attachingOverdue(in *Input) bool {
+	return passed(in, deadlineOr(in, in.Now, in.Limits.Attaching)) && (in.Seen.Refused || !in.volumeMounted())
+}
+
+func giveUpAttaching(in *Input) Decision {
+	return toPruned(in, backupv1.ReasonDeadlineExceeded,
+		fmt.Sprintf("Gave up after %s: %s", in.Limits.Attaching, lastState(in, attachingMessage(in, in.volumeStatus()))))
 }
 
 // waitLock waits for another backup that won the race for the instance; it holds only the attached volume.
@@ -150,7 +178,7 @@ const maxNameWait = 2 * time.Second
 // the clock, so that a tracker that is made anew cannot give out a name that its predecessor gave out.
 func takeLock(in *Input) Decision {
 	at := in.Now.UTC().Truncate(time.Second)
-	lock := &kubevirtv1.InstanceBackupStatus{BackupName: in.Backup.Name}
+	lock := &kubevirtv1.InstanceBackupStatus{BackupName: in.Backup.Name, BackupMsg: ptr.To(layout.BackupLock(in.Backup.UID))}
 	if in.Tracker != nil {
 		fresh := freshTime(in, at)
 		if fresh.After(at) && fresh.Sub(at) <= maxNameWait {
@@ -163,8 +191,8 @@ func takeLock(in *Input) Decision {
 	return Decision{Step: StepLock, Lock: lock}
 }
 
-// freshTime is the first whole second from at on that is in no checkpoint name of this tracker, or of an earlier
-// tracker of the same name. The tracker remembers the newest; what it cannot know, the existing backups say.
+// freshTime is the first whole second from at on that is in no checkpoint name of this tracker, as far as the tracker
+// remembers. What it cannot know, applying the lock finds out (refuseUsedCheckpoint).
 func freshTime(in *Input, at time.Time) time.Time {
 	floor := in.Tracker.CreationTimestamp.Time
 	if t := in.Tracker.Status.NewestCheckpointTime; t != nil && t.After(floor) {
@@ -175,13 +203,6 @@ func freshTime(in *Input, at time.Time) time.Time {
 	}
 	if !at.After(floor) {
 		at = floor.UTC().Truncate(time.Second).Add(time.Second)
-	}
-	used := map[string]bool{}
-	for i := range in.Others {
-		used[in.Others[i].Status.CheckpointName] = true
-	}
-	for used[layout.Checkpoint(in.Tracker.Name, at)] {
-		at = at.Add(time.Second)
 	}
 	return at
 }
@@ -201,7 +222,7 @@ func toStarting(in *Input, lock *kubevirtv1.InstanceBackupStatus) Decision {
 			s.NodeName = in.Instance.Status.NodeName
 			s.Directory = layout.BackupDirectory(in.machine(), in.Backup.Name, at)
 			s.CheckpointName = ptr.Deref(lock.CheckpointName, "")
-			s.BaseCheckpoint, s.ReplacesCheckpoint = nil, ""
+			s.BaseCheckpoint, s.ReplacesCheckpoint, s.ManifestSHA256 = nil, "", ""
 			if in.Tracker == nil || in.Tracker.Status.LatestCheckpoint == nil {
 				return
 			}

@@ -25,6 +25,8 @@ const (
 	EventDetaching = "BackupDetachingTarget"
 	// EventCompleted: the backup succeeded.
 	EventCompleted = "BackupCompleted"
+	// EventRefused: the API server refused a write that the backup needs; it is tried again.
+	EventRefused = "BackupRequestRefused"
 	// EventFailed: the backup failed; the note says why and what to do.
 	EventFailed = "BackupFailed"
 )
@@ -63,6 +65,9 @@ func note(message string) string {
 func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
 	if old.Phase == now.Phase && old.Reason == now.Reason {
 		return nil
+	}
+	if now.Reason == backupv1.ReasonRequestRefused {
+		return &notice{warning, EventRefused, "Retry"}
 	}
 	switch now.Phase {
 	case backupv1.BackupPending:

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -16,6 +17,9 @@ type Input struct {
 	Now    time.Time
 	Limits Limits
 	Backup *backupv1.VirtualMachineBackup
+	// Configuration is the cluster's KubeVirt object, or nil; ConfigurationName is where it has to be.
+	Configuration     *kubevirtv1.KubeVirt
+	ConfigurationName types.NamespacedName
 	// Tracker is the object that spec.backupTracker names.
 	Tracker *backupv1.VirtualMachineBackupTracker
 	// VM and Instance are the machine that the backup is of.
@@ -23,8 +27,12 @@ type Input struct {
 	Instance *kubevirtv1.VirtualMachineInstance
 	// Claim is the object that spec.pvcName names.
 	Claim *corev1.PersistentVolumeClaim
-	// Others are the machine's other backups, ended ones too.
+	// ClaimUsers are the machines that have the claim as a disk, running or not, in any phase but the final ones.
+	ClaimUsers []claimUser
+	// Others are the machine's other backups that have not ended. Only a backup in Pending looks at them.
 	Others []backupv1.VirtualMachineBackup
+	// Node is what else copies, or waits to copy, on the instance's node. Only a backup in Pending looks at it.
+	Node NodeLoad
 	// Seen is what the watchdog observed over time.
 	Seen Observation
 }
@@ -86,6 +94,10 @@ func owns(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatu
 	if lock == nil || lock.BackupName != b.Name {
 		return false
 	}
+	if lock.BackupMsg != nil {
+		return *lock.BackupMsg == layout.BackupLock(b.UID)
+	}
+	// An older version took it.
 	return lock.StartTimestamp == nil || !lock.StartTimestamp.Time.Before(b.CreationTimestamp.Time)
 }
 
@@ -117,4 +129,10 @@ func (in *Input) volumeStatus() *kubevirtv1.VolumeStatus {
 		}
 	}
 	return nil
+}
+
+// volumeMounted says that the launcher can write to the utility volume.
+func (in *Input) volumeMounted() bool {
+	status := in.volumeStatus()
+	return status != nil && status.Phase == kubevirtv1.VolumeMountedToPod
 }

@@ -26,7 +26,7 @@ func never(reason, format string, args ...any) *obstacle {
 // come right is told first, so that the user does not repair everything else in vain.
 func prerequisites(in *Input) *obstacle {
 	for _, check := range []func(*Input) *obstacle{
-		unusableClaim, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim,
+		unusableClaim, missingGate, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim,
 	} {
 		if o := check(in); o != nil {
 			return o
@@ -40,13 +40,16 @@ func unusableClaim(in *Input) *obstacle {
 		return never(backupv1.ReasonPVCIsBlock,
 			"The target PersistentVolumeClaim %s has volumeMode Block; create a backup with a claim whose volumeMode is Filesystem.", in.Claim.Name)
 	}
-	if in.Instance == nil {
-		return nil
-	}
-	for _, v := range in.Instance.Spec.Volumes {
-		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == in.Backup.Spec.PVCName {
-			return never(backupv1.ReasonTargetInvalid,
-				"The target PersistentVolumeClaim %s is disk %s of the virtual machine itself; create a backup with another claim.", in.Backup.Spec.PVCName, v.Name)
+	return claimInUse(in)
+}
+
+// missingGate judges what admission could not, as in the first seconds of an API server or without a KubeVirt object, and
+// gates that were turned off since.
+func missingGate(in *Input) *obstacle {
+	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes} {
+		if !tracking.GateEnabled(in.Configuration, gate) {
+			return waitFor(backupv1.ReasonGateDisabled,
+				"Waiting for feature gate %s, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt %s.", gate, in.ConfigurationName)
 		}
 	}
 	return nil
@@ -157,7 +160,7 @@ func goesBefore(o, b *backupv1.VirtualMachineBackup) bool {
 	case o.DeletionTimestamp != nil || !older(o, b):
 		return false
 	default: // not looked at yet, or ready and in line
-		return o.Status.Phase == "" || o.Status.Reason == backupv1.ReasonOtherBackup
+		return o.Status.Phase == "" || o.Status.Reason == backupv1.ReasonOtherBackup || o.Status.Reason == backupv1.ReasonNodeBusy
 	}
 }
 

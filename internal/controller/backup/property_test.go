@@ -129,7 +129,7 @@ func (p *play) userCreatesTracker(t *rapid.T) {
 
 func (p *play) userTogglesClaim(*rapid.T) {
 	if p.claim == nil {
-		p.claim = newClaim()
+		p.claim = p.newClaim()
 	} else {
 		p.claim = nil
 	}

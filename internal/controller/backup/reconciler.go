@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,10 +22,12 @@ const maxSteps = 16
 
 type reconciler struct {
 	access
-	clock    clock.PassiveClock
-	limits   Limits
-	measures *measures
-	watchdog *watchdog
+	clock         clock.PassiveClock
+	limits        Limits
+	configuration types.NamespacedName
+	measures      *measures
+	watchdog      *watchdog
+	places        places
 }
 
 // Reconcile takes a backup as far as it can go now.
@@ -46,15 +49,16 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return r.wake(in, d), nil
 		}
 		if err := r.apply(ctx, in, d); err != nil {
-			return retry(fmt.Errorf("backup %s: %s: %w", req.NamespacedName, d.Step, err))
+			return r.refusedStep(ctx, in, d, err)
 		}
+		r.watchdog.tried(in.Backup.UID, false)
 	}
 	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
 }
 
 // retry makes a lost race a quiet repetition: somebody wrote the object between the read and the write, or it went.
 func retry(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return ctrl.Result{}, err
@@ -83,12 +87,19 @@ func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.Name
 	if err != nil || b == nil {
 		return nil, err
 	}
-	in := &Input{Backup: b}
+	in := &Input{Backup: b, ConfigurationName: r.configuration}
 	if b.Status.Phase.Final() {
 		return in, nil // nothing else matters any more
 	}
+	// Nothing races with the configuration: the cache is as good as the API server.
+	if in.Configuration, err = get(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
+		return nil, err
+	}
 	in.Claim, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
 	if err != nil {
+		return nil, err
+	}
+	if in.ClaimUsers, err = r.claimUsers(ctx, key.Namespace, b.Spec.PVCName); err != nil {
 		return nil, err
 	}
 	if name := b.Spec.BackupTracker; name != "" {
@@ -113,30 +124,34 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Inp
 	if in.Instance, err = get(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return err
 	}
-	if p := in.Backup.Status.Phase; p == "" || p == backupv1.BackupPending || p == backupv1.BackupAttaching {
-		in.Others, err = r.others(ctx, c, in.Backup, name)
+	if waiting(in.Backup) {
+		if in.Others, err = r.others(ctx, c, in.Backup, name); err != nil {
+			return err
+		}
+		if in.Instance != nil {
+			in.Node, err = r.nodeLoad(ctx, in.Backup, in.Instance.Status.NodeName)
+		}
 	}
 	return err
 }
 
-// others returns the other backups of the machine.
+// others returns the other backups of the machine that have not ended. The cache says which there are, c what they are.
 func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
-	var backups backupv1.VirtualMachineBackupList
-	if err := c.List(ctx, &backups, client.InNamespace(b.Namespace)); err != nil {
-		return nil, fmt.Errorf("list backups: %w", err)
-	}
-	var trackers backupv1.VirtualMachineBackupTrackerList
-	if err := c.List(ctx, &trackers, client.InNamespace(b.Namespace)); err != nil {
-		return nil, fmt.Errorf("list backup trackers: %w", err)
-	}
-	byName := make(map[string]*backupv1.VirtualMachineBackupTracker, len(trackers.Items))
-	for i := range trackers.Items {
-		byName[trackers.Items[i].Name] = &trackers.Items[i]
+	known, err := r.unfinishedOfMachine(ctx, b.Namespace, machine)
+	if err != nil {
+		return nil, err
 	}
 	var others []backupv1.VirtualMachineBackup
-	for _, o := range backups.Items {
-		if o.UID != b.UID && machineOf(&o, byName[o.Spec.BackupTracker]) == machine {
-			others = append(others, o)
+	for i := range known {
+		if known[i].UID == b.UID {
+			continue
+		}
+		o, err := get(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
+		if err != nil {
+			return nil, err
+		}
+		if o != nil && !o.Status.Phase.Final() {
+			others = append(others, *o)
 		}
 	}
 	return others, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,6 +19,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/pace"
 )
 
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;list;watch;update;patch
@@ -29,6 +31,7 @@ import (
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines,verbs=get;list;watch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch;update;patch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=kubevirts,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
@@ -92,6 +95,8 @@ func (l Limits) withDefaults() Limits {
 
 // Options are what Setup needs beside the manager. The zero value is what production uses.
 type Options struct {
+	// Configuration is the KubeVirt object that has the feature gates. Default: varve/kubevirt.
+	Configuration types.NamespacedName
 	// Limits bound every wait; see DefaultLimits.
 	Limits Limits
 	// Clock tells the time. Default: the machine's.
@@ -107,6 +112,9 @@ type Options struct {
 func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
+	}
+	if opts.Configuration.Name == "" {
+		opts.Configuration = types.NamespacedName{Namespace: "varve", Name: "kubevirt"}
 	}
 	if opts.Registerer == nil {
 		opts.Registerer = metrics.Registry
@@ -137,21 +145,33 @@ type access struct {
 	events events.EventRecorder
 }
 
+// oneWorker keeps decisions about two backups of one machine from overlapping.
+func oneWorker(o controller.Options) controller.Options {
+	o.MaxConcurrentReconciles = 1
+	return o
+}
+
 func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
-	if err := indexUnfinished(context.Background(), mgr); err != nil {
-		return fmt.Errorf("index unfinished backups: %w", err)
+	if err := addIndexes(context.Background(), mgr.GetFieldIndexer()); err != nil {
+		return err
 	}
-	r := &reconciler{access: a, clock: opts.Clock, limits: opts.Limits.withDefaults(), measures: m, watchdog: newWatchdog()}
+	if err := indexClaimUsers(context.Background(), mgr); err != nil {
+		return fmt.Errorf("index machines by their claims: %w", err)
+	}
+	r := &reconciler{
+		access: a, clock: opts.Clock, limits: opts.Limits.withDefaults(), configuration: opts.Configuration, measures: m, watchdog: newWatchdog(),
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackup{}).
 		// Every object that a backup can wait for wakes it: there is no polling.
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameMachine), builder.WithPredicates(lineMoves())).
-		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.unfinishedIn)).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameNode), builder.WithPredicates(lineMoves())).
+		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.usersOfTracker)).
 		Watches(&kubevirtv1.VirtualMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
+		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.waitingForStart)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.toClaim)).
-		// One worker: decisions about two backups of one machine never overlap.
-		WithOptions(controller.Options{MaxConcurrentReconciles: 1}).
+		WithOptions(oneWorker(pace.Options())).
 		Complete(r)
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -26,6 +27,7 @@ func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
 		Named("backup-tracker"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackupTracker{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(trackerOf), builder.WithPredicates(lineMoves())).
+		WithOptions(pace.Options()).
 		Complete(r)
 }
 
@@ -53,12 +55,10 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if err != nil || t == nil || !controllerutil.ContainsFinalizer(t, layout.FinalizerTracker) {
 		return ctrl.Result{}, err
 	}
-	var backups backupv1.VirtualMachineBackupList
-	// Live: a backup that has just begun may not be in the cache, and must not lose its tracker.
-	if err := r.live.List(ctx, &backups, client.InNamespace(t.Namespace)); err != nil {
-		return ctrl.Result{}, fmt.Errorf("list backups: %w", err)
+	user, err := r.user(ctx, t)
+	if err != nil {
+		return ctrl.Result{}, err
 	}
-	user := userOf(t, backups.Items)
 	switch {
 	case user == nil:
 		err := edit(ctx, r.cached, t, func(t *backupv1.VirtualMachineBackupTracker) {
@@ -72,4 +72,24 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 			"The tracker was deleted and stays until VirtualMachineBackup %s, which uses it, ends; delete that backup to abort it.", user.Name)
 	}
 	return ctrl.Result{}, nil
+}
+
+// user returns the backup that uses the tracker now, or nil. The cache says which backups name the tracker. Each of them is
+// read live: one that has just begun must not lose its tracker.
+func (r *trackerReconciler) user(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
+	named, err := r.unfinished(ctx, t.Namespace, byTracker, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	var present []backupv1.VirtualMachineBackup
+	for i := range named {
+		b, err := get(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
+		if err != nil {
+			return nil, err
+		}
+		if b != nil {
+			present = append(present, *b)
+		}
+	}
+	return userOf(t, present), nil
 }

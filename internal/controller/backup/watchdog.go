@@ -17,6 +17,8 @@ type Observation struct {
 	ProgressSince time.Time
 	// GoneSince is when the guest was first seen gone in this phase; zero while it is there.
 	GoneSince time.Time
+	// Refused says that the API server refused the last step of this phase.
+	Refused bool
 }
 
 // watchdog remembers, per backup, when things were first seen. It is memory only: after a restart of the controller
@@ -39,9 +41,13 @@ func (w *watchdog) observe(in *Input) Observation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	status := &in.Backup.Status
+	phase := status.Phase
+	if phase == "" {
+		phase = backupv1.BackupPending
+	}
 	s := w.seen[in.Backup.UID]
-	if s == nil || s.phase != status.Phase {
-		s = &watched{phase: status.Phase, processed: -1, Observation: Observation{PhaseSince: in.Now}}
+	if s == nil || s.phase != phase {
+		s = &watched{phase: phase, processed: -1, Observation: Observation{PhaseSince: in.Now}}
 		w.seen[in.Backup.UID] = s
 	}
 	if processed := processedBytes(status); processed != s.processed {
@@ -61,6 +67,15 @@ func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
 		return 0
 	}
 	return s.Progress.ProcessedBytes
+}
+
+// tried records whether the API server refused the last step of the present phase.
+func (w *watchdog) tried(uid types.UID, refused bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.seen[uid]; s != nil {
+		s.Refused = refused
+	}
 }
 
 func (w *watchdog) forget(uid types.UID) {

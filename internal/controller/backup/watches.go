@@ -2,9 +2,9 @@ package backup
 
 import (
 	"context"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -14,49 +14,57 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// unfinishedIndex is a cache index of the backups that have not ended, so that a history of thousands costs nothing.
-const unfinishedIndex = "varve.unfinished"
-
-func indexUnfinished(ctx context.Context, mgr ctrl.Manager) error {
-	return mgr.GetFieldIndexer().IndexField(ctx, &backupv1.VirtualMachineBackup{}, unfinishedIndex, func(o client.Object) []string {
-		if o.(*backupv1.VirtualMachineBackup).Status.Phase.Final() {
-			return nil
-		}
-		return []string{"true"}
-	})
-}
-
-// unfinished returns requests for the backups of a namespace that have not ended and that match.
-func (r *reconciler) unfinished(ctx context.Context, namespace string, match func(*backupv1.VirtualMachineBackup) bool) []reconcile.Request {
-	var list backupv1.VirtualMachineBackupList
-	if err := r.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{unfinishedIndex: "true"}); err != nil {
+// requests names backups to look at again, but for the one that changed itself.
+func requests(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []reconcile.Request {
+	if err != nil {
 		// The cache fails to list only when it is being stopped.
-		log.FromContext(ctx).Error(err, "list unfinished backups", "namespace", namespace)
+		log.FromContext(ctx).Error(err, "list unfinished backups", "changed", client.ObjectKeyFromObject(changed))
 		return nil
 	}
-	var requests []reconcile.Request
-	for i := range list.Items {
-		if b := &list.Items[i]; match(b) {
-			requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Name}})
+	var all []reconcile.Request
+	for i := range backups {
+		if b := &backups[i]; b.UID != changed.GetUID() {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(b)})
 		}
 	}
-	return requests
+	return all
 }
 
-// unfinishedIn wakes the backups that use a tracker. One that has another tracker of the same machine is woken by
+// usersOfTracker wakes the backups that use a tracker. One that has another tracker of the same machine is woken by
 // that other backup's own changes.
-func (r *reconciler) unfinishedIn(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.unfinished(ctx, o.GetNamespace(), func(b *backupv1.VirtualMachineBackup) bool { return b.Spec.BackupTracker == o.GetName() })
+func (r *reconciler) usersOfTracker(ctx context.Context, o client.Object) []reconcile.Request {
+	backups, err := r.unfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
+	return requests(ctx, o, backups, err)
 }
 
-// ofMachine wakes the backups of a machine; o is the machine or its instance, which has the same name.
+// ofMachine wakes the backups of a machine, and those that go to a claim which is one of its disks; o is the machine or
+// its instance, which has the same name.
 func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.unfinished(ctx, o.GetNamespace(), func(b *backupv1.VirtualMachineBackup) bool { return r.machine(ctx, b) == o.GetName() })
+	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
+	for _, v := range volumesOf(o) {
+		if v.PersistentVolumeClaim != nil && err == nil {
+			var toDisk []backupv1.VirtualMachineBackup
+			toDisk, err = r.unfinished(ctx, o.GetNamespace(), byClaim, v.PersistentVolumeClaim.ClaimName)
+			backups = append(backups, toDisk...)
+		}
+	}
+	return requests(ctx, o, backups, err)
 }
 
 // toClaim wakes the backups that go to a claim.
 func (r *reconciler) toClaim(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.unfinished(ctx, o.GetNamespace(), func(b *backupv1.VirtualMachineBackup) bool { return b.Spec.PVCName == o.GetName() })
+	backups, err := r.unfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
+	return requests(ctx, o, backups, err)
+}
+
+// waitingForStart wakes the backups that the configuration can hold back or let go.
+func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []reconcile.Request {
+	var all backupv1.VirtualMachineBackupList
+	err := r.cached.List(ctx, &all)
+	all.Items = slices.DeleteFunc(all.Items, func(b backupv1.VirtualMachineBackup) bool {
+		return !waiting(&b) && b.Status.Phase != backupv1.BackupAttaching
+	})
+	return requests(ctx, o, all.Items, err)
 }
 
 // sameMachine wakes the other backups of a backup's machine.
@@ -65,9 +73,8 @@ func (r *reconciler) sameMachine(ctx context.Context, o client.Object) []reconci
 	if machine == "" {
 		return nil
 	}
-	return r.unfinished(ctx, o.GetNamespace(), func(b *backupv1.VirtualMachineBackup) bool {
-		return b.Name != o.GetName() && r.machine(ctx, b) == machine
-	})
+	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), machine)
+	return requests(ctx, o, backups, err)
 }
 
 func (r *reconciler) machine(ctx context.Context, b *backupv1.VirtualMachineBackup) string {

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -29,21 +30,27 @@ type world struct {
 	vm       *kubevirtv1.VirtualMachine
 	instance *kubevirtv1.VirtualMachineInstance
 	claim    *corev1.PersistentVolumeClaim
+	users    []claimUser
 	watchdog *watchdog
 	serial   int
+	// configuration has every feature gate.
+	configuration *kubevirtv1.KubeVirt
+	load          NodeLoad
 }
 
 func newWorld() *world {
 	w := &world{now: epoch, limits: DefaultLimits(), watchdog: newWatchdog()}
 	w.vm = &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", UID: "vm-1"}}
-	w.claim = newClaim()
+	w.claim = w.newClaim()
+	w.configuration = &kubevirtv1.KubeVirt{}
+	w.configuration.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes}}
 	w.boot()
 	return w
 }
 
-func newClaim() *corev1.PersistentVolumeClaim {
+func (w *world) newClaim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "target"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "target", UID: w.uid()},
 		Spec:       corev1.PersistentVolumeClaimSpec{VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem)},
 	}
 }
@@ -113,15 +120,16 @@ func (w *world) collect() {
 }
 
 func (w *world) input(b *backupv1.VirtualMachineBackup) *Input {
-	in := &Input{Now: w.now, Limits: w.limits, Backup: b, VM: w.vm, Instance: w.instance, Claim: w.claim}
+	in := &Input{Now: w.now, Limits: w.limits, Backup: b, VM: w.vm, Instance: w.instance, Claim: w.claim, ClaimUsers: w.users, Configuration: w.configuration, ConfigurationName: types.NamespacedName{Namespace: "varve", Name: "kubevirt"}}
 	if b.Spec.BackupTracker != "" {
 		in.Tracker = w.tracker
 	}
 	for _, o := range w.backups {
-		if o != b {
+		if o != b && !o.Status.Phase.Final() {
 			in.Others = append(in.Others, *o)
 		}
 	}
+	in.Node = w.load
 	in.Seen = w.watchdog.observe(in)
 	return in
 }
@@ -147,7 +155,7 @@ func (w *world) perform(b *backupv1.VirtualMachineBackup, d Decision) {
 	case StepHold:
 		controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
 	case StepLetGo:
-		controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
+		letGo(b)
 		w.collect()
 	case StepProtectTracker:
 		controllerutil.AddFinalizer(w.tracker, layout.FinalizerTracker)
@@ -186,6 +194,7 @@ func (w *world) copied(b *backupv1.VirtualMachineBackup) {
 	b.Status.StartTimestamp = &metav1.Time{Time: w.now}
 	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
 	b.Status.BackupType = backupv1.Full
+	b.Status.ManifestSHA256 = "of " + string(b.UID)
 }
 
 // starting brings a backup to Starting.
@@ -206,4 +215,22 @@ func (w *world) locked() string {
 		return lock.BackupName
 	}
 	return ""
+}
+
+// refuse plays the API server's refusal of the step that is next.
+func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
+	in := w.input(b)
+	w.watchdog.tried(b.UID, true)
+	w.perform(b, reportRefusal(in, decide(in), errors.New(why)))
+}
+
+// settleUntil decides until the next step is the given one, which it does not make.
+func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step Step) {
+	for range maxSteps {
+		if decide(w.input(b)).Step == step {
+			return
+		}
+		w.step(b)
+	}
+	panic(fmt.Sprintf("backup %s in %s does not come to %s", b.Name, b.Status.Phase, step))
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // LabelState is on the claim that holds a machine's overlays; its value is the machine's name.
-const LabelState = "varvebackup.io/state-of"
+const LabelState = layout.LabelState
 
 // StateClaim is the claim for the overlays and bitmaps of a machine: bytes long, of the named storage class, or of the
 // default one when class is nil.

@@ -9,6 +9,8 @@ import (
 type Input struct {
 	// Selected says that the selectors want the machine's disks tracked.
 	Selected bool
+	// GateOff says that feature gate IncrementalBackup is off. Nothing is Selected then.
+	GateOff bool
 	// VM is the machine's present state. Empty: it never had one.
 	VM kubevirtv1.ChangedBlockTrackingState
 	// Instance is the machine's own instance, or nil.
@@ -25,6 +27,9 @@ type Decision struct {
 
 // Decide is the table of docs/architecture.md, "Changed block tracking".
 func Decide(in Input) Decision {
+	if in.GateOff && in.VM != "" && in.VM != kubevirtv1.ChangedBlockTrackingDisabled {
+		return withGateOff(in)
+	}
 	if in.Instance == nil || in.Instance.Status.Phase.Final() {
 		return withoutGuest(in)
 	}
@@ -37,6 +42,22 @@ func Decide(in Input) Decision {
 	d := Decision{DropClaim: true}
 	if in.VM != "" || state(in.Instance) != "" {
 		d.VM, d.Instance = kubevirtv1.ChangedBlockTrackingDisabled, kubevirtv1.ChangedBlockTrackingDisabled
+	}
+	return d
+}
+
+// withGateOff: what a machine has stays as long as turning the gate on again can use it, and a running guest is left alone. Once the
+// guest has started without its overlays they describe a disk that has been written since, and go.
+func withGateOff(in Input) Decision {
+	d := Decision{VM: kubevirtv1.ChangedBlockTrackingFGDisabled}
+	if in.Instance == nil {
+		return d
+	}
+	d.Instance = state(in.Instance)
+	if !in.Instance.Status.Phase.Final() {
+		tracked := virtualmachineinstance.Tracked(in.Instance)
+		d.NeedClaim = tracked && in.Instance.DeletionTimestamp == nil
+		d.DropClaim = !tracked
 	}
 	return d
 }

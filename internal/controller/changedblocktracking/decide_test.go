@@ -18,6 +18,7 @@ const (
 	initializing   = kubevirtv1.ChangedBlockTrackingInitializing
 	enabled        = kubevirtv1.ChangedBlockTrackingEnabled
 	disabled       = kubevirtv1.ChangedBlockTrackingDisabled
+	gateOff        = kubevirtv1.ChangedBlockTrackingFGDisabled
 )
 
 // guest is an instance with or without the annotation, that shows s.
@@ -50,25 +51,35 @@ func TestDecide(t *testing.T) {
 		in   Input
 		want Decision
 	}{
-		"selected, never started":          {Input{true, none, nil}, Decision{}},
-		"selected, stopped, was enabled":   {Input{true, enabled, nil}, Decision{VM: enabled}},
-		"selected, stopped, was disabled":  {Input{true, disabled, nil}, Decision{VM: disabled}},
-		"selected, ended":                  {Input{true, enabled, ended(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
-		"selected, starting":               {Input{true, none, guest(true, none)}, Decision{initializing, initializing, need, false}},
-		"selected, overlays not up":        {Input{true, initializing, guest(true, initializing)}, Decision{initializing, initializing, need, false}},
-		"selected, enabled":                {Input{true, initializing, guest(true, enabled)}, Decision{enabled, enabled, need, false}},
-		"selected, being stopped":          {Input{true, enabled, stopping(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
-		"selected while it runs":           {Input{true, none, guest(false, none)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
-		"selected again while it runs":     {Input{true, disabled, guest(false, disabled)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
-		"deselected while it runs":         {Input{false, enabled, guest(true, enabled)}, Decision{pendingRestart, pendingRestart, need, false}},
-		"deselected before it is up":       {Input{false, initializing, guest(true, initializing)}, Decision{pendingRestart, pendingRestart, need, false}},
-		"deselected, then selected again":  {Input{true, pendingRestart, guest(true, pendingRestart)}, Decision{initializing, initializing, need, false}},
-		"selected, then deselected again":  {Input{false, pendingRestart, guest(false, pendingRestart)}, Decision{disabled, disabled, false, drop}},
-		"deselected, stopped":              {Input{false, pendingRestart, nil}, Decision{VM: disabled, DropClaim: drop}},
-		"deselected, ended, not gone":      {Input{false, pendingRestart, ended(guest(true, pendingRestart))}, Decision{VM: disabled, Instance: pendingRestart}},
-		"deselected, restarted without it": {Input{false, disabled, guest(false, none)}, Decision{disabled, disabled, false, drop}},
-		"never selected, running":          {Input{false, none, guest(false, none)}, Decision{DropClaim: drop}},
-		"never selected, stopped":          {Input{false, none, nil}, Decision{DropClaim: drop}},
+		"selected, never started":          {Input{true, false, none, nil}, Decision{}},
+		"selected, stopped, was enabled":   {Input{true, false, enabled, nil}, Decision{VM: enabled}},
+		"selected, stopped, was disabled":  {Input{true, false, disabled, nil}, Decision{VM: disabled}},
+		"selected, ended":                  {Input{true, false, enabled, ended(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
+		"selected, starting":               {Input{true, false, none, guest(true, none)}, Decision{initializing, initializing, need, false}},
+		"selected, overlays not up":        {Input{true, false, initializing, guest(true, initializing)}, Decision{initializing, initializing, need, false}},
+		"selected, enabled":                {Input{true, false, initializing, guest(true, enabled)}, Decision{enabled, enabled, need, false}},
+		"selected, being stopped":          {Input{true, false, enabled, stopping(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
+		"selected while it runs":           {Input{true, false, none, guest(false, none)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
+		"selected again while it runs":     {Input{true, false, disabled, guest(false, disabled)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
+		"deselected while it runs":         {Input{false, false, enabled, guest(true, enabled)}, Decision{pendingRestart, pendingRestart, need, false}},
+		"deselected before it is up":       {Input{false, false, initializing, guest(true, initializing)}, Decision{pendingRestart, pendingRestart, need, false}},
+		"deselected, then selected again":  {Input{true, false, pendingRestart, guest(true, pendingRestart)}, Decision{initializing, initializing, need, false}},
+		"selected, then deselected again":  {Input{false, false, pendingRestart, guest(false, pendingRestart)}, Decision{disabled, disabled, false, drop}},
+		"deselected, stopped":              {Input{false, false, pendingRestart, nil}, Decision{VM: disabled, DropClaim: drop}},
+		"deselected, ended, not gone":      {Input{false, false, pendingRestart, ended(guest(true, pendingRestart))}, Decision{VM: disabled, Instance: pendingRestart}},
+		"deselected, restarted without it": {Input{false, false, disabled, guest(false, none)}, Decision{disabled, disabled, false, drop}},
+		"never selected, running":          {Input{false, false, none, guest(false, none)}, Decision{DropClaim: drop}},
+		"gate off, running":                {Input{false, true, enabled, guest(true, enabled)}, Decision{gateOff, enabled, need, false}},
+		"gate off, overlays not up":        {Input{false, true, initializing, guest(true, initializing)}, Decision{gateOff, initializing, need, false}},
+		"gate off, stopped":                {Input{false, true, enabled, nil}, Decision{VM: gateOff}},
+		"gate off, ended":                  {Input{false, true, gateOff, ended(guest(true, enabled))}, Decision{VM: gateOff, Instance: enabled}},
+		"gate off, restarted without it":   {Input{false, true, gateOff, guest(false, none)}, Decision{VM: gateOff, DropClaim: drop}},
+		"gate off, never tracked":          {Input{false, true, none, guest(false, none)}, Decision{DropClaim: drop}},
+		"gate off, was disabled":           {Input{false, true, disabled, nil}, Decision{VM: disabled, DropClaim: drop}},
+		"gate on again, still running":     {Input{true, false, gateOff, guest(true, enabled)}, Decision{enabled, enabled, need, false}},
+		"gate on again, stopped":           {Input{true, false, gateOff, nil}, Decision{VM: gateOff}},
+		"gate on again, not selected":      {Input{false, false, gateOff, nil}, Decision{VM: disabled, DropClaim: drop}},
+		"never selected, stopped":          {Input{false, false, none, nil}, Decision{DropClaim: drop}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -54,7 +54,11 @@ func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) er
 	if err != nil {
 		return err
 	}
-	in := Input{Selected: selected, Instance: instance}
+	gate, err := selection.GateOn(ctx, r.client, r.configuration)
+	if err != nil {
+		return err
+	}
+	in := Input{Selected: selected, GateOff: !gate, Instance: instance}
 	if vm.Status.ChangedBlockTracking != nil {
 		in.VM = vm.Status.ChangedBlockTracking.State
 	}
@@ -117,6 +121,7 @@ var messages = map[kubevirtv1.ChangedBlockTrackingState]string{
 	kubevirtv1.ChangedBlockTrackingPendingRestart: "Restart the machine: whether its disks are tracked changes with its next start.",
 	kubevirtv1.ChangedBlockTrackingInitializing:   "The overlays that track the machine's disks are being set up.",
 	kubevirtv1.ChangedBlockTrackingEnabled:        "Every eligible disk of the machine is tracked.",
+	kubevirtv1.ChangedBlockTrackingFGDisabled:     "Feature gate IncrementalBackup is off: a running guest goes on being tracked until it is restarted.",
 	kubevirtv1.ChangedBlockTrackingDisabled:       "The machine's disks are not tracked any more.",
 }
 

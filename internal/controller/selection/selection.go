@@ -21,11 +21,9 @@ var ErrInvalid = errors.New("invalid selector of changed block tracking")
 
 // Wanted says whether the configuration wants the disks of vm tracked. Without a configuration it does not.
 func Wanted(ctx context.Context, r client.Reader, configuration types.NamespacedName, vm *kubevirtv1.VirtualMachine) (bool, error) {
-	kv := &kubevirtv1.KubeVirt{}
-	if err := r.Get(ctx, configuration, kv); apierrors.IsNotFound(err) {
-		kv = nil
-	} else if err != nil {
-		return false, fmt.Errorf("get the configuration %s: %w", configuration, err)
+	kv, err := read(ctx, r, configuration)
+	if err != nil {
+		return false, err
 	}
 	ns := &corev1.Namespace{}
 	if err := r.Get(ctx, types.NamespacedName{Name: vm.Namespace}, ns); err != nil {
@@ -36,4 +34,23 @@ func Wanted(ctx context.Context, r client.Reader, configuration types.Namespaced
 		return false, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return selected, nil
+}
+
+// GateOn says whether feature gate IncrementalBackup is on. Without a configuration it is not.
+func GateOn(ctx context.Context, r client.Reader, configuration types.NamespacedName) (bool, error) {
+	kv, err := read(ctx, r, configuration)
+	return err == nil && tracking.GateEnabled(kv, kubevirtv1.IncrementalBackup), err
+}
+
+// read returns the configuration, or nil when there is none.
+func read(ctx context.Context, r client.Reader, configuration types.NamespacedName) (*kubevirtv1.KubeVirt, error) {
+	kv := &kubevirtv1.KubeVirt{}
+	err := r.Get(ctx, configuration, kv)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get the configuration %s: %w", configuration, err)
+	}
+	return kv, nil
 }

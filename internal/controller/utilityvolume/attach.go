@@ -21,10 +21,17 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 		status.Phase, status.Reason, status.Message = kubevirtv1.VolumePending, reason, fmt.Sprintf(format, args...)
 	}
 	pod := in.Pods[v.Name]
-	if holds(pod) {
-		if status.Phase == kubevirtv1.VolumePending || status.HotplugVolume.AttachPodUID != pod.UID {
-			status.Phase = kubevirtv1.VolumeAttachedToNode
+	if mayBeMounted(status) {
+		if lostHolder(pod, status) {
+			// What is mounted now may be another node's in a moment: the handler ends the backup that writes to it, and unmounts it.
+			status.Phase, status.Reason = kubevirtv1.VolumeDetaching, ReasonPodLost
+			status.Message = fmt.Sprintf("The attachment pod %s ended; the volume is taken out of the launcher.", status.HotplugVolume.AttachPodName)
 		}
+		// A container that is started again holds the volume no less: the kubelet unmounts it when the pod ends.
+		return
+	}
+	if holds(pod) {
+		status.Phase = kubevirtv1.VolumeAttachedToNode
 		status.Reason, status.Message = "", ""
 		status.HotplugVolume = &kubevirtv1.HotplugVolumeStatus{AttachPodName: pod.Name, AttachPodUID: pod.UID}
 		return
@@ -57,6 +64,16 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 		pending(ReasonPodPending, "The attachment pod is being made.")
 		d.Create = append(d.Create, v)
 	}
+}
+
+// mayBeMounted says that the handler may have mounted the volume, or may do so.
+func mayBeMounted(status kubevirtv1.VolumeStatus) bool {
+	return status.Phase == kubevirtv1.VolumeAttachedToNode || status.Phase == kubevirtv1.VolumeMountedToPod
+}
+
+// lostHolder says that the pod by which the volume was attached does not hold it any more.
+func lostHolder(pod *corev1.Pod, status kubevirtv1.VolumeStatus) bool {
+	return pod == nil || pod.UID != status.HotplugVolume.AttachPodUID || lost(pod)
 }
 
 // holds says that the pod runs, and so that the claim is mounted on its node.

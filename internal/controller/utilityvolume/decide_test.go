@@ -136,10 +136,15 @@ func TestDecide(t *testing.T) {
 		"mounted":                         {guest(true, mounted), bound, run, nil, verdict{Phase: mounted}},
 		"mounted, claim object gone":      {guest(true, mounted), nil, run, nil, verdict{Phase: mounted}},
 		"mounted, guest is being stopped": {stopping(guest(true, mounted)), bound, run, nil, verdict{Phase: mounted}},
-		"mounted, pod gone":               {guest(true, mounted), bound, nil, nil, verdict{Phase: pending, Reason: ReasonPodPending, Create: true}},
-		"mounted, pod failed":             {guest(true, mounted), bound, dead, nil, verdict{Phase: pending, Reason: ReasonPodLost, Delete: true}},
-		"mounted, pod going":              {guest(true, mounted), bound, going(podIn("p", corev1.PodRunning)), nil, verdict{Phase: pending, Reason: ReasonPodLost}},
-		"mounted, another pod runs":       {guest(true, mounted), bound, podIn("q", corev1.PodRunning), nil, verdict{Phase: attached}},
+		"mounted, pod gone":               {guest(true, mounted), bound, nil, nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"mounted, pod failed":             {guest(true, mounted), bound, dead, nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"mounted, pod going":              {guest(true, mounted), bound, going(podIn("p", corev1.PodRunning)), nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"mounted, another pod runs":       {guest(true, mounted), bound, podIn("q", corev1.PodRunning), nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"mounted, container starts again": {guest(true, mounted), bound, wait, nil, verdict{Phase: mounted}},
+		"mounted, stopping, pod gone":     {stopping(guest(true, mounted)), bound, nil, nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"attached, pod gone":              {guest(true, attached), bound, nil, nil, verdict{Phase: removing, Reason: ReasonPodLost}},
+		"lost, not unmounted yet":         {guest(true, removing), bound, nil, nil, verdict{Phase: removing}},
+		"lost, unmounted, pod gone":       {guest(true, removed), bound, nil, nil, verdict{}},
 		"no longer wanted, never there":   {guest(false, pending), nil, wait, nil, verdict{Phase: removed, Delete: true}},
 		"no longer wanted, no pod":        {guest(false, pending), nil, nil, nil, verdict{}},
 		"no longer wanted, attached":      {guest(false, attached), nil, run, nil, verdict{Phase: attached}},
@@ -192,7 +197,7 @@ func TestAttachedNamesItsPod(t *testing.T) {
 	t.Parallel()
 	bound := claimIn(corev1.ClaimBound, corev1.PersistentVolumeFilesystem)
 	d := Decide(Input{
-		Now: now, Instance: guest(true, mounted), Claims: map[string]*corev1.PersistentVolumeClaim{"claim": bound},
+		Now: now, Instance: guest(true, pending), Claims: map[string]*corev1.PersistentVolumeClaim{"claim": bound},
 		Pods: map[string]*corev1.Pod{volume: podIn("q", corev1.PodRunning)},
 	})
 	if h := d.Status[1].HotplugVolume; h.AttachPodName != "pod" || h.AttachPodUID != "q" {

@@ -13,8 +13,6 @@ import (
 const (
 	// AppAttachment is the value of the label kubevirt.io on attachment pods.
 	AppAttachment = "varve-attachment"
-	// TargetVolume is the name of an attachment pod's one volume: the handler finds its mount by it.
-	TargetVolume = "target"
 	// nobody runs the container: it reads and writes nothing.
 	nobody = 65534
 )
@@ -58,7 +56,7 @@ func Pod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume
 				Image:           image.Name,
 				ImagePullPolicy: image.PullPolicy,
 				Command:         []string{"/usr/bin/varve", "internal", "hold"},
-				VolumeMounts:    []corev1.VolumeMount{{Name: TargetVolume, MountPath: "/target"}},
+				VolumeMounts:    []corev1.VolumeMount{{Name: layout.AttachmentVolume, MountPath: "/target"}},
 				Resources: corev1.ResourceRequirements{
 					Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("5m"), corev1.ResourceMemory: resource.MustParse("24Mi")},
 				},
@@ -70,7 +68,7 @@ func Pod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume
 				},
 			}},
 			Volumes: []corev1.Volume{{
-				Name:         TargetVolume,
+				Name:         layout.AttachmentVolume,
 				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaimVolumeSource.DeepCopy()},
 			}},
 		},

@@ -16,6 +16,8 @@ const (
 	ReasonPodLost = "AttachmentPodLost"
 	// ReasonPodRefused: the API server refused the attachment pod; the message has its words.
 	ReasonPodRefused = "AttachmentPodRefused"
+	// ReasonPodForeign: a pod that Varve did not make has the attachment pod's name; delete it.
+	ReasonPodForeign = "AttachmentPodForeign"
 	// ReasonHeldByBackup: the instance ended, and the volume is kept until a backup's partial files are removed.
 	ReasonHeldByBackup = "HeldByBackup"
 )

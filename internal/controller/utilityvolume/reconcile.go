@@ -14,7 +14,9 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
 )
 
 // conflictDelay is how long the cache is given to catch up after a conflict.
@@ -41,15 +43,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 // gather reads what Decide looks at.
 func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, error) {
 	in := Input{Now: r.Clock.Now(), Instance: instance.DeepCopy(), Claims: map[string]*corev1.PersistentVolumeClaim{}}
-	pods, err := r.pods(ctx, r.client, instance)
+	pods, err := r.pods(ctx, instance)
 	if err != nil {
 		return in, err
-	}
-	if behind(instance, pods) {
-		// That a pod is gone, which leads to another or to the end of an entry, is believed of the API server alone.
-		if pods, err = r.pods(ctx, r.live, instance); err != nil {
-			return in, err
-		}
 	}
 	in.Pods = pods
 	for _, v := range instance.Spec.UtilityVolumes {
@@ -74,28 +70,49 @@ func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return in, nil
 }
 
-func (r *reconciler) pods(ctx context.Context, from client.Reader, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
+// pods finds the instance's attachment pods by utility volume. Labels only narrow the search: instancepod says which are the
+// instance's. That a pod of a volume is gone, which leads to another or to the end of an entry, is believed of the API server alone.
+func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
 	list := &corev1.PodList{}
-	err := from.List(ctx, list, client.InNamespace(instance.Namespace),
+	err := r.client.List(ctx, list, client.InNamespace(instance.Namespace),
 		client.MatchingLabels{layout.LabelCreatedBy: string(instance.UID), layout.LabelApp: AppAttachment})
 	if err != nil {
 		return nil, fmt.Errorf("list attachment pods of instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}
 	pods := map[string]*corev1.Pod{}
 	for i := range list.Items {
-		pods[list.Items[i].Labels[layout.LabelAttachment]] = &list.Items[i]
+		pod := &list.Items[i]
+		if volume := pod.Labels[layout.LabelAttachment]; instancepod.IsAttachment(pod, instance.Name, instance.UID, volume) {
+			pods[volume] = pod
+		}
+	}
+	for _, s := range instance.Status.VolumeStatus {
+		if s.HotplugVolume == nil || s.HotplugVolume.AttachPodName == "" || pods[s.Name] != nil {
+			continue
+		}
+		pod, err := r.livePod(ctx, instance, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		if pod != nil && instancepod.IsAttachment(pod, instance.Name, instance.UID, s.Name) {
+			pods[s.Name] = pod
+		}
 	}
 	return pods, nil
 }
 
-// behind says that status names an attachment pod that is not among pods.
-func behind(instance *kubevirtv1.VirtualMachineInstance, pods map[string]*corev1.Pod) bool {
-	for _, s := range instance.Status.VolumeStatus {
-		if s.HotplugVolume != nil && s.HotplugVolume.AttachPodName != "" && pods[s.Name] == nil {
-			return true
-		}
+// livePod reads from the API server what has the name of a volume's attachment pod, whoever made it. nil: nothing.
+func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, volume string) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	name := layout.AttachmentPod(instance.Name, instance.UID, volume)
+	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // nothing is an answer
 	}
-	return false
+	if err != nil {
+		return nil, fmt.Errorf("get attachment pod %s/%s: %w", instance.Namespace, name, err)
+	}
+	return pod, nil
 }
 
 // apply writes status and then makes and deletes pods.
@@ -124,24 +141,71 @@ func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMac
 	if err != nil {
 		return err
 	}
+	if err := r.beginRun(ctx, instance, v); err != nil {
+		return err
+	}
 	pod := Pod(instance, v, hostname, r.Image)
 	err = r.client.Create(ctx, pod)
 	if apierrors.IsAlreadyExists(err) {
-		return nil
+		return r.refuseForeign(ctx, instance, v, status)
 	}
 	if err == nil {
 		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "UtilityVolumeAttaching", "Attach", "Created attachment pod %s for utility volume %s.", pod.Name, v.Name)
 		return nil
 	}
-	for i := range status {
-		if status[i].Name == v.Name {
-			status[i].Reason, status[i].Message = ReasonPodRefused, fmt.Sprintf("The attachment pod was refused: %v", err)
-		}
-	}
-	if werr := r.writeStatus(ctx, instance, status); werr != nil {
+	if werr := r.explain(ctx, instance, v, status, ReasonPodRefused, fmt.Sprintf("The attachment pod was refused: %v", err)); werr != nil {
 		return werr
 	}
 	return fmt.Errorf("create attachment pod %s/%s: %w", pod.Namespace, pod.Name, err)
+}
+
+// beginRun writes on the claim that an attachment pod mounts it next: a machine that has the claim as a disk must not trust what it recorded
+// before.
+func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume) error {
+	if v.ReadOnly {
+		return nil
+	}
+	claim := &corev1.PersistentVolumeClaim{}
+	if err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: v.ClaimName}, claim); err != nil {
+		return fmt.Errorf("get claim %s/%s: %w", instance.Namespace, v.ClaimName, err)
+	}
+	epoch, err := runepoch.Of(claim)
+	next := epoch.Begin(runepoch.AttachmentRun(instance.UID, v.Name))
+	if err == nil && epoch.Equal(next) {
+		return nil
+	}
+	base := claim.DeepCopy()
+	if err := next.Write(claim); err != nil {
+		return err
+	}
+	if err := r.client.Patch(ctx, claim, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("write the run on claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// refuseForeign says in status that somebody else's pod has the name of the volume's attachment pod. It is never adopted; when it is
+// gone, the attachment pod is made. Nothing is said of our own pod, which the cache did not have yet.
+func (r *reconciler) refuseForeign(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
+	pod, err := r.livePod(ctx, instance, v.Name)
+	if err != nil || pod == nil || instancepod.IsAttachment(pod, instance.Name, instance.UID, v.Name) {
+		return err
+	}
+	message := fmt.Sprintf("Pod %s has the attachment pod's name and was not made by Varve; delete it.", pod.Name)
+	if err := r.explain(ctx, instance, v, status, ReasonPodForeign, message); err != nil {
+		return err
+	}
+	return fmt.Errorf("create attachment pod %s/%s: the name is taken", pod.Namespace, pod.Name)
+}
+
+// explain writes why a volume is not attached.
+func (r *reconciler) explain(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus, reason, message string) error {
+	for i := range status {
+		if status[i].Name == v.Name {
+			status[i].Reason, status[i].Message = reason, message
+		}
+	}
+	return r.writeStatus(ctx, instance, status)
 }
 
 // hostname is the value of the node's hostname label, which need not be the node's name.

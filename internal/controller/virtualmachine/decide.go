@@ -5,7 +5,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
@@ -42,7 +41,7 @@ type Decision struct {
 
 // strategy is the machine's run strategy; an absent one is Halted.
 func strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
-	return ptr.Deref(vm.Spec.RunStrategy, kubevirtv1.RunStrategyHalted)
+	return vm.Spec.Strategy()
 }
 
 // Decide says what a machine needs now.

@@ -134,6 +134,34 @@ func TestRunStrategies(t *testing.T) {
 	}
 }
 
+func TestRunning_isAStrategy(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		running *bool
+		before  kubevirtv1.RunStrategy
+		set     kubevirtv1.RunStrategy
+		want    kubevirtv1.VirtualMachineSpec
+	}{
+		{ptr.To(true), kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyHalted, kubevirtv1.VirtualMachineSpec{Running: ptr.To(false)}},
+		{ptr.To(false), kubevirtv1.RunStrategyHalted, kubevirtv1.RunStrategyAlways, kubevirtv1.VirtualMachineSpec{Running: ptr.To(true)}},
+		{nil, kubevirtv1.RunStrategyHalted, kubevirtv1.RunStrategyAlways, kubevirtv1.VirtualMachineSpec{RunStrategy: ptr.To(kubevirtv1.RunStrategyAlways)}},
+		{ptr.To(true), kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyManual, kubevirtv1.VirtualMachineSpec{RunStrategy: ptr.To(kubevirtv1.RunStrategyManual)}},
+	} {
+		vm := &kubevirtv1.VirtualMachine{Spec: kubevirtv1.VirtualMachineSpec{Running: c.running}}
+		if got := strategy(vm); got != c.before {
+			t.Errorf("running %v is %s", c.running, got)
+		}
+		vm.Spec.SetStrategy(c.set)
+		if diff := cmp.Diff(c.want, vm.Spec); diff != "" {
+			t.Error(diff)
+		}
+	}
+	vm := &kubevirtv1.VirtualMachine{Spec: kubevirtv1.VirtualMachineSpec{Running: ptr.To(true), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{}}}
+	if d := Decide(Input{VM: vm}); !d.Create {
+		t.Error("a machine that is to run is not started")
+	}
+}
+
 func TestAbsentStrategyIsHalted(t *testing.T) {
 	t.Parallel()
 	vm := machine("", "")

@@ -2,6 +2,7 @@ package virtualmachine
 
 import (
 	"maps"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,14 +30,19 @@ func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMa
 	}
 	instance.Labels[layout.LabelVM] = vm.Name
 	delete(instance.Labels, layout.LabelNodeName)
+	dropReserved(instance.Labels)
 	if instance.Annotations == nil {
 		instance.Annotations = map[string]string{}
 	}
-	// A template does not decide these.
-	delete(instance.Annotations, layout.AnnotationForceStop)
-	delete(instance.Annotations, layout.AnnotationTracking)
+	// Users write templates, and admission knows the instance's writer as Varve.
+	dropReserved(instance.Annotations)
 	if tracked {
 		instance.Annotations[layout.AnnotationTracking] = "true"
 	}
 	return instance
+}
+
+// dropReserved removes what only Varve sets on an instance.
+func dropReserved(metadata map[string]string) {
+	maps.DeleteFunc(metadata, func(key, _ string) bool { return strings.HasPrefix(key, layout.Prefix) })
 }

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -66,7 +65,7 @@ func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (reconcile
 		return reconcile.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
 	}
 	if d.RunStrategy != "" {
-		vm.Spec.RunStrategy = ptr.To(d.RunStrategy)
+		vm.Spec.SetStrategy(d.RunStrategy)
 		return reconcile.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
 	}
 	if err := r.writeStatus(ctx, vm, d); err != nil {

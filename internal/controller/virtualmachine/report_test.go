@@ -115,3 +115,20 @@ func TestInstanceFollowsTheTemplate(t *testing.T) {
 		t.Error("the instance shares memory with the template")
 	}
 }
+
+func TestInstance_takesNoReservedMetadataFromTheTemplate(t *testing.T) {
+	t.Parallel()
+	vm := &kubevirtv1.VirtualMachine{Spec: kubevirtv1.VirtualMachineSpec{Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{}}}
+	for _, m := range []*map[string]string{&vm.Spec.Template.ObjectMeta.Labels, &vm.Spec.Template.ObjectMeta.Annotations} {
+		*m = map[string]string{"varvebackup.io/changed-block-tracking": "true", "varvebackup.io/attachment": "u", "kubevirt.io/nodeName": "n", "mine": "yes"}
+	}
+	i := Instance(vm, false)
+	for _, key := range []string{"varvebackup.io/changed-block-tracking", "varvebackup.io/attachment"} {
+		if i.Labels[key] != "" || i.Annotations[key] != "" {
+			t.Errorf("%s is taken from the template", key)
+		}
+	}
+	if i.Labels["kubevirt.io/nodeName"] != "" || i.Labels["mine"] != "yes" || i.Annotations["mine"] != "yes" {
+		t.Errorf("labels %v, annotations %v", i.Labels, i.Annotations)
+	}
+}

@@ -65,7 +65,7 @@ const (
 	// forcedGrace is how long a kubelet may take to report the end of a pod that was force-deleted.
 	forcedGrace = 30 * time.Second
 	// defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
-	defaultGrace = 180
+	defaultGrace = 30
 )
 
 // Decide says what an instance needs now.
@@ -77,6 +77,8 @@ func Decide(in Input) Decision {
 	if !d.Status.Phase.Final() {
 		d.advance(in)
 	}
+	// The node's handler finds its instances by the label: it comes back when somebody took it away.
+	d.NodeLabel = d.Status.NodeName
 	d.ReleasePod = in.Pod != nil && d.Status.Phase.Final()
 	if in.Instance.DeletionTimestamp != nil {
 		d.finish(in)
@@ -129,7 +131,6 @@ func (d *Decision) handOver(in Input) {
 	node := in.Pod.Spec.NodeName
 	d.enter(in, kubevirtv1.PhaseScheduled)
 	d.Status.NodeName = node
-	d.NodeLabel = node
 	if d.Status.ActivePods == nil {
 		d.Status.ActivePods = map[types.UID]string{}
 	}
@@ -184,7 +185,7 @@ func (d *Decision) conclude(in Input, o outcome) {
 	d.Status.Reason = o.reason
 	d.Status.FSFreezeStatus = ""
 	d.Status.Conditions = condition.Remove(d.Status.Conditions, kubevirtv1.ConditionPaused, kubevirtv1.ConditionAgentConnected,
-		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)
+		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionDiskNotTracked, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)
 	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: o.reason, Message: o.message})
 	d.RequeueAfter = 0
 }

@@ -233,3 +233,14 @@ func TestTheEndClearsWhatTheHandlerSaid(t *testing.T) {
 		t.Errorf("the lock of a backup is not ours to change: %s", diff)
 	}
 }
+
+func TestDecide_reassertsTheNodeLabel(t *testing.T) {
+	t.Parallel()
+	for _, phase := range []kubevirtv1.Phase{kubevirtv1.PhaseScheduled, kubevirtv1.PhaseRunning, kubevirtv1.PhaseFailed} {
+		i := &kubevirtv1.VirtualMachineInstance{}
+		i.Status.Phase, i.Status.NodeName = phase, "n1"
+		if d := Decide(Input{Now: now, Instance: i, Pod: podIn(corev1.PodRunning)}); d.NodeLabel != "n1" {
+			t.Errorf("%s: the label becomes %q", phase, d.NodeLabel)
+		}
+	}
+}

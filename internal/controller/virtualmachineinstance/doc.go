@@ -5,6 +5,9 @@
 // controller was up, the way in which it ended is seen. An instance keeps its own finalizer until its launcher pod and its
 // attachment pods are gone, so that no second guest ever starts on the disks of the first.
 //
+// Before the launcher pod is made, the run is written on every claim that the pod mounts writable (package runepoch), and an instance whose
+// claims another guest may write to is held until that guest's pod is provably gone.
+//
 // Decide and Pod are pure. The pod's name follows from the instance's UID, so that a repeated creation makes no second pod; that a
 // pod is gone is believed only when the API server says it, past the cache.
 package virtualmachineinstance
@@ -14,6 +17,6 @@ package virtualmachineinstance
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances/finalizers,verbs=update
 // +kubebuilder:rbac:groups=kubevirt.io,resources=kubevirts,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;create;delete;update;patch
-// +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch

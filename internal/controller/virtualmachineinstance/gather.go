@@ -13,26 +13,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// gather reads what Decide looks at, and the claims.
-func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, map[string]*corev1.PersistentVolumeClaim, error) {
+// gather reads what Decide looks at.
+func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, error) {
 	in := Input{Now: r.Clock.Now(), Instance: instance, StopWaitsForBackup: r.StopWaitsForBackup}
 	if err := r.pods(ctx, &in); err != nil {
-		return in, nil, err
+		return in, err
 	}
 	if in.Instance.Status.Phase.Final() || handedOver(in.Instance.Status.Phase) {
-		return in, nil, nil
+		return in, nil
 	}
-	claims, err := r.claims(ctx, instance)
+	claims, err := r.claims(ctx, r.client, instance)
 	if err != nil {
-		return in, nil, err
+		return in, err
 	}
 	in.Missing = missing(instance, claims)
 	in.Unbound, err = r.unbound(ctx, claims)
-	return in, claims, err
+	return in, err
 }
 
 // pods finds the instance's pods. That there is none is asked of the API server itself before an end is concluded from it.
@@ -48,12 +49,13 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 			return fmt.Errorf("list pods of instance %s/%s: %w", in.Instance.Namespace, in.Instance.Name, err)
 		}
 	}
-	launcher := layout.LauncherPod(in.Instance.Name, in.Instance.UID)
 	for i := range list.Items {
-		switch pod := &list.Items[i]; {
-		case pod.Name == launcher:
+		pod := &list.Items[i]
+		volume := pod.Labels[layout.LabelAttachment]
+		switch {
+		case instancepod.IsLauncher(pod, in.Instance.Name, in.Instance.UID):
 			in.Pod = pod
-		case pod.Labels[layout.LabelAttachment] != "":
+		case volume != "" && instancepod.IsAttachment(pod, in.Instance.Name, in.Instance.UID, volume):
 			in.Attachments++
 		}
 	}
@@ -61,21 +63,33 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 		return nil
 	}
 	// Attachment pods are there and the launcher pod is not: the cache may still be behind.
-	pod := &corev1.Pod{}
-	err := r.live.Get(ctx, types.NamespacedName{Namespace: in.Instance.Namespace, Name: launcher}, pod)
-	if apierrors.IsNotFound(err) {
-		return nil
+	pod, err := r.livePod(ctx, in.Instance)
+	if err == nil && pod != nil && instancepod.IsLauncher(pod, in.Instance.Name, in.Instance.UID) {
+		in.Pod = pod
 	}
-	in.Pod = pod
 	return err
 }
 
+// livePod reads from the API server what has the name of the launcher pod, whoever made it. nil: nothing.
+func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	name := layout.LauncherPod(instance.Name, instance.UID)
+	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // nothing is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get launcher pod %s/%s: %w", instance.Namespace, name, err)
+	}
+	return pod, nil
+}
+
 // claims reads the claims that the launcher pod mounts. One that does not exist is absent.
-func (r *reconciler) claims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
+func (r *reconciler) claims(ctx context.Context, from client.Reader, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	for _, name := range claimNames(instance) {
 		claim := &corev1.PersistentVolumeClaim{}
-		err := r.client.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, claim)
+		err := from.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, claim)
 		if apierrors.IsNotFound(err) {
 			continue
 		}

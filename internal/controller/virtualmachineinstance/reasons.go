@@ -6,6 +6,10 @@ const (
 	ReasonClaimNotFound = "FailedPvcNotFound"
 	// ReasonStateClaim: the claim that holds the overlays of tracked disks is not there yet.
 	ReasonStateClaim = "WaitingForStateClaim"
+	// ReasonClaimInUse: another machine may write to a claim; stop it, or make the disk shareable in both.
+	ReasonClaimInUse = "ClaimInUse"
+	// ReasonClaimRecord: a claim's record of its runs cannot be read; delete the annotation.
+	ReasonClaimRecord = "ClaimRecordUnreadable"
 	// ReasonFailedCreate: the API server refused the launcher pod; the message has its words.
 	ReasonFailedCreate = "FailedCreate"
 	// ReasonImagePull: an image cannot be pulled.

@@ -8,12 +8,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -39,14 +42,13 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		// The write comes back as an event.
 		return reconcile.Result{}, r.patch(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
 	}
-	in, claims, err := r.gather(ctx, instance.DeepCopy())
+	in, err := r.gather(ctx, instance.DeepCopy())
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	d := Decide(in)
 	if d.CreatePod {
-		// The pod first: from Scheduling on, a pod that is not there is a pod that was lost.
-		if err := r.createPod(ctx, instance, in, claims); err != nil {
+		if d, err = r.bringUp(ctx, instance, in); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
@@ -68,6 +70,31 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
+// bringUp takes the instance's claims and makes its launcher pod, in this order: no pod mounts a claim that does not name its run. The pod
+// comes before the status: from Scheduling on, a pod that is not there is a pod that was lost. It returns what is decided then.
+func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input) (Decision, error) {
+	// A pod that the cache does not show yet has its claims. To take them again could hide who had them meanwhile.
+	pod := &corev1.Pod{}
+	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: layout.LauncherPod(instance.Name, instance.UID)}, pod)
+	if err == nil && metav1.IsControlledBy(pod, instance) {
+		return Decide(in), nil
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return Decision{}, fmt.Errorf("get launcher pod of instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	}
+	claims, obstacle, err := r.takeClaims(ctx, instance)
+	if err != nil {
+		return Decision{}, err
+	}
+	if obstacle != nil {
+		in.Missing = obstacle
+		d := Decide(in)
+		d.RequeueAfter = heldRetry
+		return d, nil
+	}
+	return Decide(in), r.createPod(ctx, instance, in, claims)
+}
+
 // createPod makes the launcher pod. What the API server refuses is shown in a condition and tried again.
 func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input, claims map[string]*corev1.PersistentVolumeClaim) error {
 	emulation, err := r.useEmulation(ctx)
@@ -81,7 +108,12 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 		return nil
 	}
 	if apierrors.IsAlreadyExists(err) {
-		return nil
+		existing, lerr := r.livePod(ctx, instance)
+		if lerr != nil || existing == nil || instancepod.IsLauncher(existing, instance.Name, instance.UID) {
+			return lerr // it is ours, and the cache did not have it yet
+		}
+		// It is never adopted: what runs in it is not a guest of ours.
+		err = fmt.Errorf("pod %s has its name and was not made by Varve; delete it", pod.Name)
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The launcher pod was refused: %v", err)
 	in.Missing = &Obstacle{Reason: ReasonFailedCreate, Message: fmt.Sprintf("The launcher pod was refused: %v", err)}

@@ -1,0 +1,146 @@
+package backup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
+const defaultCopiesPerNode = 4
+
+// NodeLoad is what goes on on a node.
+type NodeLoad struct {
+	// Copying are the names of the backups that have a place there: those in Attaching, Starting and Copying.
+	Copying []string
+	// Ahead are the names of the older backups that wait for a place there.
+	Ahead []string
+}
+
+// copiesPerNode is the configured limit. A policy refuses a value that is no number; should one be there, the default holds.
+func copiesPerNode(configuration *kubevirtv1.KubeVirt) int {
+	if configuration == nil {
+		return defaultCopiesPerNode
+	}
+	n, err := strconv.Atoi(configuration.Annotations[layout.AnnotationCopiesPerNode])
+	if err != nil || n < 1 {
+		return defaultCopiesPerNode
+	}
+	return n
+}
+
+// nodeBusy is the obstacle that other backups on the node are, or nil. A place is taken before anything is attached, locked or
+// frozen, and given back when the copy has ended.
+func nodeBusy(in *Input) *obstacle {
+	limit := copiesPerNode(in.Configuration)
+	if len(in.Node.Copying)+len(in.Node.Ahead) < limit {
+		return nil
+	}
+	return waitFor(backupv1.ReasonNodeBusy,
+		"Waiting for a place on node %s: %d of at most %d backups run there, and %d older ones wait. The annotation %s of KubeVirt %s sets the limit.",
+		in.Instance.Status.NodeName, len(in.Node.Copying), limit, len(in.Node.Ahead), layout.AnnotationCopiesPerNode, in.ConfigurationName)
+}
+
+// hasPlace says that a backup in this phase has a place on its node.
+func hasPlace(p backupv1.BackupPhase) bool {
+	return p == backupv1.BackupAttaching || p == backupv1.BackupStarting || p == backupv1.BackupCopying
+}
+
+// nodeLoad reads from memory alone. What this process granted and the cache does not show yet counts as well; after a change
+// of the leader the limit may be exceeded by what the cache does not show at that moment.
+func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBackup, node string) (NodeLoad, error) {
+	var list backupv1.VirtualMachineBackupList
+	if err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node}); err != nil {
+		return NodeLoad{}, fmt.Errorf("list the backups of node %s: %w", node, err)
+	}
+	var load NodeLoad
+	for i := range list.Items {
+		o := &list.Items[i]
+		switch {
+		case o.UID == b.UID:
+		case hasPlace(o.Status.Phase):
+			r.places.shown(o.UID)
+			load.Copying = append(load.Copying, o.Namespace+"/"+o.Name)
+		case waiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && older(o, b):
+			if !r.places.has(o.UID) {
+				load.Ahead = append(load.Ahead, o.Namespace+"/"+o.Name)
+			}
+		}
+	}
+	load.Copying = append(load.Copying, r.places.granted(node, b.UID)...)
+	return load, nil
+}
+
+// sameNode wakes the backups that wait for a place on the node of a backup.
+func (r *reconciler) sameNode(ctx context.Context, o client.Object) []reconcile.Request {
+	node := o.(*backupv1.VirtualMachineBackup).Status.NodeName
+	if node == "" {
+		return nil
+	}
+	var list backupv1.VirtualMachineBackupList
+	err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node})
+	list.Items = slices.DeleteFunc(list.Items, func(b backupv1.VirtualMachineBackup) bool { return !waiting(&b) })
+	return requests(ctx, o, list.Items, err)
+}
+
+// places are those that this process granted and that its cache may not show yet.
+type places struct {
+	mu sync.Mutex
+	of map[types.UID]place
+}
+
+type place struct{ node, name string }
+
+// wrote records what a status write did: a backup that enters Attaching has a place, one that is in any other phase has none
+// that the cache must be waited for.
+func (p *places) wrote(b *backupv1.VirtualMachineBackup, status *backupv1.VirtualMachineBackupStatus) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if status.Phase != backupv1.BackupAttaching {
+		delete(p.of, b.UID)
+		return
+	}
+	if b.Status.Phase == backupv1.BackupAttaching {
+		return
+	}
+	if p.of == nil {
+		p.of = map[types.UID]place{}
+	}
+	p.of[b.UID] = place{node: status.NodeName, name: b.Namespace + "/" + b.Name}
+}
+
+// shown forgets a place that the cache shows.
+func (p *places) shown(uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.of, uid)
+}
+
+func (p *places) has(uid types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.of[uid]
+	return ok
+}
+
+func (p *places) granted(node string, but types.UID) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var names []string
+	for uid, g := range p.of {
+		if g.node == node && uid != but {
+			names = append(names, g.name)
+		}
+	}
+	return names
+}

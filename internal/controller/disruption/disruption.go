@@ -1,0 +1,97 @@
+// Package disruption keeps drains away from a machine while it is backed up (VEP 25, evictions: a drain is blocked until the backup
+// ends or is cancelled).
+//
+// While an instance has a utility volume or is held by a backup, a PodDisruptionBudget covers its launcher pod and its attachment pods
+// and allows no eviction. It is owned by the instance and goes when the last volume and the lock are gone, whoever removed
+// them, or with the instance. It decides nothing about deletions, which need no eviction.
+package disruption
+
+import (
+	"context"
+	"fmt"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
+// +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=get;list;watch;create;delete
+
+// App is the value of the label kubevirt.io on budgets.
+const App = "varve-backup"
+
+// everyPod is more pods than an instance has: a budget that wants as many healthy ones allows no eviction. A share, such as 100 %,
+// needs a controller with a scale.
+const everyPod = 1000
+
+// Setup adds the controller to mgr.
+func Setup(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("disruption").
+		For(&kubevirtv1.VirtualMachineInstance{}).
+		Owns(&policyv1.PodDisruptionBudget{}).
+		WithOptions(pace.Options()).
+		Complete(&reconciler{client: mgr.GetClient()})
+}
+
+type reconciler struct{ client client.Client }
+
+// Reconcile makes or removes the budget of one instance.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
+		// Without an instance its budget is the garbage collector's.
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	wanted := Budget(instance)
+	existing := &policyv1.PodDisruptionBudget{}
+	err := r.client.Get(ctx, client.ObjectKeyFromObject(wanted), existing)
+	switch needed := Needed(instance); {
+	case err != nil && !apierrors.IsNotFound(err):
+		return reconcile.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
+	case needed && err != nil:
+		// One that exists and is not in the cache is somebody else's, or came a moment ago.
+		if err := r.client.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
+			return reconcile.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
+		}
+	case !needed && err == nil && metav1.IsControlledBy(existing, instance):
+		if err := r.client.Delete(ctx, existing, client.Preconditions{UID: &existing.UID}); client.IgnoreNotFound(err) != nil {
+			return reconcile.Result{}, fmt.Errorf("delete budget %s: %w", wanted.Name, err)
+		}
+	}
+	return reconcile.Result{}, nil
+}
+
+// Needed says that a drain must not take the instance's pods now.
+func Needed(instance *kubevirtv1.VirtualMachineInstance) bool {
+	if instance.Status.Phase.Final() {
+		return false
+	}
+	tracking := instance.Status.ChangedBlockTracking
+	return len(instance.Spec.UtilityVolumes) > 0 || tracking != nil && tracking.BackupStatus != nil
+}
+
+// Budget is the budget of an instance. Its name follows from the instance's UID.
+func Budget(instance *kubevirtv1.VirtualMachineInstance) *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: instance.Namespace, Name: layout.BackupBudget(instance.Name, instance.UID),
+			Labels:          map[string]string{layout.LabelApp: App, layout.LabelVM: instance.Name},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
+		},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: ptr.To(intstr.FromInt32(everyPod)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{layout.LabelCreatedBy: string(instance.UID)}},
+		},
+	}
+}

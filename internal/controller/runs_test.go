@@ -1,0 +1,350 @@
+//go:build controlplane
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/condition"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+// epoch is what a claim says of its runs.
+func (w *world) epoch(claim string) runepoch.Epoch {
+	w.Helper()
+	c := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(claim)}
+	if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+		w.Fatal(err)
+	}
+	e, err := runepoch.Of(c)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return e
+}
+
+// rescue creates a machine of another name on the claim "root".
+func (w *world) rescue(shareable bool, labels map[string]string) *kubevirtv1.VirtualMachine {
+	w.Helper()
+	vm := &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("rescue")}
+	vm.Labels = labels
+	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways)
+	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{}
+	spec := &vm.Spec.Template.Spec
+	spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "broken", Shareable: ptr.To(shareable), Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}
+	spec.Volumes = []kubevirtv1.Volume{{Name: "broken", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
+		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
+	}}}
+	w.create(w.user, vm)
+	return vm
+}
+
+func (w *world) rescueInstance(ok func(*kubevirtv1.VirtualMachineInstance) error) *kubevirtv1.VirtualMachineInstance {
+	w.Helper()
+	return wait(w, &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("rescue")}, ok)
+}
+
+// heldBy says that an instance waits because another one may write to its claim.
+func heldBy(holder string) func(*kubevirtv1.VirtualMachineInstance) error {
+	return func(vmi *kubevirtv1.VirtualMachineInstance) error {
+		c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionSynchronized)
+		if c == nil || c.Status != corev1.ConditionFalse || c.Reason != virtualmachineinstance.ReasonClaimInUse || !strings.Contains(c.Message, holder) {
+			return fmt.Errorf("conditions %+v, want held by %s", vmi.Status.Conditions, holder)
+		}
+		return nil
+	}
+}
+
+// edit changes the machine's template.
+func (w *world) edit(change func(*kubevirtv1.VirtualMachineInstanceSpec)) {
+	w.Helper()
+	vm := w.vm(exists)
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { change(&vm.Spec.Template.Spec) })
+}
+
+// reboot ends the machine's instance and boots the next one.
+func (w *world) reboot(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
+	w.Helper()
+	if err := w.user.Delete(w.Context(), vmi); err != nil {
+		w.Fatal(err)
+	}
+	w.halt(vmi, pod)
+	w.vmi(other(vmi.UID))
+	return w.boot()
+}
+
+// follows checks that the claim names an instance's run as its last, and another one's as the run before.
+func (w *world) follows(claim string, now, before *kubevirtv1.VirtualMachineInstance) {
+	w.Helper()
+	e := w.epoch(claim)
+	want := ""
+	if before != nil {
+		want = string(before.UID)
+	}
+	if e.Run != string(now.UID) || e.Previous != want {
+		w.Errorf("claim %s: run %s after %s, want %s after %q", claim, e.Run, e.Previous, now.UID, want)
+	}
+}
+
+// everyRunIsOnTheClaim goes through the ways in which a disk is written without its overlay by Varve's own machines. Whatever happens, the
+// claim names the run, so that the next tracked one sees that it was not its own.
+func everyRunIsOnTheClaim(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	vm := w.machine(kubevirtv1.RunStrategyAlways, selected)
+	first, pod := w.boot()
+	w.follows("root", first, nil)
+	w.follows(layout.StatePVC("vm"), first, nil)
+
+	// A plain restart, with controllers that know nothing.
+	w.restart()
+	second, pod := w.reboot(first, pod)
+	w.follows("root", second, first)
+
+	// Shareable for one run: not tracked, and on the claim all the same.
+	w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Shareable = ptr.To(true) })
+	shared, pod := w.reboot(second, pod)
+	w.follows("root", shared, second)
+	w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Shareable = nil })
+	third, pod := w.reboot(shared, pod)
+	w.follows("root", third, shared)
+
+	// The volume has another name for one run.
+	rename := func(to string) {
+		w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
+			s.Volumes[0].Name, s.Domain.Devices.Disks[0].Name = to, to
+		})
+	}
+	rename("disk")
+	renamed, pod := w.reboot(third, pod)
+	w.follows("root", renamed, third)
+	rename("root")
+	fourth, pod := w.reboot(renamed, pod)
+	w.follows("root", fourth, renamed)
+
+	// The label is off for one run and on again before the controllers could see that the machine was down.
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = nil })
+	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
+	untracked, pod := w.reboot(fourth, pod)
+	w.follows("root", untracked, fourth)
+	w.stop()
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
+	w.start()
+	// Deleting the state claim was asked for while the machine ran untracked; here nobody carried it out.
+	tracked, pod := func() (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
+		if err := w.user.Delete(w.Context(), untracked); err != nil {
+			w.Fatal(err)
+		}
+		w.halt(untracked, pod)
+		w.vmi(other(untracked.UID))
+		w.releaseClaim(w.stateClaim())
+		return w.boot()
+	}()
+	w.follows("root", tracked, untracked)
+
+	// A rescue machine while this one is stopped.
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyHalted) })
+	w.halt(tracked, pod)
+	w.gone(tracked)
+	rescue := w.rescue(false, nil)
+	rescuer := w.rescueInstance(exists)
+	w.run(w.launcher(rescuer))
+	w.follows("root", rescuer, tracked)
+	if err := w.user.Delete(w.Context(), rescue); err != nil {
+		w.Fatal(err)
+	}
+	w.end(w.launcher(rescuer), corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN","message":"stopped"}`)
+	w.sweep(w.launcher(rescuer))
+	w.gone(rescuer)
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways) })
+	last := w.vmi(other(tracked.UID))
+	w.launcher(last)
+	w.follows("root", last, rescuer)
+}
+
+// oneClaimOneMachine: a second machine on the claim waits, with the first one's name, until the first one's pod is gone.
+func oneClaimOneMachine(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyManual, selected)
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	first, pod := w.boot()
+	w.rescue(true, nil) // shareable in one machine alone is not enough
+	rescuer := w.rescueInstance(heldBy("vm"))
+	w.restart()
+	w.nothingStarts(rescuer)
+	w.follows("root", first, nil)
+
+	// The instance's end is not enough while its pod may run.
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: ptr.To(first.UID)})
+	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
+		if i.DeletionTimestamp == nil {
+			return fmt.Errorf("not deleted yet")
+		}
+		return nil
+	})
+	w.nothingStarts(rescuer)
+	w.halt(first, pod)
+	w.gone(first)
+	rescuerPod := w.launcher(rescuer)
+	w.follows("root", rescuer, first)
+	w.run(rescuerPod)
+
+	// And the other way round.
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	w.vmi(heldBy("rescue"))
+}
+
+func (w *world) nothingStarts(vmi *kubevirtv1.VirtualMachineInstance) {
+	w.Helper()
+	controlplane.Consistently(w.T, 300*time.Millisecond, func() error {
+		pod := &corev1.Pod{ObjectMeta: w.meta(layout.LauncherPod(vmi.Name, vmi.UID))}
+		if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err == nil {
+			return fmt.Errorf("instance %s has a launcher pod", vmi.Name)
+		}
+		return nil
+	})
+}
+
+// shareableInBoth: machines that both say so run on one claim at the same time.
+func shareableInBoth(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyHalted, nil)
+	w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Shareable = ptr.To(true) })
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	w.boot()
+	w.rescue(true, nil)
+	w.run(w.launcher(w.rescueInstance(exists)))
+	if got := w.epoch("root").Holders; len(got) != 2 {
+		w.Errorf("holders %+v", got)
+	}
+}
+
+// twoMachinesAtOnce: of machines that are created together on one claim exactly one starts.
+func twoMachinesAtOnce(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.stop()
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	w.rescue(false, nil)
+	w.start()
+	var started, held int
+	controlplane.Eventually(w.T, func() error {
+		started, held = 0, 0
+		for _, name := range []string{"vm", "rescue"} {
+			vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta(name)}
+			if err := w.kubelet.Get(context.Background(), client.ObjectKeyFromObject(vmi), vmi); err != nil {
+				return err
+			}
+			pod := &corev1.Pod{ObjectMeta: w.meta(layout.LauncherPod(name, vmi.UID))}
+			if err := w.kubelet.Get(context.Background(), client.ObjectKeyFromObject(pod), pod); err == nil {
+				started++
+			}
+			if heldBy("")(vmi) == nil {
+				held++
+			}
+		}
+		if started+held != 2 {
+			return fmt.Errorf("%d started, %d held", started, held)
+		}
+		return nil
+	})
+	if started != 1 || held != 1 {
+		w.Errorf("%d machines have a launcher pod and %d are held, want one each", started, held)
+	}
+}
+
+// copiedRecord: what a claim says of its runs is void on another claim, also one of the same name.
+func copiedRecord(w *world) {
+	w.claimWith(map[string]string{
+		layout.AnnotationRunEpoch: `{"claim":"another","run":"a","previous":"b","holders":[{"instance":"c","uid":"d"}]}`,
+	}, "root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	vmi := w.vmi(exists)
+	w.launcher(vmi)
+	w.follows("root", vmi, nil)
+}
+
+// attachedElsewhere: a utility volume's pod counts as a run of its claim.
+func attachedElsewhere(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi, _ := w.boot()
+	w.want(vmi, "target")
+	wait(w, &corev1.Pod{ObjectMeta: w.meta(layout.AttachmentPod(vmi.Name, vmi.UID, "target"))}, exists)
+	if e := w.epoch("target"); e.Run != runepoch.AttachmentRun(vmi.UID, "target") {
+		w.Errorf("the target's runs: %+v", e)
+	}
+}
+
+// outsiders: a pod of somebody else's that had the claim since the last run ends the trust in what was recorded before, once.
+func outsiders(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	importer := w.stranger("importer", false)
+	w.endStranger(importer)
+	first, pod := w.boot()
+	second, pod := w.reboot(first, pod)
+	w.follows("root", second, first)
+
+	restore := w.stranger("restore", false)
+	third, pod := w.reboot(second, pod)
+	w.follows("root", third, nil)
+	w.endStranger(restore)
+	fourth, pod := w.reboot(third, pod)
+	w.follows("root", fourth, nil) // it may have written before it ended
+	w.stranger("reader", true)
+	fifth, _ := w.reboot(fourth, pod)
+	w.follows("root", fifth, fourth)
+}
+
+// stranger makes a pod with the claim "root". Its labels say that it is Varve's.
+func (w *world) stranger(name string, readOnly bool) *corev1.Pod {
+	w.Helper()
+	pod := &corev1.Pod{ObjectMeta: w.meta(name)}
+	pod.Labels = map[string]string{layout.LabelApp: virtualmachineinstance.AppLauncher}
+	pod.Spec.Containers = []corev1.Container{{Name: "shell", Image: "shell", VolumeDevices: []corev1.VolumeDevice{{Name: "disk", DevicePath: "/dev/disk"}}}}
+	pod.Spec.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root", ReadOnly: readOnly},
+	}}}
+	w.create(w.kubelet, pod)
+	return pod
+}
+
+func (w *world) endStranger(pod *corev1.Pod) {
+	w.Helper()
+	controlplane.Update(w.T, w.kubelet, pod, true, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
+}
+
+// attachedDisk: a machine does not start on a claim that is attached to another one as a utility volume.
+func attachedDisk(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.claim("mine", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyHalted, nil)
+	w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
+		s.Volumes[0].Name, s.Domain.Devices.Disks[0].Name, s.Volumes[0].PersistentVolumeClaim.ClaimName = "mine", "mine", "mine"
+	})
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	vmi, _ := w.boot()
+	w.want(vmi, "root")
+	attachment := wait(w, &corev1.Pod{ObjectMeta: w.meta(layout.AttachmentPod(vmi.Name, vmi.UID, "root"))}, exists)
+	w.rescue(false, nil)
+	rescuer := w.rescueInstance(heldBy("VirtualMachineInstance vm"))
+	w.want(vmi)
+	w.remove(attachment)
+	w.launcher(rescuer)
+	if e := w.epoch("root"); e.Run != string(rescuer.UID) || e.Previous != runepoch.AttachmentRun(vmi.UID, "root") {
+		w.Errorf("runs %+v", e)
+	}
+}

@@ -1,0 +1,54 @@
+package virtualmachineinstance
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
+)
+
+// strangers are the pods that can write to a claim and that Varve did not make.
+func strangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
+	var all []runepoch.Stranger
+	for i := range pods {
+		if canWrite(&pods[i], claim) && !ours(&pods[i]) {
+			all = append(all, runepoch.Stranger{UID: pods[i].UID, Ended: terminal(&pods[i])})
+		}
+	}
+	return all
+}
+
+// attached is why a guest must not write to a claim that is attached to another one as a utility volume. nil: it is not.
+func attached(u use, pods []corev1.Pod) *Obstacle {
+	for i := range pods {
+		pod := &pods[i]
+		if u.writes && canWrite(pod, u.claim) && ours(pod) && pod.Labels[layout.LabelAttachment] != "" && !terminal(pod) {
+			return &Obstacle{ReasonClaimInUse, fmt.Sprintf(
+				"PersistentVolumeClaim %s is attached to VirtualMachineInstance %s, as for a backup; this machine starts when it is detached.",
+				u.claim, metav1.GetControllerOf(pod).Name)}
+		}
+	}
+	return nil
+}
+
+func canWrite(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
+	})
+}
+
+// ours says that a pod is the launcher pod or an attachment pod of an instance: by its owner and its name, which follows from the owner.
+// The labels are anybody's.
+func ours(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil || owner.APIVersion != kubevirtv1.GroupVersion.String() || owner.Kind != "VirtualMachineInstance" {
+		return false
+	}
+	return pod.Name == layout.LauncherPod(owner.Name, owner.UID) ||
+		pod.Name == layout.AttachmentPod(owner.Name, owner.UID, pod.Labels[layout.LabelAttachment])
+}

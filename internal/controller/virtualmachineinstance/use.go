@@ -1,0 +1,81 @@
+package virtualmachineinstance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/utils/ptr"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// use is how an instance uses a claim that its launcher pod mounts writable.
+type use struct {
+	claim string
+	// writes says that the guest, or the launcher, writes to the claim.
+	writes bool
+	// shared says that the guest may share the claim with the guests of others.
+	shared bool
+	// volumes are those of the instance on the claim.
+	volumes []string
+}
+
+// uses are the instance's uses of the claims that its launcher pod mounts writable, by the claim's name.
+func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
+	var all []use
+	add := func(u use) {
+		i := slices.IndexFunc(all, func(other use) bool { return other.claim == u.claim })
+		if i < 0 {
+			all = append(all, u)
+			return
+		}
+		if u.writes {
+			all[i].shared = u.shared && (all[i].shared || !all[i].writes)
+			all[i].writes = true
+		}
+		all[i].volumes = append(all[i].volumes, u.volumes...)
+	}
+	for _, v := range instance.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ReadOnly {
+			continue
+		}
+		u := use{claim: v.PersistentVolumeClaim.ClaimName, volumes: []string{v.Name}}
+		u.writes, u.shared = access(instance, v.Name)
+		add(u)
+	}
+	if Tracked(instance) {
+		add(use{claim: layout.StatePVC(instance.Name), writes: true, volumes: []string{"the overlays"}})
+	}
+	slices.SortFunc(all, func(a, b use) int { return strings.Compare(a.claim, b.claim) })
+	return all
+}
+
+// access says what the guest may do with a volume. A volume without a disk counts as one that the guest writes.
+func access(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes, shared bool) {
+	for _, d := range instance.Spec.Domain.Devices.Disks {
+		if d.Name == volume {
+			return d.Disk == nil || !d.Disk.ReadOnly, ptr.Deref(d.Shareable, false)
+		}
+	}
+	return true, false
+}
+
+// conflictsWithin is why an instance cannot have these uses by itself. nil: it can.
+func conflictsWithin(all []use, instance *kubevirtv1.VirtualMachineInstance) *Obstacle {
+	for _, u := range all {
+		var writers []string
+		for _, v := range u.volumes {
+			if writes, _ := access(instance, v); writes {
+				writers = append(writers, v)
+			}
+		}
+		if len(writers) > 1 && !u.shared {
+			return &Obstacle{ReasonClaimInUse, fmt.Sprintf(
+				"PersistentVolumeClaim %s is behind %s, which would overwrite each other; give each a claim of its own, or make the disks shareable.",
+				u.claim, strings.Join(writers, " and "))}
+		}
+	}
+	return nil
+}
