@@ -233,10 +233,17 @@ func TestHandlerReachesPods(t *testing.T) {
 func TestWebhookIsReachable(t *testing.T) {
 	t.Parallel()
 	service := find[*corev1.Service](t, admission.DefaultService)
-	hook := find[*admissionregv1.ValidatingWebhookConfiguration](t, admission.DefaultConfiguration).Webhooks[0].ClientConfig.Service
+	hooks := find[*admissionregv1.ValidatingWebhookConfiguration](t, admission.DefaultConfiguration).Webhooks
+	paths := []string{admission.Path, admission.TrackersPath}
+	if len(hooks) != len(paths) {
+		t.Fatalf("%d webhooks, want %d", len(hooks), len(paths))
+	}
 	controller := find[*appsv1.Deployment](t, "varve-controller")
-	if hook.Name != service.Name || hook.Namespace != service.Namespace || *hook.Port != service.Spec.Ports[0].Port || *hook.Path != admission.Path {
-		t.Errorf("webhook %+v does not reach service %+v", hook, service.Spec.Ports)
+	for i := range hooks {
+		hook := hooks[i].ClientConfig.Service
+		if hook.Name != service.Name || hook.Namespace != service.Namespace || *hook.Port != service.Spec.Ports[0].Port || *hook.Path != paths[i] {
+			t.Errorf("webhook %+v does not reach service %+v", hook, service.Spec.Ports)
+		}
 	}
 	for key, value := range service.Spec.Selector {
 		if controller.Spec.Template.Labels[key] != value {

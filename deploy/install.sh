@@ -8,6 +8,7 @@ rendered=${1:?usage: deploy/install.sh KUSTOMIZATION_DIR [OBJECTS...]}
 shift
 kubectl=${KUBECTL:-kubectl}
 timeout=${INSTALL_TIMEOUT:-180s}
+. deploy/owned-kinds.sh
 
 apply() {
 	# The controller owns what it writes into these objects (the webhook's caBundle): only a server-side apply leaves it alone.
@@ -26,6 +27,19 @@ diagnose() {
 	exit 1
 }
 
+# Varve brings kinds of KubeVirt's names and runs the machines itself. Applied over KubeVirt's, they would break every machine of the cluster.
+foreign=$(foreign_kinds)
+operators=$(kubevirt_operators)
+if [ -n "$foreign$operators" ]; then
+	{
+		echo "install: refused, and nothing was changed: this cluster has KubeVirt."
+		[ -z "$operators" ] || echo "install: its operator: $operators"
+		[ -z "$foreign" ] || echo "install: kinds that Varve did not install:" $foreign
+		echo "install: Varve takes KubeVirt's place: it has kinds of the same names and runs the machines itself, so that both cannot be in one cluster."
+		echo "install: beside KubeVirt, use the varve program without the cluster (docs/quickstart-host.md): varve disk backs up disk images, devices and NBD exports."
+	} >&2
+	exit 1
+fi
 echo "install: kinds"
 apply -f deploy/crd
 "$kubectl" wait --for=condition=Established --timeout="$timeout" -f deploy/crd >/dev/null

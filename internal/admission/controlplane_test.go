@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -47,8 +48,10 @@ func TestWebhookLife(t *testing.T) {
 	configuration := &admissionregv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: DefaultConfiguration}}
 	controlplane.Update(t, admin, configuration, false, func(c *admissionregv1.ValidatingWebhookConfiguration) {
 		// No Service leads from this API server to the test.
-		c.Webhooks[0].ClientConfig.URL = ptr.To(fmt.Sprintf("https://127.0.0.1:%d%s", port, *c.Webhooks[0].ClientConfig.Service.Path))
-		c.Webhooks[0].ClientConfig.Service = nil
+		for i := range c.Webhooks {
+			config := &c.Webhooks[i].ClientConfig
+			config.URL, config.Service = ptr.To(fmt.Sprintf("https://127.0.0.1:%d%s", port, *config.Service.Path)), nil
+		}
 	})
 	clock := testingclock.NewFakeClock(time.Now())
 	run := func() (stop func()) {
@@ -100,6 +103,7 @@ func TestWebhookLife(t *testing.T) {
 	refuses("nowhere", "spec.utilityVolumes[u].claimName: PersistentVolumeClaim nowhere does not exist; create it first")
 	refuses("block", "PersistentVolumeClaim block has volumeMode Block; use one with volumeMode Filesystem")
 	admits("files")
+	handlersWriteToTheirMachinesTrackers(t)
 
 	// The certificate is due: a new one takes over, and the bundle still has the authority of the old one.
 	secret := &corev1.Secret{}
@@ -150,8 +154,12 @@ func TestWebhookLife(t *testing.T) {
 	// With nobody serving, additions are refused and everything else is admitted.
 	stop()
 	refuses("files", "failed calling webhook")
+	vmi.Status.NodeName = "node-1"
+	if err := varve.Status().Update(t.Context(), vmi); err != nil {
+		t.Fatal(err)
+	}
 	vmi.Status.Phase = kubevirtv1.PhaseRunning
-	if err := cluster.Client(t, controlplane.Handler).Status().Update(t.Context(), vmi); err != nil {
+	if err := cluster.Client(t, controlplane.HandlerOn("node-1")).Status().Update(t.Context(), vmi); err != nil {
 		t.Errorf("a dead webhook blocks the handler: %v", err)
 	}
 	vmi.Labels = map[string]string{"a": "b"}
@@ -170,4 +178,49 @@ func TestWebhookLife(t *testing.T) {
 	if string(secret.Data[corev1.TLSCertKey]) == future {
 		t.Error("a certificate that is not valid yet is served")
 	}
+}
+
+// handlersWriteToTheirMachinesTrackers needs the webhook to be served.
+func handlersWriteToTheirMachinesTrackers(t *testing.T) {
+	t.Helper()
+	ns := cluster.Namespace(t)
+	varve := cluster.Client(t, controlplane.Controller)
+	tracker := &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "tracker"}}
+	tracker.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
+	if err := varve.Create(t.Context(), tracker); err != nil {
+		t.Fatal(err)
+	}
+	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root"}}
+	if err := varve.Status().Update(t.Context(), tracker); err != nil {
+		t.Fatal(err)
+	}
+	discard := func(user controlplane.User) error {
+		changed := tracker.DeepCopy()
+		changed.Status.LatestCheckpoint = nil
+		return cluster.Client(t, user).Status().Update(t.Context(), changed, client.DryRunAll)
+	}
+	expect := func(err error, text string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want %q", err, text)
+		}
+	}
+	expect(discard(controlplane.HandlerOn("node-1")), "VirtualMachine vm does not run")
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "vm"}}
+	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	if err := varve.Create(t.Context(), vmi); err != nil {
+		t.Fatal(err)
+	}
+	expect(discard(controlplane.HandlerOn("node-1")), "does not run on node node-1")
+	vmi.Status.NodeName = "node-1"
+	if err := varve.Status().Update(t.Context(), vmi); err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []controlplane.User{controlplane.HandlerOn("node-1"), controlplane.Controller} {
+		if err := discard(user); err != nil {
+			t.Errorf("%s is refused: %v", user.Name, err)
+		}
+	}
+	expect(discard(controlplane.HandlerOn("node-2")), "does not run on node node-2")
+	expect(discard(controlplane.UnboundHandler), "a handler's token must be bound")
 }

@@ -1,5 +1,5 @@
-// Package admission serves the one validation that needs to read another object: the claim of a utility volume must
-// exist and have volumeMode Filesystem. Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below
+// Package admission serves the validations that need to read another object: the claim of a utility volume must exist and
+// have volumeMode Filesystem, and a handler writes only to trackers whose machine runs on its node. Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below
 // deploy/admission.
 //
 // The webhook's certificate is self-signed, kept in a Secret, renewed before it ends, and trusted through the caBundle
@@ -7,5 +7,6 @@
 // present one, so that a rotation refuses nobody while replicas take it over. Several replicas may run: they share the
 // Secret, and the loser of a race to renew takes the winner's.
 //
-// When no replica runs, only additions of utility volumes are refused (the configuration's matchConditions).
+// When no replica runs, only additions of utility volumes and the handlers' writes to trackers are refused (the
+// configuration's matchConditions); a handler tries again.
 package admission

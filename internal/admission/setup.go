@@ -15,6 +15,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,verbs=create
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-webhook-cert,verbs=get;update
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=varve-utility-volumes,verbs=get;patch;update
@@ -23,6 +24,8 @@ import (
 const (
 	// Path is where the API server sends utility volumes.
 	Path = "/validate-utility-volumes"
+	// TrackersPath is where the API server sends what handlers write to trackers.
+	TrackersPath = "/validate-tracker-writers"
 	// DefaultPort is the port that the webhook listens on.
 	DefaultPort = 9443
 	// DefaultService is the Service in front of it.
@@ -93,6 +96,7 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 		}},
 	})
 	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
+	server.Register(TrackersPath, &admission.Webhook{Handler: &trackerWriters{instances: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
 	if err := mgr.Add(keeper); err != nil {
 		return fmt.Errorf("add the webhook's certificate keeper: %w", err)
 	}

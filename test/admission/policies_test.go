@@ -3,18 +3,25 @@
 package admission
 
 import (
+	"encoding/json"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
@@ -41,7 +48,7 @@ func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
 	admitted(t, user.Update(t.Context(), vmi))
 	vmi.Spec.UtilityVolumes = nil
 	refused(t, user.Update(t.Context(), vmi.DeepCopy()), notYours)
-	admitted(t, cluster.Client(t, controlplane.Handler).Update(t.Context(), vmi))
+	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-1")).Update(t.Context(), vmi))
 }
 
 func TestInstanceSpecIsImmutable(t *testing.T) {
@@ -101,7 +108,7 @@ func TestPoliciesNameEveryField(t *testing.T) {
 func TestOnlyVarveWritesStatus(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
-	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Handler)
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
 	const text = "status is written by Varve's components alone"
 
 	vmi, backup, tracker, vm := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns)
@@ -135,6 +142,42 @@ func TestOnlyVarveWritesStatus(t *testing.T) {
 	admitted(t, user.Create(t.Context(), fresh))
 	fresh.Status.StateChangeRequests = vm.Status.StateChangeRequests
 	admitted(t, user.Status().Update(t.Context(), fresh))
+}
+
+func TestConfiguration_refusesALimitThatIsNone(t *testing.T) {
+	t.Parallel()
+	admin := cluster.Client(t, controlplane.Admin)
+	kv := controlplane.DefaultKubeVirt()
+	kv.Namespace = cluster.Namespace(t)
+	admitted(t, admin.Create(t.Context(), kv))
+	for _, value := range []string{"", "0", "-1", "many", "1000", "1.5"} {
+		kv.Annotations = map[string]string{layout.AnnotationCopiesPerNode: value}
+		refused(t, admin.Update(t.Context(), kv.DeepCopy()), "must be a number from 1 to 999")
+	}
+	kv.Annotations[layout.AnnotationCopiesPerNode] = "16"
+	admitted(t, admin.Update(t.Context(), kv))
+}
+
+func TestEndedLabel_isVarvesAlone(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
+	const text = "is set by Varve's controller alone"
+	labelled := newBackup(ns)
+	labelled.Labels = map[string]string{layout.LabelEnded: "true", "mine": "1"}
+	refused(t, user.Create(t.Context(), labelled.DeepCopy()), text)
+	b := newBackup(ns)
+	b.Labels = map[string]string{"mine": "1"}
+	admitted(t, user.Create(t.Context(), b))
+	b.Labels[layout.LabelEnded] = "true"
+	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
+	admitted(t, varve.Update(t.Context(), b))
+	b.Labels["mine"] = "2"
+	admitted(t, user.Update(t.Context(), b))
+	delete(b.Labels, layout.LabelEnded)
+	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
+	b.Labels = nil
+	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
 }
 
 // TestFeatureGates changes the cluster's configuration: it runs alone.
@@ -182,18 +225,60 @@ func TestFeatureGates(t *testing.T) {
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
 
-	// Without any configuration nothing is admitted.
+	// Without any configuration the backup controller judges.
 	admitted(t, admin.Delete(t.Context(), kv))
-	controlplane.Eventually(t, func() error {
-		err := varve.Create(t.Context(), newBackup(ns), client.DryRunAll)
-		if err == nil || !strings.Contains(err.Error(), "varve-gate-incremental-backup") {
-			return &unexpected{err}
-		}
-		return nil
-	})
+	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 	kv = controlplane.DefaultKubeVirt()
 	admitted(t, admin.Create(t.Context(), kv))
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
+}
+
+// TestFeatureGates_admitWhatTheyCannotJudge installs the policy of backups with a kind of parameters that the API server does not
+// know. KubeVirt is such a kind for up to half a minute after an API server has started, and a CronJob makes its backup once.
+func TestFeatureGates_admitWhatTheyCannotJudge(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	admin, user := cluster.Client(t, controlplane.Admin), cluster.Client(t, controlplane.Plain)
+	policy, binding := gatePolicy(t, "varve-gate-incremental-backup")
+	policy.Name, binding.Name, binding.Spec.PolicyName = "test-"+ns, "test-"+ns, "test-"+ns
+	policy.Spec.ParamKind.Kind = "NotServedYet"
+	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}
+	admitted(t, admin.Create(t.Context(), policy))
+	admitted(t, admin.Create(t.Context(), binding))
+	controlplane.Consistently(t, 3*time.Second, func() error { // a policy is enforced within about a second
+		return user.Create(t.Context(), newBackup(ns), client.DryRunAll)
+	})
+}
+
+// gatePolicy reads a policy and its binding as they are installed.
+func gatePolicy(t *testing.T, name string) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
+	t.Helper()
+	file, err := os.Open("../../deploy/admission/feature-gates.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close() //nolint:errcheck // only read
+	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+	decoder := yaml.NewYAMLOrJSONDecoder(file, 4096)
+	for {
+		var raw runtime.RawExtension
+		if err := decoder.Decode(&raw); err != nil {
+			break
+		}
+		var kind metav1.PartialObjectMetadata
+		admitted(t, json.Unmarshal(raw.Raw, &kind))
+		switch {
+		case kind.Name != name:
+		case kind.Kind == "ValidatingAdmissionPolicy":
+			admitted(t, json.Unmarshal(raw.Raw, policy))
+		default:
+			admitted(t, json.Unmarshal(raw.Raw, binding))
+		}
+	}
+	if policy.Name == "" || binding.Name == "" {
+		t.Fatalf("no policy %s with a binding", name)
+	}
+	return policy, binding
 }
 
 type unexpected struct{ err error }

@@ -52,20 +52,21 @@ var rules = []rule{
 		"both source and tracker", "name exactly one of source",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = source() }), nil,
 	},
-	{
-		"forced without a tracker", "forceFullBackup needs a backupTracker: without one every backup is full",
-		backupWith(func(s *backupv1.VirtualMachineBackupSpec) {
-			s.BackupTracker = ""
-			s.Source = source()
-			s.ForceFullBackup = true
-		}), nil,
-	},
 	{"source group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = ptr.To("apps") }), nil},
 	{"source without a group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = nil }), nil},
 	{"source kind", "kind must be VirtualMachine", sourced(func(r *corev1.TypedLocalObjectReference) { r.Kind = "VirtualMachineInstance" }), nil},
 	{"source name", "name is required", sourced(func(r *corev1.TypedLocalObjectReference) { r.Name = "" }), nil},
 	{"no claim", "spec.pvcName", backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.PVCName = "" }), nil},
 	{"mode", `Unsupported value: "pull"`, backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = "pull" }), nil},
+
+	{
+		"backup's name", "metadata.name must be at most 230 characters: the directory on the target is named after it",
+		func(ns string) client.Object {
+			b := backupWith(func(*backupv1.VirtualMachineBackupSpec) {})(ns)
+			b.SetName(strings.Repeat("b", 231))
+			return b
+		}, nil,
+	},
 
 	{
 		"tracker changed", "spec is immutable: create another tracker", func(ns string) client.Object { return newTracker(ns) },
@@ -92,6 +93,14 @@ var rules = []rule{
 		func(ns string) client.Object {
 			m := newMachine(ns)
 			m.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategy("Sometimes"))
+			return m
+		}, nil,
+	},
+	{
+		"running and run strategy", "name at most one of running and runStrategy",
+		func(ns string) client.Object {
+			m := newMachine(ns)
+			m.Spec.Running, m.Spec.RunStrategy = ptr.To(true), ptr.To(kubevirtv1.RunStrategyAlways)
 			return m
 		}, nil,
 	},
@@ -239,4 +248,25 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 	o := unstructuredOf(t, newInstance(ns))
 	o.Object["spec"].(map[string]any)["livenessProbe"] = map[string]any{}
 	refused(t, c.Create(t.Context(), o), `unknown field "spec.livenessProbe"`)
+}
+
+// Upstream's clients set forceFullBackup whatever the source is; a backup of a source is always full.
+func TestForceFullBackup_isAcceptedWithASource(t *testing.T) {
+	t.Parallel()
+	b := newBackup(cluster.Namespace(t))
+	b.Spec.BackupTracker, b.Spec.Source, b.Spec.ForceFullBackup = "", source(), true
+	admitted(t, cluster.Client(t, controlplane.Plain).Create(t.Context(), b))
+}
+
+// client-go's default client is not strict: what the schema did not know was dropped, and the machine stayed halted.
+func TestRunning_isKeptForEveryClient(t *testing.T) {
+	t.Parallel()
+	m := newMachine(cluster.Namespace(t))
+	m.Spec.Running, m.Spec.RunStrategy = ptr.To(true), nil
+	c := client.WithFieldValidation(cluster.Client(t, controlplane.Plain), "Ignore")
+	admitted(t, c.Create(t.Context(), m))
+	admitted(t, c.Get(t.Context(), client.ObjectKeyFromObject(m), m))
+	if m.Spec.Running == nil || !*m.Spec.Running || m.Spec.RunStrategy != nil {
+		t.Errorf("stored as running %v, runStrategy %v", m.Spec.Running, m.Spec.RunStrategy)
+	}
 }

@@ -92,6 +92,7 @@ func TestKubeVirtConstantsAreUpstreams(t *testing.T) {
 		{string(kubevirtv1.ChangedBlockTrackingInitializing), string(upstream.ChangedBlockTrackingInitializing)},
 		{string(kubevirtv1.ChangedBlockTrackingEnabled), string(upstream.ChangedBlockTrackingEnabled)},
 		{string(kubevirtv1.ChangedBlockTrackingDisabled), string(upstream.ChangedBlockTrackingDisabled)},
+		{string(kubevirtv1.ChangedBlockTrackingFGDisabled), string(upstream.ChangedBlockTrackingFGDisabled)},
 		{string(kubevirtv1.VolumePending), string(upstream.VolumePending)},
 		{string(kubevirtv1.VolumeAttachedToNode), string(upstream.HotplugVolumeAttachedToNode)},
 		{string(kubevirtv1.VolumeMountedToPod), string(upstream.HotplugVolumeMounted)},

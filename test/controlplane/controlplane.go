@@ -151,6 +151,12 @@ func (c *Cluster) Namespace(tb testing.TB, labels ...map[string]string) string {
 // controllers of the same name. Set options with edit; StartManager starts it.
 func (c *Cluster) Manager(tb testing.TB, user User, edit ...func(*ctrl.Options)) ctrl.Manager {
 	tb.Helper()
+	return c.ManagerFor(tb, c.ConfigFor(user), edit...)
+}
+
+// ManagerFor is Manager with a configuration that the test has changed, as to count requests.
+func (c *Cluster) ManagerFor(tb testing.TB, cfg *rest.Config, edit ...func(*ctrl.Options)) ctrl.Manager {
+	tb.Helper()
 	options := ctrl.Options{
 		Scheme:                 c.Scheme,
 		Metrics:                metricsserver.Options{BindAddress: "0"},
@@ -160,7 +166,7 @@ func (c *Cluster) Manager(tb testing.TB, user User, edit ...func(*ctrl.Options))
 	for _, f := range edit {
 		f(&options)
 	}
-	mgr, err := ctrl.NewManager(c.ConfigFor(user), options)
+	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		tb.Fatalf("make a manager: %v", err)
 	}

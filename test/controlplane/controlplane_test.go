@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { Main(m, &cluster) }
 
 func TestEachUserIsWhoTheyAre(t *testing.T) {
 	t.Parallel()
-	for _, user := range []User{Admin, Plain, Controller, Handler} {
+	for _, user := range []User{Admin, Plain, Controller, UnboundHandler} {
 		review := selfReview(t, cluster.Client(t, user))
 		if review != user.Name {
 			t.Errorf("the API server sees %q, want %q", review, user.Name)

@@ -13,10 +13,15 @@ type User struct {
 	Name string
 	// Groups are the user's groups beside system:authenticated.
 	Groups []string
+	// Extra is what the user's credentials say beside name and groups.
+	Extra map[string][]string
 	// Restricted says that the user may do no more than the roles of deploy/rbac grant; InstallRoles applies them. Everybody else
 	// may do everything.
 	Restricted bool
 }
+
+// nodeNameKey is where the API server says which node the pod of a token is on.
+const nodeNameKey = "authentication.kubernetes.io/node-name"
 
 // everything is the group of whoever may do everything.
 const everything = "test:everything"
@@ -28,9 +33,16 @@ var (
 	Plain = User{Name: "plain"}
 	// Controller is the service account of `varve controller`.
 	Controller = ServiceAccount(SystemNamespace, "varve-controller")
-	// Handler is the service account of `varve handler`.
-	Handler = ServiceAccount(SystemNamespace, "varve-handler")
+	// UnboundHandler is the service account of `varve handler` with a token that is bound to no node, which no handler has.
+	UnboundHandler = ServiceAccount(SystemNamespace, "varve-handler")
 )
+
+// HandlerOn is the service account of `varve handler` with the token that the kubelet of a node gives to its handler's pod.
+func HandlerOn(node string) User {
+	user := UnboundHandler
+	user.Extra = map[string][]string{nodeNameKey: {node}}
+	return user
+}
 
 // ServiceAccount is a service account as a user.
 func ServiceAccount(namespace, name string) User {
@@ -47,7 +59,7 @@ func (c *Cluster) ConfigFor(user User) *rest.Config {
 	if !user.Restricted {
 		groups = append(groups, everything)
 	}
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: user.Name, Groups: groups}
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user.Name, Groups: groups, Extra: user.Extra}
 	return cfg
 }
 

@@ -1,0 +1,34 @@
+# Tells Varve's kinds from KubeVirt's, which have the same names. To be sourced, with $kubectl set, in the repository's root.
+
+# kinds are the custom resource definitions that Varve installs.
+kinds() {
+	sed -n 's/^  name: \(.*\)/\1/p' deploy/crd/*.yaml
+}
+
+# owner_of says whose a custom resource definition is: varve, other, or nothing if there is none. What cannot be read is an error.
+# A label says it; versions of Varve without the label are known by the manager of their fields.
+owner_of() {
+	found=$("$kubectl" get crd "$1" --ignore-not-found --show-managed-fields \
+		-o 'jsonpath={.metadata.name}{" part-of="}{.metadata.labels.app\.kubernetes\.io/part-of}{" by="}{.metadata.labels.app\.kubernetes\.io/managed-by}{" "}{range .metadata.managedFields[*]}{" manager="}{.manager}{" "}{end}') || return 1
+	case "$found" in
+	'') ;;
+	*' by=virt-operator '*) echo other ;;
+	*' part-of=varve '*) echo varve ;;
+	*' manager=varve-install '*) echo varve ;;
+	*) echo other ;;
+	esac
+}
+
+# foreign_kinds are those of Varve's kinds that somebody else has installed.
+foreign_kinds() {
+	for kind in $(kinds); do
+		owner=$(owner_of "$kind") || return 1
+		[ "$owner" != other ] || echo "$kind"
+	done
+}
+
+# kubevirt_operators are the operators of KubeVirt that are installed, as namespace/name.
+kubevirt_operators() {
+	"$kubectl" get deployments --all-namespaces -l kubevirt.io=virt-operator \
+		-o 'jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}'
+}

@@ -1,0 +1,204 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+const (
+	notThisNode = "a handler writes only about its own node"
+	// unbound is in the refusal of every policy that a token without a node meets; which one speaks is not defined.
+	unbound = "a handler"
+)
+
+// placed is a machine's objects, all of which are about node-b.
+type placed struct {
+	vmi     *kubevirtv1.VirtualMachineInstance
+	backup  *backupv1.VirtualMachineBackup
+	tracker *backupv1.VirtualMachineBackupTracker
+}
+
+// place makes an instance that runs on node-b, a backup of it that is being copied, and its tracker with two disks.
+func place(t *testing.T) placed {
+	t.Helper()
+	ns := cluster.Namespace(t)
+	controller := cluster.Client(t, controlplane.Controller)
+	p := placed{newInstance(ns), newBackup(ns), newTracker(ns)}
+	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
+		admitted(t, controller.Create(t.Context(), o))
+	}
+	p.vmi.Status.Phase, p.vmi.Status.NodeName = kubevirtv1.PhaseRunning, "node-b"
+	p.vmi.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{
+		State: kubevirtv1.ChangedBlockTrackingEnabled, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "backup"},
+	}
+	p.vmi.Status.ActivePods = map[types.UID]string{"launcher-b": "node-b"}
+	p.vmi.Status.VolumeStatus = []kubevirtv1.VolumeStatus{{
+		Name: "u", Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodName: "attach", AttachPodUID: "mine"},
+	}}
+	p.backup.Status = backupv1.VirtualMachineBackupStatus{
+		Phase: backupv1.BackupCopying, NodeName: "node-b", SourceName: "vm", InstanceUID: p.vmi.UID, Directory: "vm/backup",
+		CheckpointName: "tracker-2", ReplacesCheckpoint: "tracker-1", TrackerUID: p.tracker.UID,
+		BaseCheckpoint: &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}},
+	}
+	p.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}}
+	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
+		admitted(t, controller.Status().Update(t.Context(), o))
+	}
+	return p
+}
+
+// attack is what a handler writes that it must not write.
+type attack struct {
+	name string
+	edit func(*placed) client.Object
+	// says is the refusal on the object's own node. Empty: what the edit does is a handler's work there.
+	says string
+}
+
+var attacks = []attack{
+	{"another pod holds the volume", func(p *placed) client.Object {
+		p.vmi.Status.VolumeStatus[0].HotplugVolume.AttachPodUID = "victims"
+		return p.vmi
+	}, "attachment pods are the controller's"},
+	{"a volume appears", func(p *placed) client.Object {
+		p.vmi.Status.VolumeStatus = append(p.vmi.Status.VolumeStatus, kubevirtv1.VolumeStatus{
+			Name: "v", Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "victims"},
+		})
+		return p.vmi
+	}, "attachment pods are the controller's"},
+	{"the volume is mounted", func(p *placed) client.Object {
+		p.vmi.Status.VolumeStatus[0].Phase = kubevirtv1.VolumeMountedToPod
+		return p.vmi
+	}, ""},
+	{"the instance moves to another node", func(p *placed) client.Object { p.vmi.Status.NodeName = "node-a"; return p.vmi }, notThisNode},
+	{"another launcher", func(p *placed) client.Object {
+		p.vmi.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{
+			State: kubevirtv1.ChangedBlockTrackingEnabled, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "backup"},
+		}
+		p.vmi.Status.ActivePods = map[types.UID]string{"victims": "node-b"}
+		return p.vmi
+	}, "launcher pods are the controller's"},
+	{"the lock is released", func(p *placed) client.Object {
+		p.vmi.Status.ChangedBlockTracking.BackupStatus = nil
+		return p.vmi
+	}, "the lock of a backup"},
+	{"the copy is complete", func(p *placed) client.Object { p.backup.Status.Phase = backupv1.BackupCopied; return p.backup }, ""},
+	{"the backup is done", func(p *placed) client.Object { p.backup.Status.Phase = backupv1.BackupDone; return p.backup }, "a handler takes a backup"},
+	{"the backup is of another machine", func(p *placed) client.Object { p.backup.Status.SourceName = "victim"; return p.backup }, "what a backup is of"},
+	{"the backup is of another instance", func(p *placed) client.Object { p.backup.Status.InstanceUID = "victim"; return p.backup }, "what a backup is of"},
+	{"the backup moves another tracker", func(p *placed) client.Object { p.backup.Status.TrackerUID = "victim"; return p.backup }, "what a backup is of"},
+	{"the backup replaces another checkpoint", func(p *placed) client.Object { p.backup.Status.ReplacesCheckpoint = "tracker-0"; return p.backup }, "what a backup is of"},
+	{"the backup is on another node", func(p *placed) client.Object { p.backup.Status.NodeName = "node-a"; return p.backup }, notThisNode},
+	{"the backup's files are elsewhere", func(p *placed) client.Object { p.backup.Status.Directory = "victim/backup"; return p.backup }, "what a backup is of"},
+	{"the result is decided", func(p *placed) client.Object { p.backup.Status.Result = backupv1.BackupSucceeded; return p.backup }, "what a backup is of"},
+	{"the tracker moves", func(p *placed) client.Object {
+		p.tracker.Status.LatestCheckpoint.Name = "forged"
+		return p.tracker
+	}, "a handler only discards"},
+	{"the tracker gets a disk", func(p *placed) client.Object {
+		p.tracker.Status.LatestCheckpoint.Disks = append(p.tracker.Status.LatestCheckpoint.Disks, "forged")
+		return p.tracker
+	}, "a handler only discards"},
+	{"the tracker's time is set back", func(p *placed) client.Object {
+		at := metav1.Now().Rfc3339Copy()
+		p.tracker.Status.NewestCheckpointTime = &at
+		return p.tracker
+	}, "a handler only discards"},
+	{"a disk is discarded", func(p *placed) client.Object {
+		p.tracker.Status.LatestCheckpoint.Disks = []string{"root"}
+		return p.tracker
+	}, ""},
+	{"every disk is discarded", func(p *placed) client.Object { p.tracker.Status.LatestCheckpoint = nil; return p.tracker }, ""},
+}
+
+func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
+	t.Parallel()
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			p := place(t)
+			o := a.edit(&p)
+			copied := func() client.Object { return o.DeepCopyObject().(client.Object) }
+			refused(t, cluster.Client(t, controlplane.UnboundHandler).Status().Update(t.Context(), copied()), unbound)
+			_, tracker := o.(*backupv1.VirtualMachineBackupTracker)
+			if !tracker { // whose node it is, the webhook says
+				refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Status().Update(t.Context(), copied()), notThisNode)
+			}
+			err := cluster.Client(t, controlplane.HandlerOn("node-b")).Status().Update(t.Context(), copied())
+			if a.says == "" {
+				admitted(t, err)
+				return
+			}
+			refused(t, err, a.says)
+			admitted(t, cluster.Client(t, controlplane.Controller).Status().Update(t.Context(), copied()))
+		})
+	}
+}
+
+// A handler that finds an ended backup, or one that is the controller's at the moment, leaves it as it is.
+func TestHandler_leavesOtherPhasesAlone(t *testing.T) {
+	t.Parallel()
+	for from, to := range map[backupv1.BackupPhase]backupv1.BackupPhase{
+		backupv1.BackupPending: backupv1.BackupStarting, backupv1.BackupAttaching: backupv1.BackupCopied, backupv1.BackupCopyFailed: backupv1.BackupCopied,
+		backupv1.BackupPruned: backupv1.BackupDone, backupv1.BackupFailed: backupv1.BackupPruning, backupv1.BackupStarting: backupv1.BackupPruned,
+	} {
+		p := place(t)
+		p.backup.Status.Phase = from
+		admitted(t, cluster.Client(t, controlplane.Controller).Status().Update(t.Context(), p.backup))
+		p.backup.Status.Phase = to
+		refused(t, cluster.Client(t, controlplane.HandlerOn("node-b")).Status().Update(t.Context(), p.backup), "a handler takes a backup")
+	}
+}
+
+// TestHandler_tokenOfAPodNamesItsNode uses real tokens: the API server itself says on which node their pod is.
+func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
+	t.Parallel()
+	admitted(t, cluster.InstallRoles(t.Context()))
+	admin := cluster.Client(t, controlplane.Admin)
+	for _, node := range []string{"node-a", "node-b"} {
+		admitted(t, admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}))
+	}
+	p := place(t)
+	// The handler's role lets it patch an instance's status, and nothing else.
+	mounted := func(node string) error {
+		now := p.vmi.DeepCopy()
+		now.Status.VolumeStatus[0].Phase = kubevirtv1.VolumeMountedToPod
+		return withToken(t, node).Status().Patch(t.Context(), now, client.MergeFrom(p.vmi))
+	}
+	refused(t, mounted(""), unbound)
+	refused(t, mounted("node-a"), notThisNode)
+	admitted(t, mounted("node-b"))
+}
+
+// withToken is a client with a token of the handler's service account, bound to a pod on the node; node "": bound to nothing.
+func withToken(t *testing.T, node string) client.Client {
+	t.Helper()
+	admin := cluster.Client(t, controlplane.Admin)
+	request := &authenticationv1.TokenRequest{}
+	if node != "" {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, GenerateName: "varve-handler-"}}
+		pod.Spec.NodeName, pod.Spec.ServiceAccountName = node, "varve-handler"
+		pod.Spec.Containers = []corev1.Container{{Name: "handler", Image: "varve"}}
+		admitted(t, admin.Create(t.Context(), pod))
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "varve-handler"}}
+	admitted(t, admin.SubResource("token").Create(t.Context(), account, request))
+	config := rest.AnonymousClientConfig(cluster.Config)
+	config.BearerToken = request.Status.Token
+	c, err := client.New(config, client.Options{Scheme: cluster.Scheme})
+	admitted(t, err)
+	return c
+}

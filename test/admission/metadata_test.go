@@ -1,0 +1,131 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+// tenant is a user who may edit machines, pods and claims of a namespace, and no more.
+func tenant(t *testing.T, ns string) client.Client {
+	t.Helper()
+	admitted(t, cluster.InstallRoles(t.Context()))
+	user := controlplane.User{Name: "tenant-" + ns, Restricted: true}
+	for _, role := range []string{"varve-edit"} {
+		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: role}}
+		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role}
+		binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}}
+		admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
+	}
+	admin := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "test-tenant-" + ns}, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{""}, Resources: []string{"pods", "persistentvolumeclaims"}, Verbs: []string{"get", "create", "update", "patch", "delete"},
+	}}}
+	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), admin))
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "test-tenant"}}
+	binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: admin.Name}
+	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}}
+	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
+	return cluster.Client(t, user)
+}
+
+func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user, varve := tenant(t, ns), cluster.Client(t, controlplane.Controller)
+
+	vmi, backup, tracker := newInstance(ns), newBackup(ns), newTracker(ns)
+	vmi.Labels = map[string]string{layout.LabelNodeName: "node-1"}
+	vmi.Annotations = map[string]string{layout.AnnotationTracking: "true"}
+	vmi.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Name: "vm", UID: "vm", Controller: ptr.To(true)}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "launcher", Finalizers: []string{"varvebackup.io/launcher"}}}
+	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "mine"}}
+	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: "uid", layout.LabelAttachment: "u"}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "claim"}}
+	claim.Annotations = map[string]string{"varvebackup.io/run-epoch": "7"}
+	claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	for _, o := range []client.Object{vmi, backup, tracker, pod, claim} {
+		o.SetFinalizers(append(o.GetFinalizers(), "varvebackup.io/test"))
+		if o == client.Object(vmi) {
+			o.SetFinalizers([]string{layout.FinalizerInstance})
+		}
+		admitted(t, varve.Create(t.Context(), o))
+	}
+	for name, c := range map[string]struct {
+		object client.Object
+		edit   func(client.Object)
+		says   string // empty: a user may do it
+	}{
+		"the node's label":       {vmi, func(o client.Object) { o.SetLabels(map[string]string{layout.LabelNodeName: "node-2"}) }, "are Varve's"},
+		"no node's label":        {vmi, func(o client.Object) { o.SetLabels(nil) }, "are Varve's"},
+		"no tracking":            {vmi, func(o client.Object) { o.SetAnnotations(nil) }, "are Varve's"},
+		"an instance's owner":    {vmi, func(o client.Object) { o.SetOwnerReferences(nil) }, "finalizers and owners"},
+		"an instance's hold":     {vmi, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers and owners"},
+		"a forced stop":          {vmi, func(o client.Object) { o.GetAnnotations()[layout.AnnotationForceStop] = "true" }, ""},
+		"a backup's hold":        {backup, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers are Varve's"},
+		"a tracker's hold":       {tracker, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers are Varve's"},
+		"a tracker's own label":  {tracker, func(o client.Object) { o.SetLabels(map[string]string{"mine": "yes"}) }, ""},
+		"a run's epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run-epoch"] = "6" }, "are Varve's"},
+		"no run's epoch":         {claim, func(o client.Object) { o.SetAnnotations(nil) }, "are Varve's"},
+		"another epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run"] = "6" }, "are Varve's"},
+		"the content's number":   {claim, func(o client.Object) { o.GetAnnotations()[layout.AnnotationContentGeneration] = "8" }, ""},
+		"a pod's instance":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelCreatedBy] = "victim" }, "are Varve's"},
+		"a pod that hides":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelApp] = "other" }, "are Varve's"},
+		"a pod's hold":           {pod, func(o client.Object) { o.SetFinalizers([]string{"varvebackup.io/test"}) }, "made and released by Varve"},
+		"a pod's own annotation": {pod, func(o client.Object) { o.SetAnnotations(map[string]string{"mine": "yes"}) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changed := c.object.DeepCopyObject().(client.Object)
+			c.edit(changed)
+			patch := client.MergeFrom(c.object)
+			err := user.Patch(t.Context(), changed, patch, client.DryRunAll)
+			if c.says == "" {
+				admitted(t, err)
+				return
+			}
+			refused(t, err, c.says)
+			changed = c.object.DeepCopyObject().(client.Object)
+			c.edit(changed)
+			admitted(t, varve.Patch(t.Context(), changed, patch, client.DryRunAll))
+		})
+	}
+}
+
+func TestMetadata_ofPodsIsNotForged(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user := tenant(t, ns)
+	for name, c := range map[string]struct {
+		edit func(*corev1.Pod)
+		says string
+	}{
+		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "are Varve's"},
+		"an attachment": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelAttachment: "u"} }, "are Varve's"},
+		"owned": {func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "uid", Controller: ptr.To(true)}}
+		}, "made and released by Varve"},
+		"held":               {func(p *corev1.Pod) { p.Finalizers = []string{"varvebackup.io/launcher"} }, "made and released by Varve"},
+		"a pod like another": {func(*corev1.Pod) {}, ""},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
+		pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "mine"}}
+		c.edit(pod)
+		t.Log(name)
+		err := user.Create(t.Context(), pod, client.DryRunAll)
+		if c.says == "" {
+			admitted(t, err)
+			continue
+		}
+		refused(t, err, c.says)
+	}
+}
