@@ -10,6 +10,6 @@
 // themselves. Everything ends with the outermost process: mounts, processes, files.
 //
 // Inside, t.TempDir is on the machine's own file system (QEMU needs O_DIRECT), the working directory is the
-// package's, read-only, and GuestDir has what `make guest` built. It needs root. There is one libvirt in a root, so tests that call
+// package's, in the repository, which is read-only, and GuestDir has what `make guest` built. It needs root. There is one libvirt in a root, so tests that call
 // StartLibvirt do not run in parallel with each other.
 package domaintest

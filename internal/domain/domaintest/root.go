@@ -22,18 +22,26 @@ const (
 const (
 	// GuestDir has the test guest's kernel and initial RAM disk.
 	GuestDir = "/guest"
-	// packageDir is the tested package's own directory.
-	packageDir = "/package"
+	// repositoryDir is the repository, read-only.
+	repositoryDir = "/repository"
 	testBinary = "/package.test"
 )
 
 // runInit is process 1: it builds the root, starts the tests in it and reaps.
 func runInit(repo, base string) (int, error) {
+	work, err := os.Getwd()
+	if err != nil {
+		return 0, err
+	}
+	packageDir, err := filepath.Rel(repo, work)
+	if err != nil {
+		return 0, err
+	}
 	root, err := buildRoot(repo, base)
 	if err != nil {
 		return 0, fmt.Errorf("build the root: %w", err)
 	}
-	if err := errors.Join(unix.Chroot(root), unix.Chdir(packageDir)); err != nil {
+	if err := errors.Join(unix.Chroot(root), unix.Chdir(filepath.Join(repositoryDir, packageDir))); err != nil {
 		return 0, fmt.Errorf("enter the root: %w", err)
 	}
 	cmd := exec.Command(testBinary, os.Args[1:]...)
@@ -67,10 +75,6 @@ func reapUntil(pid int) (int, error) {
 
 // buildRoot mounts everything that the tests see and returns where.
 func buildRoot(repo, base string) (string, error) {
-	work, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
 	lower, err := filepath.EvalSymlinks(filepath.Join(repo, rootDir))
 	if err != nil {
 		return "", err
@@ -96,7 +100,7 @@ func buildRoot(repo, base string) (string, error) {
 		bind(root, "/dev", "/dev", unix.MS_REC),
 		bind(root, "/sys", "/sys", unix.MS_REC),
 		bind(root, in("tmp"), "/tmp", 0),
-		bindReadOnly(root, work, packageDir),
+		bindReadOnly(root, repo, repositoryDir),
 		bindGuest(root, filepath.Join(repo, guestDir)),
 		bindFile(os.Getenv(binaryVariable), filepath.Join(root, testBinary)),
 		bindResults(root, os.Args[1:]),
