@@ -7,7 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,17 +72,27 @@ func openToRead(path string, ignoreLocks bool) (*os.File, identity, error) {
 	return f, id, nil
 }
 
+// A device is busy for a moment when this process has closed it while a child was being started: the child holds what was open until the
+// kernel closes it in its exec.
+const (
+	busyAttempts = 20
+	busyWait     = 10 * time.Millisecond
+)
+
 // openDisk opens what statDisk has looked at, and makes sure that it still is a disk: what came in between must not hold up the open, or be read.
 func openDisk(path string, info fs.FileInfo, ignoreLocks bool) (*os.File, error) {
 	flags := os.O_RDONLY | unix.O_NONBLOCK
 	if !info.Mode().IsRegular() && !ignoreLocks {
-		// O_EXCL: not while it is mounted, swapped to, or part of another device; nor by anybody as long as it is read. Children that are being
-		// started meanwhile have open what this process has closed just before: they are waited for.
-		flags |= unix.O_EXCL
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
+		flags |= unix.O_EXCL // not while it is mounted, swapped to, or part of another device; nor by anybody as long as it is read
 	}
 	f, err := os.OpenFile(path, flags, 0)
+	for range busyAttempts {
+		if !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		time.Sleep(busyWait) //nolint:forbidigo // nothing tells when a child has closed a file
+		f, err = os.OpenFile(path, flags, 0)
+	}
 	if errors.Is(err, unix.EBUSY) {
 		return nil, errorf(ErrInUse, "disk %s is in use (mounted, swapped to, part of another device, or the target of a restore that runs), so that a copy could be of no point in time: unmount it, or read a snapshot of it (lsblk %s shows by what)", path, path)
 	}
