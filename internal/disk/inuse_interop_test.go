@@ -43,16 +43,17 @@ func TestDiskThatIsRead_isNotWritten(t *testing.T) {
 	t.Parallel()
 	raw, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	image, imageContent := cleanImage(t)
-	for path, o := range map[string]SourceOptions{raw: {}, image: {Format: QCOW2}} {
-		format := "raw"
-		if o.Format != "" {
-			format, content = string(o.Format), imageContent
-		}
+	for _, disk := range []struct {
+		path    string
+		format  Format
+		content []byte
+	}{{raw, Raw, content}, {image, QCOW2, imageContent}} {
+		path, format, o := disk.path, string(disk.format), SourceOptions{Format: disk.format}
 		source, err := OpenSource(t.Context(), path, o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantBytes(t, openSource(t, path, o), content) // Others may read it as well.
+		wantBytes(t, openSource(t, path, o), disk.content) // Others may read it as well.
 		run(t, "qemu-io", "-r", "-f", format, "-c", "read 0 512", path)
 		if out, err := tool(t, "qemu-io", "-f", format, "-c", "write 0 512", path).CombinedOutput(); err == nil {
 			t.Errorf("%s: QEMU writes it meanwhile: %s", format, out)
