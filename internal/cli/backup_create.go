@@ -49,7 +49,7 @@ succeeds only when the backup did.`,
 
   # Full, although the tracker has a base; progress for a program
   varve backup create --tracker web --pvc backups --force-full --wait --progress json`,
-		Args: maxArgs(1, "at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: atMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error { return r.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()

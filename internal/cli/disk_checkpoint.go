@@ -41,7 +41,7 @@ varve disk backup --track needs no names.`,
 
   # What the next backup of web is counted from
   varve disk checkpoint web`,
-		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), checkpointPrefix+randomToken())

@@ -32,7 +32,7 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 
   # The latest restore point
   varve disk list web -o name | tail -1`,
-		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, err := listPoints(cmd.Context(), r)

@@ -68,7 +68,7 @@ What goes is freed by varve repo maintenance --full.`,
 
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
-		Args: maxArgs(1, "at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		PreRunE: func(*cobra.Command, []string) error { return q.valid() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			with := s.withWritable

@@ -113,9 +113,9 @@ func atLeastOne(what string) cobra.PositionalArgs {
 	}
 }
 
-func maxArgs(n int, what string) cobra.PositionalArgs {
+func atMostOne(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) <= n {
+		if len(args) <= 1 {
 			return nil
 		}
 		return usage("%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))

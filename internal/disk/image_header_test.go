@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,15 +19,12 @@ func testHeader(version uint32, backing string, features uint64, extensions ...[
 	if version == 2 {
 		b = b[:imageHeaderBytes]
 	}
-	for _, e := range append(extensions, make([]byte, 8)) {
-		b = append(b, e...)
-	}
+	b = slices.Concat(b, slices.Concat(extensions...), make([]byte, 8))
 	if backing != "" {
 		binary.BigEndian.PutUint64(b[8:], uint64(len(b)))
 		binary.BigEndian.PutUint32(b[16:], uint32(len(backing)))
-		b = append(b, backing...)
 	}
-	return append(b, make([]byte, 1<<16)...)
+	return slices.Concat(b, []byte(backing), make([]byte, 1<<16))
 }
 
 func testExtension(kind uint32, text string) []byte {

@@ -63,9 +63,8 @@ func (q *qmpClient) run(command string, arguments, result any) error {
 }
 
 // close ends the connection, which ends with the program at the latest.
-func (q *qmpClient) close() error {
+func (q *qmpClient) close() {
 	_, _ = q.in.Close(), q.out.Close() // Waiting for the program may have closed them.
-	return nil
 }
 
 // blockNode is a file, or a format in it, that the program has opened.

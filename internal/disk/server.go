@@ -130,7 +130,8 @@ func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal
 	s.confined = c
 	if err := c.start(); err != nil {
 		s.confined = nil
-		return errors.Join(err, s.qmp.close())
+		s.qmp.close()
+		return err
 	}
 	return nil
 }
@@ -201,7 +202,9 @@ func (s *server) failure(what string) error {
 
 // end asks the process to close the image and to end, and waits until it has.
 func (s *server) end() error {
-	return errors.Join(s.stop(), s.qmp.close(), s.image.close())
+	err := s.stop()
+	s.qmp.close()
+	return errors.Join(err, s.image.close())
 }
 
 func (s *server) stop() error {

@@ -256,6 +256,7 @@ func TestStart_aDiskOfAnOddSizeIsNotTracked(t *testing.T) {
 
 // TestStart_refusesABlankDiskInPlaceOfALostOne: a claim that comes up empty, as when an NFS export is not mounted.
 func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		generation string
 		tracked    bool

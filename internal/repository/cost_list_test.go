@@ -54,7 +54,7 @@ func putManifests(tb testing.TB, r *Repository, n int) (ids []string) {
 }
 
 // What is asked of 10,000 restore points takes as many requests as opening the repository does.
-func TestCost_restorePointsAreListedFromTheirManifests(t *testing.T) {
+func TestCost_restorePointsAreListedFromTheirManifests(t *testing.T) { //nolint:tparallel // the subtests count the requests of one site
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "host", !cached)

@@ -24,11 +24,11 @@ func (r *Repository) SignOfDamage(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	lost, _, err := r.lost(ctx)
-	if err != nil && !errors.Is(err, ErrCorrupt) {
-		return false, err
-	}
-	if err != nil || len(lost) > 0 {
+	if errors.Is(err, ErrCorrupt) || len(lost) > 0 {
 		return true, nil
+	}
+	if err != nil {
+		return false, err
 	}
 	packs, err := listPacks(ctx, r.rep)
 	if err != nil {

@@ -56,11 +56,12 @@ func (v *view) replace(id blob.ID, data []byte) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	next := maps.Clone(v.replaced)
-	if data == nil {
+	switch {
+	case data == nil:
 		delete(next, id)
-	} else if next == nil {
+	case next == nil:
 		next = map[blob.ID][]byte{id: data}
-	} else {
+	default:
 		next[id] = data
 	}
 	v.replaced = next

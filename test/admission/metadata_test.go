@@ -85,6 +85,7 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 		"a pod's own annotation": {pod, func(o client.Object) { o.SetAnnotations(map[string]string{"mine": "yes"}) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			changed := c.object.DeepCopyObject().(client.Object)
 			c.edit(changed)
 			patch := client.MergeFrom(c.object)

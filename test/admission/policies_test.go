@@ -257,7 +257,7 @@ func gatePolicy(t *testing.T, name string) (*admissionv1.ValidatingAdmissionPoli
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close() //nolint:errcheck // only read
+	defer file.Close() // only read
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	decoder := yaml.NewYAMLOrJSONDecoder(file, 4096)
 	for {

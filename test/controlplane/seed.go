@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -26,13 +26,13 @@ const seedBatch = 128
 func (c *Cluster) Seed(tb testing.TB, objects []client.Object) {
 	tb.Helper()
 	for batch := range slices.Chunk(objects, seedBatch) {
-		if err := c.seed(tb, batch); err != nil {
+		if err := c.seed(tb.Context(), batch); err != nil {
 			tb.Fatalf("seed %d objects: %v", len(batch), err)
 		}
 	}
 }
 
-func (c *Cluster) seed(tb testing.TB, objects []client.Object) error {
+func (c *Cluster) seed(ctx context.Context, objects []client.Object) error {
 	type put struct {
 		Key   string `json:"key"`
 		Value string `json:"value"`
@@ -57,7 +57,7 @@ func (c *Cluster) seed(tb testing.TB, objects []client.Object) error {
 		return err
 	}
 	url := c.environment.ControlPlane.Etcd.URL.JoinPath("v3", "kv", "txn").String()
-	request, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, url, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (c *Cluster) stored(o client.Object) (string, []byte, error) {
 		return "", nil, err
 	}
 	if o.GetUID() == "" {
-		o.SetUID(types.UID(uuid.NewUUID()))
+		o.SetUID(uuid.NewUUID())
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
 const defaultCopiesPerNode = 4
 
-// NodeLoad is what goes on on a node.
+// NodeLoad lists the backups of a node that count for its limit.
 type NodeLoad struct {
 	// Copying are the names of the backups that have a place there: those in Attaching, Starting and Copying.
 	Copying []string

@@ -64,9 +64,10 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, u use, claim *corev1.PersistentVolumeClaim) (runepoch.Epoch, *Obstacle, error) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
-		return epoch, &Obstacle{ReasonClaimRecord, fmt.Sprintf(
+		unreadable := &Obstacle{ReasonClaimRecord, fmt.Sprintf(
 			"PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
-			claim.Name, layout.AnnotationRunEpoch)}, nil
+			claim.Name, layout.AnnotationRunEpoch)}
+		return epoch, unreadable, nil //nolint:nilerr // the obstacle says it
 	}
 	candidates, err := r.candidates(ctx, instance, u.claim, epoch.Holders)
 	if err != nil {
@@ -81,7 +82,7 @@ func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.Virtual
 		if gone {
 			continue
 		}
-		if u.writes && !(u.shared && h.Shared) {
+		if u.writes && (!u.shared || !h.Shared) {
 			return epoch, inUse(claim.Name, h), nil
 		}
 		holders = append(holders, h)

@@ -24,7 +24,7 @@ const (
 	GuestDir = "/guest"
 	// repositoryDir is the repository, read-only.
 	repositoryDir = "/repository"
-	testBinary = "/package.test"
+	testBinary    = "/package.test"
 )
 
 // runInit is process 1: it builds the root, starts the tests in it and reaps.

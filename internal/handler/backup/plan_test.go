@@ -168,23 +168,28 @@ func TestMirror_takesOverALostParent(t *testing.T) {
 		want    backupv1.IncludedVolume
 	}{
 		"parent missing": {
-			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+			&launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
 			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullParentMissing},
 		},
 		"parent changed": {
-			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "ParentChanged"},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+			&launcherpb.BackedUpVolume{FullReason: "ParentChanged"},
 			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullParentChanged},
 		},
 		"as planned": {
-			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{Incremental: true},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+			&launcherpb.BackedUpVolume{Incremental: true},
 			backupv1.IncludedVolume{Type: backupv1.Incremental},
 		},
 		"another reason": {
-			backupv1.IncludedVolume{Type: backupv1.Incremental}, &launcherpb.BackedUpVolume{FullReason: "whatever"},
+			backupv1.IncludedVolume{Type: backupv1.Incremental},
+			&launcherpb.BackedUpVolume{FullReason: "whatever"},
 			backupv1.IncludedVolume{Type: backupv1.Incremental},
 		},
 		"full already": {
-			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullBitmapLost}, &launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
+			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullBitmapLost},
+			&launcherpb.BackedUpVolume{FullReason: "ParentMissing"},
 			backupv1.IncludedVolume{Type: backupv1.Full, FullReason: backupv1.FullBitmapLost},
 		},
 	} {

@@ -26,6 +26,10 @@ func validate(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	case len(req.Volumes) == 0 || len(req.Volumes) > maxVolumes:
 		return fmt.Errorf("%w: %d volumes, want 1 to %d", ErrRequest, len(req.Volumes), maxVolumes)
 	}
+	return validateVolumes(req, disks)
+}
+
+func validateVolumes(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	seen := map[string]bool{}
 	for _, v := range req.Volumes {
 		disk, ok := disks[v.Volume]
