@@ -9,6 +9,7 @@ import (
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/snapshot"
 )
 
@@ -103,6 +104,22 @@ func TestCost_restorePointsAreListedFromTheirManifests(t *testing.T) { //nolint:
 			t.Errorf("deleting 50 restore points: %s", took)
 		}
 	})
+}
+
+// BenchmarkList opens a repository with 10,000 restore points and lists them, as `varve disk list` does, on a storage that takes 1 ms to answer.
+func BenchmarkList(b *testing.B) {
+	s := newSite(b)
+	config := s.connect(b, "host", !cached)
+	putManifests(b, s.opened(b, config), manyPoints)
+	wait := func(blob.ID) { time.Sleep(time.Millisecond) }
+	s.asked.Store(&wait)
+	s.lists = func() error { wait(""); return nil }
+	for b.Loop() {
+		points, err := s.opened(b, config).List(b.Context(), nil)
+		if err != nil || len(points) < manyPoints {
+			b.Fatal(len(points), err)
+		}
+	}
 }
 
 // Whether there is a sign of damage is told from lists of the blobs and the index. What it leads to looks at the restore points that were asked for.
