@@ -2,8 +2,9 @@
 //
 // The controller writes phase up to Scheduled and the final phases; between them the handler of the node writes. The launcher
 // pod carries a finalizer that is removed only when the instance has a final phase: however a pod ends, and whether or not the
-// controller was up, the way in which it ended is seen. An instance keeps its own finalizer until its launcher pod and its
-// attachment pods are gone, so that no second guest ever starts on the disks of the first.
+// controller was up, the way in which it ended is seen. If the instance itself is gone, the finalizer is removed once the pod has
+// ended. An instance keeps its own finalizer until its launcher pod and its attachment pods are gone, so that no second guest ever
+// starts on the disks of the first.
 //
 // Before the launcher pod is made, the run is written on every claim that the pod mounts writable (package runepoch), and an instance whose
 // claims another guest may write to is held until that guest's pod is provably gone.

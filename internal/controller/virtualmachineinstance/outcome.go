@@ -49,19 +49,28 @@ func ended(in Input) (*outcome, time.Duration) {
 
 // abandoned is about a pod that was deleted and whose kubelet may never report its end: the launcher pod's finalizer keeps the object.
 func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
-	pod := in.Pod
-	if pod.DeletionTimestamp == nil || ptr.Deref(pod.DeletionGracePeriodSeconds, 1) > 0 {
-		return nil, 0
-	}
-	if pod.Spec.NodeName != "" {
-		if left := pod.DeletionTimestamp.Add(forcedGrace).Sub(in.Now); left > 0 {
-			return nil, left
-		}
+	if over, wait := podOver(in.Pod, in.Now); !over {
+		return nil, wait
 	}
 	if deletedBefore {
 		return deletedBeforeStart(), 0
 	}
-	return podLost(fmt.Sprintf("The launcher pod %s was deleted and its node did not report its end.", pod.Name)), 0
+	return podLost(fmt.Sprintf("The launcher pod %s was deleted and its node did not report its end.", in.Pod.Name)), 0
+}
+
+// podOver says that the pod has ended, or that it was force-deleted and its kubelet had its time to report the end. A positive wait is when
+// to look again.
+func podOver(pod *corev1.Pod, now time.Time) (bool, time.Duration) {
+	switch {
+	case terminal(pod):
+		return true, 0
+	case pod.DeletionTimestamp == nil || ptr.Deref(pod.DeletionGracePeriodSeconds, 1) > 0:
+		return false, 0
+	case pod.Spec.NodeName == "":
+		return true, 0
+	}
+	left := pod.DeletionTimestamp.Add(forcedGrace).Sub(now)
+	return left <= 0, max(left, 0)
 }
 
 func deletedBeforeStart() *outcome {

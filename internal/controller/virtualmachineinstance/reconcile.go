@@ -25,15 +25,25 @@ const conflictDelay = 50 * time.Millisecond
 
 // Reconcile brings one instance one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
-	}
-	result, err := r.step(ctx, instance)
+	result, err := r.reconcile(ctx, req.NamespacedName)
 	if apierrors.IsConflict(err) {
 		// Somebody else wrote meanwhile, or the cache is behind: look again.
 		return reconcile.Result{RequeueAfter: conflictDelay}, nil
 	}
+	return result, err
+}
+
+func (r *reconciler) reconcile(ctx context.Context, name types.NamespacedName) (reconcile.Result, error) {
+	again, err := r.releaseOrphans(ctx, name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	if err := r.client.Get(ctx, name, instance); err != nil {
+		return reconcile.Result{RequeueAfter: again}, client.IgnoreNotFound(err)
+	}
+	result, err := r.step(ctx, instance)
+	result.RequeueAfter = sooner(result.RequeueAfter, again)
 	return result, err
 }
 
@@ -138,10 +148,8 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 		return nil
 	}
 	if d.ReleasePod && controllerutil.ContainsFinalizer(pod, podFinalizer) {
-		released := pod.DeepCopy()
-		controllerutil.RemoveFinalizer(released, podFinalizer)
-		if err := r.client.Patch(ctx, released, optimistic(pod)); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("release launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		if err := r.releasePod(ctx, pod); err != nil {
+			return err
 		}
 	}
 	if !d.DeletePod {
