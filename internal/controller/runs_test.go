@@ -275,6 +275,40 @@ func copiedRecord(w *world) {
 	w.follows("root", vmi, nil)
 }
 
+// machineMadeAgain: a machine of the same name on the same claims continues their runs, whether or not its state claim went with the first one.
+func machineMadeAgain(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	again := func(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, meanwhile func()) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
+		w.Helper()
+		vm := w.vm(exists)
+		if err := w.user.Delete(w.Context(), vm); err != nil {
+			w.Fatal(err)
+		}
+		w.halt(vmi, pod)
+		w.gone(vmi)
+		w.gone(vm)
+		meanwhile()
+		w.machine(kubevirtv1.RunStrategyAlways, selected)
+		w.vmi(other(vmi.UID))
+		return w.boot()
+	}
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	first, pod := w.boot()
+	second, pod := again(first, pod, func() {}) // the garbage collector has not come to the state claim
+	w.follows("root", second, first)
+	w.follows(layout.StatePVC("vm"), second, first)
+	third, _ := again(second, pod, func() {
+		state := wait(w, w.stateClaim(), exists)
+		if err := w.kubelet.Delete(w.Context(), state); err != nil {
+			w.Fatal(err)
+		}
+		w.releaseClaim(state)
+		w.gone(state)
+	})
+	w.follows("root", third, second)
+	w.follows(layout.StatePVC("vm"), third, nil)
+}
+
 // attachedElsewhere: a utility volume's pod counts as a run of its claim.
 func attachedElsewhere(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)

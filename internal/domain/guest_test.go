@@ -4,6 +4,7 @@ package domain
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -38,6 +39,7 @@ type machine struct {
 	options  Options
 	overlays *Overlays
 	thisRun  Run
+	claims   map[string]string // volume -> UID of its claim; uid-<volume> without one
 	dir      string
 	libvirt  *domaintest.Libvirt
 	events   []Event
@@ -92,7 +94,8 @@ func (m *machine) prepare() map[string]Renewed {
 		if err != nil {
 			m.Fatal(err)
 		}
-		why, err := m.overlays.Prepare(m.Context(), d.Volume, d.RawPath, Identity{ClaimUID: "uid-" + d.Volume, VirtualBytes: size}, m.thisRun)
+		id := Identity{ClaimUID: cmp.Or(m.claims[d.Volume], "uid-"+d.Volume), VirtualBytes: size}
+		why, err := m.overlays.Prepare(m.Context(), d.Volume, d.RawPath, id, m.thisRun)
 		if err != nil {
 			m.Fatal(err)
 		}

@@ -11,14 +11,23 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// blockMachine is a machine with one tracked disk, d0, on a block device. Before its first clean stop its guest has written 0x11 everywhere, trimmed
-// 1 MiB at 4 MiB and backed the disk up as checkpoint "base": the overlay has zero clusters and a bitmap.
+// blockMachine is a usedMachine on a block device.
 func blockMachine(t *testing.T) (m *machine, device string) {
 	t.Helper()
-	m = newMachine(t)
+	m = usedMachine(t, true)
+	return m, m.options.Disks[0].RawPath
+}
+
+// usedMachine is a machine with one tracked disk, d0, a block device or a file. Before its first clean stop its guest has written 0x11 everywhere, trimmed
+// 1 MiB at 4 MiB and backed the disk up as checkpoint "base": the overlay has zero clusters and a bitmap.
+func usedMachine(t *testing.T, block bool) *machine {
+	t.Helper()
+	m := newMachine(t)
 	m.addDisk("d0", 64*mib)
-	device = loop.Device(t, m.raw("d0"))
-	m.options.Disks[0] = Disk{Volume: "d0", RawPath: device, Block: true, Overlay: m.overlays.Path("d0")}
+	m.options.Disks[0].Overlay = m.overlays.Path("d0")
+	if block {
+		m.options.Disks[0].RawPath, m.options.Disks[0].Block = loop.Device(t, m.raw("d0")), true
+	}
 	m.thisRun = Run{ID: "run 1"}
 	m.prepare()
 	m.start()
@@ -27,7 +36,7 @@ func blockMachine(t *testing.T) (m *machine, device string) {
 	m.io("d0", "discard 5M 1M")
 	m.stop()
 	m.markClean()
-	return m, device
+	return m
 }
 
 // outsider writes 0xbb to the disk past the overlay, where the guest trimmed it and at other places.

@@ -50,3 +50,16 @@ func Device(tb testing.TB, file string) string {
 		return path
 	}
 }
+
+// Resize gives a device the size that its file has by now.
+func Resize(tb testing.TB, path string) {
+	tb.Helper()
+	device, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = device.Close() }() // only asked
+	if err := unix.IoctlSetInt(int(device.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		tb.Fatal(err)
+	}
+}
