@@ -69,7 +69,7 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 		switch {
 		case o.UID == b.UID:
 		case hasPlace(o.Status.Phase):
-			r.places.shown(o.UID)
+			r.places.forget(o.UID)
 			load.Copying = append(load.Copying, o.Namespace+"/"+o.Name)
 		case waiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && older(o, b):
 			if !r.places.has(o.UID) {
@@ -77,7 +77,18 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 			}
 		}
 	}
-	load.Copying = append(load.Copying, r.places.granted(node, b.UID)...)
+	for uid, backup := range r.places.granted(node, b.UID) {
+		// A place is granted to what the cache shows. What it shows no more has vanished, and gives nothing back.
+		o, err := get(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
+		switch {
+		case err != nil:
+			return NodeLoad{}, err
+		case o == nil || o.UID != uid:
+			r.places.forget(uid)
+		default:
+			load.Copying = append(load.Copying, backup.String())
+		}
+	}
 	return load, nil
 }
 
@@ -99,7 +110,10 @@ type places struct {
 	of map[types.UID]place
 }
 
-type place struct{ node, name string }
+type place struct {
+	node   string
+	backup types.NamespacedName
+}
 
 // wrote records what a status write did: a backup that enters Attaching has a place, one that is in any other phase has none
 // that the cache must be waited for.
@@ -116,11 +130,11 @@ func (p *places) wrote(b *backupv1.VirtualMachineBackup, status *backupv1.Virtua
 	if p.of == nil {
 		p.of = map[types.UID]place{}
 	}
-	p.of[b.UID] = place{node: status.NodeName, name: b.Namespace + "/" + b.Name}
+	p.of[b.UID] = place{node: status.NodeName, backup: client.ObjectKeyFromObject(b)}
 }
 
-// shown forgets a place that the cache shows.
-func (p *places) shown(uid types.UID) {
+// forget is for a place that the cache shows, or whose backup is gone.
+func (p *places) forget(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.of, uid)
@@ -133,14 +147,15 @@ func (p *places) has(uid types.UID) bool {
 	return ok
 }
 
-func (p *places) granted(node string, but types.UID) []string {
+// granted are the backups that have a place on a node, by UID, but for one.
+func (p *places) granted(node string, but types.UID) map[types.UID]types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var names []string
+	backups := map[types.UID]types.NamespacedName{}
 	for uid, g := range p.of {
 		if g.node == node && uid != but {
-			names = append(names, g.name)
+			backups[uid] = g.backup
 		}
 	}
-	return names
+	return backups
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -76,4 +77,40 @@ func TestNodeBusy_boundsCopiesAndTheOldestGoesFirst(t *testing.T) {
 	l.reaches(third, backupv1.BackupPending, backupv1.ReasonNodeBusy)
 	controlplane.Update(t, l.user, kv, false, func(kv *kubevirtv1.KubeVirt) { kv.Annotations[layout.AnnotationCopiesPerNode] = "2" })
 	l.reaches(third, backupv1.BackupAttaching, "")
+}
+
+// A backup whose finalizer somebody takes away never gives its place back itself.
+func TestNodeBusy_placesOfBackupsThatVanishAreFree(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Limits{})
+	l.own("1")
+	l.claim("target", corev1.PersistentVolumeFilesystem)
+	first := l.backup("first", "")
+	l.reaches(first, backupv1.BackupAttaching, "")
+	// Nobody has asked for the places of the node since the first one was given out.
+	l.vanish(first)
+	second := l.neighbour("second")
+	l.reaches(second, backupv1.BackupAttaching, "")
+	// One that waits is woken.
+	third := l.neighbour("third")
+	l.reaches(third, backupv1.BackupPending, backupv1.ReasonNodeBusy)
+	l.vanish(second)
+	l.reaches(third, backupv1.BackupAttaching, "")
+}
+
+// vanish takes a backup's finalizer away and deletes the backup before the controller can put it back.
+func (l *lab) vanish(b *backupv1.VirtualMachineBackup) {
+	l.Helper()
+	admin := cluster.Client(l.T, controlplane.Admin)
+	controlplane.Eventually(l.T, func() error {
+		if err := l.read(b); err != nil {
+			return err
+		}
+		b.Finalizers = nil
+		if err := admin.Update(l.Context(), b); err != nil {
+			return err
+		}
+		return admin.Delete(l.Context(), b, client.Preconditions{ResourceVersion: &b.ResourceVersion})
+	})
+	l.goes(b)
 }
