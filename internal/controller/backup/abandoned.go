@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -115,17 +116,38 @@ func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *k
 }
 
 func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, found abandoned) (ctrl.Result, error) {
+	var refusal error
 	if found.lock {
-		name := lockOf(instance).BackupName
-		if err := unlock(ctx, r.cached, instance); err != nil {
-			return retry(fmt.Errorf("release the lock of backup %s: %w", name, err))
+		err := r.releaseLock(ctx, instance)
+		if err == nil || !isRefusal(err) || found.volume == "" {
+			return retryUnlessDone(err) // the write wakes this controller for the volume
 		}
-		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
-		return ctrl.Result{}, nil // the write wakes this controller for the volume
+		refusal = err // the volume is another matter
 	}
 	if err := detach(ctx, r.cached, instance, found.volume); err != nil {
-		return retry(fmt.Errorf("detach abandoned volume %s: %w", found.volume, err))
+		return retry(errors.Join(refusal, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
 	}
 	r.events.Eventf(instance, nil, warning, EventVolumeReleased, "Detach", "Utility volume %s belongs to no VirtualMachineBackup that runs.", found.volume)
-	return ctrl.Result{}, nil
+	return retryUnlessDone(refusal)
+}
+
+func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	name := lockOf(instance).BackupName
+	err := unlock(ctx, r.cached, instance)
+	switch {
+	case err == nil:
+		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
+		return nil
+	case isRefusal(err):
+		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock", "%s",
+			note(fmt.Sprintf("Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))))
+	}
+	return fmt.Errorf("release the lock of backup %s: %w", name, err)
+}
+
+func retryUnlessDone(err error) (ctrl.Result, error) {
+	if err == nil {
+		return ctrl.Result{}, nil
+	}
+	return retry(err)
 }

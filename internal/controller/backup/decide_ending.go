@@ -104,9 +104,10 @@ func decidePruned(in *Input) Decision {
 		}
 		message += fmt.Sprintf(" PersistentVolumeClaim %s is still attached after %s; see varve-handler on node %s.", in.Backup.Spec.PVCName, in.Limits.Detaching, in.Instance.Status.NodeName)
 	}
-	if in.ownsLock() {
+	if in.ownsLock() && !unlockGivenUp(in, in.Seen.PhaseSince.Add(in.Limits.Detaching)) {
 		return Decision{Step: StepUnlock}
 	}
+	message += stillLocked(in)
 	if s.Result == backupv1.BackupSucceeded {
 		return toFinal(in, s.Result, backupv1.ReasonCompleted, completed(in)+after(message, s))
 	}

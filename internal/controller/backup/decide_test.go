@@ -367,6 +367,34 @@ func TestDecide(t *testing.T) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
 		}, expect{step: StepUnlock}},
+		{"pruned: unlocking refused", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settleUntil(b, StepUnlock)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(9 * time.Minute)
+		}, expect{step: StepUnlock}},
+		{"pruned: unlocking refused until the deadline", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settleUntil(b, StepUnlock)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
+		{"pruned: unlocking a failed one refused until the deadline", detached(pruningBad), func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settleUntil(b, StepUnlock)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "VirtualMachineInstance vm is still locked", 0}},
+		{"pruned: detaching and unlocking refused until the deadline", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settleUntil(b, StepDetach)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+			w.refuse(b, "a policy denies it")
+		}, expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
+		{"back in Pending, unlocking refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.claim = nil
+			w.step(b)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(24 * time.Hour)
+		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
 		{"copied: moving the tracker refused until the deadline", copied, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(5 * time.Minute)

@@ -18,14 +18,17 @@ import (
 func decidePending(in *Input) Decision {
 	deadline := pendingDeadline(in)
 	refused := in.Seen.Refused && passed(in, deadline)
+	fail := func(reason, message string) Decision {
+		return toFinal(in, backupv1.BackupUnsuccessful, reason, message+stillLocked(in))
+	}
 	// A backup that fell back from Attaching has something to give back first.
 	switch {
-	case in.ownsLock():
+	case in.ownsLock() && !unlockGivenUp(in, deadline):
 		return Decision{Step: StepUnlock}
 	case in.volumeWanted() && !refused:
 		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
 	case in.deleting():
-		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonAborted, aborted(in))
+		return fail(backupv1.ReasonAborted, aborted(in))
 	}
 	o := prerequisites(in)
 	if o == nil {
@@ -36,14 +39,13 @@ func decidePending(in *Input) Decision {
 	}
 	switch {
 	case o != nil && o.fatal:
-		return toFinal(in, backupv1.BackupUnsuccessful, o.reason, o.message)
+		return fail(o.reason, o.message)
 	case o != nil && passed(in, deadline):
-		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonDeadlineExceeded,
-			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, o.message))
+		return fail(backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, o.message))
 	case o != nil:
 		return waitPending(in, o)
 	case refused:
-		return toFinal(in, backupv1.BackupUnsuccessful, backupv1.ReasonDeadlineExceeded,
+		return fail(backupv1.ReasonDeadlineExceeded,
 			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, lastState(in, in.Backup.Status.Message)))
 	case !in.finalized():
 		return Decision{Step: StepHold}

@@ -177,14 +177,12 @@ func older(a, b *backupv1.VirtualMachineBackup) bool {
 
 // inLine is the obstacle that another backup is, or nil.
 func inLine(in *Input) *obstacle {
-	name := ""
 	if o := ahead(in); o != nil {
-		name = o.Name
-	} else if lock := in.lock(); lock != nil && !in.ownsLock() {
-		name = lock.BackupName
+		return waitFor(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", o.Name)
 	}
-	if name == "" {
-		return nil
+	if lock := in.lock(); lock != nil && !in.ownsLock() {
+		return waitFor(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineInstance %s to be unlocked: VirtualMachineBackup %s had it. Events of the instance say what is in the way.",
+			in.machine(), lock.BackupName)
 	}
-	return waitFor(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", name)
+	return nil
 }

@@ -51,7 +51,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if err := r.apply(ctx, in, d); err != nil {
 			return r.refusedStep(ctx, in, d, err)
 		}
-		r.watchdog.tried(in.Backup.UID, false)
+		r.watchdog.tried(in.Backup.UID, d.Step, nil)
 	}
 	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,7 +19,7 @@ func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err
 	if !isRefusal(err) {
 		return retry(err)
 	}
-	r.watchdog.tried(in.Backup.UID, true)
+	r.watchdog.tried(in.Backup.UID, d.Step, err)
 	report := reportRefusal(in, d, err)
 	if report.Step == StepNone {
 		r.events.Eventf(in.Backup, related(in), warning, EventRefused, "Retry", "%s", note(refusalMessage(in, d, err)))
@@ -78,6 +79,21 @@ func refusalMessage(in *Input, d Decision, err error) string {
 		StepStatus:         "Writing the backup's status",
 	}[d.Step]
 	return fmt.Sprintf("%s was refused, and is tried again: %v", what, rootCause(err))
+}
+
+// unlockGivenUp says that the API server has refused to unlock the instance until the deadline. The backup ends without it then, and the lock of
+// a backup that has ended is removed as soon as the API server lets it (lockReconciler).
+func unlockGivenUp(in *Input, deadline time.Time) bool {
+	return in.Seen.UnlockRefused != "" && passed(in, deadline)
+}
+
+// stillLocked is what a backup adds to its last message if its lock could not be removed.
+func stillLocked(in *Input) string {
+	if !in.ownsLock() {
+		return ""
+	}
+	return fmt.Sprintf(" VirtualMachineInstance %s is still locked, and its other backups wait, until the API server allows the unlocking: %s",
+		in.machine(), in.Seen.UnlockRefused)
 }
 
 // rootCause is the API server's own error, without what this package wrapped around it.

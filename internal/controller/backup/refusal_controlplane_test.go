@@ -19,6 +19,12 @@ import (
 // breakWebhook plays a controller whose webhook is down, for the lab's namespace alone. The function that it returns mends it.
 func (l *lab) breakWebhook() (mend func()) {
 	l.Helper()
+	return l.refuse("virtualmachineinstances", "has(object.spec.utilityVolumes)")
+}
+
+// refuse has the API server refuse updates of a resource of kubevirt.io if a CEL expression is true, until the function that it returns is called.
+func (l *lab) refuse(resource, when string) (stop func()) {
+	l.Helper()
 	nobody := "https://127.0.0.1:1/"
 	configuration := &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-" + l.ns},
@@ -27,10 +33,10 @@ func (l *lab) breakWebhook() (mend func()) {
 			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
 			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: l.ns}},
-			MatchConditions:   []admissionv1.MatchCondition{{Name: "adds", Expression: "has(object.spec.utilityVolumes)"}},
+			MatchConditions:   []admissionv1.MatchCondition{{Name: "refused", Expression: when}},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Update},
-				Rule:       admissionv1.Rule{APIGroups: []string{"kubevirt.io"}, APIVersions: []string{"v1"}, Resources: []string{"virtualmachineinstances"}},
+				Rule:       admissionv1.Rule{APIGroups: []string{"kubevirt.io"}, APIVersions: []string{"v1"}, Resources: []string{resource}},
 			}},
 		}},
 	}
@@ -61,4 +67,31 @@ func TestRefusal_isShownAndEnds(t *testing.T) {
 	mend()
 	l.mount(1)
 	l.reaches(second, backupv1.BackupStarting, "")
+}
+
+// A lock that cannot be removed does not keep the backup from its end, is told of, and goes when the API server lets it.
+func TestRefusal_ofTheUnlockingEnds(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Limits{Detaching: 3 * time.Second})
+	l.claim("target", corev1.PersistentVolumeFilesystem)
+	first := l.backup("first", "")
+	l.toStarting(first)
+	l.node(first, copying)
+	l.node(first, copied)
+	l.reaches(first, backupv1.BackupPruning, "")
+	allow := l.refuse("virtualmachineinstances/status",
+		"has(oldObject.status.changedBlockTracking.backupStatus) && !has(object.status.changedBlockTracking.backupStatus)")
+	l.node(first, pruned)
+	l.mount(0)
+	l.event(first.UID, EventRefused)
+	l.reaches(first, backupv1.BackupDone, backupv1.ReasonCompleted)
+	if !strings.Contains(first.Status.Message, "VirtualMachineInstance vm is still locked") || l.locked() != "first" {
+		t.Errorf("locked by %q, message: %s", l.locked(), first.Status.Message)
+	}
+	l.event(l.vmi.UID, EventRefused)
+	second := l.backup("second", "")
+	l.reaches(second, backupv1.BackupPending, backupv1.ReasonOtherBackup)
+	allow()
+	l.event(l.vmi.UID, EventLockReleased)
+	l.toStarting(second)
 }

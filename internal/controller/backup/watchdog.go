@@ -19,6 +19,8 @@ type Observation struct {
 	GoneSince time.Time
 	// Refused says that the API server refused the last step of this phase.
 	Refused bool
+	// UnlockRefused is what the API server said when it refused to unlock the instance. Empty: it did not, or not the last time.
+	UnlockRefused string
 }
 
 // watchdog remembers, per backup, when things were first seen. It is memory only: after a restart of the controller
@@ -69,12 +71,21 @@ func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
 	return s.Progress.ProcessedBytes
 }
 
-// tried records whether the API server refused the last step of the present phase.
-func (w *watchdog) tried(uid types.UID, refused bool) {
+// tried records whether the API server refused the last step of the present phase, and why. nil: it did not.
+func (w *watchdog) tried(uid types.UID, step Step, refusal error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if s := w.seen[uid]; s != nil {
-		s.Refused = refused
+	s := w.seen[uid]
+	if s == nil {
+		return
+	}
+	s.Refused = refusal != nil
+	if step != StepUnlock {
+		return
+	}
+	s.UnlockRefused = ""
+	if refusal != nil {
+		s.UnlockRefused = rootCause(refusal).Error()
 	}
 }
 

@@ -220,8 +220,9 @@ func (w *world) locked() string {
 // refuse plays the API server's refusal of the step that is next.
 func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
 	in := w.input(b)
-	w.watchdog.tried(b.UID, true)
-	w.perform(b, reportRefusal(in, decide(in), errors.New(why)))
+	d := decide(in)
+	w.watchdog.tried(b.UID, d.Step, errors.New(why))
+	w.perform(b, reportRefusal(in, d, errors.New(why)))
 }
 
 // settleUntil decides until the next step is the given one, which it does not make.
