@@ -309,6 +309,45 @@ func machineMadeAgain(w *world) {
 	w.follows(layout.StatePVC("vm"), third, nil)
 }
 
+// knowsItsDisks: a claim remembers that a guest has run with a disk on it, until its content counts as replaced.
+func knowsItsDisks(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi := w.vmi(exists)
+	pod := w.launcher(vmi)
+	w.run(pod)
+	vmi = w.vmi(inPhase(kubevirtv1.PhaseScheduled))
+	if w.epoch("root").HadDisk {
+		w.Error("a launcher pod that runs is no guest that has run")
+	}
+	w.guestRuns(vmi)
+	w.knowsDisk("root", true)
+	next, pod := w.reboot(vmi, pod)
+	w.follows("root", next, vmi)
+	w.knowsDisk("root", true)
+
+	// Somebody asks for a blank disk.
+	controlplane.Update(w.T, w.user, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta("root")}, false, func(c *corev1.PersistentVolumeClaim) {
+		c.Annotations[layout.AnnotationContentGeneration] = "2"
+	})
+	if err := w.user.Delete(w.Context(), next); err != nil {
+		w.Fatal(err)
+	}
+	w.halt(next, pod)
+	w.launcher(w.vmi(other(next.UID)))
+	w.knowsDisk("root", false)
+}
+
+func (w *world) knowsDisk(claim string, want bool) {
+	w.Helper()
+	controlplane.Eventually(w.T, func() error {
+		if e := w.epoch(claim); e.HadDisk != want {
+			return fmt.Errorf("claim %s: %+v, want a disk: %t", claim, e, want)
+		}
+		return nil
+	})
+}
+
 // attachedElsewhere: a utility volume's pod counts as a run of its claim.
 func attachedElsewhere(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)

@@ -70,18 +70,25 @@ func TestStart_tellsWhichRunItIs(t *testing.T) {
 	for name, c := range map[string]struct {
 		write         func(self types.UID, e runepoch.Epoch) runepoch.Epoch
 		run, previous string
+		hadDisk       bool
 	}{
 		"this run": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
 			return e.Begin("earlier").Begin(string(self))
-		}, "self", "earlier"},
+		}, "self", "earlier", false},
+		"this run, and a disk": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
+			return e.Begin("earlier").WithGeneration("7").WithDisk().Begin(string(self)).WithGeneration("7")
+		}, "self", "earlier", true},
+		"a disk that was replaced": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
+			return e.Begin("earlier").WithGeneration("6").WithDisk().Begin(string(self))
+		}, "self", "earlier", false},
 		"another run since": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
-			return e.Begin("earlier").Begin(string(self)).Begin("later")
-		}, "", ""},
-		"no run": {func(_ types.UID, e runepoch.Epoch) runepoch.Epoch { return e }, "", ""},
+			return e.Begin("earlier").Begin(string(self)).WithGeneration("7").WithDisk().Begin("later")
+		}, "", "", true},
+		"no run": {func(_ types.UID, e runepoch.Epoch) runepoch.Epoch { return e }, "", "", false},
 		"a copied record": {func(self types.UID, e runepoch.Epoch) runepoch.Epoch {
 			e.Claim = "another"
-			return e.Begin("earlier").Begin(string(self))
-		}, "", ""},
+			return e.Begin("earlier").Begin(string(self)).WithGeneration("7").WithDisk()
+		}, "", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -99,8 +106,8 @@ func TestStart_tellsWhichRunItIs(t *testing.T) {
 				run = string(w.vmi.UID)
 			}
 			w.launcher.view(func() {
-				if d := w.launcher.started.GetDisks()[0]; d.GetRun() != run || d.GetPreviousRun() != c.previous {
-					t.Errorf("run %q after %q, want %q after %q", d.GetRun(), d.GetPreviousRun(), run, c.previous)
+				if d := w.launcher.started.GetDisks()[0]; d.GetRun() != run || d.GetPreviousRun() != c.previous || d.GetHadDisk() != c.hadDisk {
+					t.Errorf("run %q after %q, want %q after %q; a disk: %t", d.GetRun(), d.GetPreviousRun(), run, c.previous, d.GetHadDisk())
 				}
 			})
 		})

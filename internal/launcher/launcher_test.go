@@ -260,11 +260,14 @@ func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 	for name, c := range map[string]struct {
 		generation string
 		tracked    bool
+		hadDisk    bool
 		refused    bool
 	}{
-		"lost":                {"7", true, true},
-		"replaced on purpose": {"8", true, false},
-		"not tracked":         {"7", false, false},
+		"lost":                    {"7", true, false, true},
+		"replaced on purpose":     {"8", true, false, false},
+		"the claim knows of none": {"7", false, false, false},
+		"the claim knows of one":  {"7", false, true, true},
+		"tracked since a moment":  {"8", true, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -275,6 +278,7 @@ func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 					t.Fatal(err)
 				}
 				req.Disks[0].ContentGeneration, req.ChangedBlockTracking = c.generation, c.tracked
+				req.Disks[0].HadDisk = c.hadDisk
 				_, err := b.Start(t.Context(), req)
 				_, made := os.Stat(path)
 				if c.refused != (err != nil) || c.refused != errors.Is(made, os.ErrNotExist) {

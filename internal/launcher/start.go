@@ -143,10 +143,12 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 		if err := l.handOn(req, eligible); err != nil {
 			return nil, err
 		}
-		// Before anything is removed that knows of a disk.
-		if err := l.refuseLostDisks(req); err != nil {
-			return nil, err
-		}
+	}
+	// Before anything is removed that knows of a disk.
+	if err := l.refuseLostDisks(req); err != nil {
+		return nil, err
+	}
+	if len(eligible) > 0 {
 		if err := l.cfg.Overlays.Retain(eligible); err != nil {
 			return nil, err
 		}
@@ -222,14 +224,14 @@ func (l *Launcher) rawDisk(source *pb.DiskSource) (domain.Disk, int64, error) {
 	return disk, size, err
 }
 
-// refuseLostDisks looks for disks that the overlays know of and that are not there.
+// refuseLostDisks looks for disks that the claims, or the overlays of a tracked machine, know of and that are not there.
 func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 	var errs []error
 	for _, source := range req.Disks {
 		if source.Block {
 			continue
 		}
-		if err := l.refuseLostDisk(source, l.cfg.Paths.DiskFile(source.Volume)); err != nil {
+		if err := l.refuseLostDisk(source, l.cfg.Paths.DiskFile(source.Volume), req.ChangedBlockTracking); err != nil {
 			errs = append(errs, fmt.Errorf("volume %s: %w", source.Volume, err))
 		}
 	}
@@ -237,16 +239,28 @@ func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 }
 
 // refuseLostDisk is an error if the claim has no disk and is known to have had one: a blank disk in its place would hide the loss.
-func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string) error {
+func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string, tracked bool) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return nil // what else may be wrong with it is found by whoever opens it
 	}
-	size, err := l.cfg.Overlays.DiskOf(source.ClaimUid, source.ContentGeneration)
-	if err != nil || size == 0 {
-		return err
+	had := ""
+	if source.HadDisk {
+		had = "a disk"
 	}
-	return fmt.Errorf("%w: its claim had a disk of %d bytes when the machine ran last and has no disk.img now; see whether the volume is mounted as it should be (an NFS export may be missing). "+
-		"To start with a blank disk, set the annotation %s of the claim to another value", rawdisk.ErrUnusable, size, layout.AnnotationContentGeneration)
+	if tracked {
+		size, err := l.cfg.Overlays.DiskOf(source.ClaimUid, source.ContentGeneration)
+		if err != nil {
+			return err
+		}
+		if size > 0 {
+			had = fmt.Sprintf("a disk of %d bytes", size)
+		}
+	}
+	if had == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: its claim had %s when a machine ran on it last and has no disk.img now; see whether the volume is mounted as it should be (an NFS export may be missing). "+
+		"To start with a blank disk, set the annotation %s of the claim to another value", rawdisk.ErrUnusable, had, layout.AnnotationContentGeneration)
 }
 
 // markStarted takes back that the overlays are clean. From here on only markClean can say so again, or markNotStarted.

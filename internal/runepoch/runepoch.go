@@ -1,4 +1,5 @@
-// Package runepoch keeps on a PersistentVolumeClaim which run mounted it writable last, and which instances hold it.
+// Package runepoch keeps on a PersistentVolumeClaim which run mounted it writable last, which instances hold it, and whether a guest has had a disk
+// on it.
 //
 // A run is one period in which a pod that Varve made mounts the claim writable. The controller writes the run on the claim before it makes the
 // pod, with optimistic concurrency, so that each run knows the one before it. The launcher keeps an overlay only if the overlay's own run was
@@ -31,6 +32,10 @@ type Epoch struct {
 	// Strangers are the UIDs of ended pods that Varve did not make, that can have written to the claim, and that were there when the last run
 	// began. They write no more.
 	Strangers []types.UID `json:"strangers,omitempty"`
+	// Generation is the generation of the claim's content when the last run of an instance began.
+	Generation string `json:"generation,omitempty"`
+	// HadDisk says that a guest has run with a disk on the claim in that generation.
+	HadDisk bool `json:"hadDisk,omitempty"`
 }
 
 // mostStrangers bounds what the annotation holds. A pod beyond that counts as a new one at each run.
@@ -84,6 +89,22 @@ func (e Epoch) WithHolders(holders []Holder) Epoch {
 	return e
 }
 
+// WithGeneration returns the record for a run of an instance on this generation of the claim's content. In another one nobody has had a disk.
+func (e Epoch) WithGeneration(generation string) Epoch {
+	e.HadDisk = e.HadDisk && e.Generation == generation
+	e.Generation = generation
+	return e
+}
+
+// WithDisk returns the record of a claim on which a guest runs.
+func (e Epoch) WithDisk() Epoch {
+	e.HadDisk = true
+	return e
+}
+
+// KnowsDisk says that a guest has run with a disk on the claim, in this generation of its content.
+func (e Epoch) KnowsDisk(generation string) bool { return e.HadDisk && e.Generation == generation }
+
 // Stranger is a pod that Varve did not make and that can write to a claim.
 type Stranger struct {
 	UID types.UID
@@ -110,7 +131,8 @@ func (e Epoch) WithStrangers(pods []Stranger) Epoch {
 
 // Equal says whether two records say the same.
 func (e Epoch) Equal(o Epoch) bool {
-	return e.Claim == o.Claim && e.Run == o.Run && e.Previous == o.Previous && slices.Equal(e.Holders, o.Holders) && slices.Equal(e.Strangers, o.Strangers)
+	return e.Claim == o.Claim && e.Run == o.Run && e.Previous == o.Previous && slices.Equal(e.Holders, o.Holders) && slices.Equal(e.Strangers, o.Strangers) &&
+		e.Generation == o.Generation && e.HadDisk == o.HadDisk
 }
 
 // Write puts the record on the claim.

@@ -106,3 +106,30 @@ func TestEpoch_whatCannotBeReadIsAnError(t *testing.T) {
 		}
 	}
 }
+
+func TestEpoch_knowsADiskInOneGeneration(t *testing.T) {
+	t.Parallel()
+	e := Epoch{Claim: "c1"}.Begin("a").WithGeneration("")
+	if e.KnowsDisk("") {
+		t.Error("a run is no guest that has run")
+	}
+	e = e.WithDisk().Begin("b").WithGeneration("")
+	if !e.KnowsDisk("") || e.KnowsDisk("1") {
+		t.Errorf("after a guest has run: %+v", e)
+	}
+	e = e.Begin("attached") // no guest
+	if !e.KnowsDisk("") {
+		t.Errorf("after an attachment: %+v", e)
+	}
+	e = e.Begin("c").WithGeneration("1")
+	if e.KnowsDisk("") || e.KnowsDisk("1") {
+		t.Errorf("in another generation: %+v", e)
+	}
+	c := claim(nil)
+	if err := e.WithDisk().Write(c); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Of(c); err != nil || !got.KnowsDisk("1") || got.Equal(e) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

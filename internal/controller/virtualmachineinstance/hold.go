@@ -14,6 +14,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
+	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // heldRetry is how soon a held instance looks again whether its claims are free.
@@ -90,7 +91,7 @@ func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.Virtual
 	if u.writes {
 		holders = append(holders, runepoch.Holder{Instance: instance.Name, UID: instance.UID, Shared: u.shared})
 	}
-	return epoch.Begin(runepoch.InstanceRun(instance.UID)).WithHolders(holders), nil, nil
+	return epoch.Begin(runepoch.InstanceRun(instance.UID)).WithHolders(holders).WithGeneration(claim.Annotations[layout.AnnotationContentGeneration]), nil, nil
 }
 
 func inUse(claim string, h runepoch.Holder) *Obstacle {
@@ -143,6 +144,28 @@ func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Hold
 		return false, fmt.Errorf("get the launcher pod of instance %s/%s: %w", namespace, h.Instance, err)
 	}
 	return terminal(pod), nil
+}
+
+// recordDisks writes on the Filesystem claims of a guest that runs that it has its disks there: a claim that comes up empty later has lost
+// one. The record says so once for each generation of the content. A claim that names another run by now is left to that run.
+func (r *reconciler) recordDisks(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	if instance.Status.Phase != kubevirtv1.PhaseRunning {
+		return nil
+	}
+	claims, err := r.claims(ctx, r.client, instance)
+	if err != nil {
+		return err
+	}
+	for name, claim := range claims {
+		epoch, err := runepoch.Of(claim)
+		if err != nil || epoch.Run != runepoch.InstanceRun(instance.UID) || tracking.IsBlock(claim.Spec.VolumeMode) || name == layout.StatePVC(instance.Name) {
+			continue
+		}
+		if err := r.writeEpoch(ctx, claim.DeepCopy(), epoch.WithDisk()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // writeEpoch writes a claim's record, if it differs and the claim is still as it was read.

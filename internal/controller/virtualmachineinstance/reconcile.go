@@ -73,6 +73,10 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
 		return reconcile.Result{}, err
 	}
+	// After everything that the guest's end depends on: a claim that cannot be written to must not hide it.
+	if err := r.recordDisks(ctx, instance); err != nil {
+		return reconcile.Result{}, err
+	}
 	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
 		err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
 		return reconcile.Result{}, client.IgnoreNotFound(err)

@@ -77,24 +77,25 @@ func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 			Volume: v.Name, Block: tracking.IsBlock(claim.Spec.VolumeMode), ClaimUid: string(claim.UID),
 			ContentGeneration: claim.Annotations[layout.AnnotationContentGeneration],
 		}
-		source.Run, source.PreviousRun = r.runOf(vmi, claim)
+		source.Run, source.PreviousRun, source.HadDisk = r.runOf(vmi, claim)
 		all = append(all, source)
 	}
 	return all, nil, nil
 }
 
-// runOf is the instance's run on a claim and the run before it. Both are empty when the claim names another run as its last, or none: then
-// nobody knows who wrote to it, and the launcher keeps no overlay.
-func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string) {
+// runOf is the instance's run on a claim and the run before it, and whether a guest has had a disk on it. The runs are empty when the claim names
+// another run as its last, or none: then nobody knows who wrote to it, and the launcher keeps no overlay.
+func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string, hadDisk bool) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
 		r.Log.Error(err, "the claim's runs are unknown: its overlay is made anew", "namespace", claim.Namespace)
-		return "", ""
+		return "", "", false
 	}
+	hadDisk = epoch.KnowsDisk(claim.Annotations[layout.AnnotationContentGeneration])
 	if epoch.Run != runepoch.InstanceRun(vmi.UID) {
-		return "", ""
+		return "", "", hadDisk
 	}
-	return epoch.Run, epoch.Previous
+	return epoch.Run, epoch.Previous, hadDisk
 }
 
 // useEmulation reads the setting at each start, so that it takes effect without a restart of the handler.

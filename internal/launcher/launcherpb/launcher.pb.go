@@ -429,7 +429,9 @@ type DiskSource struct {
 	// last, so that no overlay is kept.
 	Run string `protobuf:"bytes,5,opt,name=run,proto3" json:"run,omitempty"`
 	// The run before it. Empty: unknown, or there was none.
-	PreviousRun   string `protobuf:"bytes,6,opt,name=previous_run,json=previousRun,proto3" json:"previous_run,omitempty"`
+	PreviousRun string `protobuf:"bytes,6,opt,name=previous_run,json=previousRun,proto3" json:"previous_run,omitempty"`
+	// A guest has run with a disk on this claim, in this generation of its content.
+	HadDisk       bool `protobuf:"varint,7,opt,name=had_disk,json=hadDisk,proto3" json:"had_disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -504,6 +506,13 @@ func (x *DiskSource) GetPreviousRun() string {
 		return x.PreviousRun
 	}
 	return ""
+}
+
+func (x *DiskSource) GetHadDisk() bool {
+	if x != nil {
+		return x.HadDisk
+	}
+	return false
 }
 
 type StartResponse struct {
@@ -2039,7 +2048,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\binstance\x18\x01 \x01(\fR\binstance\x12#\n" +
 	"\ruse_emulation\x18\x02 \x01(\bR\fuseEmulation\x124\n" +
 	"\x16changed_block_tracking\x18\x03 \x01(\bR\x14changedBlockTracking\x123\n" +
-	"\x05disks\x18\x04 \x03(\v2\x1d.varve.launcher.v1.DiskSourceR\x05disks\"\xbb\x01\n" +
+	"\x05disks\x18\x04 \x03(\v2\x1d.varve.launcher.v1.DiskSourceR\x05disks\"\xd6\x01\n" +
 	"\n" +
 	"DiskSource\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
@@ -2047,7 +2056,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\tclaim_uid\x18\x03 \x01(\tR\bclaimUid\x12-\n" +
 	"\x12content_generation\x18\x04 \x01(\tR\x11contentGeneration\x12\x10\n" +
 	"\x03run\x18\x05 \x01(\tR\x03run\x12!\n" +
-	"\fprevious_run\x18\x06 \x01(\tR\vpreviousRun\"\x0f\n" +
+	"\fprevious_run\x18\x06 \x01(\tR\vpreviousRun\x12\x19\n" +
+	"\bhad_disk\x18\a \x01(\bR\ahadDisk\"\x0f\n" +
 	"\rStartResponse\"\x0e\n" +
 	"\fWatchRequest\"6\n" +
 	"\x0fShutdownRequest\x12#\n" +
