@@ -382,6 +382,27 @@ func outsiders(w *world) {
 	w.follows("root", fifth, fourth)
 }
 
+// lateOutsiders: a pod of somebody else's that has the claim after the run was written on it, and before the launcher runs, counts too. A launcher
+// pod may wait for a node for days.
+func lateOutsiders(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	first, pod := w.boot()
+	if err := w.user.Delete(w.Context(), first); err != nil {
+		w.Fatal(err)
+	}
+	w.halt(first, pod)
+	second := w.vmi(other(first.UID))
+	pod = w.launcher(second)
+	w.follows("root", second, first)
+	w.endStranger(w.stranger("restore", false))
+	w.restart()
+	_, _ = w.boot()
+	w.follows("root", second, nil)
+	third, _ := w.reboot(second, pod)
+	w.follows("root", third, second)
+}
+
 // stranger makes a pod with the claim "root". Its labels say that it is Varve's.
 func (w *world) stranger(name string, readOnly bool) *corev1.Pod {
 	w.Helper()

@@ -73,6 +73,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"a drain waits for a backup":         drainWaitsForBackup,
 		"forged launcher pod":                launcherPodHijacked,
 		"pods of others end the trust":       outsiders,
+		"pods of others before the launcher": lateOutsiders,
 		"a claim that is attached":           attachedDisk,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -61,6 +61,40 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	return claims, nil, nil
 }
 
+// confirmClaims looks for pods of others once more, when the launcher runs and its guest does not yet: between the run's writing and the mount of the
+// claims a pod may have waited for a node for days, and anybody's pod could have the claims. The handler reads the record before it starts the guest.
+func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	pods := &corev1.PodList{}
+	if err := r.live.List(ctx, pods, client.InNamespace(instance.Namespace)); err != nil {
+		return fmt.Errorf("list pods in %s: %w", instance.Namespace, err)
+	}
+	return r.editRuns(ctx, instance, func(claim string, epoch runepoch.Epoch) runepoch.Epoch {
+		return epoch.WithStrangers(strangers(claim, pods.Items))
+	})
+}
+
+// editRuns changes the records of those of the instance's claims that name its run as their last. Of any other the handler trusts nothing.
+func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func(claim string, epoch runepoch.Epoch) runepoch.Epoch) error {
+	claims, err := r.claims(ctx, r.live, instance)
+	if err != nil {
+		return err
+	}
+	for _, u := range uses(instance) {
+		claim := claims[u.claim]
+		if claim == nil {
+			continue
+		}
+		epoch, err := runepoch.Of(claim)
+		if err != nil || epoch.Run != runepoch.InstanceRun(instance.UID) {
+			continue
+		}
+		if err := r.writeEpoch(ctx, claim, edit(u.claim, epoch)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // nextEpoch is a claim's record once the instance has it, or why it cannot have it.
 func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, u use, claim *corev1.PersistentVolumeClaim) (runepoch.Epoch, *Obstacle, error) {
 	epoch, err := runepoch.Of(claim)

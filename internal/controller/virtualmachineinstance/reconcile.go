@@ -62,6 +62,11 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 			return reconcile.Result{}, err
 		}
 	}
+	if handedOver(d.Status.Phase) && !handedOver(instance.Status.Phase) {
+		if err := r.confirmClaims(ctx, instance); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
 	if d.NodeLabel != "" && instance.Labels[layout.LabelNodeName] != d.NodeLabel {
 		if err := r.patch(ctx, instance, func() { label(instance, layout.LabelNodeName, d.NodeLabel) }); err != nil {
 			return reconcile.Result{}, err
