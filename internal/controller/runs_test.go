@@ -161,6 +161,7 @@ func everyRunIsOnTheClaim(w *world) {
 	rescue := w.rescue(false, nil)
 	rescuer := w.rescueInstance(exists)
 	w.run(w.launcher(rescuer))
+	w.rescueInstance(inPhase(kubevirtv1.PhaseScheduled))
 	w.follows("root", rescuer, tracked)
 	if err := w.user.Delete(w.Context(), rescue); err != nil {
 		w.Fatal(err)
@@ -401,6 +402,38 @@ func lateOutsiders(w *world) {
 	w.follows("root", second, nil)
 	third, _ := w.reboot(second, pod)
 	w.follows("root", third, second)
+}
+
+// unstartedRuns: an instance that ends before its guest could be started has written to no disk. Its run is taken back, so that the next
+// one follows the last that ran.
+func unstartedRuns(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	first, pod := w.boot()
+	if err := w.user.Delete(w.Context(), first); err != nil {
+		w.Fatal(err)
+	}
+	w.halt(first, pod)
+
+	// No node has room, and the user gives up.
+	unscheduled := w.vmi(other(first.UID))
+	w.launcher(unscheduled)
+	w.follows("root", unscheduled, first)
+	if err := w.user.Delete(w.Context(), unscheduled); err != nil {
+		w.Fatal(err)
+	}
+	// The pod fails before the launcher runs, while no controller does.
+	failing := w.vmi(other(unscheduled.UID))
+	pod = w.launcher(failing)
+	w.follows("root", failing, first)
+	w.follows(layout.StatePVC("vm"), failing, first)
+	w.stop()
+	w.end(pod, corev1.PodFailed, "")
+	w.start()
+	w.sweep(pod)
+	w.vmi(other(failing.UID))
+	last, _ := w.boot()
+	w.follows("root", last, first)
 }
 
 // stranger makes a pod with the claim "root". Its labels say that it is Varve's.

@@ -74,6 +74,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"forged launcher pod":                launcherPodHijacked,
 		"pods of others end the trust":       outsiders,
 		"pods of others before the launcher": lateOutsiders,
+		"a run that never began":             unstartedRuns,
 		"a claim that is attached":           attachedDisk,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -83,6 +83,15 @@ func (e Epoch) Begin(run string) Epoch {
 	return e
 }
 
+// Undo returns the record without run, if that is the last one and mounted nothing: the next run follows the one before it. What is taken back
+// has no run before it, so that it is trusted no more than the record shows.
+func (e Epoch) Undo(run string) Epoch {
+	if e.Run == run {
+		e.Run, e.Previous = e.Previous, ""
+	}
+	return e
+}
+
 // WithHolders returns the record with these holders.
 func (e Epoch) WithHolders(holders []Holder) Epoch {
 	e.Holders = holders

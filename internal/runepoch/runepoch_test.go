@@ -36,6 +36,36 @@ func TestEpoch_eachRunKnowsTheOneBefore(t *testing.T) {
 	}
 }
 
+func TestEpoch_undoesARunThatNeverBegan(t *testing.T) {
+	t.Parallel()
+	job := []Stranger{{UID: "job", Ended: true}}
+	for _, c := range []struct {
+		what string
+		was  Epoch
+		want string
+	}{
+		{"the run before", Epoch{Claim: "c1"}.Begin("a").Begin("b").Undo("b"), "a"},
+		{"twice, as after a crash", Epoch{Claim: "c1"}.Begin("a").Begin("b").Undo("b").Undo("b"), "a"},
+		{"two that never began", Epoch{Claim: "c1"}.Begin("a").Begin("b").Undo("b").Begin("x").Undo("x"), "a"},
+		{"another run has begun since", Epoch{Claim: "c1"}.Begin("a").Begin("b").Begin("x").Undo("b"), "x"},
+		{"somebody else may have written before", Epoch{Claim: "c1"}.Begin("a").Begin("b").WithStrangers(job).Undo("b"), ""},
+		{"the first run", Epoch{Claim: "c1"}.Begin("b").Undo("b"), ""},
+	} {
+		if next := c.was.Begin("c").WithStrangers(c.was.strangers()); next.Previous != c.want {
+			t.Errorf("%s: previous %q, want %q", c.what, next.Previous, c.want)
+		}
+	}
+}
+
+// strangers are the pods of the record, still there.
+func (e Epoch) strangers() []Stranger {
+	var pods []Stranger
+	for _, uid := range e.Strangers {
+		pods = append(pods, Stranger{UID: uid, Ended: true})
+	}
+	return pods
+}
+
 func TestEpoch_survivesTheClaim(t *testing.T) {
 	t.Parallel()
 	c := claim(map[string]string{"other": "stays"})

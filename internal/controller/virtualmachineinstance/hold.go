@@ -73,6 +73,14 @@ func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.Vir
 	})
 }
 
+// giveBack takes back the runs of an instance that ends before it was handed to its node's handler: nobody wrote to its disks, so that what was
+// recorded of the run before still holds. Its pods are gone.
+func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	return r.editRuns(ctx, instance, func(_ string, epoch runepoch.Epoch) runepoch.Epoch {
+		return epoch.Undo(runepoch.InstanceRun(instance.UID))
+	})
+}
+
 // editRuns changes the records of those of the instance's claims that name its run as their last. Of any other the handler trusts nothing.
 func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func(claim string, epoch runepoch.Epoch) runepoch.Epoch) error {
 	claims, err := r.claims(ctx, r.live, instance)

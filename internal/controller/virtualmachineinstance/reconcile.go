@@ -83,6 +83,12 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		return reconcile.Result{}, err
 	}
 	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
+		if instance.Status.NodeName == "" {
+			// No handler was told of it.
+			if err := r.giveBack(ctx, instance); err != nil {
+				return reconcile.Result{}, err
+			}
+		}
 		err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
