@@ -7,9 +7,11 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -51,6 +53,7 @@ func place(t *testing.T) placed {
 		Phase: backupv1.BackupCopying, NodeName: "node-b", SourceName: "vm", InstanceUID: p.vmi.UID, Directory: "vm/backup",
 		CheckpointName: "tracker-2", ReplacesCheckpoint: "tracker-1", TrackerUID: p.tracker.UID,
 		BaseCheckpoint: &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}},
+		PVCName:        "target", PVCUID: "target-1", PhaseDeadline: ptr.To(metav1.Now().Rfc3339Copy()),
 	}
 	p.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}}
 	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
@@ -102,6 +105,16 @@ var attacks = []attack{
 	{"the backup replaces another checkpoint", func(p *placed) client.Object { p.backup.Status.ReplacesCheckpoint = "tracker-0"; return p.backup }, "what a backup is of"},
 	{"the backup is on another node", func(p *placed) client.Object { p.backup.Status.NodeName = "node-a"; return p.backup }, notThisNode},
 	{"the backup's files are elsewhere", func(p *placed) client.Object { p.backup.Status.Directory = "victim/backup"; return p.backup }, "what a backup is of"},
+	{"the backup is on another claim", func(p *placed) client.Object { p.backup.Status.PVCUID = "victim"; return p.backup }, "what a backup is of"},
+	{"the backup has all the time", func(p *placed) client.Object { p.backup.Status.PhaseDeadline = nil; return p.backup }, "what a backup is of"},
+	{"the copy is reported", func(p *placed) client.Object {
+		now := metav1.Now().Rfc3339Copy()
+		p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, File: "vm/backup/root.qcow2"}}
+		p.backup.Status.ManifestSHA256, p.backup.Status.StartTimestamp, p.backup.Status.MovedBytes = "abc", &now, 1
+		p.backup.Status.Progress, p.backup.Status.FrozenMillis = &backupv1.Progress{Percent: "10%"}, ptr.To[int64](7)
+		p.backup.Status.BackupType, p.backup.Status.Message, p.backup.Status.CopyMillis, p.backup.Status.SealMillis = backupv1.Full, "m", 1, 1
+		return p.backup
+	}, ""},
 	{"the result is decided", func(p *placed) client.Object { p.backup.Status.Result = backupv1.BackupSucceeded; return p.backup }, "what a backup is of"},
 	{"the tracker moves", func(p *placed) client.Object {
 		p.tracker.Status.LatestCheckpoint.Name = "forged"
@@ -145,6 +158,36 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 			admitted(t, cluster.Client(t, controlplane.Controller).Status().Update(t.Context(), copied()))
 		})
 	}
+}
+
+// TestHandler_tellsOfMachinesAlone: events are how people learn what happened, and a handler's are about what it does.
+func TestHandler_tellsOfMachinesAlone(t *testing.T) {
+	t.Parallel()
+	p := place(t)
+	handler := cluster.Client(t, controlplane.HandlerOn("node-b"))
+	event := func(about corev1.ObjectReference) *eventsv1.Event {
+		return &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: p.vmi.Namespace, GenerateName: "event-"}, EventTime: metav1.NowMicro(),
+			ReportingController: "varve-handler", ReportingInstance: "varve-handler-b", Action: "Start", Reason: "Started", Type: "Normal", Regarding: about,
+		}
+	}
+	const text = "a handler writes events about"
+	machine := corev1.ObjectReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Namespace: p.vmi.Namespace, Name: p.vmi.Name}
+	admitted(t, handler.Create(t.Context(), event(machine)))
+	admitted(t, handler.Create(t.Context(), event(corev1.ObjectReference{
+		APIVersion: "backup.kubevirt.io/v1alpha1", Kind: "VirtualMachineBackup", Namespace: p.vmi.Namespace, Name: p.backup.Name,
+	})))
+	pod := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.vmi.Namespace, Name: "database"}
+	refused(t, handler.Create(t.Context(), event(pod)), text)
+	refused(t, handler.Create(t.Context(), event(corev1.ObjectReference{Namespace: p.vmi.Namespace})), text)
+	others := event(pod)
+	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), others))
+	others.Series = &eventsv1.EventSeries{Count: 99, LastObservedTime: metav1.NowMicro()}
+	refused(t, handler.Update(t.Context(), others), text)
+	// The older API has the same events.
+	refused(t, handler.Create(t.Context(), &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.vmi.Namespace, GenerateName: "event-"}, InvolvedObject: pod, Reason: "Failed", Type: "Warning",
+	}), text)
 }
 
 // A handler that finds an ended backup, or one that is the controller's at the moment, leaves it as it is.

@@ -25,12 +25,17 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
+// otherAccount is a service account in Varve's namespace that no component of Varve has.
+var otherAccount = controlplane.ServiceAccount(controlplane.SystemNamespace, "default")
+
 const notYours = "utilityVolumes are attached and detached by Varve's controllers alone"
 
 func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
-	for _, user := range []controlplane.User{controlplane.Plain, controlplane.Admin, controlplane.ServiceAccount(ns, "varve-controller")} {
+	for _, user := range []controlplane.User{
+		controlplane.Plain, controlplane.Admin, controlplane.ServiceAccount(ns, "varve-controller"), otherAccount, controlplane.HandlerOn("node-1"),
+	} {
 		c := cluster.Client(t, user)
 		vmi := newInstance(ns)
 		vmi.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
@@ -48,7 +53,7 @@ func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
 	admitted(t, user.Update(t.Context(), vmi))
 	vmi.Spec.UtilityVolumes = nil
 	refused(t, user.Update(t.Context(), vmi.DeepCopy()), notYours)
-	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-1")).Update(t.Context(), vmi))
+	admitted(t, varve.Update(t.Context(), vmi))
 }
 
 func TestInstanceSpecIsImmutable(t *testing.T) {
@@ -121,7 +126,7 @@ func TestOnlyVarveWritesStatus(t *testing.T) {
 	vm.Status.Ready = true
 	vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
 	for _, o := range []client.Object{vmi, backup, tracker, vm} {
-		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin} {
+		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin, otherAccount} {
 			refused(t, cluster.Client(t, who).Status().Update(t.Context(), o.DeepCopyObject().(client.Object)), text)
 		}
 		admitted(t, varve.Status().Update(t.Context(), o))
@@ -165,7 +170,9 @@ func TestEndedLabel_isVarvesAlone(t *testing.T) {
 	const text = "is set by Varve's controller alone"
 	labelled := newBackup(ns)
 	labelled.Labels = map[string]string{layout.LabelEnded: "true", "mine": "1"}
-	refused(t, user.Create(t.Context(), labelled.DeepCopy()), text)
+	for _, who := range []controlplane.User{controlplane.Plain, otherAccount, controlplane.HandlerOn("node-1")} {
+		refused(t, cluster.Client(t, who).Create(t.Context(), labelled.DeepCopy()), text)
+	}
 	b := newBackup(ns)
 	b.Labels = map[string]string{"mine": "1"}
 	admitted(t, user.Create(t.Context(), b))
