@@ -114,9 +114,16 @@ func utilityVolume(w *world) {
 func utilityVolumeWaits(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.claim("device", "1Gi", corev1.PersistentVolumeBlock)
+	const unreadable = `{"holders":{}}`
+	w.claimWith(map[string]string{layout.AnnotationRunEpoch: unreadable}, "unreadable", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
 	vmi, _ := w.boot()
-	w.want(vmi, "later", "device")
+	w.want(vmi, "later", "device", "unreadable")
+	w.volume("unreadable", kubevirtv1.VolumePending, utilityvolume.ReasonClaimRecord)
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta("unreadable")}
+	if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || claim.Annotations[layout.AnnotationRunEpoch] != unreadable {
+		w.Errorf("the record of who writes to the claim is gone: %v, %v", err, claim.Annotations)
+	}
 	w.volume("later", kubevirtv1.VolumePending, utilityvolume.ReasonClaimNotFound)
 	w.volume("device", kubevirtv1.VolumePending, utilityvolume.ReasonClaimIsBlock)
 	w.claim("later", "1Gi", corev1.PersistentVolumeFilesystem)

@@ -8,6 +8,8 @@ const (
 	ReasonClaimIsBlock = "PVCIsBlock"
 	// ReasonClaimNotBound: the claim has no volume yet.
 	ReasonClaimNotBound = "PVCNotBound"
+	// ReasonClaimRecord: the claim's record of its runs cannot be read; delete the annotation.
+	ReasonClaimRecord = "ClaimRecordUnreadable"
 	// ReasonGuestNotRunning: volumes are attached once the guest runs.
 	ReasonGuestNotRunning = "GuestNotRunning"
 	// ReasonPodPending: the attachment pod does not run yet; the message says why.

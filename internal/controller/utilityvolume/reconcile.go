@@ -141,7 +141,7 @@ func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMac
 	if err != nil {
 		return err
 	}
-	if err := r.beginRun(ctx, instance, v); err != nil {
+	if err := r.beginRun(ctx, instance, v, status); err != nil {
 		return err
 	}
 	pod := Pod(instance, v, hostname, r.Image)
@@ -160,8 +160,8 @@ func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMac
 }
 
 // beginRun writes on the claim that an attachment pod mounts it next: a machine that has the claim as a disk must not trust what it recorded
-// before.
-func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume) error {
+// before. A record that cannot be read is left alone: it may name a machine that writes to the claim.
+func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
 	if v.ReadOnly {
 		return nil
 	}
@@ -170,8 +170,16 @@ func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualM
 		return fmt.Errorf("get claim %s/%s: %w", instance.Namespace, v.ClaimName, err)
 	}
 	epoch, err := runepoch.Of(claim)
+	if err != nil {
+		message := fmt.Sprintf("PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
+			claim.Name, layout.AnnotationRunEpoch)
+		if werr := r.explain(ctx, instance, v, status, ReasonClaimRecord, message); werr != nil {
+			return werr
+		}
+		return fmt.Errorf("write the run on claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
 	next := epoch.Begin(runepoch.AttachmentRun(instance.UID, v.Name))
-	if err == nil && epoch.Equal(next) {
+	if epoch.Equal(next) {
 		return nil
 	}
 	base := claim.DeepCopy()
