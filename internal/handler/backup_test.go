@@ -3,6 +3,7 @@
 package handler_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -275,6 +276,32 @@ func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
 		return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].Type == backupv1.Full && s.IncludedVolumes[0].FullReason == backupv1.FullBitmapLost &&
 			s.BackupType == backupv1.Full, "%+v", s)
+	})
+}
+
+// TestReview_saysWhatKeepsTrackingFromEnabled: until the checkpoints are validated backups wait, and somebody has to learn why.
+func TestReview_saysWhatKeepsTrackingFromEnabled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.tracker("tr", "root")
+	w.launcher.view(func() { w.launcher.refuseRedefine = errors.New("libvirt is busy") })
+	w.run()
+	w.guestRuns()
+	state := func(s *kubevirtv1.VirtualMachineInstanceStatus) kubevirtv1.ChangedBlockTrackingState {
+		if s.ChangedBlockTracking == nil {
+			return ""
+		}
+		return s.ChangedBlockTracking.State
+	}
+	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+		c := w.conditionOf(s, kubevirtv1.ConditionSynchronized)
+		return want(c.Status == corev1.ConditionFalse && c.Reason == "CheckpointReviewFailed" && strings.Contains(c.Message, "libvirt is busy") &&
+			state(s) == kubevirtv1.ChangedBlockTrackingInitializing, "%s, %+v", state(s), c)
+	})
+	w.launcher.view(func() { w.launcher.refuseRedefine = nil })
+	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+		c := w.conditionOf(s, kubevirtv1.ConditionSynchronized)
+		return want(c.Status == corev1.ConditionTrue && state(s) == kubevirtv1.ChangedBlockTrackingEnabled, "%s, %+v", state(s), c)
 	})
 }
 

@@ -43,6 +43,8 @@ type fakeLauncher struct {
 	lost map[string]string
 	// lostIn are checkpoints whose bitmaps RedefineCheckpoints reports as lost on every volume.
 	lostIn map[string]string
+	// refuseRedefine is what RedefineCheckpoints answers instead.
+	refuseRedefine error
 	// refuse is what BeginBackup answers instead of beginning.
 	refuse error
 	// finish is what a backup becomes at once; nil: PREPARING.
@@ -182,6 +184,9 @@ func running(b *pb.Backup) bool {
 
 func (f *fakeLauncher) RedefineCheckpoints(_ context.Context, r *pb.RedefineCheckpointsRequest) (*pb.RedefineCheckpointsResponse, error) {
 	defer f.called("RedefineCheckpoints")()
+	if f.refuseRedefine != nil {
+		return nil, f.refuseRedefine
+	}
 	response := &pb.RedefineCheckpointsResponse{}
 	for _, c := range r.GetCheckpoints() {
 		f.redefined = append(f.redefined, c.GetName())

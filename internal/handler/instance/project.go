@@ -27,6 +27,8 @@ const (
 	ReasonGuestStopping = "GuestStopping"
 	// ReasonLauncherSilent: the launcher does not answer the handler.
 	ReasonLauncherSilent = "LauncherNotResponding"
+	// ReasonReviewFailed: the trackers' checkpoints could not be validated after the start, so that tracking is not Enabled yet.
+	ReasonReviewFailed = "CheckpointReviewFailed"
 	// ReasonStartFailed: the guest could not be started; the message says what to mend.
 	ReasonStartFailed = "StartFailed"
 	// ReasonClaimNotFound: a disk's claim does not exist.

@@ -139,7 +139,12 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 		v.Problem = &problem{ReasonLauncherSilent, failed.Error()}
 	}
 	if v.Decision.Action != exit {
-		failed = errors.Join(failed, r.review(ctx, vmi, l, v.Launcher))
+		if err := r.review(ctx, vmi, l, v.Launcher); err != nil {
+			failed = errors.Join(failed, err)
+			if v.Problem == nil {
+				v.Problem = &problem{ReasonReviewFailed, fmt.Sprintf("the checkpoints of the machine's trackers could not be validated, it is tried again: %v", err)}
+			}
+		}
 	}
 	v.Reviewed = r.isReviewed(pod) || held(vmi)
 	next := vmi.DeepCopy()
