@@ -7,17 +7,14 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/pace"
 )
-
-// workers is how many backups are reconciled at the same time.
-const workers = 8
 
 // Setup adds the reconciler to mgr, whose cache has only this node's instances and backups.
 func (r *Reconciler) Setup(mgr ctrl.Manager) error {
@@ -27,7 +24,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 			return r.of(ctx, client.ObjectKeyFromObject(obj))
 		})).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		WithOptions(pace.Options()).
 		Complete(r)
 }
 

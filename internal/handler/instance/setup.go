@@ -9,7 +9,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -18,10 +17,8 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/pace"
 )
-
-// workers is how many instances are reconciled at the same time: a launcher that is slow to answer holds up one.
-const workers = 8
 
 // Setup adds the reconciler and its sweeper to mgr, whose cache has only this node's instances and backups.
 func (r *Reconciler) Setup(mgr ctrl.Manager) error {
@@ -38,7 +35,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
 		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		WithOptions(pace.Options()).
 		Complete(r)
 	if err != nil {
 		return err
