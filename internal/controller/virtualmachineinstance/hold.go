@@ -64,6 +64,9 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 // confirmClaims looks for pods of others once more, when the launcher runs and its guest does not yet: between the run's writing and the mount of the
 // claims a pod may have waited for a node for days, and anybody's pod could have the claims. The handler reads the record before it starts the guest.
 func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	if !Tracked(instance) {
+		return nil // it has no overlay that could be kept
+	}
 	pods := &corev1.PodList{}
 	if err := r.live.List(ctx, pods, client.InNamespace(instance.Namespace)); err != nil {
 		return fmt.Errorf("list pods in %s: %w", instance.Namespace, err)
