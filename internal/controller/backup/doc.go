@@ -13,6 +13,14 @@
 //   - A checkpoint's name is given out once.
 //   - Every wait has a deadline, which stands in status.phaseDeadline.
 //
+// A node copies for a bounded number of backups at a time. A backup takes a place on the instance's node when it goes from Pending to Attaching, before
+// anything is attached or locked, and gives it back when the copy has ended; the others wait in Pending with NodeBusy, the oldest first. What
+// this process granted counts before the cache shows it. After a change of the leader the limit may be exceeded by what the new one's cache does not show.
+//
+// A step that the API server refuses, by a policy, a quota or a webhook that is down, is shown with its words (RequestRefused) and tried again until
+// the phase's deadline, which decide looks at before it asks for the step again. In the phases whose reason is that of the backup's end an event tells of it. A
+// volume that cannot be detached does not keep the machine locked.
+//
 // A deletion that comes when the data is already durable (Copied) is too late to abort: the backup completes, and the
 // object goes then. Before that it fails the backup with reason Aborted.
 //
