@@ -32,6 +32,9 @@ func decidePending(in *Input) Decision {
 	}
 	o := prerequisites(in)
 	if o == nil {
+		o = stillAttached(in)
+	}
+	if o == nil {
 		o = inLine(in)
 	}
 	if o == nil {
@@ -63,6 +66,15 @@ func decidePending(in *Input) Decision {
 			}
 		},
 	})
+}
+
+// stillAttached is the obstacle that the volume of an earlier plan is, or nil. It may be another claim's, and whoever takes it out would end a backup that
+// takes it for its own.
+func stillAttached(in *Input) *obstacle {
+	if in.volumeWanted() || in.volumeStatus() == nil {
+		return nil
+	}
+	return waitFor(backupv1.ReasonAttaching, "Waiting for the volume that was attached to VirtualMachineInstance %s before this backup was planned again to be detached.", in.machine())
 }
 
 // waitPending stays in Pending, or falls back to it.

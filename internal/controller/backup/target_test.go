@@ -96,6 +96,32 @@ func TestTarget_claimReplacedWhileAttaching(t *testing.T) {
 	}
 }
 
+// What was attached before the backup was planned again is another attachment, perhaps of another claim: it goes first. A handler that takes it out
+// later would end the backup that relies on it.
+func TestTarget_isAttachedAnewWhenPlannedAgain(t *testing.T) {
+	t.Parallel()
+	for name, replace := range map[string]func(*world){
+		"the claim":   func(w *world) { w.claim = w.newClaim() },
+		"the tracker": func(w *world) { w.track() },
+	} {
+		w := newWorld()
+		w.track()
+		b := w.create("b", true)
+		w.settle(b)
+		w.mount()
+		replace(w)
+		w.settle(b) // the handler has not taken the volume out yet
+		if b.Status.Phase != backupv1.BackupPending || !strings.Contains(b.Status.Message, "to be detached") || w.locked() != "" {
+			t.Errorf("%s was replaced: %s, %q, lock %q", name, b.Status.Phase, b.Status.Message, w.locked())
+		}
+		w.mount()
+		w.starting(b)
+		if b.Status.Phase != backupv1.BackupStarting {
+			t.Errorf("%s was replaced, and the volume detached: %s, %s", name, b.Status.Phase, b.Status.Message)
+		}
+	}
+}
+
 // What the launcher does not prove is not recorded: the tracker's next backup is full.
 func TestTarget_notRecordedWithoutAManifest(t *testing.T) {
 	t.Parallel()
