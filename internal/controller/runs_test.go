@@ -8,8 +8,11 @@ import (
 	"strings"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -434,6 +437,69 @@ func unstartedRuns(w *world) {
 	w.vmi(other(failing.UID))
 	last, _ := w.boot()
 	w.follows("root", last, first)
+}
+
+// refusedRuns: a machine whose run cannot be written on its claims says why, before its launcher pod and before its guest.
+func refusedRuns(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	mend := w.refuseClaims()
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	refused := func(vmi *kubevirtv1.VirtualMachineInstance) error {
+		c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionSynchronized)
+		if c == nil || c.Status != corev1.ConditionFalse || c.Reason != virtualmachineinstance.ReasonClaimRecordRefused || !strings.Contains(c.Message, "claims.example.com") {
+			return fmt.Errorf("phase %s, conditions %+v", vmi.Status.Phase, vmi.Status.Conditions)
+		}
+		return nil
+	}
+	vmi := w.vmi(refused)
+	w.nothingStarts(vmi)
+	mend()
+	pod := w.launcher(vmi)
+	w.endStranger(w.stranger("restore", false))
+	mend = w.refuseClaims()
+	w.run(pod)
+	if vmi := w.vmi(refused); vmi.Status.Phase == kubevirtv1.PhaseScheduled {
+		w.Errorf("handed over although nobody knows who wrote to the claim")
+	}
+	mend()
+	vmi = w.vmi(inPhase(kubevirtv1.PhaseScheduled))
+	if c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionSynchronized); c != nil {
+		w.Errorf("still %+v", c)
+	}
+}
+
+// refuseClaims has an admission webhook that is down for updates of claims. The function that it returns mends it.
+func (w *world) refuseClaims() (mend func()) {
+	w.Helper()
+	nobody := "https://127.0.0.1:1/"
+	configuration := &admissionv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "test-" + w.ns},
+		Webhooks: []admissionv1.ValidatingWebhook{{
+			Name: "claims.example.com", AdmissionReviewVersions: []string{"v1"},
+			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
+			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: w.ns}},
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Update},
+				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"persistentvolumeclaims"}},
+			}},
+		}},
+	}
+	w.create(w.kubelet, configuration)
+	probe := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta("root")}
+	controlplane.Eventually(w.T, func() error { // a configuration takes effect a moment later
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"probe":"yes"}}}`))
+		if err := w.kubelet.Patch(w.Context(), probe, patch, client.DryRunAll); err == nil {
+			return fmt.Errorf("claims can be updated")
+		}
+		return nil
+	})
+	return func() {
+		w.Helper()
+		if err := w.kubelet.Delete(w.Context(), configuration); err != nil {
+			w.Fatal(err)
+		}
+	}
 }
 
 // stranger makes a pod with the claim "root". Its labels say that it is Varve's.

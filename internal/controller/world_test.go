@@ -75,6 +75,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"pods of others end the trust":       outsiders,
 		"pods of others before the launcher": lateOutsiders,
 		"a run that never began":             unstartedRuns,
+		"a run that cannot be written":       refusedRuns,
 		"a claim that is attached":           attachedDisk,
 	} {
 		t.Run(name, func(t *testing.T) {

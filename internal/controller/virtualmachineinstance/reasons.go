@@ -10,6 +10,8 @@ const (
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonClaimRecord: a claim's record of its runs cannot be read; delete the annotation.
 	ReasonClaimRecord = "ClaimRecordUnreadable"
+	// ReasonClaimRecordRefused: the run cannot be written on a claim; the message has the API server's words.
+	ReasonClaimRecordRefused = "ClaimRecordRefused"
 	// ReasonFailedCreate: the API server refused the launcher pod; the message has its words.
 	ReasonFailedCreate = "FailedCreate"
 	// ReasonImagePull: an image cannot be pulled.

@@ -64,7 +64,7 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	}
 	if handedOver(d.Status.Phase) && !handedOver(instance.Status.Phase) {
 		if err := r.confirmClaims(ctx, instance); err != nil {
-			return reconcile.Result{}, err
+			return reconcile.Result{}, r.showRefusedRun(ctx, instance, Decision{Status: *instance.Status.DeepCopy()}, in, err)
 		}
 	}
 	if d.NodeLabel != "" && instance.Labels[layout.LabelNodeName] != d.NodeLabel {
@@ -109,7 +109,7 @@ func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMa
 	}
 	claims, obstacle, err := r.takeClaims(ctx, instance)
 	if err != nil {
-		return Decision{}, err
+		return Decision{}, r.showRefusedRun(ctx, instance, Decide(in), in, err)
 	}
 	if obstacle != nil {
 		in.Missing = obstacle
@@ -118,6 +118,19 @@ func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMa
 		return d, nil
 	}
 	return Decide(in), r.createPod(ctx, instance, in, claims)
+}
+
+// showRefusedRun shows why the run cannot be written on the instance's claims, and returns the error so that it is tried again. A lost race is
+// nobody's business.
+func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision, in Input, err error) error {
+	if apierrors.IsConflict(err) {
+		return err
+	}
+	d.set(in, kubevirtv1.ConditionSynchronized, &Obstacle{ReasonClaimRecordRefused, fmt.Sprintf("The run cannot be written on the machine's claims: %v", err)})
+	if werr := r.writeStatus(ctx, instance, d.Status); werr != nil {
+		return werr
+	}
+	return err
 }
 
 // createPod makes the launcher pod. What the API server refuses is shown in a condition and tried again.
