@@ -84,6 +84,11 @@ func (r *Repository) deletable(ctx context.Context, ids []string) ([]*stored, er
 		wanted[s.id] = s
 	}
 	found := make([]*stored, len(ids))
+	if len(some) < len(wanted) { // Others may have published it since this connection looked: only its record would be removed.
+		if err := r.rep.Refresh(ctx); err != nil {
+			return nil, err
+		}
+	}
 	for i, id := range ids {
 		if found[i] = wanted[id]; found[i] != nil {
 			continue
