@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/snapshot"
 )
 
 // keepTimeout bounds how long a backup that was cancelled, or that has failed, stores what it has: somebody waits for its end.
@@ -85,21 +86,43 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	stop := s.checkpoint()
 	writers, err := s.disks(parent)
 	err = errors.Join(err, stop())
+	var p *RestorePoint
+	var root *snapshot.DirEntry
 	if err == nil {
 		reached("data put")
-		// Data and its index first: what the manifest will name is there before it.
-		err = s.settle(writers)
+		p, root, err = s.prepare(writers)
 	}
 	if err != nil {
 		s.keep()
 		return nil, s.cause(err)
 	}
-	reached("data stored")
-	p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC()}
-	for _, w := range writers {
-		p.Disks = append(p.Disks, *w.done)
+	return s.publish(p, root)
+}
+
+// prepare makes everything of the restore point durable but what makes it visible. Data and its index are first: what the manifest will name is
+// there before it. If this machine has slept since the session manifest was stored, that is looked for again.
+func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEntry, error) {
+	for range settleAttempts {
+		if err := s.settle(writers); err != nil {
+			return nil, nil, err
+		}
+		reached("data stored")
+		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC()}
+		for _, w := range writers {
+			p.Disks = append(p.Disks, *w.done)
+		}
+		if s.q.settled != nil {
+			s.q.settled()
+		}
+		root, err := s.directory(p)
+		if err != nil {
+			return nil, nil, fmt.Errorf("store the restore point's directory: %w", err)
+		}
+		if !s.longAgo(s.stored, sessionMargin) {
+			return p, root, nil
+		}
 	}
-	return s.publish(p)
+	return nil, nil, fmt.Errorf("%w: hours passed between the last data and the restore point, again and again", ErrConflict)
 }
 
 // settleAttempts is how often what has gone meanwhile is stored again. It goes only while this machine sleeps for hours.

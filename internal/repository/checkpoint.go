@@ -49,7 +49,7 @@ func (s *session) storeCheckpoint() error {
 	if err := s.r.failed(); err != nil {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
-	if s.w.Time().Sub(s.stored) >= sessionRenewal {
+	if s.longAgo(s.stored, sessionRenewal-1) {
 		if err := s.store(s.ctx, sessionRunning); err != nil {
 			return err
 		}

@@ -77,8 +77,12 @@ func publishSynthetic(tb testing.TB, r *Repository, source Source, at time.Time,
 	if err := s.w.Flush(s.ctx); err != nil {
 		tb.Fatal(err)
 	}
-	p, err := s.publish(&RestorePoint{ID: s.id, Source: source, Time: at, Disks: []Disk{disk}})
+	p := &RestorePoint{ID: s.id, Source: source, Time: at, Disks: []Disk{disk}}
+	root, err := s.directory(p)
 	if err != nil {
+		tb.Fatal(err)
+	}
+	if p, err = s.publish(p, root); err != nil {
 		tb.Fatal(err)
 	}
 	if err := s.close(); err != nil {

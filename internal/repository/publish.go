@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
@@ -15,13 +16,13 @@ import (
 // publishTimeout bounds the flush that makes a restore point visible. Nothing else ends it: it may have been stored already.
 const publishTimeout = 10 * time.Minute
 
-// publish makes the restore point visible.
-func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
-	root, err := s.directory(p)
-	if err != nil {
-		s.keep()
-		return nil, fmt.Errorf("store the restore point's directory: %w", err)
-	}
+// publishLate is how long after the beginning of that flush the restore point is not to be trusted any more: from then on others take packs
+// that no index names yet, and two weeks later the session manifest.
+const publishLate = 24 * time.Hour
+
+// publish makes the restore point visible whose directory is root.
+func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoint, error) {
+	began := s.w.Time()
 	summary, err := p.summarize(root.ObjectID)
 	if err != nil {
 		return nil, fmt.Errorf("describe the restore point: %w", err)
@@ -33,7 +34,7 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 	}
 	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)
 	if err == nil {
-		err = s.end(s.ctx)
+		err = errors.Join(s.end(s.ctx), s.endFailed(s.ctx))
 	}
 	if err == nil {
 		err = s.ctx.Err() // The last moment at which it can be interrupted.
@@ -53,6 +54,9 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 		}
 	}
 	reached("restore point stored")
+	if s.w.Time().Sub(began) > publishLate {
+		return nil, s.takeBack(id)
+	}
 	s.progress.end()
 	p.Snapshot = string(id)
 	// The restore point is there, whatever fails from here on: it is seen with the next refresh, and maintenance stores missing records.
@@ -60,6 +64,20 @@ func (s *session) publish(p *RestorePoint) (*RestorePoint, error) {
 	_ = putRecord(ctx, s.w, p.ID, m)
 	reached("restore point recorded")
 	return p, nil
+}
+
+// takeBack removes the restore point with that manifest, which was published too late.
+func (s *session) takeBack(id manifest.ID) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
+	defer cancel()
+	err := removeManifest(ctx, s.w, id)
+	if err == nil {
+		err = s.w.Flush(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("restore point %s: %w: it was stored after more than %s, in which others may have freed what it has, and cannot be removed: %w", s.id, ErrUnknown, publishLate, err)
+	}
+	return fmt.Errorf("restore point %s: %w: storing it took more than %s, in which others may have freed what it has; it was removed", s.id, ErrConflict, publishLate)
 }
 
 // lookTimeout bounds the look for a restore point whose flush has failed.

@@ -80,6 +80,7 @@ type Request struct {
 	Progress func(Progress)
 
 	ticks    <-chan time.Time // of tests: when to look whether a checkpoint is due; nil: every now and then
+	settled  func()           // of tests: called when a session manifest names everything, before the restore point is published; nil: not
 	flushing func()           // of tests: called before the flush that makes the restore point visible; nil: not
 }
 

@@ -27,12 +27,16 @@ const (
 	// sessionRenewal is how often a session manifest is stored anew. kopia's margins assume at least every 45 minutes.
 	sessionRenewal = 30 * time.Minute
 	// sessionMargin is how late a session manifest may name what the session has stored or found: kopia forgets a content five hours after it
-	// marked it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is named later is checked.
-	sessionMargin = 2 * time.Hour
+	// marked it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is named later is checked. It
+	// is shorter than sessionLive: exclusive maintenance, which has no margins, begins only when everything that it may take is checked.
+	sessionMargin = sessionLive - clockSkew
 	// sessionLive is how long a session counts as running that was not renewed.
 	sessionLive = 2 * time.Hour
 	// sessionLife is how long a session manifest is kept after its last renewal, so that the next backup finds what was uploaded.
 	sessionLife = 14 * 24 * time.Hour
+	// sessionDoubt is how old a session manifest is that others may have removed, because it was not renewed, and that may come back with a request
+	// that was under way.
+	sessionDoubt = sessionLife - 24*time.Hour
 )
 
 // session is one backup. While it runs, a session manifest protects what it has stored and found against every garbage collection: an
@@ -52,7 +56,7 @@ type session struct {
 	// doubts say which disks cannot start from the parent, and why.
 	doubts map[string]FullReason
 	work   sessionWork
-	// manifests are the session manifests that are or may be there; the last one counts. stored is when it was.
+	// manifests are the session manifests that are or may be there; the last one counts. stored is when storing it began.
 	manifests []manifest.ID
 	stored    time.Time
 }
@@ -100,12 +104,13 @@ func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
 // store makes what the session has finished durable, and names it in a new session manifest that takes the place of the one before. What may
 // have gone meanwhile, because this machine slept or the storage was not there for hours, is checked: settle stores it again.
 func (s *session) store(ctx context.Context, state string) error {
-	if err := s.findManifest(ctx); err != nil {
+	if err := s.findManifest(ctx, state); err != nil {
 		return err
 	}
 	began := s.w.Time()
 	finished := s.work.collect()
-	if late := began.Sub(finished.since) > sessionMargin; late && !finished.since.IsZero() {
+	unnamed := s.unnamedSince(finished)
+	if !unnamed.IsZero() && s.longAgo(unnamed, sessionMargin) {
 		err := s.recheck(ctx, finished) // Before a manifest names what is not there: that would end every garbage collection.
 		s.work.uncollect(finished)
 		if err != nil {
@@ -113,8 +118,8 @@ func (s *session) store(ctx context.Context, state string) error {
 		}
 		finished = s.work.collect()
 	}
-	if finished.since.IsZero() {
-		finished.since = began
+	if unnamed.IsZero() {
+		unnamed = began
 	}
 	root, err := s.storeRoot(ctx, finished, state)
 	if err == nil {
@@ -125,9 +130,9 @@ func (s *session) store(ctx context.Context, state string) error {
 		err = s.w.Flush(ctx)
 	}
 	if err == nil {
-		s.stored = s.w.Time()
+		s.stored = began
 		reached("session stored")
-		if s.stored.Sub(finished.since) > sessionMargin {
+		if s.longAgo(unnamed, sessionMargin) {
 			err = s.recheck(ctx, finished)
 		}
 	}
@@ -139,12 +144,34 @@ func (s *session) store(ctx context.Context, state string) error {
 	return nil
 }
 
+// longAgo says whether more than d has passed since at, or whether the clock was set back, so that nobody knows.
+func (s *session) longAgo(at time.Time, d time.Duration) bool {
+	passed := s.w.Time().Sub(at)
+	return passed > d || passed < -clockSkew
+}
+
+// unnamedSince is since when f may have something that nothing keeps but a session that is heard of; zero: a session manifest names all of it.
+func (s *session) unnamedSince(f finishedWork) time.Time {
+	if !f.since.IsZero() && !s.stored.IsZero() && s.stored.Before(f.since) {
+		return s.stored
+	}
+	return f.since
+}
+
 // findManifest looks whether the session manifest is still there. It is not if this machine slept for two weeks, or if somebody deleted it.
-func (s *session) findManifest(ctx context.Context) error {
+func (s *session) findManifest(ctx context.Context, state string) error {
 	if s.stored.IsZero() {
 		return nil
 	}
+	if s.longAgo(s.stored, sessionMargin) {
+		if err := s.w.Refresh(ctx); err != nil {
+			return fmt.Errorf("look for the session manifest: %w", err)
+		}
+	}
 	for _, id := range s.manifests {
+		if s.longAgo(s.stored, sessionDoubt) {
+			break // The one that is found may be one that was not stored in time.
+		}
 		if _, err := s.w.GetManifest(ctx, id, nil); err == nil {
 			return nil
 		} else if !errors.Is(err, manifest.ErrNotFound) {
@@ -152,7 +179,7 @@ func (s *session) findManifest(ctx context.Context) error {
 		}
 	}
 	s.work.doubtAll()
-	if s.parent != nil {
+	if s.parent != nil && state == sessionRunning {
 		return fmt.Errorf("%w: the session manifest has gone, and with it what kept the parent", ErrNotFound)
 	}
 	return nil
@@ -208,20 +235,30 @@ func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (
 	return &snapshot.DirEntry{Name: "session", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary}, nil
 }
 
-// end hands the end of the session manifest to kopia, and that of earlier sessions of the source that have failed: what they had stored the
-// restore point has, or nobody needs it.
+// end hands the end of the session manifest to kopia.
 func (s *session) end(ctx context.Context) error {
-	src := s.q.Source.info()
-	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded})
-	if err != nil {
-		return fmt.Errorf("list earlier sessions: %w", err)
-	}
-	for _, id := range append(s.manifests, failed...) {
+	for _, id := range s.manifests {
 		if err := removeManifest(ctx, s.w, id); err != nil {
 			return fmt.Errorf("end the session manifest: %w", err)
 		}
 	}
 	s.manifests = nil
+	return nil
+}
+
+// endFailed hands the end of earlier sessions of the source that have failed to kopia: what they had stored the restore point has that is
+// about to be published, or nobody needs it.
+func (s *session) endFailed(ctx context.Context) error {
+	src := s.q.Source.info()
+	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded})
+	if err != nil {
+		return fmt.Errorf("list earlier sessions: %w", err)
+	}
+	for _, id := range failed {
+		if err := removeManifest(ctx, s.w, id); err != nil {
+			return fmt.Errorf("end an earlier session: %w", err)
+		}
+	}
 	return nil
 }
 

@@ -30,6 +30,10 @@ func (s *session) recheck(ctx context.Context, f finishedWork) error {
 	if err := s.w.Refresh(ctx); err != nil {
 		return fmt.Errorf("look at what is stored again: %w", err)
 	}
+	// It may have taken this backup for dead, and frees at once what it does not see a reference to.
+	if err := noExclusiveMaintenance(ctx, s.w); err != nil {
+		return err
+	}
 	c := &contentChecker{s: s, packs: map[blob.ID]bool{}}
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(s.q.Workers)

@@ -128,7 +128,14 @@ func (w *sessionWork) confirm(f finishedWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range f.disks {
-		d.work.confirmed = max(d.work.confirmed, len(d.regions))
+		// Both have the same order; some of d may have gone, and newer ones are at the end.
+		named := 0
+		for _, e := range d.regions {
+			if named < len(d.work.regions) && d.work.regions[named] == e {
+				named++
+			}
+		}
+		d.work.confirmed = named
 	}
 }
 

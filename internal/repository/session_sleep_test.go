@@ -1,0 +1,263 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// sleepFor lets so much time pass in which others maintain and this process does nothing.
+func (s *longSite) sleepFor(d time.Duration) {
+	const runs = 8
+	for range runs {
+		s.move(d / runs)
+		s.maintain()
+	}
+}
+
+// once is f the first time that it is called, and nothing after that.
+func once(f func()) func() {
+	var done atomic.Bool
+	return func() {
+		if done.CompareAndSwap(false, true) {
+			f()
+		}
+	}
+}
+
+// A machine sleeps for longer than a session manifest counts, at a moment at which the session has nothing that no session manifest names. A full
+// backup stores again what has gone; an incremental ends, because nobody knows what of its parent is left.
+func TestSession_sleepsPastItsManifest(t *testing.T) {
+	t.Parallel()
+	for _, incremental := range []bool{false, true} {
+		for _, at := range []string{"settled", "flushing"} {
+			t.Run(fmt.Sprintf("incremental %t, %s", incremental, at), func(t *testing.T) {
+				t.Parallel()
+				s := newLongSite(t)
+				disk := s.disk(2)
+				q := Request{ID: newID(), Source: testSource}
+				if incremental {
+					first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					disk.write(s.random, extent.Extent{Offset: 5 * mib, Length: mib}, false)
+					q.Disks = []DiskSource{disk.source(true)}
+					defer func() {
+						refresh(t, s.others)
+						if _, err := s.others.Get(t.Context(), first.ID); !errors.Is(err, ErrNotFound) {
+							t.Errorf("this test does not test anything: %v", err)
+						}
+					}()
+					sleep := s.sleepFor
+					q.settled = func() {
+						refresh(t, s.others)
+						if err := s.others.Delete(t.Context(), first.ID); err != nil {
+							t.Error(err)
+						}
+						if at == "settled" {
+							sleep(24 * 24 * time.Hour)
+						}
+					}
+				} else {
+					q.Disks = []DiskSource{disk.source(false)}
+				}
+				switch {
+				case at == "flushing":
+					q.flushing = once(func() { s.sleepFor(24 * 24 * time.Hour) })
+				case !incremental:
+					q.settled = once(func() { s.sleepFor(24 * 24 * time.Hour) })
+				}
+				p, err := s.r.Backup(t.Context(), q)
+				if !incremental && at == "settled" {
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.settled(p, disk.data)
+					return
+				}
+				if err == nil {
+					t.Error("it succeeded")
+				}
+				refresh(t, s.others)
+				if p, err := s.others.Get(t.Context(), q.ID); !errors.Is(err, ErrNotFound) {
+					t.Errorf("it is there: %v, %v", p, err)
+				}
+			})
+		}
+	}
+}
+
+// A session manifest never names what has gone while the machine slept: each collection succeeds, whenever it is.
+func TestSession_sleepsAndStopsNoCollection(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(2)
+	var awake, maintaining atomic.Bool
+	s.changed = func(op string, id blob.ID) {
+		if op == "put" && strings.HasPrefix(string(id), indexPrefix) && awake.Load() && maintaining.CompareAndSwap(false, true) {
+			s.maintain()
+			maintaining.Store(false)
+		}
+	}
+	q := Request{Source: testSource, Disks: []DiskSource{disk.source(false)}}
+	q.settled = once(func() {
+		s.sleepFor(24 * 24 * time.Hour)
+		awake.Store(true)
+	})
+	p, err := s.r.Backup(t.Context(), q)
+	awake.Store(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.settled(p, disk.data)
+}
+
+// The machine sleeps in the middle of the flush that stores a session manifest: what that names is looked up afterwards, and stored again.
+func TestSession_sleepsWhileItsManifestIsStored(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(2)
+	first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.move(48 * time.Hour)
+	s.maintain()
+	if err := s.others.Delete(t.Context(), first.ID); err != nil {
+		t.Fatal(err)
+	}
+	sleep := once(func() { s.sleepFor(3 * 24 * time.Hour) })
+	var armed atomic.Bool
+	s.refusesPut = func(id blob.ID) error {
+		if armed.Load() && strings.HasPrefix(string(id), indexPrefix) {
+			armed.Store(false)
+			sleep()
+		}
+		return nil
+	}
+	long := newLongBackup(s.site, 0, packBlocks, 0, nil)
+	d := long.source(disk, false)
+	d.Reader = &hookedReader{Reader: d.Reader, call: func(offset int64) {
+		if offset == int64(len(disk.data))-DefaultBlockBytes {
+			armed.Store(true) // The next index is stored when the disk is done.
+		}
+	}}
+	p, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Parent: ParentNone, Disks: []DiskSource{d}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if armed.Load() {
+		t.Error("it did not sleep")
+	}
+	s.settled(p, disk.data)
+}
+
+// A backup that fails before it has finished anything leaves what an earlier one has uploaded findable.
+func TestSession_failsAtOnceAndKeepsEarlierUploads(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(3)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d := disk.source(false)
+	d.Reader = &gatedReader{Reader: d.Reader, gate: 32 * mib, reached: func(context.Context) error {
+		cancel()
+		return ctx.Err()
+	}}
+	backUp := func(ctx context.Context, d DiskSource) error {
+		_, err := s.r.Backup(ctx, Request{Source: testSource, Workers: 1, Disks: []DiskSource{d}})
+		return err
+	}
+	if err := backUp(ctx, d); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	d.Reader = unreadable{}
+	if err := backUp(t.Context(), d); !errors.Is(err, errBroken) {
+		t.Fatal(err)
+	}
+	for range 8 {
+		s.move(20 * time.Hour)
+		s.maintain()
+	}
+	before := s.stored.Load()
+	if err := backUp(t.Context(), disk.source(false)); err != nil {
+		t.Fatal(err)
+	}
+	if uploaded := s.stored.Load() - before; uploaded > 17*mib {
+		t.Errorf("%d bytes were uploaded, of which 16 MiB were missing", uploaded)
+	}
+	if n := leases(t, s.others); n > 0 {
+		refresh(t, s.others)
+		if n = leases(t, s.others); n > 0 {
+			t.Errorf("%d session manifests are left", n)
+		}
+	}
+}
+
+// A region that was finished after another one had gone does not count as named by a session manifest before one names it.
+func TestSessionWork_confirmsWhatIsNamed(t *testing.T) {
+	t.Parallel()
+	g, err := newGeometry(10*64*mib, DefaultBlockBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w sessionWork
+	d := w.disk(g)
+	finish := func(i int) {
+		e := g.region(i)
+		w.region(d, object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}, time.Unix(int64(i+1), 0))
+	}
+	for i := range 4 {
+		finish(i)
+	}
+	f := w.collect()
+	w.breakRegion(d, 1)
+	finish(4)
+	w.confirm(f)
+	if n := w.collect().disks[0].confirmed; n != 3 {
+		t.Errorf("%d of regions 0, 2, 3, 4 count as named, want 3", n)
+	}
+}
+
+// Exclusive maintenance does not count with a backup whose machine has slept for two hours: what no session manifest names then is looked up.
+func TestSession_sleepsPastExclusiveMaintenance(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	disk := s.disk(2)
+	first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refresh(t, s.others)
+	if err := s.others.Delete(t.Context(), first.ID); err != nil {
+		t.Fatal(err)
+	}
+	d := disk.source(false)
+	var reads atomic.Int64
+	d.Reader = &hookedReader{Reader: d.Reader, call: func(int64) {
+		switch reads.Add(1) {
+		case 1:
+			s.move(25 * time.Minute) // The first block is found late.
+		case packBlocks:
+			s.move(sessionLive - 24*time.Minute)
+			if err := s.others.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+				t.Error(err)
+			}
+		}
+	}}
+	p, err := s.r.Backup(t.Context(), Request{Source: testSource, Parent: ParentNone, Workers: 1, Disks: []DiskSource{d}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.settled(p, disk.data)
+}
