@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -134,19 +135,25 @@ func (s *session) settle(writers []*diskWriter) error {
 		if err := s.store(s.ctx, sessionRunning); err != nil {
 			return fmt.Errorf("store the last data: %w", err)
 		}
-		whole := true
-		for _, w := range writers {
-			again, err := w.storeAgain()
-			if err != nil {
-				return fmt.Errorf("disk %s: %w", w.source.Name, err)
-			}
-			whole = whole && !again
-		}
-		if whole {
+		if !slices.ContainsFunc(writers, func(w *diskWriter) bool { return s.work.isBroken(w.work) }) {
 			return nil
+		}
+		if err := s.storeAgain(writers); err != nil {
+			return err
 		}
 	}
 	return fmt.Errorf("%w: what was stored has gone again and again", ErrConflict)
+}
+
+// storeAgain stores again what has gone. That may take as long as the backup did: session manifests are stored meanwhile.
+func (s *session) storeAgain(writers []*diskWriter) error {
+	stop := s.checkpoint()
+	for _, w := range writers {
+		if err := w.storeAgain(); err != nil {
+			return errors.Join(fmt.Errorf("disk %s: %w", w.source.Name, err), stop())
+		}
+	}
+	return stop()
 }
 
 func (s *session) disks(parent *RestorePoint) ([]*diskWriter, error) {

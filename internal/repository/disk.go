@@ -120,22 +120,22 @@ func (w *diskWriter) settleRegion(ctx context.Context, i int) error {
 }
 
 // storeAgain stores again what has gone of the disk, if anything has.
-func (w *diskWriter) storeAgain() (bool, error) {
+func (w *diskWriter) storeAgain() error {
 	regions, any := w.session.work.takeBroken(w.work)
 	if !any {
-		return false, nil
+		return nil
 	}
 	w.forgetZeroes()
 	stats := w.stats
 	for _, i := range regions {
 		if err := w.settleRegion(w.ctx, i); err != nil {
-			return true, err
+			return err
 		}
 	}
 	w.stats = stats
 	var err error
 	w.done, err = w.finish()
-	return true, err
+	return err
 }
 
 // unchanged says whether region i, which is e, is as in the parent.

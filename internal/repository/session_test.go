@@ -250,7 +250,7 @@ func (r *hookedReader) ReadAt(ctx context.Context, p []byte, offset int64) error
 // A machine sleeps for days while a backup runs, others maintain, and what no session manifest names is gone: the backup stores it again.
 func TestSession_storesAgainWhatHasGone(t *testing.T) {
 	t.Parallel()
-	for _, slept := range []time.Duration{3 * 24 * time.Hour, 16 * 24 * time.Hour} {
+	for _, slept := range []time.Duration{3 * 24 * time.Hour, 24 * 24 * time.Hour} {
 		s := newLongSite(t)
 		disk := s.disk(3)
 		first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
@@ -258,22 +258,19 @@ func TestSession_storesAgainWhatHasGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.move(48 * time.Hour)
+		refresh(t, s.others)
 		if err := s.others.Delete(t.Context(), first.ID); err != nil {
 			t.Fatal(err)
 		}
 		// It is asleep between two reads: nothing looks at ticks.
-		sleep := func(offset int64) {
-			if offset != 24*mib {
-				return
-			}
-			for passed := time.Duration(0); passed < slept; passed += 6 * time.Hour {
-				s.move(6 * time.Hour)
-				s.maintain()
-			}
-		}
+		sleep := once(func() { s.sleepFor(slept) })
 		long := newLongBackup(s.site, 40*time.Minute, packBlocks, 0, nil)
 		d := long.source(disk, false)
-		d.Reader = &hookedReader{Reader: d.Reader, call: sleep}
+		d.Reader = &hookedReader{Reader: d.Reader, call: func(offset int64) {
+			if offset == 24*mib {
+				sleep()
+			}
+		}}
 		p, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Parent: ParentNone, Disks: []DiskSource{d}})
 		if err != nil {
 			t.Fatal(err)

@@ -160,6 +160,13 @@ func (w *sessionWork) breakList(d *diskWork) {
 	d.list, d.brokenList = nil, true
 }
 
+// isBroken says whether something of a disk has to be stored again.
+func (w *sessionWork) isBroken(d *diskWork) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return d.brokenList
+}
+
 // takeBroken returns what has to be stored again of a disk, which is then not broken any more.
 func (w *sessionWork) takeBroken(d *diskWork) (regions []int, any bool) {
 	w.mu.Lock()
