@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -21,11 +23,16 @@ keep the password, because nothing replaces it.
 
 ` + locationHelp + `
 
+A file of --repo-config that names another repository is left alone, and nothing is created.
+
 --object-lock has the bucket refuse to delete or overwrite what was written, for the period.`,
 		Example: `  varve repo create /mnt/backups
 
   # In a bucket that nobody can empty for a month
   varve repo create s3://s3.eu-central-1.amazonaws.com/backups/varve --object-lock COMPLIANCE --object-lock-period 30d
+
+  # A second repository, beside the one that this machine is connected to
+  varve repo create /mnt/archive --repo-config ~/archive.config
 
   # For others: do not connect this machine
   varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
@@ -38,6 +45,11 @@ keep the password, because nothing replaces it.
 			lock, err := l.options(p.at)
 			if err != nil {
 				return err
+			}
+			if !noConnect {
+				if err := p.unconnected(); err != nil {
+					return err
+				}
 			}
 			password, err := s.password(cmd.Context(), true)
 			if err != nil {
@@ -63,4 +75,19 @@ keep the password, because nothing replaces it.
 	n.flags(c)
 	outputFlag(c, &form, asJSON, asYAML)
 	return c
+}
+
+// unconnected refuses a connection to another location: a new repository is no reason to lose sight of one that is in use.
+func (p *place) unconnected() error {
+	at, err := repository.ConnectedTo(p.config)
+	another := fmt.Sprintf("give the new repository a file of its own with --repo-config, or only create it with --no-connect; %s keeps what it has", p.config)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return &failure{err: err, code: CodeRefused, hint: another}
+	case at != p.at.String():
+		return &failure{err: fmt.Errorf("%s connects to the repository in %s", p.config, at), code: CodeRefused, hint: another}
+	}
+	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,7 +75,10 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	if err != nil {
 		return err
 	}
-	err = errors.Join(vacant(ctx, st), at.emptyDirectory(ctx, st))
+	err = vacant(ctx, st)
+	if err == nil {
+		err = at.free(ctx, st)
+	}
 	if err == nil {
 		err = repo.Initialize(ctx, st, options, password)
 	}
@@ -90,6 +95,9 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	return errors.Join(err, st.Close(ctx))
 }
 
+// ownName is what the copy of the format, indexes and packs are called. Photos and queues are other people's.
+var ownName = regexp.MustCompile(`^(varve\.format$|xn[0-9]+_|[pq][0-9a-f]{32}-)`)
+
 // vacant makes sure that a repository can be made. It removes what a creation left that was killed, and refuses the rest of a repository
 // that has lost its format: a new one would take the place of its keys for good.
 func vacant(ctx context.Context, st blob.Storage) error {
@@ -98,14 +106,15 @@ func vacant(ctx context.Context, st blob.Storage) error {
 		if err != nil {
 			return err
 		}
-		if len(blobs) == 0 {
+		mine := slices.IndexFunc(blobs, func(b blob.Metadata) bool { return ownName.MatchString(string(b.BlobID)) })
+		if mine < 0 {
 			continue
 		}
 		now, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
 		if err != nil || now != nil {
 			return err // kopia says that there is a repository
 		}
-		return fmt.Errorf("%w: there is a repository without its format, as blob %s shows: connect to it", ErrConflict, blobs[0].BlobID)
+		return fmt.Errorf("%w: there is a repository without its format, as blob %s shows: connect to it", ErrConflict, blobs[mine].BlobID)
 	}
 	// A creation that was killed leaves the first of its two blobs, and kopia takes that for damage.
 	now, err := readFormat(ctx, st)
@@ -115,21 +124,42 @@ func vacant(ctx context.Context, st blob.Storage) error {
 	return st.DeleteBlob(ctx, format.KopiaBlobCfgBlobID)
 }
 
+// errFound ends a listing.
+var errFound = errors.New("found")
+
+// free refuses a location with anything that is not a repository's: whoever names it has made a mistake, or would delete it with the repository
+// some day. It returns nil for a repository, and for the rest of a creation that was killed: these are kopia's to judge.
+func (l Location) free(ctx context.Context, st blob.Storage) error {
+	if now, err := readFormat(ctx, st); err != nil || now[format.KopiaRepositoryBlobID] != nil {
+		return err
+	}
+	if l.Directory != "" {
+		return freeDirectory(l.Directory)
+	}
+	var name blob.ID
+	err := st.ListBlobs(ctx, "", func(b blob.Metadata) error {
+		// Consoles make an empty object of the prefix's own name for a folder.
+		if b.BlobID == "" || strings.HasPrefix(string(b.BlobID), "kopia.") {
+			return nil
+		}
+		name = b.BlobID
+		return errFound
+	})
+	switch {
+	case name != "":
+		return fmt.Errorf("%w: the location is not empty (%s): give the repository a prefix of its own", ErrConflict, name)
+	case err != nil:
+		return fmt.Errorf("list blobs: %w", err)
+	}
+	return nil
+}
+
 // lostAndFound is in the root of each ext4 file system.
 const lostAndFound = "lost+found"
 
-// emptyDirectory refuses a directory with files that are not a repository's: whoever names it has made a mistake, or would delete them with the repository some
-// day.
-func (l Location) emptyDirectory(ctx context.Context, st blob.Storage) error {
-	if l.Directory == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(l.Directory)
+func freeDirectory(path string) error {
+	entries, err := os.ReadDir(path)
 	if err != nil {
-		return err
-	}
-	// What there is of a repository is kopia's to judge, and so is what a creation left that was killed.
-	if now, err := readFormat(ctx, st); err != nil || now[format.KopiaRepositoryBlobID] != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -199,6 +229,19 @@ func besideConfig(configFile string) (string, error) {
 	return f.Name(), f.Close()
 }
 
+// ConnectedTo is the location that configFile names, without its keys, as Location.String has it. fs.ErrNotExist: there is no such file;
+// ErrInvalid: Connect did not write it.
+func ConnectedTo(configFile string) (string, error) {
+	lc, err := loadConnection(configFile)
+	if err != nil {
+		return "", fmt.Errorf("connection %s: %w", configFile, err)
+	}
+	if lc.Storage == nil {
+		return lc.APIServer.BaseURL, nil
+	}
+	return location(*lc.Storage), nil
+}
+
 // gone is err, or that the repository of a connection is not there any more if that is the reason: an empty directory, for instance, where
 // nothing is mounted.
 func gone(ctx context.Context, configFile string, err error) error {
@@ -217,7 +260,7 @@ func gone(ctx context.Context, configFile string, err error) error {
 	if _, absent := st.GetMetadata(ctx, format.KopiaRepositoryBlobID); !errors.Is(absent, blob.ErrBlobNotFound) {
 		return err
 	}
-	return fmt.Errorf("%w: no repository is in %s any more", ErrNotFound, location(st))
+	return fmt.Errorf("%w: no repository is in %s any more", ErrNotFound, location(st.ConnectionInfo()))
 }
 
 // ReadOnly says whether the connection was made for reading only.

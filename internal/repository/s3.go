@@ -96,8 +96,8 @@ func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error
 	return newStalling(st, stallLimit), nil
 }
 
-// reach is an error if the file of a connection is broken, or if its storage is an S3 server that does not answer.
-func reach(ctx context.Context, configFile string, timeout time.Duration) error {
+// loadConnection reads the file of a connection: its storage is set, or its server.
+func loadConnection(configFile string) (*repo.LocalConfig, error) {
 	lc, err := repo.LoadConfigFromFile(configFile)
 	if err == nil && lc.Storage == nil && lc.APIServer == nil {
 		err = errors.New("it names no storage")
@@ -105,11 +105,18 @@ func reach(ctx context.Context, configFile string, timeout time.Duration) error 
 	var file *fs.PathError
 	switch {
 	case errors.As(err, &file):
-		return err
+		return nil, err
 	case err != nil:
-		return fmt.Errorf("%w: it is not what connecting writes: connect again: %w", ErrInvalid, err)
-	case lc.Storage == nil:
-		return nil
+		return nil, fmt.Errorf("%w: it is not what connecting writes: connect again: %w", ErrInvalid, err)
+	}
+	return lc, nil
+}
+
+// reach is an error if the file of a connection is broken, or if its storage is an S3 server that does not answer.
+func reach(ctx context.Context, configFile string, timeout time.Duration) error {
+	lc, err := loadConnection(configFile)
+	if err != nil || lc.Storage == nil {
+		return err
 	}
 	o, ok := lc.Storage.Config.(*s3.Options)
 	if !ok {

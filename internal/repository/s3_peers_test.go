@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+
 	"github.com/varvebackup/varve/test/s3"
 )
 
@@ -54,5 +56,36 @@ func TestWhatABucketMayLack(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// A prefix with other objects is somebody's mistake. One with a console's folder, or with settings for kopia, is empty.
+func TestCreate_refusesAPrefixThatIsNotEmpty(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{})
+	client := server.Client(t)
+	put := func(name string) {
+		t.Helper()
+		if _, err := client.PutObject(t.Context(), server.Bucket, name, strings.NewReader("{}"), 2, minio.PutObjectOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create := func(prefix string) error {
+		e := server.Endpoint
+		at := Location{S3: &S3{Endpoint: e.Address, Bucket: e.Bucket, Region: e.Region, Prefix: prefix, PlainHTTP: true, AccessKey: e.AccessKey, SecretKey: e.SecretKey}}
+		return Create(t.Context(), at, testPassword, CreateOptions{})
+	}
+	put("photos/2024/beach.jpg")
+	for prefix, found := range map[string]string{"": "(photos/)", "photos/": "(2024/)", "photos/2024/": "(beach.jpg)"} {
+		if err := create(prefix); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), found) {
+			t.Errorf("prefix %q with a photo: %v", prefix, err)
+		}
+	}
+	put("varve/.storageconfig")
+	if err := create("varve/"); err != nil {
+		t.Errorf("an empty prefix: %v", err)
+	}
+	if err := create("varve/"); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "there is a repository already") {
+		t.Errorf("a repository: %v", err)
 	}
 }

@@ -98,7 +98,7 @@ func (s *stalling) tryWhile(ctx context.Context, what string, again func() bool,
 }
 
 func (s *stalling) unreachable(what string, attempts int) error {
-	return fmt.Errorf("%w from %s: %s: nothing moved for %s, attempts: %d", ErrUnreachable, location(s.Storage), what, s.limit, attempts)
+	return fmt.Errorf("%w from %s: %s: nothing moved for %s, attempts: %d", ErrUnreachable, location(s.Storage.ConnectionInfo()), what, s.limit, attempts)
 }
 
 // once calls f. It is errStalled if that ended f.

@@ -107,7 +107,7 @@ func (s *Status) TotalBytes() (n int64) {
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	options := r.rep.ClientOptions()
 	s := &Status{
-		Location: location(r.rep.BlobReader()), ConfigFile: r.configFile, UniqueID: r.ID(),
+		Location: location(r.rep.BlobReader().ConnectionInfo()), ConfigFile: r.configFile, UniqueID: r.ID(),
 		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
 	}
 	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance, r.index} {
@@ -236,13 +236,13 @@ func (s Source) Compare(o Source) int {
 }
 
 // location names a storage without its keys.
-func location(st blob.Reader) string {
-	switch o := st.ConnectionInfo().Config.(type) {
+func location(i blob.ConnectionInfo) string {
+	switch o := i.Config.(type) {
 	case *filesystem.Options:
 		return Location{Directory: o.Path}.String()
 	case *s3.Options:
 		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
 	default:
-		return st.DisplayName()
+		return i.Type
 	}
 }
