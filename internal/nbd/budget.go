@@ -56,6 +56,20 @@ func (b *budget) release(n int64) {
 	b.wake()
 }
 
+// used is how many bytes are in use, or wait for their like in another budget.
+func (b *budget) used() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.total - b.free
+}
+
+// short says that somebody waits.
+func (b *budget) short() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.first != nil
+}
+
 // wake serves who waits, in order. mu is held, here and below.
 func (b *budget) wake() {
 	for b.first != nil && b.first.n <= b.free {

@@ -23,9 +23,14 @@ type buffer struct {
 	class int
 }
 
+func bufferClass(n int64) int { return max(bits.Len64(uint64(max(n, 1)-1))-minBufferBits, 0) }
+
+// bufferBytes is how much memory a buffer of n bytes has.
+func bufferBytes(n int64) int64 { return 1 << (bufferClass(n) + minBufferBits) }
+
 // get is a buffer of n bytes, maxBufferBytes at most, with any content.
 func (p *buffers) get(n int64) *buffer {
-	class := max(bits.Len64(uint64(max(n, 1)-1))-minBufferBits, 0)
+	class := bufferClass(n)
 	b, ok := p.pools[class].Get().(*buffer)
 	if !ok {
 		b = &buffer{data: make([]byte, 1<<(class+minBufferBits)), class: class}

@@ -8,7 +8,8 @@
 // client: everything in flight and every later call returns that one cause. Nothing is retried here.
 //
 // A Server serves what its Exports open. Requests of one connection run side by side, in a bounded number of
-// goroutines with bounded memory; a client that is slow, silent or hostile costs what Limits says and no more. A
+// goroutines with bounded memory; a client that is slow, silent or hostile costs what Limits says and no more, and
+// loses what others need and it does not use. A
 // backend that panics fails its request. When a client is gone, the context of its requests is cancelled.
 //
 // Neither side trusts the other: what breaks the protocol ends the connection with ErrProtocol. With TLS configured, nothing but the

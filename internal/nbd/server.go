@@ -16,26 +16,40 @@ import (
 
 // Limits bound what clients cost. A zero stands for the default.
 type Limits struct {
-	// Connections at once; 64. More are closed at once.
+	// Connections that transmit at once; 64. Another is refused, unless one is idle for IdleTimeout. As many again are in their handshake: the next
+	// takes the place of the oldest.
 	Connections int
-	// RequestBytes is the largest payload of a request; 32 MiB. Announced, and larger ones are refused.
+	// MaxRequestBytes is the largest payload of a request; 32 MiB. Announced, and larger ones are refused.
 	MaxRequestBytes int64
-	// InFlightBytes bounds a connection's payloads under way, half for reads and half for writes; 64 MiB, and at least twice MaxRequestBytes.
+	// MaxInFlightBytes bounds a connection's payloads under way, half for reads and half for writes; 64 MiB, and at least twice MaxRequestBytes.
 	MaxInFlightBytes int64
+	// MaxMemoryBytes bounds the payloads of all connections together in the same way; 512 MiB, and at least MaxInFlightBytes. Requests wait for
+	// memory. A connection has some 4 MiB beside it at most.
+	MaxMemoryBytes int64
 	// Workers are the requests of one connection that backends work on at once; 16.
 	Workers int
 	// HandshakeTimeout is how long a client has until it transmits; 30 s.
 	HandshakeTimeout time.Duration
+	// IdleTimeout is how long a client that asks for nothing keeps its place when another needs it; 10 min. When there are places it keeps it for ever.
+	IdleTimeout time.Duration
+	// StallTimeout is how long a client that neither takes its replies nor sends its payload keeps memory that others wait for; 1 min.
+	StallTimeout time.Duration
 }
 
 func (l Limits) withDefaults() Limits {
 	l.Connections = cmp.Or(l.Connections, 64)
 	l.MaxRequestBytes = min(cmp.Or(l.MaxRequestBytes, defaultMaxBlockBytes), maxBufferBytes)
 	l.MaxInFlightBytes = max(cmp.Or(l.MaxInFlightBytes, defaultInFlightBytes), 2*l.MaxRequestBytes)
+	l.MaxMemoryBytes = max(cmp.Or(l.MaxMemoryBytes, defaultMemoryBytes), l.MaxInFlightBytes)
 	l.Workers = cmp.Or(l.Workers, 16)
 	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)
+	l.IdleTimeout = cmp.Or(l.IdleTimeout, 10*time.Minute)
+	l.StallTimeout = cmp.Or(l.StallTimeout, time.Minute)
 	return l
 }
+
+// defaultMemoryBytes is enough for eight connections at their limit.
+const defaultMemoryBytes = 512 << 20
 
 // Server serves exports. Its fields do not change once it serves; the zero value of all but Exports is good.
 type Server struct {
@@ -52,6 +66,7 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	sessions  map[*session]struct{}
 	draining  bool
+	room      room
 	running   sync.WaitGroup
 }
 
@@ -115,9 +130,9 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // ServeConn serves one connection, which it closes. An error says what went wrong with it; a client that goes away without a goodbye is no error.
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	c := &session{srv: s, limits: s.Limits.withDefaults(), log: s.log(), nc: nc, cancel: cancel}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c := newSession(s, nc, cancel)
 	if err := s.addSession(c); err != nil {
 		return errors.Join(err, nc.Close())
 	}
@@ -160,7 +175,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	for c := range s.sessions {
-		c.cancel()
+		c.cancel(nil)
 	}
 	s.mu.Unlock()
 	<-idle
@@ -186,28 +201,4 @@ func (s *Server) removeListener(l net.Listener) bool {
 	defer s.mu.Unlock()
 	delete(s.listeners, l)
 	return s.draining
-}
-
-func (s *Server) addSession(c *session) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		return errors.New("the server is shutting down")
-	}
-	if len(s.sessions) >= c.limits.Connections {
-		return fmt.Errorf("more than %d connections", c.limits.Connections)
-	}
-	if s.sessions == nil {
-		s.sessions = map[*session]struct{}{}
-	}
-	s.sessions[c] = struct{}{}
-	s.running.Add(1)
-	return nil
-}
-
-func (s *Server) removeSession(c *session) {
-	s.mu.Lock()
-	delete(s.sessions, c)
-	s.mu.Unlock()
-	s.running.Done()
 }

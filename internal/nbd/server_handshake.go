@@ -21,9 +21,10 @@ const (
 // serverHandshake is the state of a connection to the server until the transmission phase.
 type serverHandshake struct {
 	*wire
-	srv    *Server
-	limits Limits
-	secure bool
+	session *session
+	srv     *Server
+	limits  Limits
+	secure  bool
 	// fixed and noZeroes are what the client said.
 	fixed, noZeroes bool
 	headers         headers
@@ -219,12 +220,21 @@ func (h *serverHandshake) exportName(ctx context.Context, name string) error {
 	if refusal != 0 {
 		return fmt.Errorf("client asks for export %q: %s", name, refusalName(refusal))
 	}
+	if !h.srv.admit(h.session) {
+		x.release()
+		return noPlace(h.limits)
+	}
 	b := binary.BigEndian.AppendUint64(nil, uint64(x.Backend.Size()))
 	b = binary.BigEndian.AppendUint16(b, uint16(h.flags(x)))
 	if !h.noZeroes {
 		b = append(b, make([]byte, exportPadBytes)...)
 	}
 	return h.enter(x, name, h.write(b))
+}
+
+// noPlace: all places are taken by clients that use them.
+func noPlace(l Limits) error {
+	return fmt.Errorf("the server has %d connections, and none is idle", l.Connections)
 }
 
 // enter begins the transmission phase if the client could be told so.
@@ -256,6 +266,10 @@ func (h *serverHandshake) info(ctx context.Context, option uint32, data []byte) 
 	if x.Block.Minimum > 1 && option == optGo && !slices.Contains(q.infos, infoBlockSize) {
 		x.release()
 		return h.refuse(option, repErrBlockSizeReqd, "")
+	}
+	if option == optGo && !h.srv.admit(h.session) {
+		x.release()
+		return errors.Join(noPlace(h.limits), h.refuse(option, repErrPolicy, noPlace(h.limits).Error()))
 	}
 	err = h.describe(option, x, q)
 	if err == nil {

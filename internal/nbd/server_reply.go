@@ -14,16 +14,31 @@ func (t *transmission) send(head, data []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.waiting.Add(-1)
-	if _, err := t.bw.Write(head); err != nil {
+	defer t.sending.Store(0)
+	if err := t.sendPiece(head); err != nil {
 		return err
 	}
-	if _, err := t.bw.Write(data); err != nil {
-		return err
+	for len(data) > 0 {
+		n := min(len(data), sendPieceBytes)
+		if err := t.sendPiece(data[:n]); err != nil {
+			return err
+		}
+		data = data[n:]
 	}
 	if t.waiting.Load() > 0 {
 		return nil
 	}
 	return t.bw.Flush()
+}
+
+// sendPieceBytes is so much that a slow client takes it in StallTimeout.
+const sendPieceBytes = 1 << 20
+
+// sendPiece notes when a piece begins: a slow client takes one now and then, one that has stalled does not.
+func (t *transmission) sendPiece(p []byte) error {
+	t.sending.Store(now())
+	_, err := t.bw.Write(p)
+	return err
 }
 
 // chunk begins a chunk in the job's own memory.
@@ -58,11 +73,11 @@ func (t *transmission) sendErrorAt(j *job, errno uint32, offset int64) error {
 
 // read answers NBD_CMD_READ. The memory for it is taken when a worker has the request, so that waiting ones cost nothing.
 func (t *transmission) read(ctx context.Context, j *job) error {
-	cost, err := t.reads.acquire(ctx, int64(j.req.length))
+	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(int64(j.req.length)))
 	if err != nil {
 		return err
 	}
-	defer t.reads.release(cost)
+	defer giveBack(t.reads, t.srv.room.reads, cost)
 	b := t.srv.buffers.get(int64(j.req.length))
 	defer t.srv.buffers.put(b)
 	if sparse, ok := t.export.Backend.(Sparse); ok && t.headers != simpleHeaders && j.req.flags&cmdFlagDF == 0 {

@@ -156,6 +156,12 @@ func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandF
 	if flags&CmdFlagFastZero != 0 {
 		return unix.ENOTSUP
 	}
+	// The memory of reads: that of writes may all be waiting for workers.
+	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(min(e.Length, zeroStepBytes)))
+	if err != nil {
+		return err
+	}
+	defer giveBack(t.reads, t.srv.room.reads, cost)
 	b := t.srv.buffers.get(min(e.Length, zeroStepBytes))
 	defer t.srv.buffers.put(b)
 	clear(b.data)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,8 +24,26 @@ type session struct {
 	log    *slog.Logger
 	// nc is the connection without TLS. Deadlines on it are all that other goroutines use.
 	nc       net.Conn
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	draining atomic.Bool
+
+	// transmits says that the session has a place among those past their handshake; Server.mu guards it.
+	transmits bool
+	began     time.Time
+	// reads and writes bound the session's payloads. They are separate, so that writes which wait for a worker cannot keep workers from reading.
+	reads, writes *budget
+	// busy counts requests from the queue to the reply, and one that waits for memory.
+	busy atomic.Int32
+	// moved is when a request began or ended last, and sending since when the client has not taken a piece of a reply; 0: nothing is sent.
+	moved, sending atomic.Int64
+}
+
+func newSession(s *Server, nc net.Conn, cancel context.CancelCauseFunc) *session {
+	l := s.Limits.withDefaults()
+	return &session{
+		srv: s, limits: l, log: s.log(), nc: nc, cancel: cancel, began: time.Now(),
+		reads: newBudget(l.MaxInFlightBytes / 2), writes: newBudget(l.MaxInFlightBytes / 2),
+	}
 }
 
 // interrupt ends reads and writes that are under way.
@@ -38,13 +57,16 @@ func (c *session) drain() {
 
 // serve does everything but close nc.
 func (c *session) serve(ctx context.Context) error {
-	h := &serverHandshake{wire: newWire(c.nc), srv: c.srv, limits: c.limits}
+	h := &serverHandshake{wire: newWire(c.nc), srv: c.srv, limits: c.limits, session: c}
 	err := c.handshake(ctx, h)
 	if err == nil {
 		err = c.transmit(ctx, h)
 	}
 	if secure, ok := h.nc.(*tls.Conn); ok && err == nil {
 		secure.Close() //nolint:errcheck // the client may have been faster
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, errPlaceTaken) || errors.Is(cause, errStalled) {
+		return cause
 	}
 	if c.ordinary(ctx, err) {
 		return nil
@@ -93,13 +115,10 @@ type transmission struct {
 	contexts []string
 	br       *bufio.Reader
 
-	// reads and writes are separate, so that writes which wait for a worker cannot keep workers from reading.
-	reads, writes *budget
-	jobs          chan *job
-	spare         chan *job
-	// made and workers belong to the reader; busy counts jobs from the queue to the reply.
+	jobs  chan *job
+	spare chan *job
+	// made and workers belong to the reader.
 	made, workers int
-	busy          atomic.Int32
 	running       sync.WaitGroup
 
 	mu      sync.Mutex // guards bw
@@ -124,12 +143,11 @@ func (c *session) transmit(ctx context.Context, h *serverHandshake) error {
 	t := &transmission{
 		session: c, export: h.export, size: h.export.Backend.Size(), flags: h.flags(h.export), headers: h.headers, contexts: h.selected,
 		br: h.br, bw: bufio.NewWriterSize(h.nc, writeBufferBytes),
-		reads: newBudget(c.limits.MaxInFlightBytes / 2), writes: newBudget(c.limits.MaxInFlightBytes / 2),
 		jobs: make(chan *job, maxQueued), spare: make(chan *job, maxQueued),
 	}
 	err := t.receive(ctx)
 	if err != nil && !c.draining.Load() {
-		c.cancel() // The client is gone: nobody wants the answers.
+		c.cancel(nil) // The client is gone: nobody wants the answers.
 	}
 	close(t.jobs)
 	t.running.Wait()
@@ -154,6 +172,7 @@ func (t *transmission) receive(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		t.moved.Store(now())
 		j.req = req
 		j.errno = t.judge(req)
 		if err := t.receivePayload(ctx, j); err != nil {
@@ -196,7 +215,10 @@ func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 		_, err := t.br.Discard(int(n))
 		return err
 	}
-	cost, err := t.writes.acquire(ctx, int64(n))
+	t.busy.Add(1) // Not the client is waited for, but memory.
+	cost, err := take(ctx, t.writes, t.srv.room.writes, bufferBytes(int64(n)))
+	t.moved.Store(now())
+	t.busy.Add(-1)
 	if err != nil {
 		return err
 	}
@@ -215,16 +237,20 @@ func (t *transmission) dispatch(ctx context.Context, j *job) {
 }
 
 func (t *transmission) work(ctx context.Context) {
+	var runs []descriptor // A worker's and not a job's, of which there are many more.
 	for j := range t.jobs {
+		j.runs = runs
 		if ctx.Err() == nil {
 			if err := t.answer(ctx, j); err != nil {
 				t.log.Debug("NBD client is gone", "error", err)
-				t.cancel()
+				t.cancel(nil)
 			}
 		}
 		t.srv.buffers.put(j.payload)
-		t.writes.release(j.cost)
-		j.payload, j.cost, j.errno = nil, 0, 0
+		giveBack(t.writes, t.srv.room.writes, j.cost)
+		runs = j.runs
+		j.payload, j.cost, j.errno, j.runs = nil, 0, 0, nil
+		t.moved.Store(now())
 		t.busy.Add(-1)
 		t.spare <- j
 	}

@@ -1,0 +1,146 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+var (
+	errPlaceTaken = errors.New("nbd: the server needed the place of this idle client")
+	errStalled    = errors.New("nbd: the server needed the memory that this client held and did not take or send")
+)
+
+// room is what the connections of a server share. Server.mu guards all but the budgets.
+type room struct {
+	// reads and writes bound the payloads of all connections, as those of a session bound its own, and for the same reason.
+	reads, writes *budget
+	// transmitting is how many sessions are past their handshake.
+	transmitting int
+	// sentry is set while stalled clients are looked for.
+	sentry *time.Timer
+}
+
+// maxLeaving is how many sessions there are at most that have lost their place: to end takes a moment.
+const maxLeaving = 64
+
+// addSession lets c begin its handshake, if need be in the place of the one whose handshake has lasted longest. So who only connects
+// never costs a place of who has been let in.
+func (s *Server) addSession(c *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return errors.New("the server is shutting down")
+	}
+	if s.sessions == nil {
+		s.sessions = map[*session]struct{}{}
+		s.room.reads, s.room.writes = newBudget(c.limits.MaxMemoryBytes/2), newBudget(c.limits.MaxMemoryBytes/2)
+	}
+	if shaking := len(s.sessions) - s.room.transmitting; shaking >= c.limits.Connections+maxLeaving {
+		return fmt.Errorf("more than %d connections", c.limits.Connections)
+	} else if shaking >= c.limits.Connections {
+		var oldest *session
+		for other := range s.sessions {
+			if !other.transmits && (oldest == nil || other.began.Before(oldest.began)) {
+				oldest = other
+			}
+		}
+		oldest.cancel(errPlaceTaken)
+	}
+	s.sessions[c] = struct{}{}
+	s.running.Add(1)
+	if s.room.sentry == nil {
+		s.room.sentry = time.AfterFunc(c.limits.StallTimeout/2, func() { s.endStalled(c.limits) })
+	}
+	return nil
+}
+
+func (s *Server) removeSession(c *session) {
+	s.mu.Lock()
+	delete(s.sessions, c)
+	if c.transmits {
+		s.room.transmitting--
+	}
+	s.mu.Unlock()
+	s.running.Done()
+}
+
+// admit lets c transmit, if need be in the place of the client that has been idle longest.
+func (s *Server) admit(c *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.room.transmitting >= c.limits.Connections {
+		var idlest *session
+		since := now() - int64(c.limits.IdleTimeout)
+		for other := range s.sessions {
+			if at := other.waitsSince(); other.transmits && at <= since {
+				idlest, since = other, at
+			}
+		}
+		if idlest == nil {
+			return false
+		}
+		idlest.cancel(errPlaceTaken)
+		idlest.transmits = false // Its place is given away.
+		s.room.transmitting--
+	}
+	c.moved.Store(now())
+	c.transmits = true
+	s.room.transmitting++
+	return true
+}
+
+// endStalled ends clients that hold memory which others wait for, and have neither taken nor sent anything for too long.
+func (s *Server) endStalled(l Limits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.sessions) == 0 {
+		s.room.sentry = nil
+		return
+	}
+	reads, writes := s.room.reads.short(), s.room.writes.short()
+	for c := range s.sessions {
+		if c.waitsSince() <= now()-int64(l.StallTimeout) && (reads && c.reads.used() > 0 || writes && c.writes.used() > 0) {
+			c.cancel(errStalled)
+		}
+	}
+	s.room.sentry.Reset(l.StallTimeout / 2)
+}
+
+// began is when this process did, about.
+var began = time.Now()
+
+// now is a time that only grows, in nanoseconds.
+func now() int64 { return int64(time.Since(began)) }
+
+// waitsSince is since when the client is waited for, and nothing else. It is the far future for one that is not.
+func (c *session) waitsSince() int64 {
+	if sending := c.sending.Load(); sending != 0 {
+		return sending
+	}
+	if c.busy.Load() > 0 {
+		return math.MaxInt64
+	}
+	return c.moved.Load()
+}
+
+// take takes n bytes of the session's own budget and then of that of all sessions.
+func take(ctx context.Context, own, shared *budget, n int64) (int64, error) {
+	n, err := own.acquire(ctx, n)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := shared.acquire(ctx, n); err != nil {
+		own.release(n)
+		return 0, err
+	}
+	return n, nil
+}
+
+// giveBack releases what take returned.
+func giveBack(own, shared *budget, n int64) {
+	own.release(n)
+	shared.release(n)
+}
