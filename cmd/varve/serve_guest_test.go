@@ -174,7 +174,7 @@ func TestAGuestRunsFromARestorePoint(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	disk, word := filepath.Join(dir, "root.img"), fmt.Sprintf("only on this disk: %d", time.Now().UnixNano())
-	tool(t, nil, "qemu-img", "convert", "-O", "raw", filepath.Join(guestDir, "debian-root.qcow2"), disk)
+	tool(t, nil, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", filepath.Join(guestDir, "debian-root.qcow2"), disk)
 	if err := os.WriteFile(filepath.Join(dir, "word"), []byte(word), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"time"
@@ -25,9 +26,15 @@ const holeBytes = 4 << 10
 // punched afterwards: only then, and with a cluster size that fits the disk, does QEMU recognize it as preallocated
 // metadata and pass the raw file's holes on, so that a full backup of a sparse disk stays sparse.
 func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64, clusterBytes int) error {
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
+	// Whoever has the claim may have put something in its way, or a link to something else.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // durable.Rename syncs it
 	raw, err := os.Stat(rawPath)
 	if err != nil {
 		return err
@@ -36,9 +43,9 @@ func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64
 	if !raw.Mode().IsRegular() {
 		rawDriver = "host_device"
 	}
-	err = storageDaemonJob(ctx, []any{
+	err = storageDaemonJob(ctx, f, []any{
 		map[string]any{"driver": rawDriver, "node-name": "data", "filename": rawPath},
-		map[string]any{"driver": "file", "node-name": "overlay", "filename": path},
+		map[string]any{"driver": "file", "node-name": "overlay", "filename": childFile},
 	}, map[string]any{
 		"driver": "qcow2", "version": "v3", "file": "overlay", "data-file": "data", "data-file-raw": true,
 		"size": virtualBytes, "cluster-size": clusterBytes,
@@ -55,8 +62,8 @@ func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64
 // storageDaemonTimeout bounds one blockdev-create: it writes metadata only.
 const storageDaemonTimeout = time.Minute
 
-// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes.
-func storageDaemonJob(ctx context.Context, nodes []any, create map[string]any) error {
+// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes, and f as childFile.
+func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[string]any) error {
 	ctx, cancel := context.WithTimeout(ctx, storageDaemonTimeout)
 	defer cancel()
 	args := []string{"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp"}
@@ -68,6 +75,7 @@ func storageDaemonJob(ctx context.Context, nodes []any, create map[string]any) e
 		args = append(args, "--blockdev", string(doc))
 	}
 	cmd := exec.CommandContext(ctx, "qemu-storage-daemon", args...)
+	cmd.Env, cmd.ExtraFiles = qemuEnvironment, []*os.File{f}
 	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -6,14 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
+	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirt"
 )
 
 // PrepareBackup checks a push backup and makes everything that needs no point in time, so that begin, which a frozen
 // guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called; libvirt deletes none of them, whatever happens.
 //
-// ErrBusy: another job runs. ErrInvalid: a disk is not there or not tracked. ErrNotRunning: the domain does not run.
+// ErrBusy: another job runs. ErrInvalid: a disk is not there or not tracked, or a target is no longer what CreateTarget made. ErrNotRunning: the domain does not run.
 func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc, err error) {
 	var job, checkpoint string
 	err = s.with(ctx, "prepare backup", func(d *libvirt.Domain) error {
@@ -34,6 +36,9 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 		return nil, err
 	}
 	return func(ctx context.Context) error {
+		if err := checkTargets(b); err != nil {
+			return err
+		}
 		return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
 			err := d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
 			if err == nil && ctx.Err() != nil {
@@ -43,6 +48,21 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 			return err
 		})
 	}, nil
+}
+
+// checkTargets makes sure that QEMU, which opens targets by their paths, finds what CreateTarget made. Whoever writes a target at the same moment can
+// still be faster.
+func checkTargets(b Backup) error {
+	for _, d := range b.Disks {
+		f, err := os.OpenFile(d.Target, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err == nil {
+			err = errors.Join(plainImage(f), f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("target %s: %w", d.Target, err)
+		}
+	}
+	return nil
 }
 
 // BackupJob says how the backup job goes, or how the last one of this run of the guest ended.

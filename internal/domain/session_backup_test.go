@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -245,5 +246,84 @@ func TestCreateTargetRefusesAFileThatExists(t *testing.T) {
 	}
 	if err := SetBacking(t.Context(), path, "not-there.qcow2"); err != nil {
 		t.Errorf("a backing file that is not there yet: %v", err)
+	}
+}
+
+// Whoever writes the target may put another file in the place of one that was made. QEMU would open the files that its header names, or
+// write where a link leads.
+func TestSetBacking_takesOnlyWhatCreateTargetMade(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	own := dir + "/own.qcow2"
+	if err := CreateTarget(t.Context(), own, mib); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(
+		os.Symlink(own, dir+"/link"), os.WriteFile(dir+"/raw", make([]byte, mib), 0o600), os.WriteFile(dir+"/short", []byte("QFI\xfb"), 0o600),
+		os.Mkdir(dir+"/directory", 0o700), unix.Mkfifo(dir+"/fifo", 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	run("create", "-q", "-f", "qcow2", "-o", "data_file="+dir+"/data", dir+"/elsewhere", "1M")
+	run("create", "-q", "-f", "vmdk", dir+"/vmdk", "1M")
+	for _, name := range []string{"link", "raw", "short", "directory", "fifo", "elsewhere", "vmdk"} {
+		if err := SetBacking(t.Context(), dir+"/"+name, "base.qcow2"); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	after, err := os.ReadFile(own)
+	if err != nil || !bytes.Equal(before, after) {
+		t.Errorf("a file that a link leads to was changed: %v", err)
+	}
+}
+
+// What is in the way of a new overlay is removed, and where a link leads nothing is written.
+func TestCreateOverlay_followsNoLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := errors.Join(
+		os.WriteFile(dir+"/raw", make([]byte, mib), 0o600), os.WriteFile(dir+"/other", []byte("of somebody else"), 0o600), os.Symlink("other", dir+"/overlay"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := createOverlay(t.Context(), dir+"/overlay", dir+"/raw", mib, TargetClusterBytes); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(dir + "/other"); err != nil || string(got) != "of somebody else" {
+		t.Errorf("a file that a link leads to has %d bytes: %v", len(got), err)
+	}
+}
+
+// QEMU would write the backup into the file that a target's header names.
+func TestTargetReplacedBeforeTheBackupBegins_isRefused(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	m.write("d0", 0xa1, 3)
+	target, victim := m.target("d0", "c0"), m.dir+"/victim"
+	begin, err := m.PrepareBackup(t.Context(), Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(target), os.WriteFile(victim, make([]byte, 64*mib), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	m.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "data_file="+victim, target, "64M")
+	if err := begin(t.Context()); !errors.Is(err, ErrInvalid) {
+		t.Errorf("begun: %v", err)
+		m.await(EventBackupCompleted)
+	}
+	if got, err := os.ReadFile(victim); err != nil || bytes.IndexByte(got, 0xa1) >= 0 {
+		t.Errorf("the file that the target's header names has the guest's data: %v", err)
 	}
 }

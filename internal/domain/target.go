@@ -3,16 +3,16 @@ package domain
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/varvebackup/varve/internal/durable"
 )
 
 // TargetClusterBytes is the cluster size of a backup's files: the granularity of the bitmaps, so that an
@@ -22,35 +22,70 @@ const TargetClusterBytes = 64 << 10
 // CreateTarget makes the qcow2 file that libvirt writes a disk's backup into: virtualBytes large, without a
 // backing file. It fails if the file exists. ErrNoSpace: the file system is full.
 func CreateTarget(ctx context.Context, path string, virtualBytes int64) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("create target: %w", classify(err))
 	}
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("create target %s: %w", path, classify(err))
-	}
-	err = qemuImg(ctx, "create", "-q", "-f", "qcow2", "-o", fmt.Sprintf("compat=1.1,cluster_size=%d", TargetClusterBytes), path, strconv.FormatInt(virtualBytes, 10))
-	if err != nil {
+	err = qemuImg(ctx, f, "create", "-q", "-f", "qcow2", "-o", fmt.Sprintf("compat=1.1,cluster_size=%d", TargetClusterBytes), childFile, strconv.FormatInt(virtualBytes, 10))
+	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("create target %s: %w", path, classify(errors.Join(err, os.Remove(path))))
 	}
 	return nil
 }
 
 // SetBacking writes into the qcow2 file at path that its backing file is the qcow2 at relativeBacking, relative to path's
-// directory. Neither file's data is read or changed. The change is durable when it returns.
+// directory. Neither file's data is read or changed. The change is durable when it returns. ErrInvalid: the file is not what CreateTarget made:
+// others write to the target, too.
 func SetBacking(ctx context.Context, path, relativeBacking string) error {
-	if err := qemuImg(ctx, "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", relativeBacking, path); err != nil {
+	if err := setBacking(ctx, path, relativeBacking); err != nil {
 		return fmt.Errorf("set backing file of %s to %s: %w", path, relativeBacking, err)
-	}
-	if err := durable.Sync(path); err != nil {
-		return fmt.Errorf("set backing file of %s: %w", path, err)
 	}
 	return nil
 }
 
-// qemuImg runs qemu-img; an error has its words.
-func qemuImg(ctx context.Context, args ...string) error {
+func setBacking(ctx context.Context, path, relativeBacking string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	if err = plainImage(f); err == nil {
+		err = qemuImg(ctx, f, "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", relativeBacking, childFile)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// plainImage makes sure that a file is a qcow2 image as CreateTarget makes them. QEMU opens the data file that a header names, wherever it is
+// (QEMU's docs/interop/qcow2.txt, "Header": incompatible features).
+func plainImage(f *os.File) error {
+	var b [80]byte
+	info, err := f.Stat()
+	if err == nil && info.Mode().IsRegular() {
+		_, err = f.ReadAt(b[:], 0)
+	}
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return err
+	case string(b[:4]) != "QFI\xfb" || binary.BigEndian.Uint32(b[4:]) != 3:
+		return fmt.Errorf("%w: it is not the qcow2 file that Varve made", ErrInvalid)
+	case binary.BigEndian.Uint64(b[72:]) != 0:
+		return fmt.Errorf("%w: it is not the qcow2 file that Varve made: its data is damaged or elsewhere", ErrInvalid)
+	}
+	return nil
+}
+
+// childFile opens, in a child, the file that qemuImg gave it, whatever the file's path leads to now.
+const childFile = "/proc/self/fd/3"
+
+// qemuEnvironment is all that QEMU's programs get: errors are told apart by their words (isNoSpace).
+var qemuEnvironment = []string{"LC_ALL=C"}
+
+// qemuImg runs qemu-img with one file, childFile; an error has its words.
+func qemuImg(ctx context.Context, f *os.File, args ...string) error {
 	cmd := exec.CommandContext(ctx, "qemu-img", args...)
+	cmd.Env, cmd.ExtraFiles = qemuEnvironment, []*os.File{f}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Run(); err != nil {

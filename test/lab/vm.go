@@ -130,7 +130,7 @@ func (l *Lab) PopulateRoot(ctx context.Context, vm, disk string, sys System) (er
 			err = closeErr
 		}
 	}()
-	script := fmt.Sprintf("cat >/tmp/root.qcow2; qemu-img convert -O raw /tmp/root.qcow2 /mnt/%[1]s/disk.img; sync -f /mnt/%[1]s/disk.img", claim)
+	script := fmt.Sprintf("cat >/tmp/root.qcow2; qemu-img convert -f qcow2 -O raw /tmp/root.qcow2 /mnt/%[1]s/disk.img; sync -f /mnt/%[1]s/disk.img", claim)
 	_, err = t.RunWithInput(ctx, script, src)
 	return err
 }

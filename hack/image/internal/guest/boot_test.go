@@ -173,7 +173,7 @@ func TestDebianGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	root, data := filepath.Join(t.TempDir(), "root.raw"), disk(t, "data")
-	host(t, "qemu-img", "convert", "-O", "raw", g.Disk, root)
+	host(t, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", g.Disk, root)
 	args := append(drive("root", root), drive("data", data)...)
 	m, took := boot(t, g.Kernel, g.Initrd, debianArgs, append(args,
 		"-device", "virtio-blk-pci,drive=root", "-device", "virtio-blk-pci,drive=data")...)
