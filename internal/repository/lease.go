@@ -72,7 +72,7 @@ func (l *lease) store() error {
 	id, err := snapshot.SaveSnapshot(l.s.ctx, l.s.w, &snapshot.Manifest{
 		Source: l.point.Source.info(), Description: "lease of " + l.s.purpose, IncompleteReason: leaseReason,
 		StartTime: fs.UTCTimestampFromTime(now), EndTime: fs.UTCTimestampFromTime(now),
-		RootEntry: l.root, Tags: map[string]string{tagLease: "1"}, Pins: []string{sessionPin},
+		RootEntry: l.root, Tags: map[string]string{tagLease: "1"}, Pins: []string{kopiaPin},
 	})
 	if err != nil {
 		return err

@@ -166,7 +166,7 @@ func (m *longModel) somebodyActs() {
 			if err := w.Refresh(ctx); err != nil {
 				return err
 			}
-			// Restore points are kept by default for years; what it would delete are incomplete ones.
+			// Restore points and session manifests are pinned: it deletes nothing.
 			_, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
 			return err
 		})

@@ -89,6 +89,31 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 	same(t, fresh, pinned, want)
 }
 
+// `kopia snapshot expire` leaves restore points to Varve, and so does what kopia expires when it stores a snapshot.
+func TestKopiaExpire_keepsRestorePoints(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: []byte("disk")}
+	for i := range 12 {
+		if _, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(int64(i+1), 0), Disks: []DiskSource{disk.source(false)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kopia := exec.CommandContext(t.Context(), s3.Program(t, "kopia"), "--config-file="+config, "--log-dir="+t.TempDir(), "snapshot", "expire", "--all", "--delete")
+	kopia.Env = append(os.Environ(), "KOPIA_PASSWORD="+testPassword, "KOPIA_CHECK_FOR_UPDATES=false")
+	if out, err := kopia.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	fresh := open(t, config)
+	points, err := fresh.List(t.Context(), nil)
+	if err != nil || len(points) != 12 {
+		t.Errorf("%d restore points, %v", len(points), err)
+	}
+	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
+		t.Error(err)
+	}
+}
+
 // onS3 makes a repository behind e and opens it.
 func onS3(t *testing.T, e s3.Endpoint, o CreateOptions) (*Repository, string) {
 	t.Helper()

@@ -20,6 +20,9 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 			return nil, err
 		}
 	}
+	if slices.Contains(slices.Concat(add, remove), kopiaPin) {
+		return nil, fmt.Errorf("%w: the pin %s is Varve's own", ErrInvalid, kopiaPin)
+	}
 	err := r.change(ctx, "pin", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		s, err := r.stored(ctx, id)
 		if err != nil || !s.manifest.UpdatePins(add, remove) {
@@ -43,6 +46,16 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 		return nil, fmt.Errorf("pins of restore point %s: %w", id, err)
 	}
 	return r.Get(ctx, id)
+}
+
+// usersPins are the pins of a manifest that are a user's.
+func usersPins(pins []string) (out []string) {
+	for _, pin := range pins {
+		if pin != kopiaPin {
+			out = append(out, pin)
+		}
+	}
+	return out
 }
 
 // Pinned says whether anything pins the restore point.

@@ -29,7 +29,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	}
 	m := &snapshot.Manifest{
 		Source: p.Source.info(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
-		RootEntry: root, Tags: map[string]string{tagFormat: formatTag, tagID: p.ID},
+		RootEntry: root, Tags: map[string]string{tagFormat: formatTag, tagID: p.ID}, Pins: []string{kopiaPin},
 		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
 	}
 	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)

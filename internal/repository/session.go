@@ -22,8 +22,9 @@ const (
 	tagSessionOwner = "tag:varve-session-owner"
 	sessionRunning  = "running"
 	sessionEnded    = "ended"
-	// sessionPin keeps `kopia snapshot expire` from deleting a session manifest or a lease: kopia keeps few incomplete snapshots.
-	sessionPin = "varve"
+	// kopiaPin keeps `kopia snapshot expire` from deleting what is Varve's: restore points, whose retention is Varve's own, and session manifests and
+	// leases, because kopia keeps few incomplete snapshots. It is no pin of a user.
+	kopiaPin = "varve"
 	// sessionRenewal is how often a session manifest is stored anew. kopia's margins assume at least every 45 minutes.
 	sessionRenewal = 30 * time.Minute
 	// sessionMargin is how late a session manifest may name what the session has stored or found: kopia forgets a content five hours after it
@@ -190,7 +191,7 @@ func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, 
 	owner := s.w.ClientOptions().UsernameAtHost()
 	id, err := snapshot.SaveSnapshot(ctx, s.w, &snapshot.Manifest{
 		Source: s.q.Source.info(), Description: "what a backup by " + owner + " has stored", IncompleteReason: leaseReason,
-		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{sessionPin},
+		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{kopiaPin},
 		Tags: map[string]string{tagSession: s.id, tagSessionState: state, tagSessionOwner: owner},
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
 )
 
 func TestStatus(t *testing.T) {
@@ -215,5 +216,46 @@ func TestMaintenanceStatus_warns(t *testing.T) {
 		if m.warn(now, c.created, c.manifests); len(m.Warnings) != c.warnings {
 			t.Errorf("%s: %q", name, m.Warnings)
 		}
+	}
+}
+
+// kopia's own retention would keep 10 of an hour, and fewer of older ones. It is not what Varve's users have asked for. A user's pins come and go.
+func TestPins_kopiasRetentionDeletesNothing(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: []byte("disk")}
+	var first string
+	for i := range 12 {
+		p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(int64(i+1), 0), Disks: []DiskSource{disk.source(false)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			first = p.ID
+		}
+	}
+	for _, step := range []struct{ add, remove []string }{{add: []string{"a"}}, {remove: []string{"a"}}} {
+		if p, err := r.Pin(t.Context(), first, step.add, step.remove); err != nil || len(p.Pins) != len(step.add) {
+			t.Fatalf("%+v, %v", p, err)
+		}
+	}
+	for _, step := range []struct{ add, remove []string }{{add: []string{kopiaPin}}, {remove: []string{kopiaPin}}} {
+		if _, err := r.Pin(t.Context(), first, step.add, step.remove); !errors.Is(err, ErrInvalid) {
+			t.Errorf("Varve's own pin, %+v: %v", step, err)
+		}
+	}
+	other := open(t, config)
+	if err := repo.WriteSession(t.Context(), other.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		deleted, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
+		if len(deleted) > 0 {
+			t.Errorf("kopia deletes %v", deleted)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	points, err := open(t, config).List(t.Context(), nil)
+	if err != nil || len(points) != 12 || points[0].Pinned() {
+		t.Errorf("%d restore points, %v", len(points), err)
 	}
 }
