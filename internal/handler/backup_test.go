@@ -4,6 +4,7 @@ package handler_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -84,6 +85,38 @@ func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
 	})
 	if n := w.launcher.count("BeginBackup"); n != 1 {
 		t.Errorf("begun %d times", n)
+	}
+}
+
+// What a backup costs a handler does not depend on how many backups and trackers there are. docs/scale.md states the figures.
+func TestScale_costOfABackupDoesNotDependOnHistory(t *testing.T) {
+	t.Parallel()
+	for _, ended := range []int{0, 5000} {
+		t.Run(fmt.Sprintf("%d ended", ended), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "")
+			cluster.Seed(t, controlplane.EndedBackups(w.ns, ended))
+			w.traffic = &controlplane.Traffic{}
+			w.started()
+			tr := w.tracker("tr", "root")
+			w.traffic.Reset()
+			b := w.backup("b1", tr)
+			w.begun(1)
+			w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
+			w.untilPhase(b, "Copying")
+			w.launcher.job(func(j *pb.Backup) {
+				j.Phase, j.Volumes = pb.Backup_DONE, []*pb.BackedUpVolume{{Volume: "root", Incremental: true}}
+			})
+			w.untilPhase(b, "Copied")
+			w.prune(b, backupv1.BackupSucceeded)
+			w.untilPhase(b, "Pruned")
+			cost := w.traffic.Cost()
+			t.Logf("%d ended: %s", ended, cost)
+			const requests, bytes, lists = 30, 64 << 10, 4
+			if cost.Requests > requests || cost.Bytes > bytes || len(cost.Lists) > lists {
+				t.Errorf("more than %d requests, %d bytes or %d lists: %s", requests, bytes, lists, cost)
+			}
+		})
 	}
 }
 

@@ -50,6 +50,8 @@ type world struct {
 	stop     func()
 	// waits is StopWaitsForBackup of the handlers that run starts.
 	waits time.Duration
+	// traffic counts what the handlers that run starts ask of the API server, unless it is nil.
+	traffic *controlplane.Traffic
 }
 
 // newWorld makes a node whose kubelet's pods directory is podsDir ("": a new one), with an instance in phase Scheduled.
@@ -85,8 +87,12 @@ func (w *world) run() {
 	if err := installRoles(); err != nil {
 		w.t.Fatal(err)
 	}
+	cfg := cluster.ConfigFor(user)
+	if w.traffic != nil {
+		w.traffic.Wrap(cfg)
+	}
 	o := handler.Options{
-		Config: cluster.ConfigFor(user), NodeName: w.node, Namespace: controlplane.SystemNamespace,
+		Config: cfg, NodeName: w.node, Namespace: controlplane.SystemNamespace,
 		KubeletPodsDir: w.podsDir, StopWaitsForBackup: w.waits, Registry: prometheus.NewRegistry(), Logger: logger(),
 		Timing: link.Timing{First: 2 * time.Second, Idle: 5 * time.Second, Retry: 50 * time.Millisecond},
 	}

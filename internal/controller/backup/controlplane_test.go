@@ -52,7 +52,7 @@ type lab struct {
 	// configuration is what the controllers read: the cluster's, unless a test has one of its own.
 	configuration types.NamespacedName
 	// traffic counts the controllers' requests, unless it is nil.
-	traffic *traffic
+	traffic *controlplane.Traffic
 }
 
 func newLab(t *testing.T, limits Limits) *lab {
@@ -73,7 +73,7 @@ func (l *lab) start() {
 	l.Helper()
 	cfg := cluster.ConfigFor(controlplane.Controller)
 	if l.traffic != nil {
-		l.traffic.wrap(cfg)
+		l.traffic.Wrap(cfg)
 	}
 	mgr := cluster.ManagerFor(l.T, cfg, func(o *ctrl.Options) {
 		o.Cache = cache.Options{DefaultNamespaces: map[string]cache.Config{l.ns: {}, controlplane.SystemNamespace: {}}, ByObject: map[client.Object]cache.ByObject{
