@@ -25,6 +25,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/eventnote"
 	"github.com/varvebackup/varve/internal/handler/backup"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/instance"
@@ -147,7 +148,7 @@ func add(mgr ctrl.Manager, o Options, links *link.Links, mounts *mount.Mounts) e
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	recorder := mgr.GetEventRecorder("varve-handler")
+	recorder := eventnote.Shorten(mgr.GetEventRecorder("varve-handler"))
 	keeper := &checkpoint.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Events: recorder, Discarded: measures.Discarded}
 	instances := &instance.Reconciler{
 		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,

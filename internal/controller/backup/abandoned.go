@@ -139,8 +139,8 @@ func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.V
 		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
 		return nil
 	case isRefusal(err):
-		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock", "%s",
-			note(fmt.Sprintf("Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))))
+		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock",
+			"Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))
 	}
 	return fmt.Errorf("release the lock of backup %s: %w", name, err)
 }

@@ -149,7 +149,7 @@ func (r *reconciler) writeStatus(ctx context.Context, in *Input, status *backupv
 	}
 	r.places.wrote(in.Backup, status)
 	if e := eventFor(&in.Backup.Status, status); e != nil {
-		r.events.Eventf(in.Backup, related(in), e.kind, e.reason, e.action, "%s", note(status.Message))
+		r.events.Eventf(in.Backup, related(in), e.kind, e.reason, e.action, "%s", status.Message)
 	}
 	if status.Phase.Final() && !in.Backup.Status.Phase.Final() {
 		r.measures.ended(in.Backup.Spec.BackupTracker != "", status)

@@ -1,8 +1,6 @@
 package backup
 
 import (
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -49,17 +47,6 @@ const (
 )
 
 type notice struct{ kind, reason, action string }
-
-// maxNote is the longest note in bytes that the events API takes, less the room for what is cut.
-const maxNote = 1000
-
-// note cuts a message to what an event holds; the whole of it is in status.message.
-func note(message string) string {
-	if len(message) <= maxNote {
-		return message
-	}
-	return strings.ToValidUTF8(message[:maxNote], "") + "…"
-}
 
 // eventFor is the event for a status change, or nil when nobody needs to hear of it.
 func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {

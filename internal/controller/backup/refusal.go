@@ -22,7 +22,7 @@ func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err
 	r.watchdog.tried(in.Backup.UID, d.Step, err)
 	report := reportRefusal(in, d, err)
 	if report.Step == StepNone {
-		r.events.Eventf(in.Backup, related(in), warning, EventRefused, "Retry", "%s", note(refusalMessage(in, d, err)))
+		r.events.Eventf(in.Backup, related(in), warning, EventRefused, "Retry", "%s", refusalMessage(in, d, err))
 		return ctrl.Result{}, err
 	}
 	if werr := r.apply(ctx, in, report); werr != nil && !apierrors.IsConflict(werr) && !apierrors.IsNotFound(werr) {

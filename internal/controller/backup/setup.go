@@ -20,6 +20,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/eventnote"
 )
 
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;list;watch;update;patch
@@ -119,7 +120,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Registerer == nil {
 		opts.Registerer = metrics.Registry
 	}
-	recorder := mgr.GetEventRecorder("varve-backup")
+	recorder := eventnote.Shorten(mgr.GetEventRecorder("varve-backup"))
 	m, err := newMeasures(opts.Registerer)
 	if err != nil {
 		return fmt.Errorf("register backup metrics: %w", err)

@@ -18,6 +18,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/eventnote"
 )
 
 // Options are what Setup needs beside the manager.
@@ -28,7 +29,7 @@ type Options struct {
 
 // Setup adds the controllers to mgr: one for machines, one that reports invalid selectors.
 func Setup(mgr ctrl.Manager, opts Options) error {
-	r := &reconciler{client: mgr.GetClient(), events: mgr.GetEventRecorder("varve-changedblocktracking"), configuration: opts.Configuration}
+	r := &reconciler{client: mgr.GetClient(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("changedblocktracking").
 		For(&kubevirtv1.VirtualMachine{}).

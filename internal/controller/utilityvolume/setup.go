@@ -14,6 +14,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
+	"github.com/varvebackup/varve/internal/eventnote"
 )
 
 // Options are what Setup needs beside the manager.
@@ -29,7 +30,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("varve-utilityvolume")}
+	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-utilityvolume"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("utilityvolume").
 		For(&kubevirtv1.VirtualMachineInstance{}).

@@ -15,6 +15,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
+	"github.com/varvebackup/varve/internal/eventnote"
 )
 
 // Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt has the same.
@@ -44,7 +45,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	r := &reconciler{
 		client:        mgr.GetClient(),
 		live:          mgr.GetAPIReader(),
-		events:        mgr.GetEventRecorder("varve-virtualmachine"),
+		events:        eventnote.Shorten(mgr.GetEventRecorder("varve-virtualmachine")),
 		clock:         opts.Clock,
 		configuration: opts.Configuration,
 	}

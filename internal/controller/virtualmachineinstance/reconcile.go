@@ -83,16 +83,20 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		return reconcile.Result{}, err
 	}
 	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
-		if instance.Status.NodeName == "" {
-			// No handler was told of it.
-			if err := r.giveBack(ctx, instance); err != nil {
-				return reconcile.Result{}, err
-			}
-		}
-		err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, r.release(ctx, instance)
 	}
 	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
+}
+
+// release lets go of an instance that has ended, and of its runs if no handler was told of it.
+func (r *reconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	if instance.Status.NodeName == "" {
+		if err := r.giveBack(ctx, instance); err != nil {
+			return err
+		}
+	}
+	err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
+	return client.IgnoreNotFound(err)
 }
 
 // bringUp takes the instance's claims and makes its launcher pod, in this order: no pod mounts a claim that does not name its run. The pod

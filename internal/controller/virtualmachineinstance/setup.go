@@ -15,6 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
+	"github.com/varvebackup/varve/internal/eventnote"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -39,7 +40,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.StopWaitsForBackup == 0 {
 		opts.StopWaitsForBackup = 10 * time.Minute
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("varve-virtualmachineinstance")}
+	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-virtualmachineinstance"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachineinstance").
 		For(&kubevirtv1.VirtualMachineInstance{}).
