@@ -43,7 +43,7 @@ func (s *Server) addSession(c *session) error {
 	} else if shaking >= c.limits.Connections {
 		var oldest *session
 		for other := range s.sessions {
-			if !other.transmits && (oldest == nil || other.began.Before(oldest.began)) {
+			if !other.transmits && (oldest == nil || other.began < oldest.began) {
 				oldest = other
 			}
 		}
@@ -109,11 +109,11 @@ func (s *Server) endStalled(l Limits) {
 	s.room.sentry.Reset(l.StallTimeout / 2)
 }
 
-// began is when this process did, about.
-var began = time.Now()
+// began is when this process did, about. Connections live in the operating system's time, as their deadlines do.
+var began = time.Now() //nolint:forbidigo // see above
 
 // now is a time that only grows, in nanoseconds.
-func now() int64 { return int64(time.Since(began)) }
+func now() int64 { return int64(time.Since(began)) } //nolint:forbidigo // see began
 
 // waitsSince is since when the client is waited for, and nothing else. It is the far future for one that is not.
 func (c *session) waitsSince() int64 {

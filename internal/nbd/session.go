@@ -12,7 +12,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,7 +28,8 @@ type session struct {
 
 	// transmits says that the session has a place among those past their handshake; Server.mu guards it.
 	transmits bool
-	began     time.Time
+	// began is when the session did, as now has it.
+	began int64
 	// reads and writes bound the session's payloads. They are separate, so that writes which wait for a worker cannot keep workers from reading.
 	reads, writes *budget
 	// busy counts requests from the queue to the reply, and one that waits for memory.
@@ -41,7 +41,7 @@ type session struct {
 func newSession(s *Server, nc net.Conn, cancel context.CancelCauseFunc) *session {
 	l := s.Limits.withDefaults()
 	return &session{
-		srv: s, limits: l, log: s.log(), nc: nc, cancel: cancel, began: time.Now(),
+		srv: s, limits: l, log: s.log(), nc: nc, cancel: cancel, began: now(),
 		reads: newBudget(l.MaxInFlightBytes / 2), writes: newBudget(l.MaxInFlightBytes / 2),
 	}
 }
