@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // BackingFile is a file that a qcow2 image may read: its backing file, or that of the backing file before it.
@@ -133,6 +134,23 @@ func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
 		return errorf(ErrInvalid, "disk %s names the backing file %q, and not %s, which was given as its backing file", path, h.backingName, allowed.path)
 	}
 	return nil
+}
+
+// identity names the image together with its backing files. Nobody writes to a backing file as long as there are images on top of it; if somebody
+// does, or puts another file in its place, it is another disk, because the bitmaps of the image on top do not record that.
+func (c *imageChain) identity() (string, error) {
+	name := c.files[0].id.name
+	for _, below := range c.files[1:] {
+		info, err := below.file.Stat()
+		if err != nil {
+			return "", err
+		}
+		name += "/" + below.id.name
+		if !below.device { // A device has no time of its last write.
+			name += "@" + info.ModTime().UTC().Format(time.RFC3339Nano)
+		}
+	}
+	return name, nil
 }
 
 // close closes the files.

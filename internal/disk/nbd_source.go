@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,7 +83,10 @@ func openQCOW2Source(ctx context.Context, path string, o SourceOptions) (*export
 	if err != nil {
 		return nil, err
 	}
-	id := image.files[0].id.name
+	id, err := image.identity()
+	if err != nil {
+		return nil, errors.Join(err, image.close())
+	}
 	server, client, err := serve(ctx, image, unix.SIGKILL, o.Bitmap)
 	if err != nil {
 		return nil, err

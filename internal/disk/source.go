@@ -36,7 +36,7 @@ type Source interface {
 	//
 	//   - of a file ("file:..."), raw or qcow2, device number, inode number and time of creation. A file that was moved within its file system is the same one, a copy
 	//     is another, and so is one on a file system that was mounted under another device number (NFS, after a reboot).
-	//     A file that was overwritten in place is the same.
+	//     A file that was overwritten in place is the same. Backing files of a qcow2 image are part of it, with the time of their last write.
 	//   - of a block device ("device:..."), its name in /dev/disk/by-id, or the serial number in sysfs. One without either has the device
 	//     number, which another disk may get when this one is gone.
 	//   - of an NBD export ("nbd..."), its URI. What the server has there is not known.
