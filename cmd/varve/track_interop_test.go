@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -13,7 +14,7 @@ import (
 
 // Scripts about bitmaps in qcow2 images have what those about repositories have, and this command:
 //
-//	same NAME IMAGE   compares the latest restore point of NAME with the image, byte for byte
+//	same NAME[:DISK] IMAGE   compares a disk of the latest restore point of NAME with the image, byte for byte
 func TestTrack(t *testing.T) {
 	t.Parallel()
 	all := maps.Clone(commands)
@@ -27,9 +28,10 @@ func TestTrack(t *testing.T) {
 
 func sameAsImage(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
-		ts.Fatalf("usage: same NAME IMAGE")
+		ts.Fatalf("usage: same NAME[:DISK] IMAGE")
 	}
 	out := ts.MkAbs("restored.img")
-	ts.Check(ts.Exec("sh", "-c", `exec varve disk restore --overwrite --progress none $(varve disk list "$0" -o name | tail -1) "$1"`, args[0], out))
+	name, disk, _ := strings.Cut(args[0], ":")
+	ts.Check(ts.Exec("sh", "-c", `exec varve disk restore --overwrite --progress none --disk "$2" $(varve disk list "$0" -o name | tail -1) "$1"`, name, out, disk))
 	ts.Check(ts.Exec("qemu-img", "compare", "-f", "raw", "-F", "qcow2", out, args[1]))
 }

@@ -22,9 +22,9 @@ const ownerBytes = 8
 type imageTracking struct {
 	// owner is what the names of this history's bitmaps begin with. An image may be in several histories and repositories.
 	owner string
-	// checkpoint is the name of the new bitmap.
-	checkpoint string
-	images     []diskSpec
+	// images have the new bitmaps, each with a name of its own: with one name for all, an image that is copied over another one would bring a bitmap
+	// that looks like the other one's.
+	images []diskSpec
 	// doubts say which bitmaps cannot be used.
 	doubts error
 }
@@ -37,7 +37,6 @@ func startTracking(ctx context.Context, r *repository.Repository, q *repository.
 	}
 	sum := sha256.Sum256([]byte(r.ID() + "\n" + q.Source.String()))
 	t := &imageTracking{owner: checkpointPrefix + hex.EncodeToString(sum[:ownerBytes]) + "-"}
-	t.checkpoint = t.owner + randomToken()
 	for i := range specs {
 		if !specs[i].isImage() {
 			continue
@@ -63,22 +62,27 @@ func (t *imageTracking) start(ctx context.Context, spec *diskSpec, base string, 
 			spec.options.Bitmap = base
 		case b.Name == base:
 			t.doubts = errors.Join(t.doubts, fmt.Errorf("disk %s is read as a whole: its bitmap was not saved when its last user ended, or was disabled", spec.name))
-		case allKnown && strings.HasPrefix(b.Name, t.owner) && !inUse[b.Name]:
+		case allKnown && strings.HasPrefix(b.Name, t.owner) && !inUse[b.Name] && !t.added(b.Name):
 			if err := disk.RemoveBitmap(ctx, spec.where, b.Name); err != nil {
 				return imageInUse(err)
 			}
 		}
 	}
-	spec.checkpoint = t.checkpoint
-	return imageInUse(disk.AddBitmap(ctx, spec.where, t.checkpoint))
+	spec.checkpoint = t.owner + randomToken()
+	return imageInUse(disk.AddBitmap(ctx, spec.where, spec.checkpoint))
 }
 
-// removeOthers removes all bitmaps of this history but the one of this backup. It is called when the restore point is there.
+// added says whether this backup has added the bitmap.
+func (t *imageTracking) added(bitmap string) bool {
+	return slices.ContainsFunc(t.images, func(d diskSpec) bool { return d.checkpoint == bitmap })
+}
+
+// removeOthers removes all bitmaps of this history but those of this backup. It is called when the restore point is there.
 func (t *imageTracking) removeOthers(ctx context.Context) (failures error) {
 	for _, spec := range t.images {
 		bitmaps, err := disk.Bitmaps(ctx, spec.where)
 		for _, b := range bitmaps {
-			if strings.HasPrefix(b.Name, t.owner) && b.Name != t.checkpoint {
+			if strings.HasPrefix(b.Name, t.owner) && !t.added(b.Name) {
 				err = errors.Join(err, disk.RemoveBitmap(ctx, spec.where, b.Name))
 			}
 		}
