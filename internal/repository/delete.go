@@ -10,7 +10,8 @@ import (
 )
 
 // Delete removes restore points. What no other one shares is freed by maintenance. A restore point that a running backup started
-// from can go; the backup keeps what it needs, and so does whoever has a Lease. If one of them is not there, none is removed. One that is lost is forgotten.
+// from can go; the backup keeps what it needs, and so does whoever has a Lease. If one of them is not there, or is pinned (ErrConflict), none is removed: the
+// caller may have decided long ago. One that is lost is forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	found, err := r.deletable(ctx, ids)
 	if err != nil {
@@ -78,27 +79,28 @@ func (r *Repository) deletable(ctx context.Context, ids []string) ([]*stored, er
 	for _, id := range ids {
 		wanted[id] = nil
 	}
+	// Others may have published or pinned it since this connection looked: only its record would be removed, or what the pin has replaced.
+	if err := r.rep.Refresh(ctx); err != nil {
+		return nil, err
+	}
 	// One look at all manifests. Those that it does not find are looked for alone: the error says why.
 	some, _ := r.matching(ctx, func(id string) bool { _, ok := wanted[id]; return ok })
 	for _, s := range some {
 		wanted[s.id] = s
 	}
 	found := make([]*stored, len(ids))
-	if len(some) < len(wanted) { // Others may have published it since this connection looked: only its record would be removed.
-		if err := r.rep.Refresh(ctx); err != nil {
-			return nil, err
-		}
-	}
 	for i, id := range ids {
-		if found[i] = wanted[id]; found[i] != nil {
-			continue
+		if found[i] = wanted[id]; found[i] == nil {
+			var err error
+			if found[i], err = r.stored(ctx, id); errors.Is(err, ErrNotFound) {
+				found[i], err = r.forgettable(ctx, id, err)
+			}
+			if err != nil {
+				return nil, err
+			}
 		}
-		var err error
-		if found[i], err = r.stored(ctx, id); errors.Is(err, ErrNotFound) {
-			found[i], err = r.forgettable(ctx, id, err)
-		}
-		if err != nil {
-			return nil, err
+		if m := found[i].manifest; m != nil && len(usersPins(m.Pins)) > 0 {
+			return nil, fmt.Errorf("%w: restore point %s is pinned; nothing was deleted", ErrConflict, id)
 		}
 	}
 	return found, nil

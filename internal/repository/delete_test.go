@@ -1,6 +1,9 @@
 package repository
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 // A connection that has not seen a restore point yet deletes it, and not its record alone.
 func TestDelete_whatThisConnectionHasNotSeen(t *testing.T) {
@@ -14,6 +17,33 @@ func TestDelete_whatThisConnectionHasNotSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if points, err := s.others.List(t.Context(), nil); err != nil || len(points) > 0 {
+		t.Errorf("%v, %v", points, err)
+	}
+}
+
+// A restore point that was pinned after this connection looked stays, and so does everything that was to go with it.
+func TestDelete_whatWasPinnedMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	var ids []string
+	d := s.disk(1)
+	for range 2 {
+		p, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{d.source(false)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, p.ID)
+	}
+	if err := s.others.rep.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.r.Pin(t.Context(), ids[1], []string{"audit"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.others.Delete(t.Context(), ids...); !errors.Is(err, ErrConflict) {
+		t.Errorf("deleted: %v", err)
+	}
+	if points, err := s.others.List(t.Context(), nil); err != nil || len(points) != 2 {
 		t.Errorf("%v, %v", points, err)
 	}
 }

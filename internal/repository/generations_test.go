@@ -258,8 +258,9 @@ func (m *generations) perform(x *machine, j *job) outcome {
 	return o
 }
 
-// remove deletes some of these restore points.
+// remove deletes some of these restore points that nobody has pinned.
 func (m *generations) remove(times ...int64) {
+	times = slices.DeleteFunc(slices.Clone(times), func(at int64) bool { return len(m.pins(at)) > 0 })
 	if len(times) == 0 {
 		return
 	}
@@ -456,6 +457,12 @@ func (m *generations) end() {
 		j := &job{Do: "remove"}
 		for at, h := range m.held {
 			if keep == 0 || at != last {
+				for _, pin := range m.pins(at) {
+					if o := (&job{Do: "pin", IDs: []string{h.point.ID}, Pin: pin, Unpin: true}).do(m.ctx(), m.on(false).r); o.Error != "" {
+						m.t.Fatal(o.Error)
+					}
+					m.changedBy(nil)
+				}
 				j.IDs = append(j.IDs, h.point.ID)
 				delete(m.held, at)
 			}

@@ -187,6 +187,9 @@ func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
 	if p, err := fresh.Pin(t.Context(), parent.ID, nil, []string{"b"}); err != nil || !slices.Equal(p.Pins, []string{"a"}) {
 		t.Errorf("%v, %v", p, err)
 	}
+	if _, err := fresh.Pin(t.Context(), parent.ID, nil, []string{"a"}); err != nil {
+		t.Fatal(err)
+	}
 	if err := fresh.Delete(t.Context(), parent.ID); err != nil {
 		t.Fatal(err)
 	}
