@@ -60,9 +60,19 @@ func find(ctx context.Context, rep repo.Repository, source *Source, id string) (
 	return findMatching(ctx, rep, labels, func(string) bool { return true })
 }
 
+// findManifests finds manifests. If it cannot read them it looks at the repository anew first: maintenance of another machine may have merged
+// them, and freed those that this connection knows.
+func findManifests(ctx context.Context, rep repo.Repository, labels map[string]string) ([]*manifest.EntryMetadata, error) {
+	found, err := rep.FindManifests(ctx, labels)
+	if missing(err) && rep.Refresh(ctx) == nil {
+		found, err = rep.FindManifests(ctx, labels)
+	}
+	return found, err
+}
+
 // findMatching are the manifests with these labels of restore points whose ID matches.
 func findMatching(ctx context.Context, rep repo.Repository, labels map[string]string, match func(id string) bool) ([]entry, error) {
-	found, err := rep.FindManifests(ctx, labels)
+	found, err := findManifests(ctx, rep, labels)
 	if err != nil {
 		return nil, fmt.Errorf("list restore points: %w", err)
 	}
@@ -117,7 +127,7 @@ func group(entries []entry) ([]*stored, error) {
 
 // writable fails with ErrCorrupt if manifests are damaged: kopia can then neither add nor delete one, and does not say why.
 func (r *Repository) writable(ctx context.Context) error {
-	_, err := r.rep.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
+	_, err := findManifests(ctx, r.rep, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
 	if err == nil {
 		return nil
 	}

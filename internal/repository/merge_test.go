@@ -198,3 +198,40 @@ func TestClocksThatDiffer(t *testing.T) {
 		t.Errorf("locks left: %v, %v", left, err)
 	}
 }
+
+// A connection that was idle while another machine merged the manifests, and freed those before, lists and changes restore points.
+func TestMerge_idleConnectionsFollow(t *testing.T) {
+	t.Parallel()
+	for name, do := range map[string]func(context.Context, *Repository, *memory, string) error{
+		"list": func(ctx context.Context, r *Repository, _ *memory, _ string) error {
+			_, err := r.List(ctx, nil)
+			return err
+		},
+		"back up": func(ctx context.Context, r *Repository, d *memory, _ string) error {
+			_, err := r.Backup(ctx, Request{Source: testSource, Disks: []DiskSource{d.source(false)}})
+			return err
+		},
+		"delete": func(ctx context.Context, r *Repository, _ *memory, id string) error { return r.Delete(ctx, id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			idle, other := s.opened(t, s.connect(t, "idle", !cached)), s.opened(t, s.connect(t, "other", !cached))
+			d := &memory{data: make([]byte, mib)}
+			var p *RestorePoint
+			for range mergeFrom {
+				p = mustBackUp(t, other, Request{Source: testSource, Disks: []DiskSource{d.source(false)}})
+			}
+			refresh(t, idle)
+			for range 3 {
+				s.move(time.Minute)
+				if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := do(t.Context(), idle, d, p.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
