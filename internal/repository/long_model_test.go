@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -17,23 +18,26 @@ import (
 )
 
 // Backups of an hour to a month, full and incremental, of one disk or two, run beside maintenance of every kind, by Varve and by kopia, and
-// beside kopia's expire; what they find again is deleted meanwhile, their machine sleeps, and they are interrupted and begun again. Every
-// restore point that was published is read back whole.
+// beside kopia's expire; what they find again is deleted meanwhile, their machine sleeps, they are interrupted, and backups, maintenance and
+// deletions are killed. They are begun again, on the same machine or another one, at once or days later. Every restore point that was
+// published is read back whole, what was told as success or failure is so, and nothing is uploaded again that an interrupted backup has named.
 func TestLongBackups_areReadBackWhole(t *testing.T) {
 	t.Parallel()
-	count, longest := 1, 24*time.Hour
+	count, longest := 2, 24*time.Hour
 	if soak {
 		count, longest = 40, 30*24*time.Hour
 	}
 	count = int(setting(t, "VARVE_TEST_LONG", int64(count)))
 	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
+	only := setting(t, "VARVE_TEST_ONLY", -1)
 	for i := range count {
+		if only >= 0 && int64(i) != only {
+			continue
+		}
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			t.Logf("again: VARVE_TEST_LONG=%d VARVE_TEST_SEED=%d", count, seed)
-			m := &longModel{longSite: newLongSite(t), held: map[string][][]byte{}}
-			m.random = rand.New(rand.NewPCG(uint64(seed), uint64(i)))
-			m.run(longest)
+			t.Logf("again: VARVE_TEST_SOAK=%s VARVE_TEST_ONLY=%d VARVE_TEST_SEED=%d", os.Getenv("VARVE_TEST_SOAK"), i, seed)
+			newLongModel(t, rand.New(rand.NewPCG(uint64(seed), uint64(i)))).run(longest)
 		})
 	}
 }
@@ -47,61 +51,141 @@ type longModel struct {
 	did    map[string]int
 	// made is how many restore points were made, and the name of the last one's moment.
 	made int
+	// mover and maintainer are the machines of r and others; reader is a connection's configuration.
+	mover, maintainer, reader string
+	// deaths is how many processes of others may still be killed.
+	deaths int
+	// running: a backup is at work. dead is when one was killed, and locked and exclusive are until when maintenance that was killed, or was exclusive
+	// and killed, keeps others out.
+	running                 bool
+	dead, locked, exclusive time.Time
+	// named is when a session manifest has last named a block that no restore point has had.
+	named map[blockPlace]time.Time
+}
+
+func newLongModel(t *testing.T, random *rand.Rand) *longModel {
+	t.Helper()
+	s := newSite(t)
+	s.inMemory(t)
+	m := &longModel{
+		longSite: &longSite{site: s, t: t, random: random}, held: map[string][][]byte{}, did: map[string]int{}, named: map[blockPlace]time.Time{},
+		reader: s.connect(t, "reader", !cached), deaths: 3,
+	}
+	for _, name := range []string{"mover", "standby", "maintainer", "second maintainer"} {
+		s.connect(t, name, m.chance(4)) // kopia lists a cache's files, too.
+	}
+	m.r, m.others = m.opens("mover"), m.opens("maintainer")
+	m.mover, m.maintainer = "mover", "maintainer"
+	t.Cleanup(func() {
+		m.closes(m.r)
+		m.closes(m.others)
+	})
+	return m
 }
 
 func (m *longModel) chance(oneOf int) bool { return m.random.IntN(oneOf) == 0 }
 
+// upTo is a random time.
+func (m *longModel) upTo(d time.Duration) time.Duration {
+	return time.Duration(m.random.Int64N(int64(d)))
+}
+
 func (m *longModel) run(longest time.Duration) {
-	m.did = map[string]int{}
 	for range 1 + m.random.IntN(2) {
 		m.disks = append(m.disks, m.disk(1+m.random.Int64N(2)))
 	}
 	for range 3 {
-		lasts := time.Hour + time.Duration(m.random.Int64N(int64(longest)))
+		lasts := time.Hour + m.upTo(longest)
 		if m.chance(3) {
-			lasts = time.Hour + time.Duration(m.random.Int64N(int64(48*time.Hour)))
+			lasts = time.Hour + m.upTo(48*time.Hour)
 		}
 		m.backUp(lasts)
-		m.move(time.Duration(m.random.Int64N(int64(72 * time.Hour))))
+		m.move(m.upTo(72 * time.Hour))
 		for _, d := range m.disks {
 			at := m.random.Int64N(int64(len(d.data)) - mib)
 			d.write(m.random, extent.Extent{Offset: at, Length: min(int64(len(d.data))-at, 10*mib)}, false)
 		}
 	}
-	for _, p := range m.points {
-		m.settled(p, m.held[p.ID]...)
+	m.move(lockLife)
+	for range 4 { // Maintenance has days to free what it wants to.
+		m.move(30 * time.Hour)
+		m.maintain()
 	}
+	m.look()
 	m.t.Logf("%v", m.did)
 }
 
 // backUp makes a restore point, however often that is interrupted.
 func (m *longModel) backUp(lasts time.Duration) {
+	id := newID()
 	for attempt := 0; ; attempt++ {
-		p, err := m.attempt(lasts, attempt < 3 && m.chance(3))
-		if errors.Is(err, context.Canceled) {
-			m.did["interrupted"]++
-			m.move(time.Duration(m.random.Int64N(int64(5 * 24 * time.Hour))))
-			m.somebodyActs()
-			continue
+		p, err := m.attempt(id, lasts, attempt < 4)
+		killed := m.process(m.mover).wasKilled()
+		there := m.told(id, err)
+		if killed {
+			m.did["backup killed"]++
+			m.dead = m.now()
+			m.restart(&m.r, &m.mover, "mover", "standby")
 		}
-		if err != nil {
+		if there && err != nil { // Whoever repeats it is told.
+			m.did["backup found"]++
+			p, err = m.r.Backup(m.t.Context(), m.request(id, false))
+		}
+		switch {
+		case err == nil:
+			if p.ID != id {
+				m.t.Fatalf("restore point %s, want %s", p.ID, id)
+			}
+			m.published(p)
+		case errors.Is(err, ErrConflict) && m.now().Before(m.exclusive):
+			m.did["kept out"]++
+			m.move(lockLife)
+		case !killed && !errors.Is(err, context.Canceled):
 			m.t.Fatal(err)
 		}
-		m.points = append(m.points, p)
-		m.made++
-		for _, d := range m.disks {
-			m.held[p.ID] = append(m.held[p.ID], append([]byte(nil), d.data...))
-			d.changed = extent.Set{}
+		if killed {
+			m.look()
 		}
-		return
+		if err == nil {
+			return
+		}
+		m.move(m.upTo([]time.Duration{time.Minute, 5 * time.Hour, 5 * 24 * time.Hour, 20 * 24 * time.Hour}[m.random.IntN(4)]))
+		for range m.random.IntN(4) {
+			m.somebodyActs()
+		}
 	}
 }
 
-func (m *longModel) attempt(lasts time.Duration, interrupted bool) (*RestorePoint, error) {
+// published notes that a restore point is there.
+func (m *longModel) published(p *RestorePoint) {
+	m.points = append(m.points, p)
+	m.made++
+	clear(m.named)
+	for _, d := range m.disks {
+		m.held[p.ID] = append(m.held[p.ID], append([]byte(nil), d.data...))
+		d.changed = extent.Set{}
+	}
+}
+
+// request is for a restore point of the disks as they are now.
+func (m *longModel) request(id string, known bool) Request {
+	q := Request{ID: id, Source: testSource}
+	for i, d := range m.disks {
+		s := DiskSource{Name: fmt.Sprint("disk", i), Bytes: int64(len(d.data)), Reader: d, Identity: "a", Change: fmt.Sprint(m.made + 1)}
+		if known {
+			s.Changes = &Changes{Since: fmt.Sprint(m.made), Set: d.changed}
+		}
+		q.Disks = append(q.Disks, s)
+	}
+	return q
+}
+
+// attempt is one backup, which may be interrupted or killed.
+func (m *longModel) attempt(id string, lasts time.Duration, mayEnd bool) (*RestorePoint, error) {
 	ctx, cancel := context.WithCancel(m.t.Context())
 	defer cancel()
 	known := m.made > 0 && !m.chance(3)
-	q := Request{Source: testSource}
+	q := m.request(id, known)
 	if !known && m.chance(2) {
 		q.Parent = ParentNone
 	}
@@ -109,33 +193,38 @@ func (m *longModel) attempt(lasts time.Duration, interrupted bool) (*RestorePoin
 	every = max(every, lasts/20) // Each costs this test its time.
 	blocks := 8 << m.random.IntN(4)
 	long := newLongBackup(m.site, 0, blocks, every, m.somebodyActs)
+	long.look = max(checkpointLook<<m.random.IntN(3), lasts/600) // So does each of these.
+	read := &readings{longModel: m, began: m.now(), uploaded: m.process(m.mover).uploaded()}
 	var reads int64
 	for i, d := range m.disks {
-		s := DiskSource{Name: fmt.Sprint("disk", i), Bytes: int64(len(d.data)), Reader: &longReader{Reader: d, long: long}, Identity: "a", Change: fmt.Sprint(m.made + 1)}
+		reads += int64(len(d.data)) / DefaultBlockBytes
 		if known {
-			s.Changes = &Changes{Since: fmt.Sprint(m.made), Set: d.changed}
-			reads += d.changed.Bytes() / DefaultBlockBytes
-		} else {
-			reads += s.Bytes / DefaultBlockBytes
+			reads += (d.changed.Bytes() - int64(len(d.data))) / DefaultBlockBytes
 		}
-		q.Disks = append(q.Disks, s)
+		q.Disks[i].Reader = &longReader{Reader: &countedReader{Reader: d, all: read, disk: i}, long: long}
 	}
 	long.pause = lasts / time.Duration(max(1, reads/int64(blocks)))
+	end := m.end(&q, mayEnd, cancel)
 	wakes := m.random.Int64N(max(1, reads))
 	for i := range q.Disks {
 		q.Disks[i].Reader = &hookedReader{Reader: q.Disks[i].Reader, call: func(int64) {
 			if wakes--; wakes != 0 {
 				return
 			}
-			if interrupted {
-				cancel()
+			if end != nil {
+				end()
 			} else if m.chance(2) {
+				read.slept = true
 				m.sleeps()
 			}
 		}}
 	}
 	m.did[fmt.Sprintf("incremental: %t", known)]++
-	return long.backUp(ctx, m.r, q)
+	m.running = true
+	p, err := long.backUp(ctx, m.r, q)
+	m.running = false
+	read.ended(id)
+	return p, err
 }
 
 // sleeps lets hours or days pass in which the machine does nothing and others do.
@@ -150,12 +239,14 @@ func (m *longModel) sleeps() {
 // somebodyActs is what others do at one time.
 func (m *longModel) somebodyActs() {
 	ctx := m.t.Context()
-	what := []string{"quick", "full", "full", "kopia's full", "kopia's quick", "kopia's expire", "delete"}[m.random.IntN(7)]
+	what := []string{"quick", "full", "full", "exclusive", "kopia's full", "kopia's quick", "kopia's expire", "delete"}[m.random.IntN(8)]
 	m.did[what]++
 	var err error
 	switch what {
-	case "quick", "full":
-		err = m.others.Maintain(ctx, MaintenanceOptions{Mode: map[string]MaintenanceMode{"quick": QuickMaintenance, "full": FullMaintenance}[what]})
+	case "quick", "full", "exclusive":
+		m.maintains(what)
+	case "delete":
+		m.deletes()
 	case "kopia's full", "kopia's quick":
 		mode := map[string]maintenance.Mode{"kopia's full": maintenance.ModeFull, "kopia's quick": maintenance.ModeQuick}[what]
 		err = repo.DirectWriteSession(ctx, m.others.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
@@ -170,15 +261,6 @@ func (m *longModel) somebodyActs() {
 			_, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
 			return err
 		})
-	case "delete":
-		if len(m.points) > 0 {
-			i := m.random.IntN(len(m.points))
-			if err = m.others.rep.Refresh(ctx); err == nil {
-				err = m.others.Delete(ctx, m.points[i].ID)
-			}
-			delete(m.held, m.points[i].ID)
-			m.points = append(m.points[:i:i], m.points[i+1:]...)
-		}
 	}
 	if err != nil {
 		m.t.Errorf("%s: %v", what, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// checkpointLook is how often a long backup looks whether a checkpoint is due, in the site's time.
+// checkpointLook is how often a long backup looks whether a checkpoint is due, in the site's time, unless it is said otherwise.
 const checkpointLook = 20 * time.Minute
 
 // longBackup is a backup in the site's time: it is slow, and others act meanwhile.
@@ -22,6 +22,8 @@ type longBackup struct {
 	// others act each time that so much time has passed; 0: never.
 	every  time.Duration
 	others func()
+	// look is how often it looks whether a checkpoint is due.
+	look   time.Duration
 	ticks  chan time.Time
 	ended  chan struct{}
 	passed time.Duration
@@ -30,7 +32,7 @@ type longBackup struct {
 
 func newLongBackup(s *site, pause time.Duration, blocks int, every time.Duration, others func()) *longBackup {
 	return &longBackup{
-		site: s, pause: pause, blocks: blocks, every: every, others: others, passed: every / 2, ticks: make(chan time.Time), ended: make(chan struct{}),
+		site: s, pause: pause, blocks: blocks, every: every, others: others, look: checkpointLook, passed: every / 2, ticks: make(chan time.Time), ended: make(chan struct{}),
 	}
 }
 
@@ -65,8 +67,8 @@ func (r *longReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
 
 // pass lets time pass, in which checkpoints are stored and others act.
 func (l *longBackup) pass(ctx context.Context, d time.Duration) {
-	for d > 0 {
-		step := min(d, checkpointLook)
+	for d > 0 && ctx.Err() == nil {
+		step := min(d, l.look)
 		d -= step
 		l.site.move(step)
 		l.tick(ctx)

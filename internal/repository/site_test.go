@@ -48,6 +48,10 @@ type site struct {
 	lists   func() error
 	// writing is asked before each blob that is put whether this process dies in the middle of it; nil: it does not.
 	writing func() bool
+	// memory has the blobs in the place of the directory; nil: the directory has.
+	memory *memoryBlobs
+	// processes are the last ones by their machine.
+	processes sync.Map
 }
 
 // sites are those of this process by their directory.
@@ -55,13 +59,19 @@ var sites sync.Map
 
 // siteOptions are what the connection's configuration has.
 type siteOptions struct {
-	Path string `json:"path"`
+	Path    string `json:"path"`
+	Machine string `json:"machine"`
 }
 
 func init() {
 	blob.AddSupportedStorage(siteType, siteOptions{}, func(ctx context.Context, o *siteOptions, create bool) (blob.Storage, error) {
 		v, _ := sites.LoadOrStore(o.Path, &site{dir: o.Path})
 		s, open := v.(*site), filesystem.New
+		p := &process{}
+		s.processes.Store(o.Machine, p)
+		if s.memory != nil {
+			return &siteStorage{Storage: storage{s.memory}, site: s, process: p, machine: o.Machine}, nil
+		}
 		if s.durable {
 			open = newDirectory
 		}
@@ -69,7 +79,7 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		return &siteStorage{Storage: storage{st}, site: s}, nil
+		return &siteStorage{Storage: storage{st}, site: s, process: p, machine: o.Machine}, nil
 	})
 }
 
@@ -116,7 +126,7 @@ func (s *site) connect(tb testing.TB, name string, cache bool) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	all["storage"] = blob.ConnectionInfo{Type: siteType, Config: siteOptions{Path: s.dir}}
+	all["storage"] = blob.ConnectionInfo{Type: siteType, Config: siteOptions{Path: s.dir, Machine: name}}
 	if data, err = json.Marshal(all); err == nil {
 		err = os.WriteFile(config, data, 0o600)
 	}
@@ -146,14 +156,16 @@ func (s *site) opened(tb testing.TB, config string) *Repository {
 	return r
 }
 
-// siteStorage is a directory.
+// siteStorage is a directory as a process sees it.
 type siteStorage struct {
 	blob.Storage
-	site *site
+	site    *site
+	process *process
+	machine string
 }
 
 func (s *siteStorage) ConnectionInfo() blob.ConnectionInfo {
-	return blob.ConnectionInfo{Type: siteType, Config: &siteOptions{Path: s.site.dir}}
+	return blob.ConnectionInfo{Type: siteType, Config: &siteOptions{Path: s.site.dir, Machine: s.machine}}
 }
 
 func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
@@ -167,9 +179,10 @@ func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, 
 	if s.site.writing != nil && s.site.writing() {
 		data = cutBytes{data}
 	}
-	if err := s.Storage.PutBlob(ctx, id, data, o); err != nil {
+	if err := s.process.change(func() error { return s.Storage.PutBlob(ctx, id, data, o) }); err != nil {
 		return err
 	}
+	s.process.put(id, data.Length())
 	s.site.stored.Add(int64(data.Length()))
 	if s.site.changed != nil {
 		s.site.changed("put", id)
@@ -202,7 +215,7 @@ func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadat
 }
 
 func (s *siteStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
-	if err := s.Storage.DeleteBlob(ctx, id); err != nil {
+	if err := s.process.change(func() error { return s.Storage.DeleteBlob(ctx, id) }); err != nil {
 		return err
 	}
 	if s.site.changed != nil {

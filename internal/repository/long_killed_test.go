@@ -1,0 +1,273 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// opens opens the repository in a process on a machine.
+func (m *longModel) opens(machine string) *Repository {
+	m.t.Helper()
+	r, err := m.site.open(m.t.Context(), filepath.Join(m.site.dir, machine+".config"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return r
+}
+
+func (m *longModel) closes(r *Repository) {
+	m.t.Helper()
+	if err := r.Close(context.WithoutCancel(m.t.Context())); err != nil && !errors.Is(err, errKilled) {
+		m.t.Error(err)
+	}
+}
+
+// restart puts a new process in the place of one that was killed, on the same machine or another one.
+func (m *longModel) restart(r **Repository, machine *string, machines ...string) {
+	m.t.Helper()
+	m.closes(*r)
+	if m.chance(2) {
+		*machine = machines[m.random.IntN(len(machines))]
+	}
+	*r = m.opens(*machine)
+}
+
+// end prepares how a backup ends early, if it does, and returns what does so in the middle of it, or nil.
+func (m *longModel) end(q *Request, mayEnd bool, cancel func()) func() {
+	switch {
+	case !mayEnd || !m.chance(2):
+		return nil
+	case m.chance(3):
+		return func() {
+			m.did["interrupted"]++
+			cancel()
+		}
+	}
+	p := m.process(m.mover)
+	p.killed = cancel // Time does not go on.
+	changes, last := 1+m.random.IntN(8), m.chance(2)
+	dies := once(func() { p.dies(changes, last) })
+	switch m.random.IntN(5) {
+	case 0:
+		dies()
+	case 1:
+		q.settled = dies
+	case 2:
+		changes = 1 + m.random.IntN(3)
+		q.flushing = dies
+	case 3:
+		return p.kill
+	case 4:
+		return dies
+	}
+	return nil
+}
+
+// told compares what a backup has said with what is there.
+func (m *longModel) told(id string, err error) (there bool) {
+	m.t.Helper()
+	r := m.opens("reader")
+	defer m.closes(r)
+	points, listed := r.List(m.t.Context(), nil)
+	if listed != nil {
+		m.t.Fatal(listed)
+	}
+	there = slices.ContainsFunc(points, func(p *RestorePoint) bool { return p.ID == id })
+	if there != (err == nil) && !errors.Is(err, ErrUnknown) {
+		m.t.Errorf("the backup has said %v, and its restore point is there: %t", err, there)
+	}
+	return there
+}
+
+// look reads back whole what should be there, and looks that nothing else is.
+func (m *longModel) look() {
+	m.t.Helper()
+	r := m.opens("reader")
+	defer m.closes(r)
+	points, err := r.List(m.t.Context(), nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if len(points) != len(m.points) {
+		m.t.Fatalf("%d restore points, want %d", len(points), len(m.points))
+	}
+	for _, p := range points {
+		if m.held[p.ID] == nil {
+			m.t.Fatalf("restore point %s is there", p.ID)
+		}
+		for i, data := range m.held[p.ID] {
+			one := *p
+			one.Disks = p.Disks[i : i+1]
+			same(m.t, r, &one, data)
+		}
+	}
+}
+
+// killed does what others do, in a process that may be killed meanwhile.
+func (m *longModel) killed(what string, do func() error) (killed bool, err error) {
+	m.t.Helper()
+	p := m.process(m.maintainer)
+	if m.deaths > 0 && m.chance(6) {
+		m.deaths--
+		p.dies(1+m.random.IntN(25), m.chance(2))
+	}
+	if err := m.others.rep.Refresh(m.t.Context()); err != nil {
+		m.t.Fatal(err)
+	}
+	err = do()
+	if killed = p.wasKilled(); killed {
+		m.did[what+" killed"]++
+		m.restart(&m.others, &m.maintainer, "maintainer", "second maintainer")
+	}
+	return killed, err
+}
+
+// maintains is maintenance by Varve.
+func (m *longModel) maintains(what string) {
+	m.t.Helper()
+	o := MaintenanceOptions{Mode: FullMaintenance, Exclusive: what == "exclusive"}
+	if what == "quick" {
+		o.Mode = QuickMaintenance
+	}
+	locked := m.now().Before(m.locked)
+	killed, err := m.killed(what, func() error { return m.others.Maintain(m.t.Context(), o) })
+	switch {
+	case killed:
+		m.locked = m.now().Add(lockLife + time.Minute)
+		if o.Exclusive {
+			m.exclusive = m.locked
+		}
+		m.move(lockContest + time.Second) // so that nobody waits for the dead to withdraw
+		m.look()
+	case errors.Is(err, ErrConflict) && locked:
+		m.did["locked"]++
+	case errors.Is(err, ErrConflict) && o.Exclusive && (m.running || m.now().Sub(m.dead) < sessionLive):
+		m.did["exclusive refused"]++
+	case err != nil:
+		m.t.Errorf("%s: %v", what, err)
+	}
+}
+
+// deletes deletes a restore point, in one attempt or two.
+func (m *longModel) deletes() {
+	m.t.Helper()
+	if len(m.points) == 0 {
+		return
+	}
+	i := m.random.IntN(len(m.points))
+	id := m.points[i].ID
+	remove := func() error { return m.others.Delete(m.t.Context(), id) }
+	killed, err := m.killed("delete", remove)
+	gone := err == nil
+	if killed {
+		if !gone && m.chance(2) {
+			err = remove()
+			if gone = err == nil || errors.Is(err, ErrNotFound); !gone {
+				m.t.Errorf("delete again: %v", err)
+			}
+		}
+		if _, err := m.others.Get(m.t.Context(), id); gone != errors.Is(err, ErrNotFound) && gone {
+			m.t.Errorf("it is there although it was deleted: %v", err)
+		} else if errors.Is(err, ErrNotFound) {
+			gone = true
+		}
+	} else if err != nil {
+		m.t.Errorf("delete: %v", err)
+	}
+	if gone {
+		delete(m.held, id)
+		m.points = slices.Delete(slices.Clone(m.points), i, i+1)
+	}
+	if killed {
+		m.look()
+	}
+}
+
+// blockPlace is where a block is.
+type blockPlace struct {
+	disk   int
+	offset int64
+}
+
+// readings are the blocks that a backup has read, one after the other.
+type readings struct {
+	*longModel
+	began time.Time
+	// uploaded is how much the machine had uploaded before, and missing how much no session manifest has named, and no restore point.
+	uploaded, missing int64
+	// slept: nobody knows what was there still when a session manifest was stored.
+	slept bool
+	read  []timedRead
+}
+
+type timedRead struct {
+	blockPlace
+	at time.Time
+}
+
+// countedReader reads a disk.
+type countedReader struct {
+	Reader
+	all  *readings
+	disk int
+}
+
+func (r *countedReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	b := timedRead{blockPlace{r.disk, offset}, r.all.now()}
+	if at, ok := r.all.named[b.blockPlace]; !ok || b.at.Sub(at) > sessionLife-time.Hour {
+		r.all.missing += int64(len(p))
+	}
+	r.all.read = append(r.all.read, b)
+	return r.Reader.ReadAt(ctx, p, offset)
+}
+
+// reuploaded is how much of what was named may be uploaded again: tables are, and what is around blocks.
+const reuploaded = 2 * mib
+
+// ended looks how much was uploaded, and what can be found again.
+func (r *readings) ended(id string) {
+	r.t.Helper()
+	if n := r.process(r.mover).uploaded() - r.uploaded; n > r.missing+reuploaded {
+		r.t.Errorf("%d bytes were uploaded, of which %d were not in the repository", n, r.missing)
+	}
+	if r.slept {
+		return
+	}
+	named := r.lastNamed(id)
+	for _, b := range r.read {
+		d := r.disks[b.disk]
+		// What a restore point has had may have been marked as garbage when it was found.
+		fresh := r.made == 0 || d.changed.Overlaps(extent.Extent{Offset: b.offset, Length: DefaultBlockBytes})
+		if fresh && b.at.Before(named) {
+			r.named[b.blockPlace] = named
+		}
+	}
+}
+
+// lastNamed is when the session has last stored its manifest.
+func (r *readings) lastNamed(id string) (at time.Time) {
+	r.t.Helper()
+	reader := r.opens("reader")
+	defer r.closes(reader)
+	ids, err := snapshot.ListSnapshotManifests(r.t.Context(), reader.rep, nil, map[string]string{tagSession: id})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, id := range ids {
+		m, err := snapshot.LoadSnapshot(r.t.Context(), reader.rep, id)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if t := m.EndTime.ToTime(); t.After(at) && t.After(r.began) {
+			at = t
+		}
+	}
+	return at
+}

@@ -1,0 +1,132 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+)
+
+// memoryBlobs are the blobs of a site without a directory: months of backups list blobs tens of thousands of times, and kopia asks a directory
+// for the size and time of each one.
+type memoryBlobs struct {
+	blob.DefaultProviderImplementation
+
+	mu    sync.Mutex
+	blobs map[blob.ID]memoryBlob
+}
+
+type memoryBlob struct {
+	data []byte
+	at   time.Time
+}
+
+// inMemory moves the blobs of a site that nobody has opened to memory.
+func (s *site) inMemory(tb testing.TB) {
+	tb.Helper()
+	ctx := tb.Context()
+	st, err := filesystem.New(ctx, &filesystem.Options{Path: s.location().Directory}, false)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	m := &memoryBlobs{blobs: map[blob.ID]memoryBlob{}}
+	err = st.ListBlobs(ctx, "", func(b blob.Metadata) error {
+		data, err := readBlob(ctx, st, b.BlobID)
+		m.blobs[b.BlobID] = memoryBlob{data: data, at: b.Timestamp}
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.memory = m
+}
+
+func (m *memoryBlobs) ConnectionInfo() blob.ConnectionInfo { return blob.ConnectionInfo{} }
+func (m *memoryBlobs) DisplayName() string                 { return "memory" }
+
+func (m *memoryBlobs) get(id blob.ID) (memoryBlob, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b, ok := m.blobs[id]
+	if !ok {
+		return b, blob.ErrBlobNotFound
+	}
+	return b, nil
+}
+
+func (m *memoryBlobs) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	out.Reset()
+	b, err := m.get(id)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return err
+	case length < 0:
+		_, err = out.Write(b.data)
+	case offset < 0 || offset+length > int64(len(b.data)):
+		err = blob.ErrInvalidRange
+	default:
+		_, err = out.Write(b.data[offset : offset+length])
+	}
+	return err
+}
+
+func (m *memoryBlobs) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	b, err := m.get(id)
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return blob.Metadata{BlobID: id, Length: int64(len(b.data)), Timestamp: b.at}, err
+}
+
+func (m *memoryBlobs) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
+	m.mu.Lock()
+	var all []blob.Metadata
+	for id, b := range m.blobs {
+		if strings.HasPrefix(string(id), string(prefix)) {
+			all = append(all, blob.Metadata{BlobID: id, Length: int64(len(b.data)), Timestamp: b.at})
+		}
+	}
+	m.mu.Unlock()
+	slices.SortFunc(all, func(a, b blob.Metadata) int { return strings.Compare(string(a.BlobID), string(b.BlobID)) })
+	for _, b := range all {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := call(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *memoryBlobs) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	var b bytes.Buffer
+	if _, err := data.WriteTo(&b); err != nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blobs[id] = memoryBlob{data: b.Bytes(), at: o.SetModTime}
+	if o.GetModTime != nil {
+		*o.GetModTime = o.SetModTime
+	}
+	return nil
+}
+
+func (m *memoryBlobs) DeleteBlob(ctx context.Context, id blob.ID) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.blobs, id)
+	return nil
+}
