@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
@@ -61,7 +62,11 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	// Early: the rest may need the space.
 	err = removeUnfinished(wctx, r.rep.BlobReader(), o.unfinishedLife())
 	if err == nil {
-		err = r.maintain(wctx, maintenanceWriter{w, r.configFile}, mode, safety, &o)
+		d := &deletionStorage{Storage: w.BlobStorage()}
+		err = r.maintain(wctx, maintenanceWriter{w, r.configFile, d}, mode, safety, &o)
+		if failed := d.failure(); failed != nil {
+			err = errors.Join(err, fmt.Errorf("delete what is not needed any more: %w", failed))
+		}
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = errors.Join(cause, err)
@@ -73,12 +78,15 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 }
 
 // maintenanceWriter is a writer that kopia excludes other processes of this machine by, with a file beside its configuration: beside that of
-// the connection, and not the temporary one of a connection without a cache.
+// the connection, and not the temporary one of a connection without a cache. kopia deletes by its storage.
 type maintenanceWriter struct {
 	repo.DirectRepositoryWriter
 
 	configFile string
+	deletions  *deletionStorage
 }
+
+func (m maintenanceWriter) BlobStorage() blob.Storage { return m.deletions }
 
 func (m maintenanceWriter) ConfigFilename() string { return m.configFile }
 

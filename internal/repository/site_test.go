@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -44,6 +43,8 @@ type site struct {
 	// refusesPut is asked before each blob that is put for an error; nil: nothing fails. refusing is a switch for it.
 	refusesPut func(id blob.ID) error
 	refusing   atomic.Bool
+	// refusesDelete is asked before each blob that is deleted for an error; nil: nothing fails.
+	refusesDelete atomic.Pointer[func(id blob.ID) error]
 	// answers is asked after each blob that was put what is told instead of success, and lists before blobs are listed; nil: nothing.
 	answers func(id blob.ID) error
 	lists   func() error
@@ -216,10 +217,12 @@ func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadat
 }
 
 func (s *siteStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
-	err := s.process.change(func() error { return s.Storage.DeleteBlob(ctx, id) })
-	if errors.Is(err, errKilled) {
-		return nil // kopia's maintenance hangs where this is an error, and nobody is told how it ended.
+	if refuse := s.site.refusesDelete.Load(); refuse != nil {
+		if err := (*refuse)(id); err != nil {
+			return err
+		}
 	}
+	err := s.process.change(func() error { return s.Storage.DeleteBlob(ctx, id) })
 	if err != nil {
 		return err
 	}
