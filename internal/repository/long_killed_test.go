@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// opens opens the repository in a process on a machine.
+// opens connects to the repository in a process on a machine.
 func (m *longModel) opens(machine string) *Repository {
 	m.t.Helper()
 	r, err := m.site.open(m.t.Context(), filepath.Join(m.site.dir, machine+".config"))
@@ -155,7 +155,7 @@ func (m *longModel) maintains(what string) {
 	}
 }
 
-// deletes deletes a restore point, in one attempt or two.
+// deletes removes a restore point, in one attempt or two.
 func (m *longModel) deletes() {
 	m.t.Helper()
 	if len(m.points) == 0 {
