@@ -42,7 +42,8 @@ if [ -n "$foreign$operators" ]; then
 fi
 echo "install: kinds"
 apply -f deploy/crd
-"$kubectl" wait --for=condition=Established --timeout="$timeout" -f deploy/crd >/dev/null
+# Not the same deadline: this is the API server's work alone, and a busy one takes its time.
+"$kubectl" wait --for=condition=Established --timeout=180s -f deploy/crd >/dev/null
 echo "install: components"
 apply -k "$rendered"
 for object in "$@"; do
