@@ -71,6 +71,7 @@ func newLongModel(t *testing.T, random *rand.Rand) *longModel {
 		longSite: &longSite{site: s, t: t, random: random}, held: map[string][][]byte{}, did: map[string]int{}, named: map[blockPlace]time.Time{},
 		reader: s.connect(t, "reader", !cached), deaths: 3,
 	}
+	t.Cleanup(func() { clear(m.held) })
 	for _, name := range []string{"mover", "standby", "maintainer", "second maintainer"} {
 		s.connect(t, name, m.chance(4)) // kopia lists a cache's files, too.
 	}

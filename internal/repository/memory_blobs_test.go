@@ -45,6 +45,11 @@ func (s *site) inMemory(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	s.memory = m
+	tb.Cleanup(func() { // What a killed process of the test still has open must not keep them.
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		clear(m.blobs)
+	})
 }
 
 func (m *memoryBlobs) ConnectionInfo() blob.ConnectionInfo { return blob.ConnectionInfo{} }
