@@ -13,9 +13,9 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // lockReconciler removes from an instance what belongs to a backup that is no more, as when somebody removed its
@@ -28,7 +28,7 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 		Named("backup-lock"+opts.ControllerSuffix).
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp), builder.WithPredicates(lineMoves())).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 }
 

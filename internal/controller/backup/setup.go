@@ -19,8 +19,8 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/eventnote"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;list;watch;update;patch
@@ -173,6 +173,6 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
 		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.waitingForStart)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.toClaim)).
-		WithOptions(oneWorker(pace.Options())).
+		WithOptions(oneWorker(pace.Options(pace.ControllerWorkers))).
 		Complete(r)
 }

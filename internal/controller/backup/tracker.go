@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // trackerReconciler releases the finalizer that a running backup puts on its tracker, and tells whoever deletes
@@ -27,7 +27,7 @@ func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
 		Named("backup-tracker"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackupTracker{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(trackerOf), builder.WithPredicates(lineMoves())).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 }
 

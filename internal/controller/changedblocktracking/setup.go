@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/eventnote"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Options are what Setup needs beside the manager.
@@ -37,7 +37,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.usersOf)).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.machinesIn), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.everyMachine)).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("set up the controller of tracking states: %w", err)

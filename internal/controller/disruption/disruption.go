@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
@@ -40,7 +40,7 @@ func Setup(mgr ctrl.Manager) error {
 		Named("disruption").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(&reconciler{client: mgr.GetClient()})
 }
 

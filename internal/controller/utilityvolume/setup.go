@@ -12,9 +12,9 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/eventnote"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Options are what Setup needs beside the manager.
@@ -37,7 +37,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		Owns(&corev1.Pod{}).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, uses))).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp)).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 }
 

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/eventnote"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt has the same.
@@ -54,7 +54,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		For(&kubevirtv1.VirtualMachine{}).
 		// By name, not by owner: an instance of somebody else's that goes away makes room.
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(sameName)).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 }
 

@@ -13,10 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/pace"
 	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/eventnote"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Options are what Setup needs beside the manager.
@@ -47,7 +47,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, waitsFor))).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)
 }
 

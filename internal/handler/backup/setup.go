@@ -13,7 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/pace"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Setup adds the reconciler to mgr, whose cache has only this node's instances and backups.
@@ -24,7 +24,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 			return r.of(ctx, client.ObjectKeyFromObject(obj))
 		})).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.HandlerWorkers)).
 		Complete(r)
 }
 

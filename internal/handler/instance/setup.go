@@ -17,7 +17,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/pace"
+	"github.com/varvebackup/varve/internal/pace"
 )
 
 // Setup adds the reconciler and its sweeper to mgr, whose cache has only this node's instances and backups.
@@ -35,7 +35,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
 		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(pace.Options()).
+		WithOptions(pace.Options(pace.HandlerWorkers)).
 		Complete(r)
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 // After an outage of hours the next try must come before a phase of a backup is given up: controller-runtime's own limiter waits up to 17 minutes.
 func TestOptions_longestWaitIsShort(t *testing.T) {
 	t.Parallel()
-	limiter := Options().RateLimiter
+	limiter := Options(ControllerWorkers).RateLimiter
 	var wait time.Duration
 	for range 60 {
 		wait = limiter.When(reconcile.Request{})

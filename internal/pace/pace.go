@@ -1,0 +1,29 @@
+// Package pace says how fast reconcilers work: how many objects at a time, and how soon again after a failure.
+package pace
+
+import (
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// The number of objects that one reconciler works on at a time. Two workers never have the same object.
+const (
+	ControllerWorkers = 4
+	// HandlerWorkers are more: a launcher that is slow to answer holds up one.
+	HandlerWorkers = 8
+)
+
+// firstRetry doubles with each failure up to lastRetry. Nothing announces that a quota was raised, or that the API server or a webhook is back, so that the
+// longest wait is one that a person would sit through, and much shorter than the deadlines of a backup's phases.
+const firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
+
+// Options are for each reconciler its own: a limiter must not be shared.
+func Options(workers int) controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+	}
+}
