@@ -88,8 +88,19 @@ func lockToRead(f *os.File, ignoreWriters bool) error {
 
 // takeLock locks a byte. It says whether there are locks.
 func takeLock(f *os.File, at int64) (bool, error) {
-	l := unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+	return lockByte(f, unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
+}
+
+// lockedByOthers says whether somebody else has locked a byte.
+func lockedByOthers(f *os.File, at int64) (bool, error) {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
+	has, err := lockByte(f, unix.F_OFD_GETLK, &l)
+	return has && l.Type != unix.F_UNLCK, err
+}
+
+// lockByte sets a lock, or asks for one, and says whether there are locks.
+func lockByte(f *os.File, command int, l *unix.Flock_t) (bool, error) {
+	err := unix.FcntlFlock(f.Fd(), command, l)
 	if unlockable(err) {
 		return false, nil
 	}
@@ -97,19 +108,6 @@ func takeLock(f *os.File, at int64) (bool, error) {
 		return false, fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
 	}
 	return true, nil
-}
-
-// lockedByOthers says whether somebody else has locked a byte.
-func lockedByOthers(f *os.File, at int64) (bool, error) {
-	l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l)
-	if unlockable(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("fcntl", err))
-	}
-	return l.Type != unix.F_UNLCK, nil
 }
 
 // unlock gives up the locks at once. Closing f is not enough: a child that this process is starting has it open until it runs.

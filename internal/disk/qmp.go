@@ -1,20 +1,19 @@
 package disk
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os/exec"
 	"slices"
+
+	"github.com/varvebackup/varve/internal/qmp"
 )
 
-// qmpClient speaks QMP with a qemu-storage-daemon over its standard input and output (QEMU's docs/interop/qmp-spec).
+// qmpClient speaks QMP with a qemu-storage-daemon over its standard input and output.
 type qmpClient struct {
-	in      io.WriteCloser
-	out     io.ReadCloser
-	decoder *json.Decoder
-	ready   bool
+	*qmp.Client
+	in  io.WriteCloser
+	out io.ReadCloser
 }
 
 func newQMPClient(cmd *exec.Cmd) (*qmpClient, error) {
@@ -26,40 +25,7 @@ func newQMPClient(cmd *exec.Cmd) (*qmpClient, error) {
 	if err != nil {
 		return nil, errors.Join(err, in.Close())
 	}
-	return &qmpClient{in: in, out: out, decoder: json.NewDecoder(out)}, nil
-}
-
-// run executes a command and reads what it returns into result, if that is not nil.
-func (q *qmpClient) run(command string, arguments, result any) error {
-	if !q.ready && command != "qmp_capabilities" {
-		if err := q.run("qmp_capabilities", map[string]any{}, nil); err != nil {
-			return err
-		}
-		q.ready = true
-	}
-	request := map[string]any{"execute": command, "arguments": arguments}
-	if err := json.NewEncoder(q.in).Encode(request); err != nil {
-		return fmt.Errorf("%s: %w", command, err)
-	}
-	for {
-		var reply struct {
-			Return json.RawMessage `json:"return"`
-			Error  *struct {
-				Desc string `json:"desc"`
-			} `json:"error"`
-		}
-		switch err := q.decoder.Decode(&reply); {
-		case err != nil:
-			return fmt.Errorf("%s: %w", command, err)
-		case reply.Error != nil:
-			return fmt.Errorf("%s: %s", command, reply.Error.Desc)
-		case reply.Return == nil: // the greeting, or an event
-		case result == nil:
-			return nil
-		default:
-			return json.Unmarshal(reply.Return, result)
-		}
-	}
+	return &qmpClient{Client: qmp.New(in, out), in: in, out: out}, nil
 }
 
 // close ends the connection, which ends with the program at the latest.
@@ -83,7 +49,7 @@ type blockNodeBitmap struct {
 // blockNodes are all nodes that there are.
 func (q *qmpClient) blockNodes() ([]blockNode, error) {
 	var all []blockNode
-	err := q.run("query-named-block-nodes", map[string]any{"flat": true}, &all)
+	err := q.Run("query-named-block-nodes", map[string]any{"flat": true}, &all)
 	return all, err
 }
 

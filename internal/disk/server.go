@@ -153,7 +153,7 @@ func (s *server) export(ctx context.Context, bitmap string) error {
 		}
 		export["bitmaps"] = []string{bitmap}
 	}
-	return s.qmp.run("block-export-add", export, nil)
+	return s.qmp.Run("block-export-add", export, nil)
 }
 
 // explainStart says why the server could not start, if it has ended. What the connection to it says is of no use then.

@@ -1,7 +1,6 @@
 package domain
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -13,6 +12,7 @@ import (
 	"os/exec"
 	"time"
 
+	"github.com/varvebackup/varve/internal/qmp"
 	"github.com/varvebackup/varve/internal/sparse"
 )
 
@@ -90,7 +90,10 @@ func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[s
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	talk := qmpCreate(json.NewEncoder(in), bufio.NewReader(out), create)
+	talk := createImage(qmp.New(in, out), create)
+	if talk != nil && !errors.Is(talk, io.EOF) {
+		_ = cmd.Process.Kill() // It does not end with its monitor, unless it has just ended.
+	}
 	ended := errors.Join(in.Close(), cmd.Wait())
 	switch {
 	case ctx.Err() != nil:
@@ -101,67 +104,37 @@ func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[s
 	return talk
 }
 
-// qmpReply is any message of a QMP server.
-type qmpReply struct {
-	Event string `json:"event"`
-	Data  struct {
-		Status string `json:"status"`
-	} `json:"data"`
-	Return json.RawMessage `json:"return"`
-	Error  *struct {
-		Desc string `json:"desc"`
-	} `json:"error"`
-}
-
-// qmpCreate runs blockdev-create over a QMP connection and ends the daemon.
-func qmpCreate(to *json.Encoder, from io.Reader, options map[string]any) error {
-	messages := json.NewDecoder(from)
-	// next returns the reply to a command, or for a wanted status the event that announces it.
-	next := func(status string) (qmpReply, error) {
-		for {
-			var m qmpReply
-			if err := messages.Decode(&m); err != nil {
-				return m, err
-			}
-			if m.Error != nil {
-				return m, errors.New(m.Error.Desc)
-			}
-			if status == "" && m.Return != nil || status != "" && m.Event == "JOB_STATUS_CHANGE" && m.Data.Status == status {
-				return m, nil
-			}
-		}
-	}
-	command := func(name string, arguments map[string]any, status string) (qmpReply, error) {
-		if err := to.Encode(map[string]any{"execute": name, "arguments": arguments}); err != nil {
-			return qmpReply{}, err
-		}
-		return next(status)
-	}
+// createImage runs blockdev-create in a qemu-storage-daemon and ends it.
+func createImage(daemon *qmp.Client, options map[string]any) error {
 	none := map[string]any{}
-	if _, err := command("qmp_capabilities", none, ""); err != nil {
+	if err := daemon.Run("blockdev-create", map[string]any{"job-id": "create", "options": options}, nil); err != nil {
 		return err
 	}
-	if _, err := command("blockdev-create", map[string]any{"job-id": "create", "options": options}, "concluded"); err != nil {
-		return err
-	}
-	reply, err := command("query-jobs", none, "")
-	if err != nil {
+	if err := daemon.Await(jobConcluded); err != nil {
 		return err
 	}
 	var jobs []struct {
 		Error string `json:"error"`
 	}
-	if err := json.Unmarshal(reply.Return, &jobs); err != nil {
+	if err := daemon.Run("query-jobs", none, &jobs); err != nil {
 		return err
 	}
 	if len(jobs) != 1 {
 		return fmt.Errorf("%d jobs, not 1", len(jobs))
 	}
-	if _, err := command("quit", none, ""); err != nil {
+	if err := daemon.Run("quit", none, nil); err != nil {
 		return err
 	}
 	if jobs[0].Error != "" {
 		return errors.New(jobs[0].Error)
 	}
 	return nil
+}
+
+// jobConcluded says whether the event is that of a job that has ended.
+func jobConcluded(e qmp.Event) bool {
+	var data struct {
+		Status string `json:"status"`
+	}
+	return e.Name == "JOB_STATUS_CHANGE" && json.Unmarshal(e.Data, &data) == nil && data.Status == "concluded"
 }

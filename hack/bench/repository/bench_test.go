@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,47 +201,5 @@ func TestSame(t *testing.T) {
 	defer f.Close()
 	if data, err := dataOf(f); err != nil || !data.Contains(extent.Extent{Offset: 5 * mib, Length: 1}) || data.Bytes() > mib {
 		t.Errorf("%v: %v", data, err)
-	}
-}
-
-func TestMonitor(t *testing.T) {
-	t.Parallel()
-	commands, to := io.Pipe()
-	from, answers := io.Pipe()
-	asked := make(chan []string)
-	go func() {
-		var names []string
-		lines := bufio.NewScanner(commands)
-		_, _ = io.WriteString(answers, `{"QMP":{"version":{}}}`+"\n")
-		for lines.Scan() {
-			var c struct {
-				Execute string `json:"execute"`
-			}
-			_ = json.Unmarshal(lines.Bytes(), &c)
-			names = append(names, c.Execute)
-			answer := `{"return":{}}`
-			if c.Execute == "bad" {
-				answer = `{"error":{"class":"GenericError","desc":"no such node"}}`
-			}
-			_, _ = io.WriteString(answers, `{"event":"X","data":{}}`+"\n"+answer+"\n")
-		}
-		_ = answers.Close()
-		asked <- names
-	}()
-	m, err := newMonitor(to, from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.execute("good", map[string]any{"a": 1}); err != nil {
-		t.Error(err)
-	}
-	if err := m.execute("bad", nil); err == nil || !strings.Contains(err.Error(), "bad: no such node") {
-		t.Errorf("%v", err)
-	}
-	if err := to.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]string{"qmp_capabilities", "good", "bad"}, <-asked); d != "" {
-		t.Error(d)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/hack/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/qmp"
 )
 
 // exportName is how the disk is called on NBD.
@@ -28,7 +29,7 @@ const exportName = "disk"
 type export struct {
 	cmd    *exec.Cmd
 	socket string
-	qmp    *monitor
+	qmp    *qmp.Client
 	// out is the monitor's side of the process' standard output.
 	out *os.File
 	// ended is closed when the process is gone, after err was set.
@@ -83,16 +84,14 @@ func (x *export) start() error {
 	return <-started
 }
 
-func (x *export) open(in io.Writer, bitmap string) (err error) {
-	if x.qmp, err = newMonitor(in, x.out); err != nil {
+func (x *export) open(in io.Writer, bitmap string) error {
+	x.qmp = qmp.New(in, x.out)
+	if err := x.qmp.Run("block-dirty-bitmap-add", map[string]any{"node": "disk", "name": bitmap}, nil); err != nil {
 		return err
 	}
-	if err := x.qmp.execute("block-dirty-bitmap-add", map[string]any{"node": "disk", "name": bitmap}); err != nil {
-		return err
-	}
-	return x.qmp.execute("block-export-add", map[string]any{
+	return x.qmp.Run("block-export-add", map[string]any{
 		"type": "nbd", "id": "export", "node-name": "disk", "name": exportName, "writable": true, "bitmaps": []string{bitmap},
-	})
+	}, nil)
 }
 
 // uri is where Varve finds the export.
@@ -129,7 +128,7 @@ func (x *export) write(ctx context.Context, pieces []extent.Extent, stream uint6
 
 // stop ends the process in order. Its bitmap goes with it.
 func (x *export) stop() error {
-	if err := x.qmp.execute("quit", map[string]any{}); err != nil {
+	if err := x.qmp.Run("quit", map[string]any{}, nil); err != nil {
 		return errors.Join(err, x.kill())
 	}
 	late := time.NewTimer(lastWords)
