@@ -47,6 +47,11 @@ func Decide(policy Policy, now time.Time, points []Point) ([]Decision, error) {
 	}
 	policy.keepWithin(counted)
 	policy.keepDamaged(decisions, counted)
+	for i := range decisions {
+		if d := &decisions[i]; d.Point.MadeLast && d.Point.Good && !d.Keep {
+			d.keep("made last, by a clock that was behind")
+		}
+	}
 	return decisions, nil
 }
 

@@ -344,3 +344,27 @@ func TestAYear(t *testing.T) {
 		})
 	}
 }
+
+// A clock that was behind gives the newest content an old time.
+func TestDecide_keepsWhatWasMadeLast(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		good bool
+		want string
+	}{
+		"good":    {true, "behind: made last, by a clock that was behind"},
+		"damaged": {false, "- behind"},
+	} {
+		got, err := Decide(Policy{Last: 1, RemoveDamaged: true}, at(t, "2026-01-03T00:00:00Z"), []Point{
+			{ID: "before", Time: at(t, "2026-01-01T00:00:00Z"), Good: true},
+			{ID: "newest", Time: at(t, "2026-01-02T00:00:00Z"), Good: true},
+			{ID: "behind", Time: at(t, "1970-01-02T00:00:00Z"), Good: c.good, MadeLast: true},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"newest: last good one, last 1", "- before", c.want}, told(got)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}

@@ -60,6 +60,8 @@ type Point struct {
 	Pinned bool
 	// Good says that the point is complete and not known to be damaged.
 	Good bool
+	// MadeLast says that no point was made later, whatever the times say: a clock may have been behind.
+	MadeLast bool
 }
 
 // Decision is what becomes of a point.
