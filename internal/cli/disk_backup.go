@@ -126,6 +126,8 @@ type diskSpec struct {
 	options     disk.SourceOptions
 	// checkpoint is the name of the moment of the backup, or "".
 	checkpoint string
+	// tracked: Varve has made the bitmap, for this image alone.
+	tracked bool
 }
 
 // isImage says whether the disk is a qcow2 image in a file.
@@ -367,7 +369,7 @@ func openSources(ctx context.Context, specs []diskSpec, q *repository.Request) (
 			return sources, fmt.Errorf("disk %s: %w", spec.name, err)
 		}
 		if changes != nil {
-			d.Changes = &repository.Changes{Since: spec.options.Bitmap, Set: *changes}
+			d.Changes = &repository.Changes{Since: spec.options.Bitmap, Set: *changes, Exclusive: spec.tracked}
 		}
 		q.Disks = append(q.Disks, d)
 	}

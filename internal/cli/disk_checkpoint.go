@@ -103,6 +103,7 @@ func lastCheckpoint(ctx context.Context, r *repository.Repository, source reposi
 	if err != nil {
 		return "", err // What is damaged may be the latest.
 	}
+	repository.SortByMaking(points)
 	var changes []string
 	for _, p := range slices.Backward(points) {
 		for _, d := range p.Disks {

@@ -75,6 +75,7 @@ var diskFullReasons = map[repository.FullReason]string{
 	repository.FullNoChanges:     "the source does not know what changed",
 	repository.FullOtherBase:     "the changes are counted from another point",
 	repository.FullOtherIdentity: "another disk of the same name",
+	repository.FullOtherContent:  "what did not change is not as in the parent: another disk, or not all changes were recorded",
 	repository.FullParentDamaged: "the parent is damaged",
 }
 

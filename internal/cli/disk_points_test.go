@@ -192,3 +192,27 @@ func TestPruneDecides(t *testing.T) {
 		}
 	}
 }
+
+// Neither whole nor by disk does a prune remove the restore point that was made last, though a clock that was behind gave it an old time.
+func TestPruneDecides_keepsWhatWasMadeLast(t *testing.T) {
+	t.Parallel()
+	history := points("1111", "2222", "3333")
+	for _, p := range history {
+		p.Disks = []repository.Disk{{Name: "root"}}
+	}
+	history[0].After = history[2].Time
+	for _, perDisk := range []bool{false, true} {
+		q := pruning{policy: retention.Policy{Last: 1}, perDisk: perDisk}
+		verdicts, err := q.decide(time.Unix(100, 0), history, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := map[string]bool{}
+		for _, v := range verdicts {
+			kept[v.ID] = v.Keep
+		}
+		if diff := cmp.Diff(map[string]bool{"1111": true, "2222": false, "3333": true}, kept); diff != "" {
+			t.Errorf("per disk %t: %s", perDisk, diff)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -209,9 +210,10 @@ func (l *pointList) histories(f *sourceFlags, names []string) [][]*repository.Re
 func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad map[string]map[string]bool) ([]verdict, error) {
 	var points []retention.Point
 	byID := map[string]*repository.RestorePoint{}
+	history = lastMadeFirst(history)
 	for _, p := range history {
 		byID[p.ID] = p
-		points = append(points, retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: len(bad[p.ID]) == 0})
+		points = append(points, retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: len(bad[p.ID]) == 0, MadeLast: len(points) == 0})
 	}
 	// Also the order in which they are shown.
 	whole, err := retention.Decide(q.policy, now, points)
@@ -228,7 +230,15 @@ func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad 
 	return out, nil
 }
 
-// decidePerDisk replaces the verdicts on whole restore points by those on their disks.
+// lastMadeFirst are the restore points of a history, beginning with the one that was made last.
+func lastMadeFirst(history []*repository.RestorePoint) []*repository.RestorePoint {
+	out := slices.Clone(history)
+	repository.SortByMaking(out)
+	slices.Reverse(out)
+	return out
+}
+
+// decidePerDisk replaces the verdicts on whole restore points by those on their disks. The history begins with the restore point that was made last.
 func (q *pruning) decidePerDisk(now time.Time, history []*repository.RestorePoint, bad map[string]map[string]bool, out []verdict) error {
 	at := map[string]int{}
 	for i := range out {
@@ -242,7 +252,8 @@ func (q *pruning) decidePerDisk(now time.Time, history []*repository.RestorePoin
 			if points[name] == nil {
 				names = append(names, name)
 			}
-			points[name] = append(points[name], retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: !bad[p.ID][name]})
+			good, last := !bad[p.ID][name], len(points[name]) == 0
+			points[name] = append(points[name], retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: good, MadeLast: last})
 		}
 	}
 	for _, name := range names {

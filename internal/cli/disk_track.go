@@ -35,6 +35,7 @@ func startTracking(ctx context.Context, r *repository.Repository, q *repository.
 	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
 		return nil, err
 	}
+	repository.SortByMaking(points)
 	sum := sha256.Sum256([]byte(r.ID() + "\n" + q.Source.String()))
 	t := &imageTracking{owner: checkpointPrefix + hex.EncodeToString(sum[:ownerBytes]) + "-"}
 	for i := range specs {
@@ -59,7 +60,7 @@ func (t *imageTracking) start(ctx context.Context, spec *diskSpec, base string, 
 	for _, b := range bitmaps {
 		switch {
 		case b.Name == base && b.Saved && b.Recording:
-			spec.options.Bitmap = base
+			spec.options.Bitmap, spec.tracked = base, true
 		case b.Name == base:
 			t.doubts = errors.Join(t.doubts, fmt.Errorf("disk %s is read as a whole: its bitmap was not saved when its last user ended, or was disabled", spec.name))
 		case allKnown && strings.HasPrefix(b.Name, t.owner) && !inUse[b.Name] && !t.added(b.Name):

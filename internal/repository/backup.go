@@ -25,7 +25,7 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if q.Time.IsZero() {
 		q.Time = r.rep.Time()
 	}
-	if err := r.writable(ctx); err != nil {
+	if err := r.writableNow(ctx); err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
 	if q.ID != "" {
@@ -33,7 +33,11 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 			return p, err
 		}
 	}
-	parent, doubts, err := r.findParent(ctx, &q)
+	h, err := r.loadHistory(ctx, &q.Source)
+	if err != nil {
+		return nil, fmt.Errorf("read the history of %s: %w", q.Source, err)
+	}
+	parent, doubts, err := h.findParent(&q)
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +45,13 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err != nil {
 		return nil, err
 	}
-	s.doubts = doubts
+	if end := h.end(); !end.Before(q.Time) {
+		s.after = end.UTC()
+	}
+	s.doubts, s.namesakes = doubts, map[string][]*Disk{}
+	for i := range q.Disks {
+		s.namesakes[q.Disks[i].Name] = h.namesakes(&q.Disks[i])
+	}
 	point, err := s.run(parent)
 	if closed := s.close(); point == nil {
 		err = errors.Join(err, closed)
@@ -54,9 +64,6 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 
 // published is the restore point with the ID that was asked for, or nil if there is none.
 func (r *Repository) published(ctx context.Context, q *Request) (*RestorePoint, error) {
-	if err := r.rep.Refresh(ctx); err != nil {
-		return nil, fmt.Errorf("look for restore point %s: %w", q.ID, err)
-	}
 	p, err := r.Get(ctx, q.ID)
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil
@@ -108,7 +115,7 @@ func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEn
 			return nil, nil, err
 		}
 		reached("data stored")
-		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC()}
+		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after}
 		for _, w := range writers {
 			p.Disks = append(p.Disks, *w.done)
 		}
@@ -120,7 +127,7 @@ func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEn
 			return nil, nil, fmt.Errorf("store the restore point's directory: %w", err)
 		}
 		if !s.longAgo(s.stored, sessionMargin) {
-			return p, root, nil
+			return p, root, s.r.notReplaced(s.ctx)
 		}
 	}
 	return nil, nil, fmt.Errorf("%w: hours passed between the last data and the restore point, again and again", ErrConflict)

@@ -156,6 +156,24 @@ func TestBase_theLatestOfTheDiskCounts(t *testing.T) {
 	same(t, r, p, d.data)
 }
 
+// What another machine has published since this one connected is the latest restore point, and its name is used.
+func TestBase_whatOthersHavePublishedCounts(t *testing.T) {
+	t.Parallel()
+	s := newMemorySite(t)
+	d := newBitmapDisk(4 * mib)
+	idle := []*Repository{s.opened(t, s.connect(t, "a", !cached)), s.opened(t, s.connect(t, "b", !cached)), s.opened(t, s.connect(t, "c", !cached))}
+	points := firstWeek(t, s.opened(t, s.connect(t, "machine", !cached)), d)
+	if _, err := idle[0].Backup(t.Context(), d.request("", "tuesday", 4)); !errors.Is(err, ErrChangeUsed) {
+		t.Errorf("tuesday for the second time: %v", err)
+	}
+	if p := mustBackUp(t, idle[1], d.request("wednesday", "thursday", 5)); p.Disks[0].Parent != points[2].ID {
+		t.Errorf("full: %q, parent %q", p.Disks[0].FullReason, p.Disks[0].Parent)
+	}
+	if p := mustBackUp(t, idle[2], d.request("wednesday", "friday", 6)); p.Disks[0].FullReason != FullOtherBase {
+		t.Errorf("full: %q, parent %q", p.Disks[0].FullReason, p.Disks[0].Parent)
+	}
+}
+
 // A name that two restore points have, from before names were used once, is no base.
 func TestBase_aChangeOfTwoRestorePointsIsNone(t *testing.T) {
 	t.Parallel()
@@ -287,5 +305,59 @@ func damageDescription(t *testing.T, s *site, r *Repository, p *RestorePoint) {
 	data[info.PackOffset+info.PackedLength/2] ^= 1
 	if err := errors.Join(st.PutBlob(t.Context(), info.PackBlobID, blobBytes(data), blob.PutOptions{}), st.Close(t.Context())); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A clock that was ahead once does not hide what is made afterwards, whatever becomes of the restore points in between.
+func TestBase_aClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	d := newBitmapDisk(4 * mib)
+	// As --track does: the bitmap of the restore point that was made last is the only one.
+	last := ""
+	backUp := func(at int64) *RestorePoint {
+		t.Helper()
+		change := fmt.Sprint("c", at)
+		changed := d.request(last, change, at)
+		d.bitmaps = map[string]extent.Set{change: {}}
+		last = change
+		p := mustBackUp(t, r, changed)
+		same(t, r, p, d.data)
+		return p
+	}
+	backUp(1)
+	ahead := backUp(1000)
+	var points []*RestorePoint
+	for at := range int64(4) {
+		d.write(at, byte(at))
+		p := backUp(2 + at)
+		points = append(points, p)
+		if p.Disks[0].FullReason != "" || p.After.Before(ahead.Time) || p.Time.Unix() != 2+at {
+			t.Errorf("restore point %d is full (%q), at %s after %s", at, p.Disks[0].FullReason, p.Time, p.After)
+		}
+	}
+	if err := r.Delete(t.Context(), points[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if p := backUp(7); p.Disks[0].FullReason != "" {
+		t.Errorf("after the first one that was made with the right clock has gone: full %q", p.Disks[0].FullReason)
+	}
+	// A full one ends it as well.
+	last = ""
+	backUp(8)
+	if p := backUp(9); p.Disks[0].FullReason != "" {
+		t.Errorf("after a full one: %q", p.Disks[0].FullReason)
+	}
+	// Once the time has come, nothing is told of it any more.
+	if p := backUp(1001); p.Disks[0].FullReason != "" || !p.After.IsZero() {
+		t.Errorf("full: %q, after %s", p.Disks[0].FullReason, p.After)
+	}
+	listed, err := r.List(t.Context(), &testSource)
+	if err != nil {
+		t.Fatal(err)
+	}
+	SortByMaking(listed)
+	if n := len(listed); listed[n-1].Time.Unix() != 1001 || listed[n-2].Time.Unix() != 9 || listed[0].Time.Unix() != 1 {
+		t.Errorf("the order of making: %v", listed)
 	}
 }

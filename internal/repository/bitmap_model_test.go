@@ -1,7 +1,7 @@
 package repository
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,25 +17,31 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Bitmaps are added, removed, renamed and added again under names that no restore point has; backups fail, end in the middle, name the wrong base or a
-// name that is taken; the storage fails; restore points go. Whatever is published holds what the disks held. A name is never given to a second moment while
-// a restore point has it: nothing could tell these apart.
+// The disks of a machine are backed up to several repositories. Bitmaps are added, removed, renamed and added again under names that no restore point
+// has; backups fail, are killed between any two blobs, name the wrong base or a name that is taken; the storage fails while they are planned and while
+// they are published; restore points go, and are freed; repositories are copied, older copies put in their place, and deleted and made again. Each disk of
+// a restore point is incremental if its base is there, and for the right reason full if it is not, and all restore points hold what the disks held. A name
+// is never given to a second moment while a restore point, or a copy of one, has it: nothing could tell these apart.
 func TestBase_randomHistoriesOfBitmaps(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	r := s.opened(t, s.connect(t, "machine", false))
-	var histories atomic.Int64
+	places := 2
+	if soak {
+		places = 3
+	}
+	w := newModelWorld(t, places)
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &bitmapModel{site: s, r: r, random: rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 7))}
-		for range 2 {
-			m.sources = append(m.sources, Source{Host: "host", User: "varve", Path: fmt.Sprintf("/bitmaps-%d", histories.Add(1))})
-		}
-		m.disks = map[string]*modelDisk{"root": newModelDisk(3 * mib), "data": newModelDisk(2*mib + 512)}
+		m := newBitmapModel(rt, w)
+		defer m.end()
 		rt.Repeat(map[string]func(*rapid.T){
-			"write": m.write, "back up": m.backUp, "back up once more": m.backUp, "remove a bitmap": m.removeBitmap, "rename a bitmap": m.renameBitmap,
-			"add a bitmap": m.addBitmap, "replace a disk": m.replace, "delete a restore point": m.delete,
+			"write": m.write, "back up": m.backUp, "back up once more": m.backUp, "back up again": m.backUp, "back up more": m.backUp, "back up yet more": m.backUp, "remove a bitmap": m.removeBitmap,
+			"rename a bitmap": m.renameBitmap, "add a bitmap": m.addBitmap, "replace a disk": m.replace,
+			"delete a restore point": m.delete, "maintain": m.maintain, "keep a copy": m.keepCopy, "put a repository in its place": m.replaceRepository,
 		})
+		for _, p := range m.places {
+			m.look(rt, p, nil)
+		}
 	})
+	t.Logf("%v", w.did)
 }
 
 // modelDisk is a disk with bitmaps, which may fail in the middle.
@@ -57,14 +63,26 @@ func (d *modelDisk) ReadAt(ctx context.Context, p []byte, offset int64) error {
 }
 
 type bitmapModel struct {
-	site    *site
-	r       *Repository
+	*modelWorld
+
+	copies  []modelCopy
 	sources []Source
 	disks   map[string]*modelDisk
 	random  *rand.Rand
-	points  []*RestorePoint
 	names   int
 	second  int64
+}
+
+func newBitmapModel(rt *rapid.T, w *modelWorld) *bitmapModel {
+	m := &bitmapModel{modelWorld: w, random: rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 7))}
+	for i := range 4 { // One is backed up more often, so that it has a history in each place.
+		m.sources = append(m.sources, Source{Host: "host", User: "varve", Path: fmt.Sprint("/bitmaps-", i/3)})
+	}
+	m.disks = map[string]*modelDisk{"root": newModelDisk(3 * mib), "data": newModelDisk(2*mib + 512)}
+	for i, p := range m.places {
+		p.become(m.empty[i])
+	}
+	return m
 }
 
 func (m *bitmapModel) disk(rt *rapid.T) (string, *modelDisk) {
@@ -77,11 +95,13 @@ func (m *bitmapModel) fresh() string {
 	return fmt.Sprint("name-", m.names)
 }
 
-// taken says whether a restore point has the name.
+// taken says whether a restore point has the name, in a repository or in a copy of one.
 func (m *bitmapModel) taken(name string) bool {
-	return slices.ContainsFunc(m.points, func(p *RestorePoint) bool {
+	has := func(p *heldPoint) bool {
 		return slices.ContainsFunc(p.Disks, func(d Disk) bool { return d.Change == name })
-	})
+	}
+	return slices.ContainsFunc(m.places, func(p *modelPlace) bool { return slices.ContainsFunc(p.points, has) }) ||
+		slices.ContainsFunc(m.copies, func(c modelCopy) bool { return slices.ContainsFunc(c.points, has) })
 }
 
 func (m *bitmapModel) write(rt *rapid.T) {
@@ -135,38 +155,24 @@ func (m *bitmapModel) replace(rt *rapid.T) {
 	_, _ = rand.NewChaCha8([32]byte{byte(d.identity)}).Read(d.data)
 }
 
-func (m *bitmapModel) delete(rt *rapid.T) {
-	if len(m.points) == 0 {
-		return
-	}
-	i := rapid.IntRange(0, len(m.points)-1).Draw(rt, "restore point")
-	if err := m.r.Delete(context.Background(), m.points[i].ID); err != nil {
-		rt.Fatal(err)
-	}
-	m.points = slices.Delete(m.points, i, i+1)
-}
-
-// request is one that a script may make: with the right base, or a wrong one.
-func (m *bitmapModel) request(rt *rapid.T) (q Request, reused bool) {
+// request is one that a script may make for a repository: with the right base, or a wrong one.
+func (m *bitmapModel) request(rt *rapid.T, at *modelPlace) Request {
 	m.second++
-	q = Request{Source: rapid.SampledFrom(m.sources).Draw(rt, "source"), Time: time.Unix(m.second, 0), BlockBytes: 256 * kib, Workers: 2}
+	q := Request{Source: rapid.SampledFrom(m.sources).Draw(rt, "source"), Time: time.Unix(m.second, 0), BlockBytes: 256 * kib, Workers: 2}
+	if rapid.Bool().Draw(rt, "with an ID") {
+		q.ID = newID()
+	}
 	change := m.fresh()
-	if len(m.points) > 0 && rapid.IntRange(0, 9).Draw(rt, "reuse") == 0 {
-		change = rapid.SampledFrom(m.points).Draw(rt, "of").Disks[0].Change
+	if len(at.points) > 0 && rapid.IntRange(0, 9).Draw(rt, "reuse") == 0 {
+		change = at.points[rapid.IntRange(0, len(at.points)-1).Draw(rt, "of")].Disks[0].Change
 	}
-	last := func(name string) (since string) {
-		for _, p := range m.points {
-			if d, err := p.Disk(name); err == nil && p.Source == q.Source {
-				since = d.Change
-				reused = reused || d.Change == change
-			}
-		}
-		return since
-	}
-	for _, name := range rapid.SampledFrom([][]string{{"root"}, {"data"}, {"root", "data"}}).Draw(rt, "disks") {
+	for _, name := range rapid.SampledFrom([][]string{{"root"}, {"data"}, {"root", "data"}, {"root", "data"}}).Draw(rt, "disks") {
 		d := m.disks[name]
 		source := DiskSource{Name: name, Bytes: int64(len(d.data)), Reader: d, Identity: fmt.Sprint(d.identity), Change: change}
-		since := last(name)
+		since := ""
+		if p := at.latest(q.Source, name); p != nil {
+			since = p.disk(name).Change
+		}
 		if rapid.IntRange(0, 3).Draw(rt, "any base") == 0 {
 			since = m.bitmap(rt, d)
 		}
@@ -178,49 +184,64 @@ func (m *bitmapModel) request(rt *rapid.T) (q Request, reused bool) {
 		}
 		q.Disks = append(q.Disks, source)
 	}
-	if len(m.points) > 0 && rapid.IntRange(0, 5).Draw(rt, "explicit") == 0 {
-		if p := rapid.SampledFrom(m.points).Draw(rt, "parent"); p.Source == q.Source {
-			q.Parent = p.ID
+	switch all := m.place(rt).points; rapid.IntRange(0, 8).Draw(rt, "parent") {
+	case 0:
+		q.Parent = ParentNone
+	case 1: // one of this history, or one of another place
+		if len(all) > 0 {
+			if p := all[rapid.IntRange(0, len(all)-1).Draw(rt, "parent of")]; p.Source == q.Source {
+				q.Parent = p.ID
+			}
 		}
 	}
-	return q, reused
+	return q
 }
 
-func (m *bitmapModel) backUp(rt *rapid.T) {
-	q, reused := m.request(rt)
-	trouble := rapid.SampledFrom([]string{"", "", "", "source", "storage"}).Draw(rt, "trouble")
-	for _, d := range m.disks {
-		d.broken.Store(trouble == "source")
+// expected is what a backup has to say in a repository that has these restore points: an error of a class, or why each disk is full.
+func expected(q *Request, points []*heldPoint) (full map[string]FullReason, class error) {
+	var parent *heldPoint
+	for _, p := range points {
+		if p.Source != q.Source {
+			continue
+		}
+		for _, d := range q.Disks {
+			if o := p.disk(d.Name); o != nil && o.Change == d.Change {
+				return nil, ErrChangeUsed
+			}
+			if q.Parent == "" && p.disk(d.Name) != nil {
+				parent = p
+			}
+		}
+		if q.Parent == p.ID {
+			parent = p
+		}
 	}
-	if trouble == "storage" {
-		m.site.failWhenRead("q", rapid.Int64Range(0, 6).Draw(rt, "reads"))
+	if parent == nil && q.Parent != "" && q.Parent != ParentNone {
+		return nil, ErrNotFound
 	}
-	p, err := m.r.Backup(context.Background(), q)
-	m.site.failing.Store(nil)
+	full = map[string]FullReason{}
+	for _, d := range q.Disks {
+		full[d.Name] = d.expected(q.Parent, parent)
+	}
+	return full, nil
+}
+
+func (d *DiskSource) expected(asked string, parent *heldPoint) FullReason {
+	var base *Disk
+	if parent != nil {
+		base = parent.disk(d.Name)
+	}
 	switch {
-	case reused && err == nil:
-		rt.Fatalf("a name that a restore point has was taken: %+v", q.Disks)
-	case reused && trouble == "" && !errors.Is(err, ErrChangeUsed), err != nil && trouble == "" && !reused:
-		rt.Fatal(err)
-	case err != nil:
-		return
+	case asked == ParentNone:
+		return FullAsked
+	case base == nil:
+		return FullNoParent
+	case base.Identity != d.Identity:
+		return FullOtherIdentity
+	case d.Changes == nil:
+		return FullNoChanges
+	case cmp.Or(d.Changes.Since, "none") != base.Change:
+		return FullOtherBase
 	}
-	m.points = append(m.points, p)
-	for i := range p.Disks {
-		m.compare(rt, p, &p.Disks[i])
-	}
-}
-
-func (m *bitmapModel) compare(rt *rapid.T, p *RestorePoint, d *Disk) {
-	image, err := m.r.Image(context.Background(), *d)
-	if err != nil {
-		rt.Fatal(err)
-	}
-	got := make([]byte, d.Bytes)
-	if err := image.ReadAt(context.Background(), got, 0); err != nil {
-		rt.Fatal(err)
-	}
-	if !bytes.Equal(got, m.disks[d.Name].data) {
-		rt.Fatalf("disk %s of restore point %s of %s differs (full: %q, parent %q, base %q)", d.Name, p.ID, p.Source, d.FullReason, d.Parent, d.Base)
-	}
+	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -52,4 +53,27 @@ func TestACacheThatCannotBeUsed(t *testing.T) {
 		t.Error(err)
 	}
 	same(t, r, p, disk.data)
+}
+
+// Processes that begin at once share the cache of their connection.
+func TestCache_ofProcessesThatBeginAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newMemorySite(t)
+	config := s.connect(t, "machine", cached)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 20 {
+				r, err := s.open(t.Context(), config)
+				if err == nil {
+					err = errors.Join(r.WithoutCache(), r.Close(t.Context()))
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
 }

@@ -29,7 +29,7 @@ func (s *session) checkpoint() (stop func() error) {
 				return
 			case <-ticks:
 			}
-			if err := s.storeCheckpoint(); errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotFound) {
+			if err := s.storeCheckpoint(); errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotFound) || errors.Is(err, errReplaced) {
 				err = fmt.Errorf("checkpoint: %w", err)
 				s.cancel(err)
 				ended <- err
@@ -47,12 +47,17 @@ func (s *session) checkpoint() (stop func() error) {
 func (s *session) storeCheckpoint() error {
 	reached("checkpoint due")
 	if err := s.r.failed(); err != nil {
+		if replaced := s.r.notReplaced(s.ctx); errors.Is(replaced, errReplaced) {
+			return replaced // kopia reads the format now and then, too.
+		}
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	if s.longAgo(s.stored, sessionRenewal-1) {
 		if err := s.store(s.ctx, sessionRunning); err != nil {
 			return err
 		}
+	} else if err := s.r.notReplaced(s.ctx); err != nil {
+		return err
 	} else if err := s.w.Flush(s.ctx); err != nil {
 		return err
 	}

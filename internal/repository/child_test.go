@@ -121,7 +121,8 @@ func (j *job) request(uploaded *atomic.Int64) Request {
 			s.Data = &data
 		}
 		if d.Set != nil {
-			s.Changes = &Changes{Since: d.Since, Set: extent.NewSet(*d.Set...)}
+			// Exclusive: what is read is what changed. Tests count it.
+			s.Changes = &Changes{Since: d.Since, Set: extent.NewSet(*d.Set...), Exclusive: true}
 		}
 		q.Disks = append(q.Disks, s)
 	}

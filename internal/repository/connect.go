@@ -187,6 +187,12 @@ func connect(ctx context.Context, configFile string, at Location, password strin
 	if err != nil {
 		return err
 	}
+	caching := content.CachingOptions{
+		CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256*mib),
+	}
+	if err := forgetFormat(&caching); err != nil {
+		return errors.Join(err, st.Close(ctx))
+	}
 	candidate, err := besideConfig(configFile)
 	if err == nil && !o.ReadOnly {
 		err = restoreFormat(ctx, st, password)
@@ -195,10 +201,8 @@ func connect(ctx context.Context, configFile string, at Location, password strin
 		return errors.Join(err, st.Close(ctx))
 	}
 	err = repo.Connect(ctx, candidate, st, password, &repo.ConnectOptions{
-		ClientOptions: repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
-		CachingOptions: content.CachingOptions{
-			CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256*mib),
-		},
+		ClientOptions:  repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
+		CachingOptions: caching,
 	})
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):

@@ -36,7 +36,7 @@ func TestCost_incrementalReadsTheTablesThatChange(t *testing.T) {
 				}
 				source := DiskSource{
 					Name: "root", Bytes: disk.bytes, Reader: zeroReader{}, Identity: "a",
-					Change: strconv.Itoa(n + 2), Changes: &Changes{Since: strconv.Itoa(n + 1), Set: changed},
+					Change: strconv.Itoa(n + 2), Changes: &Changes{Since: strconv.Itoa(n + 1), Set: changed, Exclusive: true}, // The source has nothing of what the tables have.
 				}
 				var p *RestorePoint
 				took := s.costOf(t, func() (err error) {

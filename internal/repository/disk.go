@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,16 +14,15 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// disk stores one disk. If its parent turns out to be damaged, all of it is read instead.
+// disk stores one disk. If its parent turns out to be damaged, or to be of another disk, all of it is read instead.
 func (s *session) disk(d *DiskSource, parent *RestorePoint) (*diskWriter, error) {
 	plan, err := planDisk(d, parent, s.doubts[d.Name], s.q.BlockBytes)
 	if err != nil {
 		return nil, err
 	}
 	out, err := s.attempt(d, plan)
-	var damaged *parentError
-	if errors.As(err, &damaged) && errors.Is(err, ErrCorrupt) {
-		plan.full = FullParentDamaged
+	if full := readAgain(err); full != "" {
+		plan.full = full
 		out, err = s.attempt(d, plan)
 	}
 	return out, err
@@ -36,12 +34,14 @@ type diskWriter struct {
 	source *DiskSource
 	plan   diskPlan
 	// work is what the session manifest names; list has the regions, and done describes the disk once it is stored.
-	work    *diskWork
-	list    []object.IndirectObjectEntry
-	done    *Disk
-	blocks  *blockWriter
-	before  predecessor
-	buffers sync.Pool
+	work   *diskWork
+	list   []object.IndirectObjectEntry
+	done   *Disk
+	blocks *blockWriter
+	before predecessor
+	// parentImage has the parent's tables while the disk is compared with it.
+	parentImage *Image
+	buffers     sync.Pool
 	// turn is held by the region whose blocks are being handed out, each to one of the slots: blocks come into the packs in about the order of
 	// the disk, in which they are restored.
 	turn  sync.Mutex
@@ -62,6 +62,9 @@ func (s *session) attempt(d *DiskSource, plan diskPlan) (*diskWriter, error) {
 	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
 	var err error
 	if w.before, err = w.loadPredecessor(); err != nil {
+		return nil, err
+	}
+	if err := w.sameDisk(); err != nil {
 		return nil, err
 	}
 	if err := w.regions(); err != nil {
@@ -246,7 +249,7 @@ func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, 
 		return w.blocks.zero(ctx, e.Length)
 	}
 	if err := w.source.Reader.ReadAt(ctx, buffer, e.Offset); err != nil {
-		return object.EmptyID, fmt.Errorf("read the source: %w", err)
+		return object.EmptyID, errReadSource(err)
 	}
 	*began = w.w.Time()
 	did.ReadBytes += e.Length
@@ -257,6 +260,8 @@ func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, 
 	}
 	return w.blocks.write(ctx, buffer)
 }
+
+func errReadSource(err error) error { return fmt.Errorf("read the source: %w", err) }
 
 // isHole says whether a block that was just settled is all zeroes.
 func (w *diskWriter) isHole(e object.IndirectObjectEntry) bool {

@@ -66,6 +66,7 @@ func TestCollection_sessionManifests(t *testing.T) {
 			}
 			long := newLongBackup(s.site, 40*time.Minute, read+1, 0, nil)
 			d := long.source(disk, true)
+			d.Changes.Exclusive = true // The first read is of what changed.
 			d.Reader = &hookedReader{Reader: d.Reader, call: func(offset int64) {
 				if offset != (read+1)*DefaultBlockBytes {
 					return

@@ -22,7 +22,13 @@ type Image struct {
 	list     []object.IndirectObjectEntry
 
 	mu     sync.Mutex
-	tables map[int][]object.IndirectObjectEntry
+	tables map[regionTable][]object.IndirectObjectEntry
+}
+
+// regionTable tells the tables of regions apart: all holes have one.
+type regionTable struct {
+	object object.ID
+	length int64
 }
 
 // Image opens a disk.
@@ -35,7 +41,12 @@ func (r *Repository) Image(ctx context.Context, d Disk) (*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", d.Name, err)
 	}
-	return &Image{Disk: d, r: r.reader(), geometry: g, list: list, tables: map[int][]object.IndirectObjectEntry{}}, nil
+	return newImage(d, r.reader(), g, list), nil
+}
+
+// newImage is the Image of a disk with this list of regions.
+func newImage(d Disk, r *refreshing, g geometry, list []object.IndirectObjectEntry) *Image {
+	return &Image{Disk: d, r: r, geometry: g, list: list, tables: map[regionTable][]object.IndirectObjectEntry{}}
 }
 
 // blocks is the table of region i.
@@ -55,7 +66,7 @@ func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry
 		}
 		delete(m.tables, k)
 	}
-	m.tables[i] = t
+	m.tables[m.key(i)] = t
 	return t, nil
 }
 
@@ -63,7 +74,11 @@ func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry
 func (m *Image) known(i int) []object.IndirectObjectEntry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.tables[i]
+	return m.tables[m.key(i)]
+}
+
+func (m *Image) key(i int) regionTable {
+	return regionTable{m.list[i].Object, m.list[i].Length}
 }
 
 // zero says whether a block is a hole.

@@ -122,26 +122,19 @@ func (l *lease) release() error {
 // dropStaleLeases removes the leases and session manifests of those that died. Only maintenance does so, once it knows that this machine's
 // clock is right: a clock that is ahead would take everybody for dead.
 func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
-	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, nil)
-	if err != nil {
-		return fmt.Errorf("list leases: %w", err)
-	}
-	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(ctx, w, id)
-		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("lease %s: %w", id, err)
-		}
+	err := eachSnapshot(ctx, w, nil, func(m *snapshot.Manifest) error {
 		life := leaseLifeOf(m)
 		if life == 0 || w.Time().Sub(m.EndTime.ToTime()) < life {
-			continue
+			return nil
 		}
-		if err := removeManifest(ctx, w, id); err != nil {
-			return fmt.Errorf("drop lease %s: %w", id, err)
+		if err := removeManifest(ctx, w, m.ID); err != nil {
+			return err
 		}
 		reached("stale lease's end put")
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("drop leases: %w", err)
 	}
 	return nil
 }

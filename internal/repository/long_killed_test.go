@@ -231,6 +231,18 @@ func (r *countedReader) ReadAt(ctx context.Context, p []byte, offset int64) erro
 // reuploaded is how much of what was named may be uploaded again: tables are, and what is around blocks.
 const reuploaded = 2 * mib
 
+// sleeps notes that days may pass. What the backup has found and not named yet may lose what kept it, be marked as garbage, and be uploaded again.
+func (r *readings) sleeps(id string) {
+	r.t.Helper()
+	r.slept = true
+	named := r.lastNamed(id)
+	for _, b := range r.read {
+		if !b.at.Before(named) {
+			r.missing += DefaultBlockBytes
+		}
+	}
+}
+
 // ended looks how much was uploaded, and what can be found again.
 func (r *readings) ended(id string) {
 	r.t.Helper()

@@ -215,7 +215,7 @@ func (m *longModel) attempt(id string, lasts time.Duration, mayEnd bool) (*Resto
 			if end != nil {
 				end()
 			} else if m.chance(2) {
-				read.slept = true
+				read.sleeps(id)
 				m.sleeps()
 			}
 		}}

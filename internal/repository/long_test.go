@@ -201,6 +201,7 @@ func TestLongIncremental_keepsTheFirstDisk(t *testing.T) {
 	two.write(s.random, extent.Extent{Length: 2560 * kib}, false)
 	long := newLongBackup(s.site, 12*time.Hour, 1, 24*time.Hour, s.maintain)
 	disks := sources(true)
+	disks[1].Changes.Exclusive = true // Each block that is read takes half a day.
 	disks[1].Reader = &longReader{Reader: two, long: long}
 	p, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Disks: disks})
 	if err != nil {

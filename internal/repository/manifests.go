@@ -48,6 +48,27 @@ func (r *Repository) matching(ctx context.Context, match func(id string) bool) (
 	return slices.DeleteFunc(all, func(s *stored) bool { return !match(s.id) }), err
 }
 
+// eachSnapshot calls call for the kopia snapshots with these tags, incomplete ones too. One that was deleted since is left out.
+func eachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]string, call func(*snapshot.Manifest) error) error {
+	ids, err := snapshot.ListSnapshotManifests(ctx, rep, nil, tags)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		m, err := snapshot.LoadSnapshot(ctx, rep, id)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue
+		}
+		if err == nil {
+			err = call(m)
+		}
+		if err != nil {
+			return fmt.Errorf("snapshot %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
 // find looks restore points up the way that kopia does.
 func find(ctx context.Context, rep repo.Repository, source *Source, id string) ([]entry, error) {
 	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagFormat: formatTag}
@@ -125,8 +146,27 @@ func group(entries []entry) ([]*stored, error) {
 	return out, errors.Join(bad...)
 }
 
-// writable fails with ErrCorrupt if manifests are damaged: kopia can then neither add nor delete one, and does not say why.
+// writable fails if the repository is not the one that was opened, or if its manifests are damaged.
 func (r *Repository) writable(ctx context.Context) error {
+	if err := r.notReplaced(ctx); err != nil {
+		return err
+	}
+	return r.manifestsWhole(ctx)
+}
+
+// writableNow is writable, with what others have stored and deleted since this connection looked.
+func (r *Repository) writableNow(ctx context.Context) error {
+	if err := r.notReplaced(ctx); err != nil {
+		return err
+	}
+	if err := r.rep.Refresh(ctx); err != nil {
+		return fmt.Errorf("look for what others have stored: %w", err)
+	}
+	return r.manifestsWhole(ctx)
+}
+
+// manifestsWhole fails with ErrCorrupt if manifests are damaged: kopia can then neither add nor delete one, and does not say why.
+func (r *Repository) manifestsWhole(ctx context.Context) error {
 	_, err := findManifests(ctx, r.rep, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
 	if err == nil {
 		return nil

@@ -3,6 +3,7 @@ package repository
 import (
 	"bytes"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -134,4 +135,26 @@ func (m *memoryBlobs) DeleteBlob(ctx context.Context, id blob.ID) error {
 	defer m.mu.Unlock()
 	delete(m.blobs, id)
 	return nil
+}
+
+// now is a copy of all blobs.
+func (m *memoryBlobs) now() map[blob.ID]memoryBlob {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.blobs)
+}
+
+// become makes these all blobs that there are.
+func (m *memoryBlobs) become(blobs map[blob.ID]memoryBlob) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blobs = maps.Clone(blobs)
+}
+
+// newMemorySite makes a repository in memory.
+func newMemorySite(tb testing.TB) *site {
+	tb.Helper()
+	s := newSite(tb)
+	s.inMemory(tb)
+	return s
 }

@@ -13,7 +13,7 @@ import (
 
 // history are the restore points of a source, as far as they can be read.
 type history struct {
-	// points are oldest first.
+	// points are in the order in which they were made.
 	points []*RestorePoint
 	// damage says what cannot be read, and damagedAt is when the latest of that was made; zero: nothing is damaged.
 	damage    error
@@ -44,8 +44,19 @@ func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history,
 			}
 		}
 	}
-	slices.SortStableFunc(h.points, func(a, b *RestorePoint) int { return a.Time.Compare(b.Time) })
+	SortByMaking(h.points)
 	return h, nil
+}
+
+// end is the time that the latest restore point is put in order by, or the latest damage; zero: there is none.
+func (h *history) end() time.Time {
+	end := h.damagedAt
+	for _, p := range h.points {
+		if at := p.order(); at.After(end) {
+			end = at
+		}
+	}
+	return end
 }
 
 // changeUsed fails with ErrChangeUsed if a restore point of the history has the Change of one of the disks. An incremental that is counted from that
@@ -78,11 +89,7 @@ func (p *RestorePoint) has(disk string) bool {
 
 // findParent is the restore point to start from, or nil for ParentNone and when there is none. doubts say which disks must be read as a whole
 // nevertheless, and why.
-func (r *Repository) findParent(ctx context.Context, q *Request) (parent *RestorePoint, doubts map[string]FullReason, err error) {
-	h, err := r.loadHistory(ctx, &q.Source)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the history of %s: %w", q.Source, err)
-	}
+func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[string]FullReason, err error) {
 	if err := h.changeUsed(q); err != nil {
 		return nil, nil, err
 	}
@@ -105,7 +112,7 @@ func (r *Repository) findParent(ctx context.Context, q *Request) (parent *Restor
 	for i := range q.Disks {
 		d := &q.Disks[i]
 		switch {
-		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.Time)):
+		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.order())):
 			doubts[d.Name] = FullParentDamaged // What is damaged may be the latest one.
 		case isAmbiguous(h.points, d):
 			doubts[d.Name] = FullOtherBase

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/snapshot"
@@ -62,8 +63,8 @@ func usersPins(pins []string) (out []string) {
 func (p *RestorePoint) Pinned() bool { return len(p.Pins) > 0 }
 
 func validPin(pin string) error {
-	if pin == "" || len(pin) > maxPinBytes || slices.ContainsFunc([]rune(pin), func(c rune) bool { return c < ' ' }) {
-		return fmt.Errorf("%w: a pin called %q: 1 to %d bytes without control characters", ErrInvalid, pin, maxPinBytes)
+	if pin == "" || len(pin) > maxPinBytes || !utf8.ValidString(pin) || slices.ContainsFunc([]rune(pin), func(c rune) bool { return c < ' ' }) {
+		return fmt.Errorf("%w: a pin called %q: 1 to %d bytes of UTF-8 without control characters", ErrInvalid, pin, maxPinBytes)
 	}
 	return nil
 }

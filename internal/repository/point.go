@@ -52,7 +52,9 @@ type RestorePoint struct {
 	Snapshot string    `json:"snapshot"`
 	Source   Source    `json:"source"`
 	Time     time.Time `json:"time"`
-	Disks    []Disk    `json:"disks"`
+	// After is set if a clock was ahead: the restore point was made after all those of its history up to this time, although its own time is earlier.
+	After time.Time `json:"after,omitzero"`
+	Disks []Disk    `json:"disks"`
 	// Pins keep the restore point from retention.
 	Pins []string `json:"pins,omitempty"`
 }
@@ -107,11 +109,25 @@ type pointFile struct {
 	Format int       `json:"format"`
 	ID     string    `json:"id"`
 	Time   time.Time `json:"time"`
+	After  time.Time `json:"after,omitzero"`
 	Disks  []Disk    `json:"disks"`
 }
 
 func (p *RestorePoint) file() pointFile {
-	return pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), Disks: p.Disks}
+	return pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks}
+}
+
+// order is the time that restore points of a history are put in order by, which no clock that was ahead upsets.
+func (p *RestorePoint) order() time.Time {
+	if p.After.IsZero() {
+		return p.Time
+	}
+	return p.After.Add(1)
+}
+
+// SortByMaking puts restore points of a history into the order in which they were made. That of their times is another one if a clock was ahead.
+func SortByMaking(points []*RestorePoint) {
+	slices.SortStableFunc(points, func(a, b *RestorePoint) int { return a.order().Compare(b.order()) })
 }
 
 func encodePoint(p *RestorePoint) ([]byte, error) { return json.MarshalIndent(p.file(), "", "  ") }

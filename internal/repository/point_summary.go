@@ -67,7 +67,7 @@ func (s *stored) point(f pointFile) *RestorePoint {
 	m := s.manifest
 	return &RestorePoint{
 		ID: s.id, Snapshot: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path},
-		Time: f.Time, Disks: f.Disks, Pins: usersPins(m.Pins),
+		Time: f.Time, After: f.After, Disks: f.Disks, Pins: usersPins(m.Pins),
 	}
 }
 

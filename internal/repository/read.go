@@ -51,11 +51,19 @@ func (f *refreshing) slowly(ctx context.Context, id content.ID) ([]byte, error) 
 	if missing(err) && f.rep.Refresh(ctx) == nil {
 		data, err = f.rep.ContentReader().GetContent(ctx, id)
 	}
-	if err != nil && ctx.Err() == nil {
-		err = f.diagnose(ctx, id, err)
+	for attempt := 1; err != nil && ctx.Err() == nil; attempt++ {
+		fetched, wrong := f.diagnose(ctx, id, err)
+		if !fetched || attempt == readAttempts {
+			return nil, wrong
+		}
+		// The storage may have failed then, and not now.
+		data, err = f.rep.ContentReader().GetContent(ctx, id)
 	}
 	return data, err
 }
+
+// readAttempts is how often kopia fails to read a content whose bytes can be fetched each time, until they count as damaged.
+const readAttempts = 3
 
 // Contents calls take with each of the contents, or what was wrong with it, in order, until take returns an error. The data is valid until
 // then. Contents that lie side by side in a pack are fetched together, past the cache.
@@ -91,20 +99,20 @@ func (f *refreshing) place(ctx context.Context, id content.ID) content.Info {
 }
 
 // diagnose tells damage from a storage that does not answer: kopia's errors say what failed and not why. If the bytes can be fetched
-// as the index says, they are wrong; if they are not there, the blob is too short or gone.
-func (f *refreshing) diagnose(ctx context.Context, id content.ID, err error) error {
+// as the index says, they are wrong, or the storage answers again; if they are not there, the blob is too short or gone.
+func (f *refreshing) diagnose(ctx context.Context, id content.ID, err error) (fetched bool, wrong error) {
 	info, lookup := f.rep.ContentReader().ContentInfo(ctx, id)
 	if lookup != nil {
-		return err
+		return false, err
 	}
 	offset, length := int64(info.PackOffset), int64(info.PackedLength)
 	var out counter
 	fetch := f.rep.BlobReader().GetBlob(ctx, info.PackBlobID, offset, length, &out)
 	b, look := f.rep.BlobReader().GetMetadata(ctx, info.PackBlobID)
 	if fetch == nil || missing(fetch) || (look == nil && b.Length < offset+length) {
-		return fmt.Errorf("%w: blob %s: %w", ErrCorrupt, info.PackBlobID, err)
+		return fetch == nil, fmt.Errorf("%w: blob %s: %w", ErrCorrupt, info.PackBlobID, err)
 	}
-	return err
+	return false, err
 }
 
 // counter is a buffer for blobs that only counts.

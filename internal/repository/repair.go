@@ -336,31 +336,20 @@ func (r *repair) dropFinishedSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ids, err := snapshot.ListSnapshotManifests(ctx, r.w, nil, nil)
-	if err != nil {
-		return fmt.Errorf("list sessions: %w", err)
-	}
-	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(ctx, r.w, id)
-		if err != nil {
-			return fmt.Errorf("session %s: %w", id, err)
-		}
+	err = eachSnapshot(ctx, r.w, nil, func(m *snapshot.Manifest) error {
 		session := m.Tags[tagSession]
 		if session == "" {
-			continue
+			return nil
 		}
 		if !slices.ContainsFunc(points, func(p *stored) bool { return p.id == session }) {
-			damaged, err := r.isDamagedSession(ctx, m)
-			if err != nil {
-				return fmt.Errorf("session %s: %w", id, err)
-			}
-			if !damaged {
-				continue
+			if damaged, err := r.isDamagedSession(ctx, m); err != nil || !damaged {
+				return err
 			}
 		}
-		if err := removeManifest(ctx, r.w, id); err != nil {
-			return fmt.Errorf("remove session %s: %w", id, err)
-		}
+		return removeManifest(ctx, r.w, m.ID)
+	})
+	if err != nil {
+		return fmt.Errorf("remove finished sessions: %w", err)
 	}
 	return r.flush(ctx)
 }

@@ -16,6 +16,8 @@ import (
 // Repository is an open repository.
 type Repository struct {
 	rep repo.DirectRepository
+	// id is the repository's that was opened: kopia reads the format again, and may find that of another repository.
+	id []byte
 	// direct reads past kopia where that is possible; else nil.
 	direct *direct
 	// cached: the connection has a cache.
@@ -59,6 +61,9 @@ func openConfig(ctx context.Context, configFile, password string, now func() tim
 		return nil, openError(configFile, err)
 	}
 	unusable := usableCache(c.Caching)
+	if unusable == nil {
+		unusable = forgetFormat(c.Caching)
+	}
 	if unusable == nil || c.Storage == nil {
 		return openFile(ctx, configFile, configFile, password, now)
 	}
@@ -91,7 +96,7 @@ func openFile(ctx context.Context, file, configFile, password string, now func()
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, configFile), rep.Close(ctx))
 	}
-	r.rep = direct
+	r.rep, r.id = direct, direct.UniqueID()
 	if err := r.readDirectly(ctx, file); err != nil {
 		return nil, errors.Join(openError(configFile, err), rep.Close(ctx))
 	}
@@ -149,4 +154,4 @@ func (r *Repository) Source(host, user, path string) Source {
 }
 
 // ID tells the repository from all others, wherever it is moved.
-func (r *Repository) ID() string { return hex.EncodeToString(r.rep.UniqueID()) }
+func (r *Repository) ID() string { return hex.EncodeToString(r.id) }

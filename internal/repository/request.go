@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -24,6 +27,8 @@ const (
 	FullOtherBase FullReason = "OtherBase"
 	// FullOtherIdentity: it is another disk of the same name.
 	FullOtherIdentity FullReason = "DiskReplaced"
+	// FullOtherContent: a part that did not change is not as the parent has it. It is another disk, which has the bitmap's name too, or its changes were not all recorded.
+	FullOtherContent FullReason = "ContentDiffers"
 	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or not in the repository any more.
 	FullParentDamaged FullReason = "ParentDamaged"
 )
@@ -55,6 +60,9 @@ type Changes struct {
 	// (a bitmap) has been there and recording without a break since then.
 	Since string
 	Set   extent.Set
+	// Exclusive: no other disk has, or ever had, something of the name Since. Otherwise the disk is compared with its parent in places, so that another one whose
+	// changes are counted from the same name is not taken for it.
+	Exclusive bool
 }
 
 // Request asks for a restore point.
@@ -125,6 +133,16 @@ func (q *Request) withDefaults() Request {
 	return out
 }
 
+// diskNames are the names of the disks, which have no slashes, in their order.
+func (q *Request) diskNames() string {
+	var names []string
+	for i := range q.Disks {
+		names = append(names, q.Disks[i].Name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, "/")
+}
+
 // validID is of an ID that newID may have made.
 var validID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
@@ -134,6 +152,9 @@ func (q *Request) validate() error {
 	}
 	if q.Source.Host == "" || q.Source.User == "" || q.Source.Path == "" {
 		return fmt.Errorf("%w: source %q: host, user and path are needed", ErrInvalid, q.Source)
+	}
+	if !utf8.ValidString(q.Source.String()) {
+		return fmt.Errorf("%w: source %q: it is not UTF-8", ErrInvalid, q.Source)
 	}
 	if len(q.Disks) == 0 {
 		return fmt.Errorf("%w: no disks", ErrInvalid)
@@ -160,6 +181,9 @@ func (q *Request) validate() error {
 func validName(name string) error {
 	if name == "" || len(name) > 200 || name == "." || name == ".." {
 		return fmt.Errorf("%w: disk name %q", ErrInvalid, name)
+	}
+	if !utf8.ValidString(name) {
+		return fmt.Errorf("%w: disk name %q: it is not UTF-8", ErrInvalid, name)
 	}
 	for _, c := range name {
 		if c == '/' || c < ' ' {

@@ -20,6 +20,8 @@ const (
 	// tagSessionState is sessionRunning, or sessionEnded after a backup has failed and has said so.
 	tagSessionState = "tag:varve-session-state"
 	tagSessionOwner = "tag:varve-session-owner"
+	// tagSessionDisks says which disks of its source a session backs up.
+	tagSessionDisks = "tag:varve-session-disks"
 	sessionRunning  = "running"
 	sessionEnded    = "ended"
 	// kopiaPin keeps `kopia snapshot expire` from deleting what is Varve's: restore points, whose retention is Varve's own, and session manifests and
@@ -54,9 +56,13 @@ type session struct {
 	cancel context.CancelCauseFunc
 	// parent is the root of the parent that the session manifest names; nil: none.
 	parent *snapshot.DirEntry
+	// after is the After of the restore point to be.
+	after time.Time
 	// doubts say which disks cannot start from the parent, and why.
 	doubts map[string]FullReason
-	work   sessionWork
+	// namesakes are, for each disk, those that its bitmap may be of as well.
+	namesakes map[string][]*Disk
+	work      sessionWork
 	// manifests are the session manifests that are or may be there; the last one counts. stored is when storing it began.
 	manifests []manifest.ID
 	stored    time.Time
@@ -105,6 +111,9 @@ func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
 // store makes what the session has finished durable, and names it in a new session manifest that takes the place of the one before. What may
 // have gone meanwhile, because this machine slept or the storage was not there for hours, is checked: settle stores it again.
 func (s *session) store(ctx context.Context, state string) error {
+	if err := s.r.notReplaced(ctx); err != nil {
+		return err
+	}
 	if err := s.findManifest(ctx, state); err != nil {
 		return err
 	}
@@ -192,7 +201,7 @@ func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, 
 	id, err := snapshot.SaveSnapshot(ctx, s.w, &snapshot.Manifest{
 		Source: s.q.Source.info(), Description: "what a backup by " + owner + " has stored", IncompleteReason: leaseReason,
 		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{kopiaPin},
-		Tags: map[string]string{tagSession: s.id, tagSessionState: state, tagSessionOwner: owner},
+		Tags: map[string]string{tagSession: s.id, tagSessionState: state, tagSessionOwner: owner, tagSessionDisks: s.q.diskNames()},
 	})
 	if err != nil {
 		return err
@@ -247,11 +256,11 @@ func (s *session) end(ctx context.Context) error {
 	return nil
 }
 
-// endFailed hands the end of earlier sessions of the source that have failed to kopia: what they had stored the restore point has that is
+// endFailed hands the end of earlier sessions of the same disks that have failed to kopia: what they had stored the restore point has that is
 // about to be published, or nobody needs it.
 func (s *session) endFailed(ctx context.Context) error {
 	src := s.q.Source.info()
-	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded})
+	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded, tagSessionDisks: s.q.diskNames()})
 	if err != nil {
 		return fmt.Errorf("list earlier sessions: %w", err)
 	}

@@ -16,25 +16,19 @@ import (
 
 // noSession fails with ErrConflict while a backup runs, and says whose.
 func noSession(ctx context.Context, w repo.DirectRepositoryWriter) error {
-	ids, err := snapshot.ListSnapshotManifests(ctx, w, nil, map[string]string{tagSessionState: sessionRunning})
-	if err != nil {
-		return fmt.Errorf("list running backups: %w", err)
-	}
-	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(ctx, w, id)
-		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("running backup %s: %w", id, err)
-		}
+	var running error
+	err := eachSnapshot(ctx, w, map[string]string{tagSessionState: sessionRunning}, func(m *snapshot.Manifest) error {
 		heard := m.EndTime.ToTime()
-		if w.Time().Sub(heard) < sessionLive {
-			return fmt.Errorf("%w: a backup of %s by %s runs since %s and was last heard of at %s; it counts for %s", ErrConflict,
+		if running == nil && w.Time().Sub(heard) < sessionLive {
+			running = fmt.Errorf("%w: a backup of %s by %s runs since %s and was last heard of at %s; it counts for %s", ErrConflict,
 				m.Source, m.Tags[tagSessionOwner], m.StartTime.ToTime().Format(time.RFC3339), heard.Format(time.RFC3339), sessionLive)
 		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("look for running backups: %w", err)
 	}
-	return nil
+	return running
 }
 
 // noExclusiveMaintenance fails with ErrConflict while maintenance runs that counts on nobody else using the repository.

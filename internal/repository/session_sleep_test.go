@@ -261,3 +261,43 @@ func TestSession_sleepsPastExclusiveMaintenance(t *testing.T) {
 	}
 	s.settled(p, disk.data)
 }
+
+// A backup of other disks of the source leaves what a failed one has uploaded findable.
+func TestSession_leavesWhatIsOfOtherDisks(t *testing.T) {
+	t.Parallel()
+	s := newLongSite(t)
+	system, data := s.disk(1), s.disk(3)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	backUp := func(ctx context.Context, name string, d DiskSource) error {
+		d.Name = name
+		_, err := s.r.Backup(ctx, Request{Source: testSource, Workers: 1, Disks: []DiskSource{d}})
+		return err
+	}
+	d := data.source(false)
+	d.Reader = &gatedReader{Reader: d.Reader, gate: 32 * mib, reached: func(context.Context) error {
+		cancel()
+		return ctx.Err()
+	}}
+	if err := backUp(ctx, "data", d); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := backUp(t.Context(), "system", system.source(false)); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		s.move(20 * time.Hour)
+		s.maintain()
+	}
+	before := s.stored.Load()
+	if err := backUp(t.Context(), "data", data.source(false)); err != nil {
+		t.Fatal(err)
+	}
+	if uploaded := s.stored.Load() - before; uploaded > 17*mib {
+		t.Errorf("%d bytes were uploaded, of which 16 MiB were missing", uploaded)
+	}
+	refresh(t, s.others)
+	if n := leases(t, s.others); n > 0 {
+		t.Errorf("%d session manifests are left", n)
+	}
+}

@@ -100,39 +100,48 @@ func TestPublish_successIsFinal(t *testing.T) {
 // outcome is unknown, and repeating it with its ID tells.
 func TestPublish_whenTheAnswerIsLost(t *testing.T) {
 	t.Parallel()
-	for _, gone := range []bool{false, true} {
-		s := newLongSite(t)
-		disk := s.disk(1)
-		q := Request{ID: newID(), Source: testSource, Disks: []DiskSource{disk.source(false)}}
-		var failing atomic.Bool
-		q.flushing = func() { failing.Store(true) }
-		s.answers = func(id blob.ID) error {
-			if failing.Load() && strings.HasPrefix(string(id), indexPrefix) {
-				return errBroken
-			}
-			return nil
+	for name, gone := range map[string]bool{"and the storage can be listed": false, "and the storage is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// kopia asks three times, for eleven seconds each.
+			inBubble(t, func(t *testing.T) { answerIsLost(t, gone) })
+		})
+	}
+}
+
+func answerIsLost(t *testing.T, gone bool) {
+	t.Helper()
+	s := newLongSite(t)
+	disk := s.disk(1)
+	q := Request{ID: newID(), Source: testSource, Disks: []DiskSource{disk.source(false)}}
+	var failing atomic.Bool
+	q.flushing = func() { failing.Store(true) }
+	s.answers = func(id blob.ID) error {
+		if failing.Load() && strings.HasPrefix(string(id), indexPrefix) {
+			return errBroken
 		}
-		s.lists = func() error {
-			if gone && failing.Load() {
-				return errBroken
-			}
-			return nil
+		return nil
+	}
+	s.lists = func() error {
+		if gone && failing.Load() {
+			return errBroken
 		}
-		p, err := s.r.Backup(t.Context(), q)
-		failing.Store(false)
-		if !gone && (err != nil || p.ID != q.ID) {
-			t.Errorf("%+v, %v", p, err)
-		}
-		if gone && (!errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), q.ID)) {
-			t.Errorf("%+v, %v", p, err)
-		}
-		q.Disks[0].Reader = unreadable{}
-		if p, err := s.others.Backup(t.Context(), q); err != nil || p.ID != q.ID {
-			t.Errorf("again: %+v, %v", p, err)
-		}
-		if n := leases(t, s.others); n > 0 {
-			t.Errorf("%d session manifests are left", n)
-		}
+		return nil
+	}
+	p, err := s.r.Backup(t.Context(), q)
+	failing.Store(false)
+	if !gone && (err != nil || p.ID != q.ID) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if gone && (!errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), q.ID)) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	q.Disks[0].Reader = unreadable{}
+	if p, err := s.others.Backup(t.Context(), q); err != nil || p.ID != q.ID {
+		t.Errorf("again: %+v, %v", p, err)
+	}
+	if n := leases(t, s.others); n > 0 {
+		t.Errorf("%d session manifests are left", n)
 	}
 }
 

@@ -72,7 +72,7 @@ func init() {
 		p := &process{}
 		s.processes.Store(o.Machine, p)
 		if s.memory != nil {
-			return &siteStorage{Storage: storage{s.memory}, site: s, process: p, machine: o.Machine}, nil
+			return &siteStorage{Storage: &storage{Storage: s.memory}, site: s, process: p, machine: o.Machine}, nil
 		}
 		if s.durable {
 			open = newDirectory
@@ -81,7 +81,7 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		return &siteStorage{Storage: storage{st}, site: s, process: p, machine: o.Machine}, nil
+		return &siteStorage{Storage: &storage{Storage: st}, site: s, process: p, machine: o.Machine}, nil
 	})
 }
 

@@ -204,6 +204,7 @@ func (r *Repository) histories(ctx context.Context, s *Status) error {
 		}
 		s.Unreadable = err.Error()
 	}
+	SortByMaking(points)
 	s.RestorePoints = len(points)
 	s.Sources = []SourceStatus{} // [] in JSON, not null
 	at := map[Source]int{}

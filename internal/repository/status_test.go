@@ -145,7 +145,7 @@ func TestPins(t *testing.T) {
 	if _, err := r.Pin(t.Context(), newID(), []string{"x"}, nil); !errors.Is(err, ErrNotFound) {
 		t.Errorf("pin what is not there: %v", err)
 	}
-	for _, bad := range []string{"", "a\nb", strings.Repeat("x", maxPinBytes+1)} {
+	for _, bad := range []string{"", "a\nb", "a\xff", strings.Repeat("x", maxPinBytes+1)} {
 		if _, err := r.Pin(t.Context(), p.ID, []string{bad}, nil); !errors.Is(err, ErrInvalid) {
 			t.Errorf("pin %q: %v", bad, err)
 		}

@@ -1,20 +1,64 @@
 package repository
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/blob/s3"
+	"github.com/kopia/kopia/repo/format"
 )
 
 // storage is how every connection of this process sees its storage: as read-only, where kopia asks. It asks in one place: after reading 16 or
 // more contents with manifests it merges them into one, at any time and in any process. Of two that do so at once, one writes what was
 // deleted meanwhile, and the other drops the deletion with the contents that it merged: deleted restore points come back, and so do locks and
 // leases. Maintenance merges instead, under its lock. Reading then writes nothing, and needs no room on the storage.
-type storage struct{ blob.Storage }
+//
+// It puts no index into another repository than the one that it has first read the format of: nobody could open that any more. kopia puts indexes at any
+// time.
+type storage struct {
+	blob.Storage
 
-func (storage) IsReadOnly() bool { return true }
+	// id is the unique ID of the repository whose format was read first; nil: none was.
+	id atomic.Pointer[[]byte]
+}
+
+func (*storage) IsReadOnly() bool { return true }
+
+func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	if id != format.KopiaRepositoryBlobID || s.id.Load() != nil {
+		return s.Storage.GetBlob(ctx, id, offset, length, out)
+	}
+	var data blobBuffer
+	if err := s.Storage.GetBlob(ctx, id, offset, length, &data); err != nil {
+		return err
+	}
+	if unique, err := uniqueID(data.Bytes()); err == nil {
+		s.id.CompareAndSwap(nil, &unique)
+	}
+	out.Reset()
+	if _, err := out.Write(data.Bytes()); err != nil {
+		return fmt.Errorf("read blob %s: %w", id, err)
+	}
+	return nil
+}
+
+func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	if first := s.id.Load(); first != nil && strings.HasPrefix(string(id), indexPrefix) {
+		current, err := readBlob(ctx, s.Storage, format.KopiaRepositoryBlobID)
+		if err != nil {
+			return err
+		}
+		if unique, err := uniqueID(current); err == nil && !bytes.Equal(unique, *first) {
+			return fmt.Errorf("%w: open it again", errReplaced)
+		}
+	}
+	return s.Storage.PutBlob(ctx, id, data, o)
+}
 
 // kopia opens the storage of a connection by the name of its type. What is registered here takes the place of its own.
 func init() {
@@ -29,6 +73,6 @@ func connected[T any](open func(context.Context, *T, bool) (blob.Storage, error)
 		if err != nil {
 			return nil, err
 		}
-		return storage{st}, nil
+		return &storage{Storage: st}, nil
 	}
 }

@@ -36,7 +36,7 @@ func incrementalGETs(t *testing.T, s *site, r *Repository, n int) int64 {
 	t.Helper()
 	source := DiskSource{
 		Name: "root", Bytes: checkedBytes, Reader: zeroReader{}, Identity: "a", Change: strconv.Itoa(n + 1),
-		Changes: &Changes{Since: strconv.Itoa(n), Set: extent.NewSet(extent.Extent{Offset: int64(n) << 30, Length: 1})},
+		Changes: &Changes{Since: strconv.Itoa(n), Set: extent.NewSet(extent.Extent{Offset: int64(n) << 30, Length: 1}), Exclusive: true},
 	}
 	return s.costOf(t, func() error {
 		p, err := r.Backup(t.Context(), Request{Source: testSource, Time: s.now(), Disks: []DiskSource{source}})

@@ -1,0 +1,69 @@
+package repository
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/format"
+)
+
+// A repository that was deleted and made again at the same place has other keys. Whoever writes with the old ones makes restore points that
+// nobody can read, and indexes that keep everyone else from opening the new repository.
+
+// forgetFormat makes a cache's copy of the format too old, so that the next connection reads it from the storage. kopia trusts the cache for 15
+// minutes. The files stay: kopia fails if one that it has just written is not there any more, in this process or in another one.
+func forgetFormat(c *content.CachingOptions) error {
+	if c == nil || c.CacheDirectory == "" {
+		return nil
+	}
+	for _, id := range formatBlobs {
+		old := time.Unix(0, 0)
+		err := os.Chtimes(filepath.Join(c.CacheDirectory, string(id)), old, old)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget the repository's format in the cache: %w", err)
+		}
+	}
+	return nil
+}
+
+// errReplaced is a conflict that no waiting ends.
+var errReplaced = fmt.Errorf("%w: another repository has taken the place of the one that was opened", ErrConflict)
+
+// notReplaced fails if the storage does not have the repository any more that this connection opened.
+func (r *Repository) notReplaced(ctx context.Context) error {
+	st := r.rep.BlobReader()
+	data, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
+	if err != nil {
+		return err
+	}
+	if data == nil {
+		return fmt.Errorf("%w: the repository in %s has lost its format, or is not there any more: `varve repo check` tells", ErrNotFound, location(st.ConnectionInfo()))
+	}
+	now, err := uniqueID(data)
+	if err != nil {
+		return fmt.Errorf("%w: the format of the repository in %s: %w", ErrCorrupt, location(st.ConnectionInfo()), err)
+	}
+	if !bytes.Equal(now, r.id) {
+		return fmt.Errorf("%w in %s: open it again", errReplaced, location(st.ConnectionInfo()))
+	}
+	return nil
+}
+
+// uniqueID is the repository's in its format blob.
+func uniqueID(data []byte) ([]byte, error) {
+	f, err := format.ParseKopiaRepositoryJSON(data)
+	if err != nil {
+		return nil, err
+	}
+	if f == nil || len(f.UniqueID) == 0 { // JSON's null, too.
+		return nil, errors.New("it has no unique ID")
+	}
+	return f.UniqueID, nil
+}

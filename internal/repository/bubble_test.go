@@ -1,0 +1,33 @@
+package repository
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+// bubbleChild is set for a process that inBubble has started.
+const bubbleChild = "VARVE_TEST_BUBBLE"
+
+// inBubble runs a test where sleeps and timeouts end at once (testing/synctest): kopia's attempts wait for a minute. The test has a process of its
+// own, because kopia's pools keep readers with channels, and nobody outside a bubble may use a channel that was made in it.
+func inBubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	if os.Getenv(bubbleChild) != "" {
+		synctest.Test(t, test)
+		return
+	}
+	names := strings.Split(t.Name(), "/")
+	for i, name := range names {
+		names[i] = "^" + regexp.QuoteMeta(name) + "$"
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout="+childTimeout.String(), "-test.run="+strings.Join(names, "/"))
+	cmd.Env = append(os.Environ(), bubbleChild+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}

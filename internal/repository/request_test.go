@@ -1,0 +1,36 @@
+package repository
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// Manifests are JSON, which has another character for each byte that is no UTF-8: two names become one, and no name is found again.
+func TestRequest_refusesNamesThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	for name, change := range map[string]func(q *Request){
+		"disk": func(q *Request) {
+			q.Disks = append(q.Disks, q.Disks[0])
+			q.Disks[0].Name, q.Disks[1].Name = "a\xfe", "a\xff"
+		},
+		"path": func(q *Request) { q.Source.Path = "/\xff" },
+		"host": func(q *Request) { q.Source.Host = "\xff" },
+		"user": func(q *Request) { q.Source.User = "\xff" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newBitmapDisk(mib).request("", "c1", 1)
+			change(&q)
+			if p, err := r.Backup(t.Context(), q); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "UTF-8") {
+				t.Errorf("%v", err)
+				if p != nil {
+					_, err := r.Get(t.Context(), p.ID)
+					found, _ := r.List(t.Context(), &q.Source)
+					t.Errorf("a restore point was made: reading it: %v; %d are listed", err, len(found))
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,305 @@
+package repository
+
+import (
+	"bytes"
+	"errors"
+	"hash/fnv"
+	"math/rand/v2"
+
+	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// samples is how many unchanged blocks of a disk are compared with its parent where nothing else says whose they are: so many that have data in the
+// parent, and at most as many that are zero there.
+const samples = 16
+
+// contentError says that a block is not as the parent has it, although it did not change.
+type contentError struct{ block extent.Extent }
+
+func (e *contentError) Error() string {
+	return "bytes " + e.block.String() + " did not change, and are not as in the parent"
+}
+
+// readAgain is why a disk must be read as a whole after an attempt to follow its parent failed with err; empty: it would fail as well.
+func readAgain(err error) FullReason {
+	var damaged *parentError
+	var other *contentError
+	switch {
+	case errors.As(err, &damaged) && errors.Is(err, ErrCorrupt):
+		return FullParentDamaged
+	case errors.As(err, &other):
+		return FullOtherContent
+	}
+	return ""
+}
+
+// namesakes are the other disks of the history whose restore points have the Change that the changes of d are counted from. One checkpoint of libvirt is
+// a bitmap of that name in the image of each disk, and nothing but the content tells which image an NBD export is of.
+func (h *history) namesakes(d *DiskSource) (out []*Disk) {
+	if d.Changes == nil || d.Changes.Exclusive {
+		return nil
+	}
+	for _, p := range h.points {
+		for i := range p.Disks {
+			if o := &p.Disks[i]; o.Name != d.Name && o.Change == d.Changes.Since {
+				out = append(out, o)
+			}
+		}
+	}
+	return out
+}
+
+// sameDisk fails with a contentError if the source is not the disk that the parent has. A bitmap's name leads back to one moment; whatever image has the
+// bitmap was one of those that had it then. For each of these that is known, one unchanged block decides in which it differs from the parent. If there
+// is none, what is taken over is the same in both. Against images that the history does not have, there are samples.
+func (w *diskWriter) sameDisk() error {
+	if !w.plan.incremental() || w.source.Changes.Exclusive {
+		return nil
+	}
+	w.parentImage = newImage(*w.plan.previous, w.r.reader(), w.before.geometry, w.before.list)
+	defer func() { w.parentImage = nil }()
+	for _, o := range w.namesakes[w.source.Name] {
+		if err := w.tellApart(o); err != nil {
+			return err
+		}
+	}
+	return w.sample()
+}
+
+// tellApart compares the first unchanged block in which the parent differs from o.
+func (w *diskWriter) tellApart(o *Disk) error {
+	other, err := w.r.Image(w.ctx, *o)
+	if err != nil {
+		return &parentError{err}
+	}
+	for i := range w.reused() {
+		if w.sameRegion(other, i) {
+			continue
+		}
+		blocks, err := w.reusedBlocks(i)
+		if err != nil {
+			return err
+		}
+		for _, b := range blocks {
+			same, err := w.sameBlock(other, b)
+			if err != nil {
+				return &parentError{err}
+			}
+			if !same {
+				return w.compare(b)
+			}
+		}
+	}
+	return nil
+}
+
+// reused is how many regions may have blocks that are taken over from the parent.
+func (w *diskWriter) reused() int { return min(len(w.before.list), w.plan.geometry.regions()) }
+
+// reusedBlock is a block that is taken over from the parent: its bytes, and its object there.
+type reusedBlock struct {
+	extent.Extent
+	object object.ID
+}
+
+// reusedBlocks are those of region i. Its table is read only if there are any.
+func (w *diskWriter) reusedBlocks(i int) (out []reusedBlock, err error) {
+	g := w.plan.geometry
+	for j := range g.blocks(i) {
+		if b := g.blockOf(i, j); !w.source.Changes.Set.Overlaps(b) {
+			out = append(out, reusedBlock{Extent: b})
+		}
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	table, err := w.parentImage.blocks(w.ctx, i)
+	if err != nil {
+		return nil, &parentError{err}
+	}
+	reused := out[:0]
+	for _, b := range out {
+		if _, j := g.at(b.Offset); j < len(table) && table[j].Length == b.Length {
+			b.object = table[j].Object
+			reused = append(reused, b)
+		}
+	}
+	return reused, nil
+}
+
+// sameRegion says whether region i is known to be the same in another disk without reading its table.
+func (w *diskWriter) sameRegion(other *Image, i int) bool {
+	return other.geometry.block == w.before.geometry.block && i < len(other.list) && other.list[i] == w.before.list[i]
+}
+
+// sameBlock says whether another disk has the same bytes at the block's place. Beyond its end there are zeroes: that is what growing makes.
+func (w *diskWriter) sameBlock(other *Image, b reusedBlock) (bool, error) {
+	if b.End() <= other.Disk.Bytes {
+		i, j := other.geometry.at(b.Offset)
+		if other.geometry.blockOf(i, j) == b.Extent {
+			table, err := other.blocks(w.ctx, i)
+			if err != nil {
+				return false, err
+			}
+			return table[j].Object == b.object, nil
+		}
+	}
+	common := b.Extent
+	common.Length = max(0, min(b.End(), other.Disk.Bytes)-b.Offset)
+	if w.isZero(b) {
+		n, zero, err := other.NextRun(w.ctx, common)
+		if err != nil || zero && n == common.Length || n == 0 {
+			return err == nil, err
+		}
+	}
+	mine, err := w.readReused(b)
+	if err != nil {
+		return false, err
+	}
+	theirs := make([]byte, b.Length)
+	if err := other.ReadAt(w.ctx, theirs[:common.Length], b.Offset); err != nil {
+		return false, err
+	}
+	return bytes.Equal(mine, theirs), nil
+}
+
+// isZero says whether the parent has zeroes in a block.
+func (w *diskWriter) isZero(b reusedBlock) bool {
+	return b.object == w.plan.previous.Zero || b.object == w.plan.previous.ZeroTail
+}
+
+// readReused is what the parent has of a block.
+func (w *diskWriter) readReused(b reusedBlock) ([]byte, error) {
+	if w.isZero(b) {
+		return make([]byte, b.Length), nil
+	}
+	return readBlock(w.ctx, w.before.r, b.object, b.Length)
+}
+
+// sample compares some unchanged blocks, others each time. It finds nearly every disk that is another one, and none that is the same.
+func (w *diskWriter) sample() error {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(w.id + w.source.Name)) // It never fails.
+	random := rand.New(rand.NewPCG(hash.Sum64(), samples))
+	if err := w.sampleData(random); err != nil {
+		return err
+	}
+	return w.sampleZeroes(random)
+}
+
+// sampleData compares blocks that have data in the parent.
+func (w *diskWriter) sampleData(random *rand.Rand) error {
+	regions := w.differentRegions()
+	for range samples {
+		if len(regions) == 0 {
+			return nil
+		}
+		blocks, err := w.reusedBlocks(regions[random.IntN(len(regions))])
+		if err != nil {
+			return err
+		}
+		var data []reusedBlock
+		for _, b := range blocks {
+			if b.object != w.plan.previous.Zero {
+				data = append(data, b)
+			}
+		}
+		if len(data) == 0 {
+			continue
+		}
+		if err := w.compare(data[random.IntN(len(data))]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sampleZeroes compares blocks that are zero in the parent where the source may have data.
+func (w *diskWriter) sampleZeroes(random *rand.Rand) error {
+	g := w.plan.geometry
+	all := extent.NewSet(extent.Extent{Length: min(g.size, w.plan.previous.Bytes)})
+	changed := w.source.Changes.Set.Intersect(all).Widen(g.block, g.size)
+	if w.source.Data != nil {
+		all = all.Intersect(*w.source.Data)
+	}
+	all = all.Subtract(changed)
+	total := all.Bytes()
+	for range samples {
+		if total == 0 {
+			return nil
+		}
+		at := nthByte(all, random.Int64N(total))
+		i, _ := g.at(at)
+		blocks, err := w.reusedBlocks(i)
+		if err != nil {
+			return err
+		}
+		for _, b := range blocks {
+			if b.Contains(extent.Extent{Offset: at, Length: 1}) && b.object == w.plan.previous.Zero {
+				if err := w.compare(b); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// nthByte is the offset of byte n of a set that has more.
+func nthByte(s extent.Set, n int64) int64 {
+	for e := range s.All() {
+		if n < e.Length {
+			return e.Offset + n
+		}
+		n -= e.Length
+	}
+	return n
+}
+
+// differentRegions are the regions that may have blocks to take over, one of each content: the holes of a sparse disk count once.
+func (w *diskWriter) differentRegions() (out []int) {
+	seen := map[object.ID]bool{}
+	for i := range w.reused() {
+		if id := w.before.list[i].Object; !seen[id] {
+			seen[id] = true
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// compare fails with a contentError if the source does not have in a block what the parent has. Nothing is stored: that would revive a block that is
+// marked as deleted.
+func (w *diskWriter) compare(b reusedBlock) error {
+	buffer, _ := w.buffers.Get().(*[]byte)
+	defer w.buffers.Put(buffer)
+	data := (*buffer)[:b.Length]
+	if w.hole(b.Extent) {
+		clear(data)
+	} else if err := w.source.Reader.ReadAt(w.ctx, data, b.Offset); err != nil {
+		return errReadSource(err)
+	}
+	same, err := w.isBlock(b, data)
+	if err == nil && !same {
+		err = &contentError{b.Extent}
+	}
+	return err
+}
+
+// isBlock says whether data is what the parent has in a block: by its hash if that is Varve's own, so that the block need not be read.
+func (w *diskWriter) isBlock(b reusedBlock, data []byte) (bool, error) {
+	if w.r.rep.ContentReader().ContentFormat().GetHashFunction() != hashAlgorithm {
+		stored, err := w.readReused(b)
+		if err != nil {
+			return false, &parentError{err}
+		}
+		return bytes.Equal(stored, data), nil
+	}
+	id, err := blockID(b.object)
+	if err != nil {
+		return false, &parentError{err}
+	}
+	return w.r.rehash()(id, data) == nil, nil
+}
