@@ -12,6 +12,8 @@ type termination struct {
 	End string `json:"end"`
 	// Message is for people.
 	Message string `json:"message"`
+	// NeverStarted says that nothing was done to any disk or overlay: the guest's start was never asked for.
+	NeverStarted bool `json:"neverStarted,omitempty"`
 }
 
 // report writes the termination message. The kubelet reads at most 4096 bytes of it.

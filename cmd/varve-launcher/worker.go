@@ -39,7 +39,7 @@ func runWorker(ctx context.Context, o options, log *slog.Logger) int {
 		report(o, log, termination{End: "START_FAILED", Message: err.Error()})
 		return 1
 	}
-	report(o, log, termination{End: outcome.End.String(), Message: outcome.Message})
+	report(o, log, termination{End: outcome.End.String(), Message: outcome.Message, NeverStarted: outcome.NeverStarted})
 	return outcome.ExitCode
 }
 

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
@@ -70,4 +72,56 @@ func orphanedPodOfAPredecessor(w *world) {
 	if pod.Name == layout.LauncherPod(next.Name, next.UID) {
 		w.Error("two instances have one pod")
 	}
+}
+
+// orphan plays the garbage collector for an instance that is deleted with --cascade=orphan: its pod loses its owner.
+func (w *world) orphan(pod *corev1.Pod) {
+	w.Helper()
+	controlplane.Update(w.T, w.kubelet, pod, false, func(p *corev1.Pod) { p.OwnerReferences = nil })
+}
+
+// orphaningDeletion: an instance that is deleted with --cascade=orphan ends as any other does. That its pod has lost its owner is no end of it.
+func orphaningDeletion(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyManual, nil)
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	vmi, pod := w.boot()
+	if err := w.user.Delete(w.Context(), vmi, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+		w.Fatal(err)
+	}
+	w.orphan(pod)
+	w.releaseOrphaning(vmi)
+	w.restart()
+	w.keepsItsPod(pod)
+	if got := w.vmi(exists); got.Status.Phase != kubevirtv1.PhaseRunning {
+		w.Errorf("the guest runs and the instance is %s: %s", got.Status.Phase, got.Status.Reason)
+	}
+	w.halt(vmi, pod)
+	w.gone(pod)
+	w.gone(vmi)
+}
+
+// releaseOrphaning plays the garbage collector's last step: dependents are orphaned.
+func (w *world) releaseOrphaning(vmi *kubevirtv1.VirtualMachineInstance) {
+	w.Helper()
+	controlplane.Update(w.T, w.kubelet, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
+		controllerutil.RemoveFinalizer(i, metav1.FinalizerOrphanDependents)
+	})
+}
+
+// orphanedPodWithoutInstance: a pod that has lost its owner, and whose instance is gone, goes once somebody has deleted it and it has ended. Controllers that
+// know nothing see to it.
+func orphanedPodWithoutInstance(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyManual, nil)
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	vmi, pod := w.boot()
+	w.stop()
+	w.orphan(pod)
+	w.strip(vmi, pod)
+	w.gone(vmi)
+	w.start()
+	w.keepsItsPod(pod)
+	w.end(pod, corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN","message":"stopped"}`)
+	w.gone(pod)
 }

@@ -78,15 +78,30 @@ func (w *world) edit(change func(*kubevirtv1.VirtualMachineInstanceSpec)) {
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { change(&vm.Spec.Template.Spec) })
 }
 
-// reboot ends the machine's instance and boots the next one.
-func (w *world) reboot(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
+// next ends the machine's instance and returns the one that follows it, which has not started yet.
+func (w *world) next(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) *kubevirtv1.VirtualMachineInstance {
 	w.Helper()
 	if err := w.user.Delete(w.Context(), vmi); err != nil {
 		w.Fatal(err)
 	}
 	w.halt(vmi, pod)
-	w.vmi(other(vmi.UID))
+	return w.vmi(other(vmi.UID))
+}
+
+// reboot ends the machine's instance and boots the next one.
+func (w *world) reboot(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
+	w.Helper()
+	w.next(vmi, pod)
 	return w.boot()
+}
+
+// afterOneRun makes a tracked machine on the claim "root". It returns the instance that has run, and the next one, which has not started yet.
+func (w *world) afterOneRun() (first, second *kubevirtv1.VirtualMachineInstance) {
+	w.Helper()
+	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	first, pod := w.boot()
+	return first, w.next(first, pod)
 }
 
 // follows checks that the claim names an instance's run as its last, and another one's as the run before.
@@ -146,15 +161,9 @@ func everyRunIsOnTheClaim(w *world) {
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.start()
 	// Deleting the state claim was asked for while the machine ran untracked; here nobody carried it out.
-	tracked, pod := func() (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
-		if err := w.user.Delete(w.Context(), untracked); err != nil {
-			w.Fatal(err)
-		}
-		w.halt(untracked, pod)
-		w.vmi(other(untracked.UID))
-		w.releaseClaim(w.stateClaim())
-		return w.boot()
-	}()
+	w.next(untracked, pod)
+	w.releaseClaim(w.stateClaim())
+	tracked, pod := w.boot()
 	w.follows("root", tracked, untracked)
 
 	// A rescue machine while this one is stopped.
@@ -334,11 +343,7 @@ func knowsItsDisks(w *world) {
 	controlplane.Update(w.T, w.user, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta("root")}, false, func(c *corev1.PersistentVolumeClaim) {
 		c.Annotations[layout.AnnotationContentGeneration] = "2"
 	})
-	if err := w.user.Delete(w.Context(), next); err != nil {
-		w.Fatal(err)
-	}
-	w.halt(next, pod)
-	w.launcher(w.vmi(other(next.UID)))
+	w.launcher(w.next(next, pod))
 	w.knowsDisk("root", false)
 }
 
@@ -389,15 +394,8 @@ func outsiders(w *world) {
 // lateOutsiders: a pod of somebody else's that has the claim after the run was written on it, and before the launcher runs, counts too. A launcher
 // pod may wait for a node for days.
 func lateOutsiders(w *world) {
-	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
-	w.machine(kubevirtv1.RunStrategyAlways, selected)
-	first, pod := w.boot()
-	if err := w.user.Delete(w.Context(), first); err != nil {
-		w.Fatal(err)
-	}
-	w.halt(first, pod)
-	second := w.vmi(other(first.UID))
-	pod = w.launcher(second)
+	first, second := w.afterOneRun()
+	pod := w.launcher(second)
 	w.follows("root", second, first)
 	w.endStranger(w.stranger("restore", false))
 	w.restart()
@@ -410,16 +408,8 @@ func lateOutsiders(w *world) {
 // unstartedRuns: an instance that ends before its guest could be started has written to no disk. Its run is taken back, so that the next
 // one follows the last that ran.
 func unstartedRuns(w *world) {
-	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
-	w.machine(kubevirtv1.RunStrategyAlways, selected)
-	first, pod := w.boot()
-	if err := w.user.Delete(w.Context(), first); err != nil {
-		w.Fatal(err)
-	}
-	w.halt(first, pod)
-
 	// No node has room, and the user gives up.
-	unscheduled := w.vmi(other(first.UID))
+	first, unscheduled := w.afterOneRun()
 	w.launcher(unscheduled)
 	w.follows("root", unscheduled, first)
 	if err := w.user.Delete(w.Context(), unscheduled); err != nil {
@@ -427,14 +417,25 @@ func unstartedRuns(w *world) {
 	}
 	// The pod fails before the launcher runs, while no controller does.
 	failing := w.vmi(other(unscheduled.UID))
-	pod = w.launcher(failing)
+	pod := w.launcher(failing)
 	w.follows("root", failing, first)
 	w.follows(layout.StatePVC("vm"), failing, first)
 	w.stop()
 	w.end(pod, corev1.PodFailed, "")
 	w.start()
 	w.sweep(pod)
-	w.vmi(other(failing.UID))
+	// The launcher runs, and the machine is stopped before anybody told it to start the guest.
+	idle := w.vmi(other(failing.UID))
+	pod = w.launcher(idle)
+	w.run(pod)
+	w.vmi(inPhase(kubevirtv1.PhaseScheduled))
+	w.follows("root", idle, first)
+	if err := w.user.Delete(w.Context(), idle); err != nil {
+		w.Fatal(err)
+	}
+	w.end(pod, corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN","message":"stopped before the guest was started","neverStarted":true}`)
+	w.sweep(pod)
+	w.vmi(other(idle.UID))
 	last, _ := w.boot()
 	w.follows("root", last, first)
 }

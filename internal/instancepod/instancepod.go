@@ -1,11 +1,13 @@
 // Package instancepod says which pods are an instance's: its launcher pod and its attachment pods.
 //
 // A pod is known by its name, which follows from the instance's UID, and by its controller; an attachment pod by the claim
-// that it mounts too. Labels say nothing: whoever may create pods in the namespace may set them. deploy/admission keeps
+// that it mounts too, and a launcher pod that has lost its controller by its finalizer. Labels say nothing: whoever may create pods in the namespace may set them. deploy/admission keeps
 // others from making pods that an instance controls, so that a pod for which these functions return true was made by Varve.
 package instancepod
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -18,6 +20,13 @@ import (
 // IsLauncher says that the pod is the launcher pod of the instance.
 func IsLauncher(pod *corev1.Pod, instance string, uid types.UID) bool {
 	return pod.Name == layout.LauncherPod(instance, uid) && controlledBy(pod, uid)
+}
+
+// IsOrphan says that the pod is the launcher pod of the instance and has lost its owner, as by `kubectl delete vmi --cascade=orphan`. What says so is the
+// finalizer, which deploy/admission lets others put on a pod as little as the owner. Who controls the pod since says nothing: a ReplicaSet adopts any pod
+// without an owner that its selector matches, and a launcher pod has its machine's labels.
+func IsOrphan(pod *corev1.Pod, instance string, uid types.UID) bool {
+	return uid != "" && pod.Name == layout.LauncherPod(instance, uid) && !controlledBy(pod, uid) && slices.Contains(pod.Finalizers, layout.FinalizerLauncher)
 }
 
 // IsAttachment says that the pod is the one that brings the utility volume to the node of the instance. See HoldsClaim for what

@@ -59,3 +59,25 @@ func TestHoldsClaim_readsThePlaceTheHandlerUses(t *testing.T) {
 		t.Error("another volume is taken for the claim")
 	}
 }
+
+func TestIsOrphan_needsNameAndFinalizer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*corev1.Pod)
+		want bool
+	}{
+		"orphaned":     {func(*corev1.Pod) {}, true},
+		"another name": {func(p *corev1.Pod) { p.Name = "mine" }, false},
+		"no finalizer": {func(p *corev1.Pod) { p.Finalizers = nil }, false},
+		"no orphan":    {func(p *corev1.Pod) { p.OwnerReferences = attachmentPod().OwnerReferences }, false},
+		"adopted since": {func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "r", Controller: ptr.To(true)}}
+		}, true},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: layout.LauncherPod("vm", "uid"), Finalizers: []string{layout.FinalizerLauncher}}}
+		c.edit(pod)
+		if got := IsOrphan(pod, "vm", "uid"); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

@@ -142,6 +142,8 @@ type Outcome struct {
 	ExitCode int
 	End      pb.State_End
 	Message  string
+	// NeverStarted says that Start was never called, so that nothing was done to any disk or overlay.
+	NeverStarted bool
 }
 
 // Run connects to libvirt, and returns when the guest has ended and its state was seen. When ctx ends, the guest is
@@ -169,7 +171,7 @@ func (l *Launcher) Run(ctx context.Context) Outcome {
 func (l *Launcher) outcome() Outcome {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Outcome{ExitCode: l.life.exitCode(), End: l.life.end, Message: l.life.message}
+	return Outcome{ExitCode: l.life.exitCode(), End: l.life.end, Message: l.life.message, NeverStarted: l.start == nil}
 }
 
 // afterEnd completes what the guest's end leaves to do before anybody is let go.

@@ -294,6 +294,30 @@ func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 	}
 }
 
+// A launcher that was never told to start a guest says so: the controller takes its run back from the claims by that.
+func TestOutcome_saysThatNoStartWasAskedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		b.cancel()
+		if out := <-b.outcome; !out.NeverStarted || out.ExitCode != 0 || len(b.overlays.prepared)+len(b.overlays.started)+len(b.overlays.clean) > 0 {
+			t.Errorf("%+v, %+v", out, b.overlays)
+		}
+	})
+}
+
+func TestOutcome_saysThatAStartWasAskedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		if _, err := b.Start(t.Context(), startRequest(t)); err != nil {
+			t.Fatal(err)
+		}
+		b.cancel()
+		if out := <-b.outcome; out.NeverStarted {
+			t.Errorf("%+v", out)
+		}
+	})
+}
+
 func TestAnUntrackedGuestHasNoOverlays(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b, req := newBench(t), startRequest(t)

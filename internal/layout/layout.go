@@ -70,6 +70,8 @@ const (
 	LabelCreatedBy = "kubevirt.io/created-by"
 	// LabelVM is the machine's name on its instance and pods.
 	LabelVM = "vm.kubevirt.io/name"
+	// FinalizerLauncher keeps a launcher pod until its end is in the instance's status.
+	FinalizerLauncher = "varvebackup.io/launcher"
 	// FinalizerInstance keeps an instance until its pods are gone.
 	FinalizerInstance = "foregroundDeleteVirtualMachine"
 	// FinalizerTracker keeps a tracker while a backup uses it.

@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/refusal"
 	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/pace"
@@ -116,19 +117,19 @@ func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *k
 }
 
 func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, found abandoned) (ctrl.Result, error) {
-	var refusal error
+	var refused error
 	if found.lock {
 		err := r.releaseLock(ctx, instance)
-		if err == nil || !isRefusal(err) || found.volume == "" {
+		if err == nil || !refusal.Is(err) || found.volume == "" {
 			return retryUnlessDone(err) // the write wakes this controller for the volume
 		}
-		refusal = err // the volume is another matter
+		refused = err // the volume is another matter
 	}
 	if err := detach(ctx, r.cached, instance, found.volume); err != nil {
-		return retry(errors.Join(refusal, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
+		return retry(errors.Join(refused, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
 	}
 	r.events.Eventf(instance, nil, warning, EventVolumeReleased, "Detach", "Utility volume %s belongs to no VirtualMachineBackup that runs.", found.volume)
-	return retryUnlessDone(refusal)
+	return retryUnlessDone(refused)
 }
 
 func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
@@ -138,7 +139,7 @@ func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.V
 	case err == nil:
 		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
 		return nil
-	case isRefusal(err):
+	case refusal.Is(err):
 		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock",
 			"Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))
 	}

@@ -395,6 +395,29 @@ func TestDecide(t *testing.T) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(24 * time.Hour)
 		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
+		{"deleted in Pending, unlocking refused", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.claim = nil
+			w.step(b)
+			w.delete(b)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(9 * time.Minute)
+		}, expect{StepUnlock, backupv1.BackupPending, backupv1.ReasonRequestRefused, "a policy denies it", 0}},
+		{"deleted in Pending, unlocking refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.step(b)
+			w.claim = nil
+			w.step(b)
+			w.delete(b)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "VirtualMachineInstance vm is still locked", 0}},
+		{"deleted in Pending, detaching refused until the deadline", attaching, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.claim = nil
+			w.step(b)
+			w.delete(b)
+			w.refuse(b, "a policy denies it")
+			w.now = w.now.Add(10 * time.Minute)
+		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "", 0}},
 		{"copied: moving the tracker refused until the deadline", copied, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(5 * time.Minute)

@@ -91,8 +91,15 @@ func waitPending(in *Input, o *obstacle) Decision {
 	})
 }
 
-// pendingDeadline counts from the creation, so that falling back from Attaching does not lengthen the wait.
-func pendingDeadline(in *Input) time.Time { return in.Backup.CreationTimestamp.Add(in.Limits.Pending) }
+// pendingDeadline counts from the creation, so that falling back from Attaching does not lengthen the wait. A backup that is deleted only gives back
+// what it has, and may take as long for it as one in Pruned.
+func pendingDeadline(in *Input) time.Time {
+	deadline := in.Backup.CreationTimestamp.Add(in.Limits.Pending)
+	if in.deleting() {
+		deadline = earlier(deadline, in.Backup.DeletionTimestamp.Add(in.Limits.Detaching))
+	}
+	return deadline
+}
 
 // decideAttaching brings the target to the guest, then takes the lock, then hands the backup to the node.
 func decideAttaching(in *Input) Decision {

@@ -10,13 +10,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/controller/refusal"
 )
 
 // refusedStep shows the API server's refusal of a step to the user, and returns the error so that the queue tries again.
 // What ends the repetition is the phase's deadline, which decide looks at before it asks for the step again.
 func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err error) (ctrl.Result, error) {
 	err = fmt.Errorf("backup %s/%s: %s: %w", in.Backup.Namespace, in.Backup.Name, d.Step, err)
-	if !isRefusal(err) {
+	if !refusal.Is(err) {
 		return retry(err)
 	}
 	r.watchdog.tried(in.Backup.UID, d.Step, err)
@@ -29,23 +30,6 @@ func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err
 		err = errors.Join(err, werr)
 	}
 	return ctrl.Result{}, err
-}
-
-// isRefusal says that the API server answered and will not do what it was asked for, by its rules or by a webhook. A lost
-// race and a server that is busy are none.
-func isRefusal(err error) bool {
-	var answer apierrors.APIStatus
-	if !errors.As(err, &answer) {
-		return false
-	}
-	for _, passing := range []func(error) bool{
-		apierrors.IsConflict, apierrors.IsNotFound, apierrors.IsTimeout, apierrors.IsServerTimeout, apierrors.IsTooManyRequests, apierrors.IsServiceUnavailable,
-	} {
-		if passing(err) {
-			return false
-		}
-	}
-	return true
 }
 
 // reportRefusal is the status write that shows the refusal of d. There is none if status shows it already, and in the

@@ -3,7 +3,7 @@
 //
 // While an instance has a utility volume or is held by a backup, a PodDisruptionBudget covers its launcher pod and its attachment pods
 // and allows no eviction. It is owned by the instance and goes when the last volume and the lock are gone, whoever removed
-// them, or with the instance. It decides nothing about deletions, which need no eviction.
+// them, or with the instance. One that has lost its owner is removed, and made anew if it is needed. It decides nothing about deletions, which need no eviction.
 package disruption
 
 import (
@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -40,6 +41,7 @@ func Setup(mgr ctrl.Manager) error {
 		Named("disruption").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
+		Watches(&policyv1.PodDisruptionBudget{}, handler.EnqueueRequestsFromMapFunc(ofOrphan)).
 		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(&reconciler{client: mgr.GetClient()})
 }
@@ -48,9 +50,12 @@ type reconciler struct{ client client.Client }
 
 // Reconcile makes or removes the budget of one instance.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if err := r.removeOrphans(ctx, req.NamespacedName); err != nil {
+		return reconcile.Result{}, err
+	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
-		// Without an instance its budget is the garbage collector's.
+		// Without an instance a budget that it owns is the garbage collector's.
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	wanted := Budget(instance)
@@ -59,15 +64,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	switch needed := Needed(instance); {
 	case err != nil && !apierrors.IsNotFound(err):
 		return reconcile.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
-	case needed && err != nil:
+	case needed && (err != nil || isOrphan(existing)):
 		// One that exists and is not in the cache is somebody else's, or came a moment ago.
 		if err := r.client.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
 			return reconcile.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
 		}
 	case !needed && err == nil && metav1.IsControlledBy(existing, instance):
-		if err := r.client.Delete(ctx, existing, client.Preconditions{UID: &existing.UID}); client.IgnoreNotFound(err) != nil {
-			return reconcile.Result{}, fmt.Errorf("delete budget %s: %w", wanted.Name, err)
-		}
+		return reconcile.Result{}, r.remove(ctx, existing)
 	}
 	return reconcile.Result{}, nil
 }

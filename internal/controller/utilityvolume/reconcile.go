@@ -2,6 +2,7 @@ package utilityvolume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -71,7 +72,8 @@ func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMac
 }
 
 // pods finds the instance's attachment pods by utility volume. Labels only narrow the search: instancepod says which are the
-// instance's. That a pod of a volume is gone, which leads to another or to the end of an entry, is believed of the API server alone.
+// instance's. That the pod of a volume is gone, or is not the one by which the volume was attached, which leads to another pod, to the end of
+// an entry or to the end of a backup, is believed of the API server alone: a cache that is behind has no pod yet, or the one before.
 func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
 	list := &corev1.PodList{}
 	err := r.client.List(ctx, list, client.InNamespace(instance.Namespace),
@@ -87,9 +89,10 @@ func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		}
 	}
 	for _, s := range instance.Status.VolumeStatus {
-		if s.HotplugVolume == nil || s.HotplugVolume.AttachPodName == "" || pods[s.Name] != nil {
+		if s.HotplugVolume == nil || s.HotplugVolume.AttachPodName == "" || isRecorded(pods[s.Name], s.HotplugVolume) {
 			continue
 		}
+		delete(pods, s.Name)
 		pod, err := r.livePod(ctx, instance, s.Name)
 		if err != nil {
 			return nil, err
@@ -101,27 +104,31 @@ func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	return pods, nil
 }
 
+// isRecorded says that the pod is the one by which the volume was attached, or any while it was not. The pod that is recorded ends once, so that a
+// cache is not wrong about its end.
+func isRecorded(pod *corev1.Pod, recorded *kubevirtv1.HotplugVolumeStatus) bool {
+	return pod != nil && (recorded.AttachPodUID == "" || pod.UID == recorded.AttachPodUID)
+}
+
 // livePod reads from the API server what has the name of a volume's attachment pod, whoever made it. nil: nothing.
 func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, volume string) (*corev1.Pod, error) {
-	pod := &corev1.Pod{}
-	name := layout.AttachmentPod(instance.Name, instance.UID, volume)
-	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, pod)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nothing is an answer
-	}
-	if err != nil {
-		return nil, fmt.Errorf("get attachment pod %s/%s: %w", instance.Namespace, name, err)
-	}
-	return pod, nil
+	return instancepod.Get(ctx, r.live, instance.Namespace, layout.AttachmentPod(instance.Name, instance.UID, volume))
 }
 
 // apply writes status and then makes and deletes pods.
 func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
+	read := instance.ResourceVersion
 	if err := r.writeStatus(ctx, instance, d.Status); err != nil {
 		return err
 	}
 	for _, v := range d.Create {
 		if err := r.create(ctx, instance, v, d.Status); err != nil {
+			return err
+		}
+	}
+	if len(d.Delete) > 0 && instance.ResourceVersion == read {
+		// Nothing was written, so nothing has said yet whether the cache is behind.
+		if current, err := r.isCurrent(ctx, instance); err != nil || !current {
 			return err
 		}
 	}
@@ -133,6 +140,23 @@ func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMach
 			"Deleted attachment pod %s of utility volume %s.", pod.Name, pod.Labels[layout.LabelAttachment])
 	}
 	return nil
+}
+
+// isCurrent asks the API server whether the instance is as it was read, and returns a conflict if somebody wrote it since. An instance that is gone is
+// not current: its pods are the garbage collector's.
+func (r *reconciler) isCurrent(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (bool, error) {
+	now := &kubevirtv1.VirtualMachineInstance{}
+	err := r.live.Get(ctx, client.ObjectKeyFromObject(instance), now)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("get instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	case now.ResourceVersion != instance.ResourceVersion:
+		kind := kubevirtv1.GroupVersion.WithResource("virtualmachineinstances").GroupResource()
+		return false, apierrors.NewConflict(kind, instance.Name, errors.New("the cache is behind"))
+	}
+	return true, nil
 }
 
 // create makes an attachment pod. What the API server refuses is shown in the volume's status and tried again.

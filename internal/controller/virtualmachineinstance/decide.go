@@ -50,6 +50,8 @@ type Decision struct {
 	CreatePod, DeletePod bool
 	// Overdue says that DeletePod is because the node's handler did not stop the guest in time.
 	Overdue bool
+	// GiveBack takes the instance's runs back from its claims, before Status is written: its guest was never started.
+	GiveBack bool
 	// ReleasePod removes the launcher pod's finalizer: its end is recorded.
 	ReleasePod bool
 	// Released removes the instance's finalizer.
@@ -183,6 +185,7 @@ func stopDeadline(in Input) time.Time {
 func (d *Decision) conclude(in Input, o outcome) {
 	d.enter(in, o.phase)
 	d.Status.Reason = o.reason
+	d.GiveBack = o.neverStarted && in.Instance.Status.Phase == kubevirtv1.PhaseScheduled
 	d.Status.FSFreezeStatus = ""
 	d.Status.Conditions = condition.Remove(d.Status.Conditions, kubevirtv1.ConditionPaused, kubevirtv1.ConditionAgentConnected,
 		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionDiskNotTracked, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)

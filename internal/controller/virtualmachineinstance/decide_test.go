@@ -244,3 +244,37 @@ func TestDecide_reassertsTheNodeLabel(t *testing.T) {
 		}
 	}
 }
+
+// A run is taken back on the launcher's word alone.
+func TestGiveBack_needsTheLaunchersWord(t *testing.T) {
+	t.Parallel()
+	const word = `{"end":"REQUESTED_SHUTDOWN","message":"m","neverStarted":true}`
+	for name, c := range map[string]struct {
+		in   Input
+		want bool
+	}{
+		"stopped before the start": {Input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
+		"drained before the start": {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
+		"libvirt died before it":   {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED","neverStarted":true}`, 1)}, true},
+		"the guest was started":    {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN"}`, 0)}, false},
+		"the start failed":         {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED"}`, 1)}, false},
+		"nothing was said":         {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, "", 137)}, false},
+		"no launcher says that":    {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"neverStarted":true}`, 1)}, false},
+		"the handler says it ran":  {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
+		"the pod is gone":          {Input{Instance: deletedAgo(instanceIn(scheduled), 0)}, false},
+		"the pod has not ended":    {Input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: podIn(corev1.PodRunning)}, false},
+		"the end was seen before":  {Input{Instance: instanceIn(succeeded), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
+		// A runtime that lost its containers, as by the node's restart, is given the container once more. The word is of the last one alone.
+		"the container ran before": {Input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
+			p.Status.ContainerStatuses[0].RestartCount = 1
+		})}, false},
+		"the container was lost before": {Input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
+			p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}
+		})}, false},
+	} {
+		c.in.Now = now
+		if got := Decide(c.in).GiveBack; got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

@@ -8,7 +8,8 @@
 //
 // Before the launcher pod is made, the run is written on every claim that the pod mounts writable (package runepoch), and an instance whose
 // claims another guest may write to is held until that guest's pod is provably gone. Pods of others are looked for then, and once more when the
-// launcher runs. The runs of an instance that ends before it was handed to a handler are taken back: they wrote nothing.
+// launcher runs. The runs of an instance that ends before it was handed to a handler, or whose launcher was never told to start the guest, are
+// taken back: they wrote nothing.
 //
 // Decide and Pod are pure. The pod's name follows from the instance's UID, so that a repeated creation makes no second pod; that a
 // pod is gone is believed only when the API server says it, past the cache.

@@ -53,7 +53,7 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 		pod := &list.Items[i]
 		volume := pod.Labels[layout.LabelAttachment]
 		switch {
-		case instancepod.IsLauncher(pod, in.Instance.Name, in.Instance.UID):
+		case isLauncher(pod, in.Instance):
 			in.Pod = pod
 		case volume != "" && instancepod.IsAttachment(pod, in.Instance.Name, in.Instance.UID, volume):
 			in.Attachments++
@@ -64,24 +64,20 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 	}
 	// Attachment pods are there and the launcher pod is not: the cache may still be behind.
 	pod, err := r.livePod(ctx, in.Instance)
-	if err == nil && pod != nil && instancepod.IsLauncher(pod, in.Instance.Name, in.Instance.UID) {
+	if err == nil && pod != nil && isLauncher(pod, in.Instance) {
 		in.Pod = pod
 	}
 	return err
 }
 
+// isLauncher says that the pod is the instance's launcher pod, also after it has lost its owner: its guest runs, and is stopped with the instance.
+func isLauncher(pod *corev1.Pod, instance *kubevirtv1.VirtualMachineInstance) bool {
+	return instancepod.IsLauncher(pod, instance.Name, instance.UID) || instancepod.IsOrphan(pod, instance.Name, instance.UID)
+}
+
 // livePod reads from the API server what has the name of the launcher pod, whoever made it. nil: nothing.
 func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
-	pod := &corev1.Pod{}
-	name := layout.LauncherPod(instance.Name, instance.UID)
-	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: name}, pod)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nothing is an answer
-	}
-	if err != nil {
-		return nil, fmt.Errorf("get launcher pod %s/%s: %w", instance.Namespace, name, err)
-	}
-	return pod, nil
+	return instancepod.Get(ctx, r.live, instance.Namespace, layout.LauncherPod(instance.Name, instance.UID))
 }
 
 // claims reads the claims that the launcher pod mounts. One that does not exist is absent.

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/refusal"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -38,20 +39,20 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	if o := missing(instance, claims); o != nil {
 		return nil, o, nil
 	}
-	pods := &corev1.PodList{}
-	if err := r.live.List(ctx, pods, client.InNamespace(instance.Namespace)); err != nil {
-		return nil, nil, fmt.Errorf("list pods in %s: %w", instance.Namespace, err)
+	pods, err := r.livePods(ctx, instance.Namespace)
+	if err != nil {
+		return nil, nil, err
 	}
 	next := map[string]runepoch.Epoch{}
 	for _, u := range all {
-		if o := attached(u, pods.Items); o != nil {
+		if o := attached(u, pods); o != nil {
 			return nil, o, nil
 		}
 		epoch, o, err := r.nextEpoch(ctx, instance, u, claims[u.claim])
 		if err != nil || o != nil {
 			return nil, o, err
 		}
-		next[u.claim] = epoch.WithStrangers(strangers(u.claim, pods.Items))
+		next[u.claim] = epoch.WithStrangers(strangers(u.claim, pods))
 	}
 	for _, u := range all {
 		if err := r.writeEpoch(ctx, claims[u.claim], next[u.claim]); err != nil {
@@ -67,21 +68,38 @@ func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.Vir
 	if !Tracked(instance) {
 		return nil // it has no overlay that could be kept
 	}
-	pods := &corev1.PodList{}
-	if err := r.live.List(ctx, pods, client.InNamespace(instance.Namespace)); err != nil {
-		return fmt.Errorf("list pods in %s: %w", instance.Namespace, err)
+	pods, err := r.livePods(ctx, instance.Namespace)
+	if err != nil {
+		return err
 	}
 	return r.editRuns(ctx, instance, func(claim string, epoch runepoch.Epoch) runepoch.Epoch {
-		return epoch.WithStrangers(strangers(claim, pods.Items))
+		return epoch.WithStrangers(strangers(claim, pods))
 	})
 }
 
-// giveBack takes back the runs of an instance that ends before it was handed to its node's handler: nobody wrote to its disks, so that what was
-// recorded of the run before still holds. Its pods are gone.
+// livePods are all pods of the namespace, as the API server has them: the cache has Varve's own alone.
+func (r *reconciler) livePods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
+	pods := &corev1.PodList{}
+	if err := r.live.List(ctx, pods, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list pods in %s: %w", namespace, err)
+	}
+	return pods.Items, nil
+}
+
+// giveBack takes back the runs of an instance that ends before it was handed to its node's handler, or whose launcher says that it was never told to
+// start the guest: nobody wrote to its disks, so that what was recorded of the run before still holds. Its launcher pod has ended or is gone.
+//
+// A claim whose record the API server does not let change keeps the run, which costs a full backup: the instance's end does not wait for it.
 func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
-	return r.editRuns(ctx, instance, func(_ string, epoch runepoch.Epoch) runepoch.Epoch {
+	err := r.editRuns(ctx, instance, func(_ string, epoch runepoch.Epoch) runepoch.Epoch {
 		return epoch.Undo(runepoch.InstanceRun(instance.UID))
 	})
+	if !refusal.Is(err) {
+		return err
+	}
+	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonClaimRecordRefused, "Stop",
+		"The run, in which no guest was started, cannot be taken back from the machine's claims, so that the next backup is full: %v", err)
+	return nil
 }
 
 // editRuns changes the records of those of the instance's claims that name its run as their last. Of any other the handler trusts nothing.
@@ -180,15 +198,8 @@ func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Hold
 	if err == nil && instance.UID == h.UID && !instance.Status.Phase.Final() {
 		return false, nil
 	}
-	pod := &corev1.Pod{}
-	err = r.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: layout.LauncherPod(h.Instance, h.UID)}, pod)
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("get the launcher pod of instance %s/%s: %w", namespace, h.Instance, err)
-	}
-	return terminal(pod), nil
+	pod, err := instancepod.Get(ctx, r.live, namespace, layout.LauncherPod(h.Instance, h.UID))
+	return err == nil && (pod == nil || terminal(pod)), err
 }
 
 // recordDisks writes on the Filesystem claims of a guest that runs that it has its disks there: a claim that comes up empty later has lost

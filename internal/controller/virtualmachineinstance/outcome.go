@@ -19,6 +19,8 @@ import (
 type outcome struct {
 	phase           kubevirtv1.Phase
 	reason, message string
+	// neverStarted says that the launcher was told to start no guest: nothing was written to the claims.
+	neverStarted bool
 }
 
 // ended says how the instance ended, as far as the pod tells; nil: it did not. A positive wait is when to look again.
@@ -39,7 +41,7 @@ func ended(in Input) (*outcome, time.Duration) {
 		if !slices.Contains([]string{ReasonGuestStopped, ReasonGuestKilled}, reason) {
 			reason = ReasonGuestShutdown
 		}
-		return &outcome{kubevirtv1.PhaseSucceeded, reason, cmp.Or(message, "The guest shut down.")}, 0
+		return &outcome{kubevirtv1.PhaseSucceeded, reason, cmp.Or(message, "The guest shut down."), neverStarted(in.Pod)}, 0
 	case in.Pod.Status.Phase == corev1.PodFailed:
 		return explain(in.Pod), 0
 	default:
@@ -74,11 +76,11 @@ func podOver(pod *corev1.Pod, now time.Time) (bool, time.Duration) {
 }
 
 func deletedBeforeStart() *outcome {
-	return &outcome{kubevirtv1.PhaseSucceeded, ReasonDeletedBeforeStart, "The instance was deleted before its guest was started."}
+	return &outcome{phase: kubevirtv1.PhaseSucceeded, reason: ReasonDeletedBeforeStart, message: "The instance was deleted before its guest was started."}
 }
 
 func podLost(message string) *outcome {
-	return &outcome{kubevirtv1.PhaseFailed, ReasonPodLost, message}
+	return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonPodLost, message: message}
 }
 
 func terminal(pod *corev1.Pod) bool {
@@ -89,15 +91,15 @@ func terminal(pod *corev1.Pod) bool {
 func explain(pod *corev1.Pod) *outcome {
 	if pod.Status.Reason != "" {
 		message := cmp.Or(pod.Status.Message, fmt.Sprintf("The launcher pod %s was ended by Kubernetes.", pod.Name))
-		return &outcome{kubevirtv1.PhaseFailed, pod.Status.Reason, message}
+		return &outcome{phase: kubevirtv1.PhaseFailed, reason: pod.Status.Reason, message: message, neverStarted: neverStarted(pod)}
 	}
 	for _, s := range pod.Status.InitContainerStatuses {
 		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
-			return &outcome{kubevirtv1.PhaseFailed, ReasonInitFailed, fmt.Sprintf("Init container %s: %s", s.Name, exit(t))}
+			return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonInitFailed, message: fmt.Sprintf("Init container %s: %s", s.Name, exit(t))}
 		}
 	}
 	reason, message := computeMessage(pod)
-	return &outcome{kubevirtv1.PhaseFailed, cmp.Or(reason, ReasonLauncherFailed), cmp.Or(message, "The launcher pod failed.")}
+	return &outcome{kubevirtv1.PhaseFailed, cmp.Or(reason, ReasonLauncherFailed), cmp.Or(message, "The launcher pod failed."), neverStarted(pod)}
 }
 
 // ends are the launcher's words for how a guest ended, as launcher.proto has them in State.End.
@@ -130,6 +132,23 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 		return reason, exit(t)
 	}
 	return "", ""
+}
+
+// neverStarted says that the launcher left word that it was told to start no guest. One that left no word, or is of an older version, may have been. So may
+// the container before, in a pod whose container runs once more: a kubelet does that to a pod that is never to be restarted, if the container runtime has lost
+// its containers, as by a restart of the node.
+func neverStarted(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		if s.RestartCount > 0 || s.LastTerminationState.Terminated != nil {
+			return false
+		}
+		var said struct {
+			End          string
+			NeverStarted bool
+		}
+		t := s.State.Terminated
+		return s.Name == computeContainer && t != nil && json.Unmarshal([]byte(t.Message), &said) == nil && ends[said.End] != "" && said.NeverStarted
+	})
 }
 
 // camelCase is what a reason looks like.

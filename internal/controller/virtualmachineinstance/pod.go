@@ -18,9 +18,6 @@ import (
 // computeContainer is the container that runs the launcher.
 const computeContainer = "compute"
 
-// podFinalizer keeps a launcher pod until its end is in the instance's status.
-const podFinalizer = "varvebackup.io/launcher"
-
 // stopMargin is what a launcher pod has beyond the guest's grace period, in seconds: to kill the guest, to close its overlays and to exit.
 const stopMargin = 30
 
@@ -64,7 +61,7 @@ func Pod(in PodInput) *corev1.Pod {
 			Namespace:       instance.Namespace,
 			Name:            layout.LauncherPod(instance.Name, instance.UID),
 			Labels:          labels(instance),
-			Finalizers:      []string{podFinalizer},
+			Finalizers:      []string{layout.FinalizerLauncher},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
 		},
 		Spec: corev1.PodSpec{

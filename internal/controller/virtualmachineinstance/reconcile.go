@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -16,7 +15,6 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
-	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -72,7 +70,7 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 			return reconcile.Result{}, err
 		}
 	}
-	if err := r.writeStatus(ctx, instance, d.Status); err != nil {
+	if err := r.writeDecision(ctx, instance, d); err != nil {
 		return reconcile.Result{}, err
 	}
 	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
@@ -86,6 +84,17 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		return reconcile.Result{}, r.release(ctx, instance)
 	}
 	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
+}
+
+// writeDecision writes the status. Before the end of a run that began nothing it takes that back: while the instance holds its claims no other run can
+// follow it.
+func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
+	if d.GiveBack {
+		if err := r.giveBack(ctx, instance); err != nil {
+			return err
+		}
+	}
+	return r.writeStatus(ctx, instance, d.Status)
 }
 
 // release lets go of an instance that has ended, and of its runs if no handler was told of it.
@@ -103,13 +112,12 @@ func (r *reconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMa
 // comes before the status: from Scheduling on, a pod that is not there is a pod that was lost. It returns what is decided then.
 func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input) (Decision, error) {
 	// A pod that the cache does not show yet has its claims. To take them again could hide who had them meanwhile.
-	pod := &corev1.Pod{}
-	err := r.live.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: layout.LauncherPod(instance.Name, instance.UID)}, pod)
-	if err == nil && metav1.IsControlledBy(pod, instance) {
-		return Decide(in), nil
+	pod, err := r.livePod(ctx, instance)
+	if err != nil {
+		return Decision{}, err
 	}
-	if client.IgnoreNotFound(err) != nil {
-		return Decision{}, fmt.Errorf("get launcher pod of instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	if pod != nil && isLauncher(pod, instance) {
+		return Decide(in), nil
 	}
 	claims, obstacle, err := r.takeClaims(ctx, instance)
 	if err != nil {
@@ -151,7 +159,7 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 	}
 	if apierrors.IsAlreadyExists(err) {
 		existing, lerr := r.livePod(ctx, instance)
-		if lerr != nil || existing == nil || instancepod.IsLauncher(existing, instance.Name, instance.UID) {
+		if lerr != nil || existing == nil || isLauncher(existing, instance) {
 			return lerr // it is ours, and the cache did not have it yet
 		}
 		// It is never adopted: what runs in it is not a guest of ours.
@@ -179,7 +187,7 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 	if pod == nil {
 		return nil
 	}
-	if d.ReleasePod && controllerutil.ContainsFinalizer(pod, podFinalizer) {
+	if d.ReleasePod && controllerutil.ContainsFinalizer(pod, layout.FinalizerLauncher) {
 		if err := r.releasePod(ctx, pod); err != nil {
 			return err
 		}

@@ -46,6 +46,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofLauncher)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, waitsFor))).
 		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)

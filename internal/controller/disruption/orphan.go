@@ -1,0 +1,54 @@
+package disruption
+
+import (
+	"context"
+	"fmt"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// isOrphan says that the budget was an instance's and has lost its owner, as by `kubectl delete vmi --cascade=orphan`: the garbage collector leaves it.
+func isOrphan(budget *policyv1.PodDisruptionBudget) bool {
+	selector := budget.Spec.Selector
+	return metav1.GetControllerOfNoCopy(budget) == nil && selector != nil &&
+		budget.Name == layout.BackupBudget(budget.Labels[layout.LabelVM], types.UID(selector.MatchLabels[layout.LabelCreatedBy]))
+}
+
+// ofOrphan maps a budget that has lost its owner to the instance that it was made for, which may be gone.
+func ofOrphan(_ context.Context, o client.Object) []reconcile.Request {
+	if budget, ok := o.(*policyv1.PodDisruptionBudget); !ok || !isOrphan(budget) {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetLabels()[layout.LabelVM]}}}
+}
+
+// removeOrphans removes the budgets of instances with this name that have lost their owner.
+func (r *reconciler) removeOrphans(ctx context.Context, instance types.NamespacedName) error {
+	budgets := &policyv1.PodDisruptionBudgetList{}
+	if err := r.client.List(ctx, budgets, client.InNamespace(instance.Namespace), client.MatchingLabels{layout.LabelVM: instance.Name}); err != nil {
+		return fmt.Errorf("list budgets of instances named %s: %w", instance, err)
+	}
+	for i := range budgets.Items {
+		if budget := &budgets.Items[i]; isOrphan(budget) {
+			if err := r.remove(ctx, budget); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// remove removes this budget. That there is none, or another one of its name by now, is what was asked for.
+func (r *reconciler) remove(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
+	if err := r.client.Delete(ctx, budget, client.Preconditions{UID: &budget.UID}); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete budget %s: %w", budget.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package virtualmachineinstance
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/runepoch"
+)
+
+// keepsRuns plays an API server that has the claim "root" with a run of the instance "i", and does not let it be changed.
+type keepsRuns struct {
+	client.Client
+	refusal error
+	// written is the phase that was written, and released says that the instance has no finalizer any more.
+	written  kubevirtv1.Phase
+	released bool
+}
+
+func (k *keepsRuns) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	o.SetUID("c")
+	return runepoch.Epoch{Claim: "c"}.Begin("before").Begin(runepoch.InstanceRun("i")).Write(o.(*corev1.PersistentVolumeClaim))
+}
+
+func (k *keepsRuns) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {
+		return k.refusal
+	}
+	k.released = len(o.GetFinalizers()) == 0
+	return nil
+}
+
+func (k *keepsRuns) Status() client.SubResourceWriter { return keepsStatus{of: k} }
+
+type keepsStatus struct {
+	client.SubResourceWriter
+	of *keepsRuns
+}
+
+func (s keepsStatus) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.SubResourcePatchOption) error {
+	s.of.written = o.(*kubevirtv1.VirtualMachineInstance).Status.Phase
+	return nil
+}
+
+// A run that cannot be taken back costs a full backup. It hides no end, and keeps no instance.
+func TestGiveBack_doesNotHoldTheEnd(t *testing.T) {
+	t.Parallel()
+	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
+	for name, c := range map[string]struct {
+		refusal error
+		again   bool // it is tried again before anything else
+	}{
+		"a policy denies it": {apierrors.NewForbidden(claims, "root", errors.New("denied by a policy")), false},
+		"a webhook is down":  {apierrors.NewInternalError(errors.New("failed calling webhook")), false},
+		"a lost race":        {apierrors.NewConflict(claims, "root", errors.New("somebody else wrote")), true},
+		"a busy API server":  {apierrors.NewTooManyRequests("later", 1), true},
+		"no answer":          {errors.New("connection refused"), true},
+	} {
+		server, recorder := &keepsRuns{refusal: c.refusal}, events.NewFakeRecorder(4)
+		r := &reconciler{client: server, live: server, events: recorder}
+		instance := instanceIn(scheduled)
+		instance.Finalizers = []string{layout.FinalizerInstance}
+		instance.Spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
+			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
+		}}}
+		d := Decision{GiveBack: true, Status: *instance.Status.DeepCopy()}
+		d.Status.Phase = kubevirtv1.PhaseSucceeded
+		err := r.writeDecision(t.Context(), instance.DeepCopy(), d)
+		if (err != nil) != c.again || (server.written == kubevirtv1.PhaseSucceeded) == c.again {
+			t.Errorf("%s: the end, as %q: %v", name, server.written, err)
+		}
+		instance.DeletionTimestamp = &metav1.Time{Time: now}
+		if err := r.release(t.Context(), instance); (err != nil) != c.again || server.released == c.again {
+			t.Errorf("%s: released %t: %v", name, server.released, err)
+		}
+		for !c.again && err == nil && len(recorder.Events) > 0 {
+			if e := <-recorder.Events; !strings.Contains(e, ReasonClaimRecordRefused) && !strings.Contains(e, "Stopped") {
+				t.Errorf("%s: %s", name, e)
+			}
+		}
+	}
+}
