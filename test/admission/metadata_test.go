@@ -28,7 +28,7 @@ func tenant(t *testing.T, ns string) client.Client {
 		admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
 	}
 	admin := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "test-tenant-" + ns}, Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{""}, Resources: []string{"pods", "persistentvolumeclaims"}, Verbs: []string{"get", "create", "update", "patch", "delete"},
+		APIGroups: []string{""}, Resources: []string{"pods", "pods/status", "persistentvolumeclaims"}, Verbs: []string{"get", "create", "update", "patch", "delete"},
 	}}}
 	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), admin))
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "test-tenant"}}
@@ -49,7 +49,7 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 	vmi.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Name: "vm", UID: "vm", Controller: ptr.To(true)}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "launcher", Finalizers: []string{"varvebackup.io/launcher"}}}
 	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "mine"}}
-	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: "uid", layout.LabelAttachment: "u"}
+	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: "uid", layout.LabelAttachment: "u", layout.LabelVM: "vm"}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "claim"}}
 	claim.Annotations = map[string]string{"varvebackup.io/run-epoch": "7"}
 	claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -81,6 +81,8 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 		"the content's number":   {claim, func(o client.Object) { o.GetAnnotations()[layout.AnnotationContentGeneration] = "8" }, ""},
 		"a pod's instance":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelCreatedBy] = "victim" }, "are Varve's"},
 		"a pod that hides":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelApp] = "other" }, "are Varve's"},
+		"a pod of another":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelVM] = "other" }, "are Varve's"},
+		"a pod of nobody":        {pod, func(o client.Object) { delete(o.GetLabels(), layout.LabelVM) }, "are Varve's"},
 		"a pod's hold":           {pod, func(o client.Object) { o.SetFinalizers([]string{"varvebackup.io/test"}) }, "made and released by Varve"},
 		"a pod's own annotation": {pod, func(o client.Object) { o.SetAnnotations(map[string]string{"mine": "yes"}) }, ""},
 	} {
@@ -123,6 +125,34 @@ func TestMetadata_ofPodsIsNotForged(t *testing.T) {
 		c.edit(pod)
 		t.Log(name)
 		err := user.Create(t.Context(), pod, client.DryRunAll)
+		if c.says == "" {
+			admitted(t, err)
+			continue
+		}
+		refused(t, err, c.says)
+	}
+}
+
+// The API server lets whoever may write a pod's status change its labels and finalizers, too.
+func TestMetadata_ofPodsIsNotForgedByStatus(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user := tenant(t, ns)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
+	pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "mine"}}
+	admitted(t, user.Create(t.Context(), pod))
+	for name, c := range map[string]struct {
+		edit func(*corev1.Pod)
+		says string
+	}{
+		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "are Varve's"},
+		"held":          {func(p *corev1.Pod) { p.Finalizers = []string{layout.FinalizerLauncher} }, "made and released by Varve"},
+		"a status":      {func(p *corev1.Pod) { p.Status.Message = "mine" }, ""},
+	} {
+		changed := pod.DeepCopy()
+		c.edit(changed)
+		t.Log(name)
+		err := user.Status().Patch(t.Context(), changed, client.MergeFrom(pod), client.DryRunAll)
 		if c.says == "" {
 			admitted(t, err)
 			continue
