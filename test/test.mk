@@ -1,12 +1,14 @@
 # The tiers of docs/testing.md, cheapest first.
 TIERS := test-unit test-control-plane test-peers test-interop test-image test-box test-e2e
 
+# Their tests sync each blob or file of thousands, which costs nothing in memory, and wait beside that, for processes and deadlines.
+TESTS_IN_MEMORY := ./internal/repository/ ./internal/launcher/push/
+
 .PHONY: test-unit
 test-unit: ## Unit tests: no root, no cluster
-	# The tag is kopia's: a repository's key comes from its password in no time. Repositories sync each blob, which costs nothing in memory.
-	dir=$$(mktemp -d -p /dev/shm varve-unit.XXXXXX 2>/dev/null || mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
-		TMPDIR=$$dir $(GO) test -tags testing -timeout 30m ./internal/repository/
-	$(GO) test -tags testing -timeout 30m $$($(GO) list ./... | grep -v '/internal/repository$$')
+	# The tag is kopia's: a repository's key comes from its password in no time.
+	hack/in-memory.sh $(GO) test -tags testing -parallel 4 -timeout 30m $(TESTS_IN_MEMORY)
+	$(GO) test -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
 
 .PHONY: test-control-plane
 test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd
@@ -15,7 +17,7 @@ test-control-plane: kube ## Reconcilers and admission against a real kube-apiser
 .PHONY: test-interop
 test-interop: kube launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
-	$(GO) test -tags root -timeout 10m ./internal/handler/ ./internal/handler/mount/ ./internal/disk/
+	$(GO) test -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/
 	$(GO) test -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
 	$(GO) test -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
@@ -62,7 +64,7 @@ bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blo
 
 .PHONY: soak-repository
 soak-repository: peers ## 200 generations of disks, deaths at every blob, backups of up to a month, and everything at once for minutes (VARVE_TEST_SEED=n)
-	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 20m -run '^TestBase_random' ./internal/repository/ -rapid.checks=300 -rapid.steps=40
+	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 30m -run '^TestBase_random' ./internal/repository/ -rapid.checks=120 -rapid.steps=40
 	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 120m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*|TestLong.*|TestNightly.*|TestSession_.*)$$' ./internal/repository/
 
 .PHONY: soak

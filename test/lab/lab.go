@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -145,11 +146,28 @@ func (l *Lab) WaitGone(ctx context.Context, obj client.Object, timeout time.Dura
 	})
 }
 
-// DeleteNamespace deletes the lab's namespace and waits until it is gone.
+// annotationLook changes on a namespace that is being deleted.
+const annotationLook = "lab.varvebackup.io/look"
+
+// DeleteNamespace deletes the lab's namespace and waits until it is gone. Kubernetes looks at a namespace again when half of the longest
+// grace period of its pods has passed, which is 46 seconds for a launcher's, or five seconds after a change of the namespace.
 func (l *Lab) DeleteNamespace(ctx context.Context, timeout time.Duration) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.Namespace}}
 	if err := client.IgnoreNotFound(l.Delete(ctx, ns)); err != nil {
 		return fmt.Errorf("delete namespace %s: %w", l.Namespace, err)
 	}
-	return l.WaitGone(ctx, ns, timeout)
+	var changed time.Time
+	return Wait(ctx, timeout, "namespace "+l.Namespace+" to be gone", func(ctx context.Context) (bool, string, error) {
+		err := l.Get(ctx, client.ObjectKeyFromObject(ns), ns)
+		if apierrors.IsNotFound(err) {
+			return true, "gone", nil
+		}
+		seen := fmt.Sprintf("still there, conditions %+v", ns.Status.Conditions)
+		if err != nil || time.Since(changed) < time.Second {
+			return false, seen, err
+		}
+		changed = time.Now()
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, annotationLook, changed.Format(time.RFC3339Nano))
+		return false, seen, client.IgnoreNotFound(l.Patch(ctx, ns, client.RawPatch(types.MergePatchType, []byte(patch))))
+	})
 }
