@@ -142,7 +142,9 @@ func utilityVolumeOfDeadGuest(w *world) {
 	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
 	vmi, launcher := w.boot()
 
-	// The backup exists and is in Pruning; its own controller is played as well, so that it stays there.
+	// The backup is in Pruning with its volume before its own controller, which is played as well, sees either: of the one without the other it
+	// would make an end.
+	w.stop()
 	b := &backupv1.VirtualMachineBackup{ObjectMeta: w.meta("b")}
 	b.Spec = backupv1.VirtualMachineBackupSpec{
 		Mode: backupv1.PushMode, PVCName: "target",
@@ -157,6 +159,7 @@ func utilityVolumeOfDeadGuest(w *world) {
 	controlplane.Update(w.T, w.varve, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{{Name: name, PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "target"}}}
 	})
+	w.start()
 	pod := w.attachment(vmi, name)
 	w.run(pod)
 	w.volume(name, kubevirtv1.VolumeAttachedToNode, "")
