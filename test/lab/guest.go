@@ -43,58 +43,51 @@ func (g *Guest) Launcher(ctx context.Context, command ...string) (string, error)
 // Pod is the launcher pod's name.
 func (g *Guest) Pod() string { return g.pod }
 
-func (g *Guest) agent(ctx context.Context, command string, arguments, result any) error {
-	request := map[string]any{"execute": command}
-	if arguments != nil {
-		request["arguments"] = arguments
-	}
-	data, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
+func (g *Guest) agent(ctx context.Context, command string) error {
 	// The launcher runs one domain; its name is libvirt's business.
 	const script = `exec virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$(virsh --quiet --connect qemu:///system list --name | head -n 1)" "$0"`
-	out, err := g.lab.Exec(ctx, g.pod, "compute", nil, "sh", "-c", script, string(data))
-	if err != nil {
+	if _, err := g.lab.Exec(ctx, g.pod, "compute", nil, "sh", "-c", script, fmt.Sprintf(`{"execute":%q}`, command)); err != nil {
 		return fmt.Errorf("guest agent: %s: %w", command, err)
-	}
-	if result == nil {
-		return nil
-	}
-	if err := json.Unmarshal([]byte(out), result); err != nil {
-		return fmt.Errorf("guest agent: %s answered %q: %w", command, out, err)
 	}
 	return nil
 }
 
 // Run runs a shell script in the guest and returns what it printed. A script that fails is an error with its output.
 func (g *Guest) Run(ctx context.Context, script string) (string, error) {
-	var started struct {
-		Return struct {
-			PID int `json:"pid"`
-		} `json:"return"`
-	}
-	err := g.agent(ctx, "guest-exec", map[string]any{
+	request, err := json.Marshal(map[string]any{"execute": "guest-exec", "arguments": map[string]any{
 		"path": "/bin/sh", "arg": []string{"-euc", script}, "capture-output": true,
-	}, &started)
+	}})
 	if err != nil {
 		return "", err
 	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	// One command in the pod waits for the end: a command costs the node more than a look at the guest does.
+	const wait = `set -eu
+		domain=$(virsh --quiet --connect qemu:///system list --name | head -n 1)
+		agent() { virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$domain" "$1"; }
+		started=$(agent "$0")
+		pid=$(echo "$started" | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
+		while :; do
+			status=$(agent "{\"execute\":\"guest-exec-status\",\"arguments\":{\"pid\":$pid}}")
+			case $status in *'"exited":true'* | *'"exited": true'*) break ;; esac
+			sleep 0.1
+		done
+		echo "$status"`
+	out, err := g.lab.Exec(ctx, g.pod, "compute", nil, "sh", "-c", wait, string(request))
+	if err != nil {
+		return "", fmt.Errorf("script in the guest: %s: %w", firstLine(script), err)
+	}
 	var status struct {
 		Return struct {
-			Exited   bool   `json:"exited"`
 			ExitCode int    `json:"exitcode"`
 			Signal   int    `json:"signal"`
 			Out      string `json:"out-data"`
 			Err      string `json:"err-data"`
 		} `json:"return"`
 	}
-	err = Wait(ctx, 10*time.Minute, "a script in the guest", func(ctx context.Context) (bool, string, error) {
-		err := g.agent(ctx, "guest-exec-status", map[string]any{"pid": started.Return.PID}, &status)
-		return status.Return.Exited, firstLine(script), err
-	})
-	if err != nil {
-		return "", err
+	if err := json.Unmarshal([]byte(out), &status); err != nil {
+		return "", fmt.Errorf("script in the guest: the agent answered %q: %w", out, err)
 	}
 	stdout, err := base64.StdEncoding.DecodeString(status.Return.Out)
 	if err != nil {
@@ -115,11 +108,11 @@ func firstLine(s string) string {
 
 // Freeze freezes every mounted file system of the guest.
 func (g *Guest) Freeze(ctx context.Context) error {
-	return g.agent(ctx, "guest-fsfreeze-freeze", nil, nil)
+	return g.agent(ctx, "guest-fsfreeze-freeze")
 }
 
 // Thaw undoes Freeze.
-func (g *Guest) Thaw(ctx context.Context) error { return g.agent(ctx, "guest-fsfreeze-thaw", nil, nil) }
+func (g *Guest) Thaw(ctx context.Context) error { return g.agent(ctx, "guest-fsfreeze-thaw") }
 
 // DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes.
 func (g *Guest) DiskSums(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (map[string]string, error) {
