@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -17,39 +16,54 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// interrupted boots a machine with a base backup and enough changed data that the next backup takes seconds, and
-// starts that backup.
-func (s *scene) interrupted(strategy kubevirtv1.RunStrategy) *backupv1alpha1.VirtualMachineBackup {
-	s.t.Helper()
+// TestInterruptedBackups interrupts backups of one machine in every way that users and guests have, one after the other. Whatever becomes of the backup, the
+// next one is right.
+func TestInterruptedBackups(t *testing.T) {
+	s := newScene(t, "interrupted")
 	s.boot(lab.Disk{Name: "data", Bytes: 2 * gib})
-	vm := s.vmObject()
-	before := vm.DeepCopy()
-	vm.Spec.RunStrategy = ptr.To(strategy)
-	s.must(s.Patch(s.t.Context(), vm, client.MergeFrom(before)))
-	s.target("backups", 4*gib)
+	s.target("backups", 10*gib)
 	s.tracker("daily")
-	s.must(s.Create(s.t.Context(), s.Backup("base", "daily", "backups")))
-	base, err := s.WaitDone(s.t.Context(), "base", backupTimeout, nil)
-	s.must(err)
-	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
-	s.must(s.Create(s.t.Context(), s.Backup("cut", "daily", "backups")))
-	s.waitFor("cut", "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
-		return st.Phase == backupv1alpha1.BackupCopying || st.Phase.Final()
-	})
-	return base
+	s.step("a deletion aborts", (*scene).deletionAborts)
+	s.step("a stop waits for the backup", (*scene).stopWaits)
+	s.step("a forced stop aborts", (*scene).forcedStopAborts)
+	s.step("the guest shuts itself down", (*scene).guestShutsDown)
+	s.step("QEMU dies", (*scene).qemuDies)
 }
 
-func TestStopWaitsForTheBackup(t *testing.T) {
-	s := newScene(t, "stopwaits")
-	base := s.interrupted(kubevirtv1.RunStrategyAlways)
-	vm := s.vmObject()
-	before := vm.DeepCopy()
-	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyHalted)
-	s.must(s.Patch(t.Context(), vm, client.MergeFrom(before)))
+// interrupted makes a base and enough changed data that the next backup takes seconds, and starts that backup.
+func (s *scene) interrupted(name string) (base, cut *backupv1alpha1.VirtualMachineBackup) {
+	s.t.Helper()
+	s.guest(`rm -f /disks/data/x; sync; fstrim /disks/data || true`)
+	base = s.Backup(name+"-base", "daily", "backups")
+	base.Spec.ForceFullBackup = true
+	s.must(s.Create(s.t.Context(), base))
+	base, err := s.WaitDone(s.t.Context(), base.Name, backupTimeout, nil)
+	s.must(err)
+	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
+	cut = s.Backup(name+"-cut", "daily", "backups")
+	s.must(s.Create(s.t.Context(), cut))
+	cut = s.waitFor(cut.Name, "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
+		return st.Phase == backupv1alpha1.BackupCopying || st.Phase.Final()
+	})
+	return base, cut
+}
+
+func (s *scene) deletionAborts() {
+	base, cut := s.interrupted("delete")
+	s.delete(cut)
+	s.must(s.WaitGone(s.t.Context(), cut, time.Minute))
+	s.clean("backups", base.Status.CheckpointName)
+	s.nextIsIncremental("delete", base)
+}
+
+func (s *scene) stopWaits() {
+	ctx := s.t.Context()
+	base, cut := s.interrupted("stop")
+	s.strategy(s.vm, kubevirtv1.RunStrategyHalted)
 	delayed := false
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	cut, err := s.WaitDone(t.Context(), "cut", backupTimeout, func(*backupv1alpha1.VirtualMachineBackupStatus) {
-		if s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi) != nil {
+	cut, err := s.WaitDone(ctx, cut.Name, backupTimeout, func(*backupv1alpha1.VirtualMachineBackupStatus) {
+		if s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi) != nil {
 			return
 		}
 		for _, c := range vmi.Status.Conditions {
@@ -58,55 +72,53 @@ func TestStopWaitsForTheBackup(t *testing.T) {
 	})
 	s.must(err)
 	if !delayed {
-		t.Error("the instance never said that its stop waits for the backup")
+		s.t.Error("the instance never said that its stop waits for the backup")
 	}
-	s.must(s.WaitGone(t.Context(), vmi, 2*time.Minute))
+	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
 	// The disk is at rest now: the chain must rebuild all that was written before the backup.
-	vm = s.vmObject()
-	before = vm.DeepCopy()
-	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways)
-	s.must(s.Patch(t.Context(), vm, client.MergeFrom(before)))
-	_, err = s.WaitAgent(t.Context(), s.vm, bootTimeout)
+	s.strategy(s.vm, kubevirtv1.RunStrategyAlways)
+	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
-	p := s.point(s.Backup("after", "daily", "backups"), incremental)
+	p := s.point(s.Backup("stop-next", "daily", "backups"), incremental)
 	s.verify("backups", []*lab.PointInTime{{Backup: base}, {Backup: cut}, p})
 }
 
-func TestForcedStopAbortsTheBackup(t *testing.T) {
-	s := newScene(t, "forcestop")
-	base := s.interrupted(kubevirtv1.RunStrategyAlways)
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
-	old := vmi.DeepCopy()
+func (s *scene) forcedStopAborts() {
+	base, cut := s.interrupted("force")
+	vmi := s.instance()
 	before := vmi.DeepCopy()
 	vmi.Annotations[layout.AnnotationForceStop] = "true"
-	s.must(s.Patch(t.Context(), vmi, client.MergeFrom(before)))
-	s.must(s.Delete(t.Context(), vmi))
-	s.failed("cut", backupv1alpha1.ReasonStopForced)
-	s.nextIsIncremental(base, old)
+	s.must(s.Patch(s.t.Context(), vmi, client.MergeFrom(before)))
+	s.must(s.Delete(s.t.Context(), vmi))
+	s.failed(cut.Name, backupv1alpha1.ReasonStopForced)
+	s.waitReplaced(vmi)
+	s.nextIsIncremental("force", base)
 }
 
-func TestGuestShutdownFailsTheBackup(t *testing.T) {
-	s := newScene(t, "guestoff")
-	base := s.interrupted(kubevirtv1.RunStrategyAlways)
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
-	g, err := s.Guest(t.Context(), s.vm)
+func (s *scene) guestShutsDown() {
+	base, cut := s.interrupted("off")
+	vmi := s.instance()
+	s.powerOff()
+	s.failed(cut.Name, backupv1alpha1.ReasonGuestShutdown)
+	s.waitReplaced(vmi)
+	s.nextIsIncremental("off", base)
+}
+
+// powerOff has the guest end itself. The agent may be gone before it answers.
+func (s *scene) powerOff() {
+	s.t.Helper()
+	g, err := s.Guest(s.t.Context(), s.vm)
 	s.must(err)
-	// The agent may be gone before it answers.
-	_, _ = g.Run(t.Context(), `(sleep 0.2; poweroff -f) >/dev/null 2>&1 &`)
-	s.failed("cut", backupv1alpha1.ReasonGuestShutdown)
-	s.nextIsIncremental(base, vmi)
+	_, _ = g.Run(s.t.Context(), `(sleep 0.2; poweroff -f) >/dev/null 2>&1 &`)
 }
 
-// nextIsIncremental checks that after a clean end of the guest the tracker did not move and its base still is good.
-func (s *scene) nextIsIncremental(base *backupv1alpha1.VirtualMachineBackup, old *kubevirtv1.VirtualMachineInstance) {
+// nextIsIncremental checks that an interrupted backup did not move the tracker, and that its base still is good.
+func (s *scene) nextIsIncremental(name string, base *backupv1alpha1.VirtualMachineBackup) {
 	s.t.Helper()
 	if got := s.checkpoint("daily"); got == nil || got.Name != base.Status.CheckpointName {
 		s.t.Errorf("a failed backup moved the tracker to %+v", got)
 	}
-	s.waitReplaced(old)
-	p := s.point(s.Backup("next", "daily", "backups"), incremental)
+	p := s.point(s.Backup(name+"-next", "daily", "backups"), incremental)
 	s.verify("backups", []*lab.PointInTime{{Backup: base}, p})
 	s.clean("backups", p.Backup.Status.CheckpointName)
 }
@@ -122,20 +134,19 @@ func (s *scene) waitReplaced(old *kubevirtv1.VirtualMachineInstance) {
 	s.must(err)
 }
 
-func TestCrashMakesTheNextBackupFull(t *testing.T) {
-	s := newScene(t, "crash")
-	s.interrupted(kubevirtv1.RunStrategyAlways)
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
-	g, err := s.Guest(t.Context(), s.vm)
+func (s *scene) qemuDies() {
+	ctx := s.t.Context()
+	_, cut := s.interrupted("crash")
+	vmi := s.instance()
+	g, err := s.Guest(ctx, s.vm)
 	s.must(err)
-	_, err = g.Launcher(t.Context(), "sh", "-c", `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */qemu-system-*) kill -9 "${p#/proc/}";; esac; done`)
+	_, err = g.Launcher(ctx, "sh", "-c", `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */qemu-system-*) kill -9 "${p#/proc/}";; esac; done`)
 	s.must(err)
-	s.failed("cut", backupv1alpha1.ReasonGuestCrashed)
+	s.failed(cut.Name, backupv1alpha1.ReasonGuestCrashed)
 	s.waitReplaced(vmi)
-	p := s.point(s.Backup("next", "daily", "backups"), full)
+	p := s.point(s.Backup("crash-next", "daily", "backups"), full)
 	if got := p.Backup.Status.IncludedVolumes[0].FullReason; got == "" || got == backupv1alpha1.FullForced {
-		t.Errorf("the fallback to full has the reason %q", got)
+		s.t.Errorf("the fallback to full has the reason %q", got)
 	}
 	s.verify("backups", []*lab.PointInTime{p})
 	s.clean("backups", p.Backup.Status.CheckpointName)
@@ -149,10 +160,7 @@ func TestWriteBehindTheOverlayMakesTheNextBackupFull(t *testing.T) {
 	s.guest(`head -c 20000000 /dev/urandom >/disks/data/x; head -c 20000000 /dev/urandom >/disks/other/x; sync`)
 	first := s.point(s.Backup("first", "daily", "backups"), full)
 
-	vm := s.vmObject()
-	before := vm.DeepCopy()
-	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyHalted)
-	s.must(s.Patch(t.Context(), vm, client.MergeFrom(before)))
+	s.strategy(s.vm, kubevirtv1.RunStrategyHalted)
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	vmi.Namespace, vmi.Name = s.Namespace, s.vm
 	s.must(s.WaitGone(t.Context(), vmi, 2*time.Minute))
@@ -162,10 +170,7 @@ func TestWriteBehindTheOverlayMakesTheNextBackupFull(t *testing.T) {
 	_, err = tool.Run(t.Context(), "head -c 65536 /dev/urandom | dd of=/mnt/"+claim+"/disk.img bs=64k seek=3000 conv=notrunc; sync")
 	s.must(err)
 	s.must(tool.Close(t.Context()))
-	vm = s.vmObject()
-	before = vm.DeepCopy()
-	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways)
-	s.must(s.Patch(t.Context(), vm, client.MergeFrom(before)))
+	s.strategy(s.vm, kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(t.Context(), s.vm, bootTimeout)
 	s.must(err)
 

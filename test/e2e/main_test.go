@@ -73,6 +73,18 @@ func newScene(t *testing.T, name string) *scene {
 	return s
 }
 
+// step runs a part of a test, which finds the machine as the part before left it. After one that failed there is no other.
+func (s *scene) step(name string, test func(*scene)) {
+	s.t.Helper()
+	if !s.t.Run(name, func(t *testing.T) {
+		part := *s
+		part.t = t
+		test(&part)
+	}) {
+		s.t.FailNow()
+	}
+}
+
 // explain logs what a person would look at first.
 func (s *scene) explain() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -222,8 +234,7 @@ func (s *scene) checkpoint(tracker string) *backupv1alpha1.Checkpoint {
 func (s *scene) clean(target string, checkpoints ...string) {
 	s.t.Helper()
 	ctx := s.t.Context()
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
+	vmi := s.instance()
 	if n := len(vmi.Spec.UtilityVolumes); n > 0 {
 		s.t.Errorf("%d utility volumes are left", n)
 	}
@@ -265,4 +276,22 @@ func (s *scene) vmObject() *kubevirtv1.VirtualMachine {
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.vm}}
 	s.must(s.Get(s.t.Context(), client.ObjectKeyFromObject(vm), vm))
 	return vm
+}
+
+// instance is the machine's present one.
+func (s *scene) instance() *kubevirtv1.VirtualMachineInstance {
+	s.t.Helper()
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
+	return vmi
+}
+
+// strategy sets a machine's run strategy.
+func (s *scene) strategy(vm string, to kubevirtv1.RunStrategy) {
+	s.t.Helper()
+	obj := &kubevirtv1.VirtualMachine{}
+	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: vm}, obj))
+	before := obj.DeepCopy()
+	obj.Spec.RunStrategy = &to
+	s.must(s.Patch(s.t.Context(), obj, client.MergeFrom(before)))
 }

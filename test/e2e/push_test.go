@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,10 @@ func (s *scene) checkpoints(want ...string) {
 	out, err := g.Launcher(s.t.Context(), "sh", "-c", `virsh -q -c qemu:///system checkpoint-list --name "$(virsh -q -c qemu:///system list --name | head -n 1)"`)
 	s.must(err)
 	// libvirt has no colons in its names.
-	if got := strings.Fields(strings.ReplaceAll(out, "_", ":")); strings.Join(got, " ") != strings.Join(want, " ") {
+	got := strings.Fields(strings.ReplaceAll(out, "_", ":"))
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
 		s.t.Errorf("libvirt has the checkpoints %q, want %q", got, want)
 	}
 }
@@ -136,20 +140,26 @@ func took(b *backupv1alpha1.VirtualMachineBackup) time.Duration {
 	return b.Status.CompletionTimestamp.Sub(b.CreationTimestamp.Time)
 }
 
-func TestTargetThatCannotTakeIt(t *testing.T) {
-	s := newScene(t, "target")
-	s.boot(lab.Disk{Name: "data", Bytes: 512 * mib})
+// TestRequests asks one machine for backups that wait, are refused, or warn.
+func TestRequests(t *testing.T) {
+	s := newScene(t, "requests")
+	s.boot(lab.Disk{Name: "data", Bytes: 2 * gib})
+	s.guest(lab.Fill("/disks/data/x", 256) + `sync`)
+	s.step("a target that cannot take it", (*scene).targetCannotTakeIt)
+	s.step("one backup at a time", (*scene).oneBackupAtATime)
+	s.step("without an agent, a warning", (*scene).withoutAgentIsAWarning)
+}
+
+func (s *scene) targetCannotTakeIt() {
+	t := s.t
 	s.tracker("daily")
-	s.guest(lab.Fill("/disks/data/x", 96) + `sync`)
 
 	// Missing: waits, says so, proceeds when it appears.
 	s.must(s.Create(t.Context(), s.Backup("missing", "daily", "later")))
 	s.waitFor("missing", "waiting for its claim", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Reason == backupv1alpha1.ReasonPVCNotFound && strings.Contains(st.Message, "later")
 	})
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
-	if cbt := vmi.Status.ChangedBlockTracking; cbt.BackupStatus != nil {
+	if cbt := s.instance().Status.ChangedBlockTracking; cbt.BackupStatus != nil {
 		t.Error("a backup that waits for its claim holds the machine's lock")
 	}
 	s.target("later", gib)
@@ -177,13 +187,11 @@ func TestTargetThatCannotTakeIt(t *testing.T) {
 	s.clean("later", b.Status.CheckpointName)
 }
 
-func TestOneBackupAtATime(t *testing.T) {
-	s := newScene(t, "one")
-	s.boot(lab.Disk{Name: "data", Bytes: 2 * gib})
+func (s *scene) oneBackupAtATime() {
+	t := s.t
 	s.target("backups", 4*gib)
 	s.tracker("a")
 	s.tracker("b")
-	s.guest(lab.Fill("/disks/data/x", 256) + `sync`)
 	s.must(s.Create(t.Context(), s.Backup("first", "a", "backups")))
 	s.waitFor("first", "under way", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase != backupv1alpha1.BackupPending && st.Phase != ""
@@ -202,36 +210,11 @@ func TestOneBackupAtATime(t *testing.T) {
 	if a, b := s.checkpoint("a"), s.checkpoint("b"); a == nil || b == nil || a.Name == b.Name || a.Name != first.Status.CheckpointName {
 		t.Errorf("the trackers have %+v and %+v", a, b)
 	}
-	s.clean("backups", s.checkpoint("a").Name, s.checkpoint("b").Name)
+	s.clean("backups", s.checkpoint("a").Name, s.checkpoint("b").Name, s.checkpoint("daily").Name)
 }
 
-func TestDeleteWhileRunningAborts(t *testing.T) {
-	s := newScene(t, "abort")
-	s.boot(lab.Disk{Name: "data", Bytes: 2 * gib})
-	s.target("backups", 4*gib)
-	s.tracker("daily")
-	s.must(s.Create(t.Context(), s.Backup("base", "daily", "backups")))
-	base, err := s.WaitDone(t.Context(), "base", backupTimeout, nil)
-	s.must(err)
-	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
-	s.must(s.Create(t.Context(), s.Backup("gone", "daily", "backups")))
-	b := s.waitFor("gone", "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
-		return st.Phase == backupv1alpha1.BackupCopying
-	})
-	s.delete(b)
-	s.must(s.WaitGone(t.Context(), b, time.Minute))
-	if got := s.checkpoint("daily"); got.Name != base.Status.CheckpointName {
-		t.Errorf("an aborted backup moved the tracker to %s", got.Name)
-	}
-	s.clean("backups", base.Status.CheckpointName)
-	p := s.point(s.Backup("next", "daily", "backups"), incremental)
-	s.verify("backups", []*lab.PointInTime{{Backup: base}, p})
-}
-
-func TestWithoutAgentIsAWarning(t *testing.T) {
-	s := newScene(t, "noagent")
-	s.boot(lab.Disk{Name: "data", Bytes: 256 * mib})
-	s.target("backups", gib)
+func (s *scene) withoutAgentIsAWarning() {
+	t := s.t
 	s.guest(`printf '#!/bin/sh\nexec sleep 99999\n' >/usr/bin/run-agent; (sleep 1; killall -9 qemu-ga) >/dev/null 2>&1 &`)
 	s.must(lab.Wait(t.Context(), time.Minute, "the agent to be gone", func(ctx contextT) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}

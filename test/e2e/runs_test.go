@@ -107,13 +107,3 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	rename("raw")
 	next("b4", backupv1alpha1.Full, backupv1alpha1.FullBitmapLost) // a volume that is gone takes its overlay with it
 }
-
-// strategy sets a machine's run strategy.
-func (s *scene) strategy(vm string, to kubevirtv1.RunStrategy) {
-	s.t.Helper()
-	obj := &kubevirtv1.VirtualMachine{}
-	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: vm}, obj))
-	before := obj.DeepCopy()
-	obj.Spec.RunStrategy = &to
-	s.must(s.Patch(s.t.Context(), obj, client.MergeFrom(before)))
-}

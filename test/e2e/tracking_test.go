@@ -53,60 +53,50 @@ func TestTrackingOnAndOffKeepsTheData(t *testing.T) {
 	s.verify("backups", []*lab.PointInTime{p})
 }
 
-func TestUsersMayNotTouchUtilityVolumes(t *testing.T) {
-	s := newScene(t, "utility")
+// TestMachine holds what a machine does that nobody backs up.
+func TestMachine(t *testing.T) {
+	s := newScene(t, "machine")
 	s.boot(lab.Disk{Name: "data", Bytes: 64 * mib})
-	s.target("backups", 64*mib)
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi))
+	s.step("users may not touch utility volumes", (*scene).utilityVolumesAreRefused)
+	s.step("a guest that shuts itself down is replaced", (*scene).alwaysReplaces)
+	s.step("a launcher that is killed is a failure, which is replaced", (*scene).failureIsReplaced)
+	s.step("a guest that shuts itself down stays down", (*scene).staysDown)
+}
+
+func (s *scene) utilityVolumesAreRefused() {
+	vmi := s.instance()
 	u := kubevirtv1.UtilityVolume{Name: "mine"}
-	u.ClaimName = "backups"
+	u.ClaimName = lab.ClaimName(s.vm, "data")
 	vmi.Spec.UtilityVolumes = append(vmi.Spec.UtilityVolumes, u)
-	err := s.Update(t.Context(), vmi)
+	err := s.Update(s.t.Context(), vmi)
 	if err == nil || !strings.Contains(err.Error(), "utilityVolumes") {
-		t.Errorf("a user's utility volume was not refused by name: %v", err)
+		s.t.Errorf("a user's utility volume was not refused by name: %v", err)
 	}
 	vm := s.vmObject()
 	vm.Spec.Template.Spec.UtilityVolumes = vmi.Spec.UtilityVolumes
-	if err := s.Update(t.Context(), vm); !apierrors.IsInvalid(err) {
-		t.Errorf("a machine's utility volume was not refused: %v", err)
+	if err := s.Update(s.t.Context(), vm); !apierrors.IsInvalid(err) {
+		s.t.Errorf("a machine's utility volume was not refused: %v", err)
 	}
 }
 
-func TestRunStrategies(t *testing.T) {
-	s := newScene(t, "strategies")
-	ctx := t.Context()
-	s.boot(lab.Disk{Name: "data", Bytes: 64 * mib})
-	vmi := &kubevirtv1.VirtualMachineInstance{}
-	key := client.ObjectKey{Namespace: s.Namespace, Name: s.vm}
-	strategy := func(to kubevirtv1.RunStrategy) {
-		vm := s.vmObject()
-		before := vm.DeepCopy()
-		vm.Spec.RunStrategy = &to
-		s.must(s.Patch(ctx, vm, client.MergeFrom(before)))
-	}
-	// Always: a guest that shuts itself down is replaced.
-	s.must(s.Get(ctx, key, vmi))
-	g, err := s.Guest(ctx, s.vm)
-	s.must(err)
-	_, _ = g.Run(ctx, `(sleep 0.2; poweroff -f) >/dev/null 2>&1 &`)
+func (s *scene) alwaysReplaces() {
+	vmi := s.instance()
+	s.powerOff()
 	s.waitReplaced(vmi)
+}
 
-	// RerunOnFailure: a launcher that is killed is a failure and replaced, …
-	strategy(kubevirtv1.RunStrategyRerunOnFailure)
-	s.must(s.Get(ctx, key, vmi))
+func (s *scene) failureIsReplaced() {
+	s.strategy(s.vm, kubevirtv1.RunStrategyRerunOnFailure)
+	vmi := s.instance()
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = s.Namespace, layout.LauncherPod(s.vm, vmi.UID)
-	zero := int64(0)
-	s.must(s.Delete(ctx, pod, &client.DeleteOptions{GracePeriodSeconds: &zero}))
+	s.must(s.Delete(s.t.Context(), pod, client.GracePeriodSeconds(0)))
 	s.waitReplaced(vmi)
+}
 
-	// … and a guest that shuts itself down stays down.
-	s.must(s.Get(ctx, key, vmi))
-	g, err = s.Guest(ctx, s.vm)
-	s.must(err)
-	_, _ = g.Run(ctx, `(sleep 0.2; poweroff -f) >/dev/null 2>&1 &`)
-	s.must(lab.Wait(ctx, 2*time.Minute, "the machine to be stopped", func(context.Context) (bool, string, error) {
+func (s *scene) staysDown() {
+	s.powerOff()
+	s.must(lab.Wait(s.t.Context(), 2*time.Minute, "the machine to be stopped", func(context.Context) (bool, string, error) {
 		vm := s.vmObject()
 		return vm.Status.PrintableStatus == kubevirtv1.VirtualMachineStopped, string(vm.Status.PrintableStatus), nil
 	}))
