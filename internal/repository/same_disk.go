@@ -146,11 +146,14 @@ func (w *diskWriter) sameBlock(other *Image, b reusedBlock) (bool, error) {
 			return table[j].Object == b.object, nil
 		}
 	}
+	if b.Offset >= other.Disk.Bytes {
+		return w.isZero(b), nil
+	}
 	common := b.Extent
-	common.Length = max(0, min(b.End(), other.Disk.Bytes)-b.Offset)
+	common.Length = min(b.End(), other.Disk.Bytes) - b.Offset
 	if w.isZero(b) {
 		n, zero, err := other.NextRun(w.ctx, common)
-		if err != nil || zero && n == common.Length || n == 0 {
+		if err != nil || zero && n == common.Length {
 			return err == nil, err
 		}
 	}

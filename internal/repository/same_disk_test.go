@@ -43,13 +43,16 @@ func TestBase_disksThatChangePlaces(t *testing.T) {
 		alone  bool // only a is backed up, before as after
 		want   FullReason
 	}{
-		"other content":                         {a: func() *bitmapDisk { return newBitmapDisk(size) }, b: blank, want: FullOtherContent},
-		"no data":                               {a: blank, b: func() *bitmapDisk { return newBitmapDisk(size) }, want: FullOtherContent},
-		"one block":                             {a: blank, b: func() *bitmapDisk { return oneBlock(full, 40) }, want: FullOtherContent},
-		"one block of many":                     {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, want: FullOtherContent},
-		"blocks of another size":                {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, blockB: 4 * mib, want: FullOtherContent},
-		"a restore point each":                  {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, apart: true, want: FullOtherContent},
-		"a smaller disk":                        {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return &bitmapDisk{data: slices.Clone(full.data[:size/2+512])} }},
+		"other content":          {a: func() *bitmapDisk { return newBitmapDisk(size) }, b: blank, want: FullOtherContent},
+		"no data":                {a: blank, b: func() *bitmapDisk { return newBitmapDisk(size) }, want: FullOtherContent},
+		"one block":              {a: blank, b: func() *bitmapDisk { return oneBlock(full, 40) }, want: FullOtherContent},
+		"one block of many":      {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, want: FullOtherContent},
+		"blocks of another size": {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, blockB: 4 * mib, want: FullOtherContent},
+		"a restore point each":   {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, apart: true, want: FullOtherContent},
+		"a smaller disk":         {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return &bitmapDisk{data: slices.Clone(full.data[:size/2+512])} }},
+		"a smaller disk, then zeroes": {a: func() *bitmapDisk { return holeIn(full, size/2-mib, size-mib) }, b: func() *bitmapDisk {
+			return &bitmapDisk{data: slices.Clone(holeIn(full, size/2-mib, size-mib).data[:size/2+512])}
+		}},
 		"a changed block":                       {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return oneBlock(full, 40) }, dirty: extent.NewSet(extent.Extent{Offset: 40 * mib, Length: 512})},
 		"the same":                              {a: func() *bitmapDisk { return copyOf(full) }, b: func() *bitmapDisk { return copyOf(full) }},
 		"one that nobody knows of":              {a: func() *bitmapDisk { return newBitmapDisk(size) }, b: blank, alone: true, want: FullOtherContent},
@@ -111,6 +114,13 @@ func TestBase_anExclusiveNameIsBelieved(t *testing.T) {
 }
 
 func copyOf(d *bitmapDisk) *bitmapDisk { return &bitmapDisk{data: slices.Clone(d.data)} }
+
+// holeIn is a disk that has zeroes in [from, to).
+func holeIn(d *bitmapDisk, from, to int) *bitmapDisk {
+	out := copyOf(d)
+	clear(out.data[from:to])
+	return out
+}
 
 // oneBlock is a disk that differs in one block.
 func oneBlock(d *bitmapDisk, block int64) *bitmapDisk {
