@@ -36,7 +36,7 @@ var (
 		Args: kernelArgs + " root=LABEL=root rw", RootDisk: "debian-root.qcow2", Memory: "512Mi",
 	}
 	TestSystem = System{
-		Image: "varve-guest-test", Kernel: "/boot/vmlinuz", Initrd: "/boot/initrd-test.img",
+		Image: "varve-guest-test", Kernel: "/boot/vmlinux", Initrd: "/boot/initrd-test.img",
 		Args: kernelArgs, Memory: "256Mi",
 	}
 )

@@ -155,7 +155,7 @@ func killQEMU(tb testing.TB) {
 // GuestKernel is the test guest's kernel and initial RAM disk.
 func GuestKernel(tb testing.TB) (kernel, initrd string) {
 	tb.Helper()
-	kernel, initrd = GuestDir+"/vmlinuz", GuestDir+"/initrd-test.img"
+	kernel, initrd = GuestDir+"/vmlinux", GuestDir+"/initrd-test.img"
 	for _, file := range []string{kernel, initrd} {
 		if _, err := os.Stat(file); err != nil {
 			tb.Fatalf("no test guest: run `make launcher-root guest`: %v", err)

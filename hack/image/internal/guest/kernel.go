@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/varvebackup/varve/hack/image/internal/command"
 )
@@ -36,6 +39,40 @@ func findKernel(dir string) (kernel, error) {
 	}
 	version := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	return kernel{image: images[0], modules: filepath.Join(dir, "usr/lib/modules", version)}, nil
+}
+
+// unpack returns what is in the boot image. QEMU boots it as well (PVH), and an emulated processor needs seconds to unpack it.
+//
+// Source: Linux, Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header" and "Loading The Rest of The Kernel".
+func (k kernel) unpack() ([]byte, error) {
+	image, err := os.ReadFile(k.image)
+	if err != nil {
+		return nil, err
+	}
+	const setupSectors, payloadOffset, payloadLength, headerEnd, sector = 0x1f1, 0x248, 0x24c, 0x268, 512
+	if len(image) < headerEnd {
+		return nil, fmt.Errorf("unpack %s: %d bytes are no boot image", k.image, len(image))
+	}
+	begin := (int64(image[setupSectors])+1)*sector + int64(binary.LittleEndian.Uint32(image[payloadOffset:]))
+	end := begin + int64(binary.LittleEndian.Uint32(image[payloadLength:]))
+	const tail = 4 // The size of what is unpacked follows the compressed data.
+	if end > int64(len(image)) || end-begin < tail {
+		return nil, fmt.Errorf("unpack %s: its payload [%d,%d) is not in its %d bytes", k.image, begin, end, len(image))
+	}
+	payload, size := image[begin:end-tail], binary.LittleEndian.Uint32(image[end-tail:])
+	reader, err := zstd.NewReader(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer reader.Close()
+	unpacked, err := reader.DecodeAll(payload, nil)
+	if err != nil {
+		return nil, fmt.Errorf("unpack %s, which is expected to be compressed with zstd: %w", k.image, err)
+	}
+	if uint64(len(unpacked)) != uint64(size) || !bytes.HasPrefix(unpacked, []byte(elf.ELFMAG)) {
+		return nil, fmt.Errorf("unpack %s: got %d bytes, want an ELF file of %d", k.image, len(unpacked), size)
+	}
+	return unpacked, nil
 }
 
 // load returns the wanted modules and all that they depend on, each after what it depends on.

@@ -58,7 +58,7 @@ func testGuest(ctx context.Context, k *Kitchen) (image, error) {
 		return image{}, err
 	}
 	return image{parts: []part{{entries: []layer.Entry{
-		{Name: "boot/vmlinuz", Mode: 0o644, Path: g.Kernel},
+		{Name: "boot/vmlinux", Mode: 0o644, Path: g.Kernel},
 		{Name: "boot/initrd-test.img", Mode: 0o644, Path: g.Initrd},
 	}}}}, nil
 }
