@@ -6,7 +6,7 @@ BOX_BIN := build/bin/box
 BOX_GO := CGO_ENABLED=0 go
 BOX_FLAGS := -trimpath -buildvcs=false
 
-.PHONY: kube box box-up box-down box-status test-box
+.PHONY: kube box box-up box-down box-status test-box test-box-always
 
 kube: ## build Kubernetes into a cache, as build/kube (minutes the first time)
 	hack/box/kube.sh
@@ -24,7 +24,10 @@ box-down: box ## remove the box and every trace of it
 box-status: box ## show what runs in the box
 	$(BOX_BIN) status
 
-test-box: kube box ## test the box itself, in a box of its own beside any that runs (root, minutes)
+test-box: kube box ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
 	hack/deps.sh box
+	hack/once.sh test-box 'hack/box hack/deps.sh' $(MAKE) --no-print-directory test-box-always
+
+test-box-always: ## test the box itself, in a box of its own beside any that runs (root, minutes)
 	cd hack/box && $(BOX_GO) test $(BOX_FLAGS) ./cmd/box ./internal/...
 	cd hack/box && $(BOX_GO) test $(BOX_FLAGS) -tags=box -count=1 -timeout=15m ./e2e
