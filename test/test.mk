@@ -12,7 +12,8 @@ test-unit: ## Unit tests: no root, no cluster
 
 .PHONY: test-control-plane
 test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd
-	$(GO) test -tags controlplane -p 2 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
+	# They wait for each other's controllers most of the time.
+	$(GO) test -tags controlplane -p 2 -parallel 6 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
 .PHONY: test-interop
 test-interop: kube launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
@@ -24,7 +25,7 @@ test-interop: kube launcher-root guest ## Overlays, checkpoints, backup jobs and
 
 .PHONY: test-peers
 test-peers: peers ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	$(GO) test -tags peers -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
+	$(GO) test -tags peers -parallel 4 -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
 test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared
