@@ -129,15 +129,27 @@ func TestBackup_endsWhenItsTargetIsLost(t *testing.T) {
 	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
 	w.untilPhase(b, "Copying")
 	// The controller saw the attachment pod go.
+	target := kubevirtv1.UtilityVolume{Name: layout.BackupUtilityVolume(b.UID)}
+	target.ClaimName = "target"
+	controlplane.Update(t, w.client, w.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Spec.UtilityVolumes = append(v.Spec.UtilityVolumes, target)
+	})
 	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
 		v.Status.VolumeStatus = append(v.Status.VolumeStatus, kubevirtv1.VolumeStatus{
-			Name: layout.BackupUtilityVolume(b.UID), Phase: kubevirtv1.VolumeDetaching, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "gone"},
+			Name: target.Name, Phase: kubevirtv1.VolumeDetaching, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "gone"},
 		})
 	})
 	w.untilPhase(b, "CopyFailed")
 	if b.Status.Reason != backupv1.ReasonTargetDetached || w.launcher.count("AbortBackup") == 0 {
 		t.Errorf("%s: %s; aborted %d times", b.Status.Reason, b.Status.Message, w.launcher.count("AbortBackup"))
 	}
+	// It is still in the spec, and free for another pod.
+	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+		unmounted := func(v kubevirtv1.VolumeStatus) bool {
+			return v.Name == target.Name && v.Phase == kubevirtv1.VolumeUnMountedFromPod
+		}
+		return want(slices.ContainsFunc(s.VolumeStatus, unmounted), "%+v", s.VolumeStatus)
+	})
 }
 
 func TestTheHandlerRestartsInEachPhase(t *testing.T) {

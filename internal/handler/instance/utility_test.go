@@ -1,0 +1,69 @@
+package instance
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/mount"
+)
+
+// mounts are the utility volumes of one launcher, of which QEMU still writes to those that are busy.
+type mounts struct {
+	Mounts
+	names, busy []string
+}
+
+func (m *mounts) Names(types.UID) ([]string, error) { return slices.Clone(m.names), nil }
+func (m *mounts) Uncover(types.UID) error           { return nil }
+
+func (m *mounts) Detach(_ types.UID, name string, _ bool) error {
+	if slices.Contains(m.busy, name) {
+		return mount.ErrBusy
+	}
+	m.names = slices.DeleteFunc(m.names, func(n string) bool { return n == name })
+	return nil
+}
+
+// Detaching says of a volume in the spec that its attachment pod is gone. It is unmounted as soon as the aborted backup has closed its files, and
+// only then is it UnMountedFromPod.
+func TestVolumes_withoutAttachmentPodAreUnmounted(t *testing.T) {
+	t.Parallel()
+	m := &mounts{names: []string{"kept", "lost"}, busy: []string{"lost"}}
+	r := &Reconciler{Mounts: m, Events: events.NewFakeRecorder(10), Clock: clocktesting.NewFakePassiveClock(now)}
+	v := vmi(func(v *kubevirtv1.VirtualMachineInstance) {
+		for name, phase := range map[string]kubevirtv1.VolumePhase{"kept": kubevirtv1.VolumeMountedToPod, "lost": kubevirtv1.VolumeDetaching} {
+			v.Spec.UtilityVolumes = append(v.Spec.UtilityVolumes, kubevirtv1.UtilityVolume{Name: name})
+			v.Status.VolumeStatus = append(v.Status.VolumeStatus, kubevirtv1.VolumeStatus{
+				Name: name, Phase: phase, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "pod-of-" + types.UID(name)},
+			})
+		}
+	})
+	pass := func() (phases map[string]kubevirtv1.VolumePhase, again time.Duration) {
+		t.Helper()
+		_, again, err := r.volumes(t.Context(), v, "launcher", nil, &v.Status)
+		if err != nil {
+			t.Fatal(err)
+		}
+		phases = map[string]kubevirtv1.VolumePhase{}
+		for _, s := range v.Status.VolumeStatus {
+			phases[s.Name] = s.Phase
+		}
+		return phases, again
+	}
+	if phases, again := pass(); phases["lost"] != kubevirtv1.VolumeDetaching || again == 0 {
+		t.Errorf("while QEMU writes: %v, and again in %s", phases, again)
+	}
+	m.busy = nil
+	if phases, again := pass(); phases["lost"] != kubevirtv1.VolumeUnMountedFromPod || phases["kept"] != kubevirtv1.VolumeMountedToPod || again != 0 {
+		t.Errorf("after QEMU closed it: %v, and again in %s", phases, again)
+	}
+	if pass(); !slices.Equal(m.names, []string{"kept"}) {
+		t.Errorf("mounted are %v", m.names)
+	}
+}
