@@ -1,0 +1,115 @@
+package repository
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/manifest"
+
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// openedAt is a connection of a machine whose clock is so much ahead of the storage's.
+func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Repository {
+	tb.Helper()
+	r, err := openConfig(tb.Context(), s.connect(tb, name, !cached), testPassword, func() time.Time { return s.now().Add(ahead) })
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := r.Close(context.WithoutCancel(tb.Context())); err != nil {
+			tb.Error(err)
+		}
+	})
+	return r
+}
+
+// allManifests are the times of all manifests by ID and type.
+func allManifests(tb testing.TB, r *Repository) map[string]time.Time {
+	tb.Helper()
+	refresh(tb, r)
+	found, err := r.rep.FindManifests(tb.Context(), nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	all := map[string]time.Time{}
+	for _, m := range found {
+		all[m.Labels[manifest.TypeLabelKey]+" "+string(m.ID)] = m.ModTime
+	}
+	return all
+}
+
+// A machine whose clock differs from the storage's by more than a lease lasts takes nobody for dead: its backups and leases leave those of others,
+// and its maintenance refuses before it changes anything.
+func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the subtests have one site
+	t.Parallel()
+	s := newSite(t)
+	r := s.opened(t, s.connect(t, "right", !cached))
+	disk := &memory{data: []byte("varve")}
+	p, err := r.Backup(t.Context(), Request{Source: testSource, Time: s.now(), Disks: []DiskSource{disk.source(false)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := r.Lease(t.Context(), p.ID, func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := held.Release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		manyManifests(ctx, t, w)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, ahead := range map[string]time.Duration{"ahead": leaseLife + time.Hour, "behind": -leaseLife - time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			wrong := s.openedAt(t, name, ahead)
+			disk.write(nil, extent.Extent{Length: 1}, true)
+			p, err := wrong.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(true)}})
+			if err != nil || p.Disks[0].Parent == "" {
+				t.Fatalf("%+v, %v", p, err)
+			}
+			reads, err := wrong.Lease(t.Context(), p.ID, func(err error) { t.Error(err) })
+			if err == nil {
+				err = reads.Release()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			refresh(t, r)
+			if n := leases(t, r); n != 1 {
+				t.Errorf("%d leases after a backup and a lease, and there was one", n)
+			}
+			before, contents := allManifests(t, r), manifestContents(t, r)
+			s.changed = func(op string, id blob.ID) {
+				// What it takes to have the lock and to lose it, and the schedule, whose time is the storage's.
+				lock := strings.HasPrefix(string(id), "s") || op == "put" && (strings.HasPrefix(string(id), "q") || strings.HasPrefix(string(id), indexPrefix))
+				if !lock && id != "kopia.maintenance" {
+					t.Errorf("%s %s", op, id)
+				}
+			}
+			for _, mode := range []MaintenanceMode{QuickMaintenance, FullMaintenance} {
+				if err := wrong.Maintain(t.Context(), MaintenanceOptions{Mode: mode}); err == nil || !strings.Contains(err.Error(), "clock skew") {
+					t.Errorf("%s maintenance: %v", mode, err)
+				}
+			}
+			s.changed = nil
+			if diff := cmp.Diff(before, allManifests(t, r)); diff != "" {
+				t.Errorf("manifests: %s", diff)
+			}
+			if n := manifestContents(t, r); n < contents {
+				t.Errorf("%d of %d contents with manifests are left", n, contents)
+			}
+		})
+	}
+}
