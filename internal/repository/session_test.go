@@ -96,6 +96,19 @@ func TestPublish_successIsFinal(t *testing.T) {
 	}
 }
 
+// A storage that stalls as often as a request is repeated does not end the backup when nothing is left but to make its restore point visible.
+func TestPublish_outlastsAStorageThatStalls(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T) {
+		s := newLongSite(t)
+		q := Request{Source: testSource, Disks: []DiskSource{(&memory{data: []byte("varve")}).source(false)}}
+		q.flushing = func() { time.Sleep(stallAttempts * stallLimit) }
+		if _, err := s.r.Backup(t.Context(), q); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The answer to the last request of a backup is lost. If the restore point is seen the backup has succeeded; if the storage has gone its
 // outcome is unknown, and repeating it with its ID tells.
 func TestPublish_whenTheAnswerIsLost(t *testing.T) {
