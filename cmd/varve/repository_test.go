@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/snapshot"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -27,12 +29,13 @@ import (
 //	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
 //	unheard args...                                        runs varve with a standard error that nobody reads any more
 //	either args...                                         runs varve until it has ended with both exit codes, 0 and 1
+//	nameless NAME                                          makes a restore point without an ID, as only another program does
 //	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
 // point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
 func TestRepository(t *testing.T) {
 	t.Parallel()
-	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "unheard": unheard, "either": either}
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either}
 	for name, f := range commands {
 		all[name] = f
 	}
@@ -161,6 +164,24 @@ func damage(ts *testscript.TestScript, neg bool, args []string) {
 		data[len(data)/2] ^= 1
 		ts.Check(os.WriteFile(path, data, 0o600))
 	}
+}
+
+func nameless(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: nameless NAME")
+	}
+	ctx := context.Background()
+	password, err := os.ReadFile(ts.MkAbs("password"))
+	ts.Check(err)
+	r, err := repo.Open(ctx, ts.MkAbs("config/varve/repository.config"), strings.TrimSpace(string(password)), nil)
+	ts.Check(err)
+	ts.Check(repo.WriteSession(ctx, r, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		_, err := snapshot.SaveSnapshot(ctx, w, &snapshot.Manifest{
+			Source: snapshot.SourceInfo{Host: "host1", UserName: "varve", Path: "/" + args[0]}, Tags: map[string]string{"tag:varve": "1"},
+		})
+		return err
+	}))
+	ts.Check(r.Close(ctx))
 }
 
 func either(ts *testscript.TestScript, neg bool, args []string) {
