@@ -9,7 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// A restore takes no more requests on a connection that has a cache than on one that has none, and fewer than there are blocks.
+// A restore takes no more requests on a connection that has a cache than on one that has none, and fewer than there are blocks. So does a verification.
 func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 	t.Parallel()
 	const blocks = 160
@@ -20,7 +20,7 @@ func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gets := map[bool]int64{}
+	gets, verifying := map[bool]int64{}, map[bool]int64{}
 	for name, cache := range map[string]bool{"with": cached, "without": !cached} {
 		config := s.connect(t, name, cache)
 		took := s.costOf(t, func() error {
@@ -41,8 +41,19 @@ func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 			}
 			return r.Close(t.Context())
 		})
-		t.Logf("%s a cache: %s", name, took)
-		gets[cache] = took.gets
+		r := s.opened(t, config)
+		verified := s.costOf(t, func() error {
+			report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
+			if err == nil && (report.Damaged() || report.Contents < blocks) {
+				t.Errorf("%+v", report)
+			}
+			return err
+		})
+		t.Logf("%s a cache: %s; to verify %s", name, took, verified)
+		gets[cache], verifying[cache] = took.gets, verified.gets
+	}
+	if verifying[cached] != verifying[!cached] || verifying[!cached] > blocks/2 { // What the storage has is verified, and not what the cache has.
+		t.Errorf("verifying: %d GETs with a cache, %d without, for %d blocks", verifying[cached], verifying[!cached], blocks)
 	}
 	if gets[cached] > gets[!cached]+10 || gets[!cached] > blocks/2 { // What is cached is fetched as whole blobs.
 		t.Errorf("%d GETs with a cache, %d without, for %d blocks", gets[cached], gets[!cached], blocks)
