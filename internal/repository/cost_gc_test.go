@@ -1,14 +1,17 @@
 package repository
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// A garbage collection reads each table once, however many restore points have it, and in parallel.
+// A garbage collection reads each table once, however many restore points have it, however small its filter is, and in parallel.
 func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 	t.Parallel()
 	const tables, points = 200, 20
@@ -46,5 +49,14 @@ func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 	}
 	if most < DefaultWorkers/2 {
 		t.Errorf("at most %d reads at once", most)
+	}
+	fresh = s.opened(t, config)
+	took = s.costOf(t, func() error {
+		return fresh.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+			return newCollector(w, maintenance.SafetyFull, w.Time(), newFilterOfBits(64)).run(ctx)
+		})
+	})
+	if took.gets > allowed {
+		t.Errorf("with a filter of 64 bits: %s, more than %d GETs", took, allowed)
 	}
 }
