@@ -3,11 +3,15 @@ package repository
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/content/index"
 	"github.com/kopia/kopia/repo/manifest"
@@ -156,6 +160,28 @@ func TestOnlyMaintenanceMergesManifests(t *testing.T) {
 	}
 	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"old"}) {
 		t.Errorf("after maintenance: %+v, %v", p, err)
+	}
+}
+
+// Every connection has its storage for reading only where kopia asks, which keeps kopia from merging manifests in passing.
+func TestOnlyMaintenanceMergesManifests_whateverTheStorage(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.NotFoundHandler()) // An empty bucket, for as much as is asked of it here.
+	defer server.Close()
+	for _, c := range []blob.ConnectionInfo{
+		{Type: "filesystem", Config: &filesystem.Options{Path: t.TempDir()}},
+		{Type: "s3", Config: (&S3{Endpoint: server.Listener.Addr().String(), Bucket: "bucket", Region: "r", PlainHTTP: true, AccessKey: "a", SecretKey: "s"}).options()},
+	} {
+		st, err := blob.NewStorage(t.Context(), c, true)
+		if err != nil {
+			t.Fatalf("%s: %v", c.Type, err)
+		}
+		if !st.IsReadOnly() {
+			t.Errorf("%s: kopia would write whenever it reads", c.Type)
+		}
+		if err := st.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
