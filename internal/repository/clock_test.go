@@ -2,6 +2,7 @@ package repository
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -111,5 +112,46 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 				t.Errorf("%d of %d contents with manifests are left", n, contents)
 			}
 		})
+	}
+}
+
+// A machine whose clock is ahead does not take the lock from one that has it, so that no third one works beside that, nor backs up beside exclusive
+// maintenance. Of a machine that died, others know that its lock has ended.
+func TestClock_thatIsAheadTakesNoLock(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	r := s.opened(t, s.connect(t, "right", !cached))
+	_, held, err := r.lockAs(t.Context(), maintenancePurpose, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.move(2 * lockContest)
+	before := allManifests(t, r)
+	ahead, third := s.openedAt(t, "ahead", 2*lockLife), s.opened(t, s.connect(t, "third", !cached))
+	maintain := func(r *Repository) error { return r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}) }
+	backUp := func(r *Repository) error {
+		_, err := r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{(&memory{data: []byte("varve")}).source(false)}})
+		return err
+	}
+	for what, do := range map[string]func(*Repository) error{"maintenance": maintain, "a backup": backUp} {
+		if err := do(ahead); err == nil || !strings.Contains(err.Error(), "set the clock") {
+			t.Errorf("%s of the machine that is ahead: %v, want an error that says to set the clock", what, err)
+		}
+		if diff := cmp.Diff(before, allManifests(t, r)); diff != "" {
+			t.Errorf("manifests after %s: %s", what, diff)
+		}
+		if err := do(third); !errors.Is(err, ErrConflict) {
+			t.Errorf("%s of a third machine, while the first one has the lock: %v", what, err)
+		}
+	}
+	// The holder dies: nobody renews its lock.
+	s.move(lockLife)
+	for _, do := range []func(*Repository) error{backUp, maintain} {
+		if err := do(third); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := held.release(); err != nil {
+		t.Error(err)
 	}
 }

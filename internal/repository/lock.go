@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/manifest"
 )
 
@@ -26,7 +27,7 @@ var errLockLost = errors.New("the lock could not be renewed and others may work 
 
 // lock excludes other machines from one purpose. It is a manifest, so it needs nothing of the storage but that what was written is
 // listed afterwards: each writes its own and then looks for others, so of two at least one sees the other, and whoever sees
-// another withdraws. No clock decides that; clocks only tell when the lock of a machine that died has ended.
+// another withdraws. No clock decides that; clocks only tell when the lock of a machine that died has ended, and only those that are right.
 type lock struct {
 	w       repo.DirectRepositoryWriter
 	ctx     context.Context //nolint:containedctx // of the writer
@@ -143,6 +144,9 @@ func (l *lock) alone() error {
 			continue
 		}
 		if age := l.w.Time().Sub(m.ModTime); age > lockLife {
+			if err := clockIsRight(l.ctx, l.w); err != nil {
+				return err
+			}
 			if err := removeManifest(l.ctx, l.w, m.ID); err != nil {
 				return err
 			}
@@ -153,6 +157,25 @@ func (l *lock) alone() error {
 			return err
 		}
 		return &conflict{other}
+	}
+	return nil
+}
+
+// clockBlob is stored for the time that the storage gives it.
+const clockBlob blob.ID = "varve.clock"
+
+// maxClockOff is how far this machine's clock may be off the storage's. kopia's maintenance has the same limit.
+const maxClockOff = 5 * time.Minute
+
+// clockIsRight fails if this machine's clock is off the storage's: then it cannot tell by their age which locks of others have ended.
+func clockIsRight(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	here, there := w.Time(), time.Time{}
+	if err := w.BlobStorage().PutBlob(ctx, clockBlob, blobBytes(clockBlob), blob.PutOptions{GetModTime: &there}); err != nil {
+		return fmt.Errorf("compare the clock with the storage's: %w", err)
+	}
+	if off := here.Sub(there); off.Abs() > maxClockOff {
+		return fmt.Errorf("this machine's clock says %s and the storage's %s, so that nobody knows whether the lock of another machine has ended; set the clock",
+			here.UTC().Format(time.RFC3339), there.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

@@ -38,9 +38,6 @@ func noExclusiveMaintenance(ctx context.Context, w repo.DirectRepositoryWriter) 
 		return fmt.Errorf("look for exclusive maintenance: %w", err)
 	}
 	for _, m := range locks {
-		if w.Time().Sub(m.ModTime) > lockLife {
-			continue
-		}
 		var h holder
 		_, err := w.GetManifest(ctx, m.ID, &h)
 		if errors.Is(err, manifest.ErrNotFound) {
@@ -49,8 +46,14 @@ func noExclusiveMaintenance(ctx context.Context, w repo.DirectRepositoryWriter) 
 		if err != nil {
 			return fmt.Errorf("look for exclusive maintenance: %w", err)
 		}
-		if h.Exclusive {
+		switch {
+		case !h.Exclusive:
+		case w.Time().Sub(m.ModTime) <= lockLife:
 			return fmt.Errorf("exclusive maintenance: %w", &conflict{h})
+		default:
+			if err := clockIsRight(ctx, w); err != nil {
+				return fmt.Errorf("exclusive maintenance: %w", err)
+			}
 		}
 	}
 	return nil
