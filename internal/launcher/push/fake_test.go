@@ -36,6 +36,8 @@ type fakeGuest struct {
 	targets []string
 	// begun is the last backup that was begun.
 	begun domain.Backup
+	// beginTakes is how long libvirt takes to begin. It goes on when its caller has given up, and refuses an abort until then.
+	beginTakes time.Duration
 }
 
 func (f *fakeGuest) call(name string) error {
@@ -89,8 +91,11 @@ func (f *fakeGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain.Be
 	if err := f.call("PrepareBackup"); err != nil {
 		return nil, err
 	}
-	return func(context.Context) error {
+	return func(ctx context.Context) error {
 		if err := f.call("BeginBackup"); err != nil {
+			return err
+		}
+		if err := f.takeTime(ctx); err != nil {
 			return err
 		}
 		f.set(func() {
@@ -101,6 +106,22 @@ func (f *fakeGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain.Be
 		})
 		return nil
 	}, nil
+}
+
+// takeTime waits until libvirt has begun or the caller gives up.
+func (f *fakeGuest) takeTime(ctx context.Context) error {
+	if f.beginTakes == 0 {
+		return nil
+	}
+	f.set(func() { f.job, f.fail["AbortBackup"] = domain.JobInfo{Active: true, Known: true}, domain.ErrBusy })
+	begun := time.After(f.beginTakes)
+	time.AfterFunc(f.beginTakes, func() { f.set(func() { delete(f.fail, "AbortBackup") }) })
+	select {
+	case <-begun:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (f *fakeGuest) BackupJob(context.Context) (domain.JobInfo, error) {

@@ -65,3 +65,26 @@ func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
 		}
 	})
 }
+
+// A beginning that libvirt does not answer in time is given up. Its job is aborted by the same backup, as soon as libvirt lets it.
+func TestStray_jobThatBeginsLateIsAborted(t *testing.T) {
+	t.Parallel()
+	for frozen, limit := range map[bool]time.Duration{true: beginFrozenTimeout, false: beginTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			const late = abortTimeout / 2
+			b.agent, b.guest.beginTakes = frozen, limit+late
+			started := time.Now()
+			got := b.run(b.job(request()))
+			if got.Failure != pb.Backup_HYPERVISOR_ERROR || b.guest.job.Active || b.guest.count("DeleteCheckpoint cp2") != 1 {
+				t.Errorf("frozen %v: %v, job %+v", frozen, got, b.guest.job)
+			}
+			if took := time.Since(started); took < limit+late || took > limit+late+2*progressEvery {
+				t.Errorf("frozen %v: ended after %s, libvirt had begun after %s", frozen, took, limit+late)
+			}
+			if thawed := time.Duration(got.FrozenMillis) * time.Millisecond; frozen && (thawed < limit || thawed > limit+time.Second) {
+				t.Errorf("the guest was frozen for %s, want %s", thawed, limit)
+			}
+		})
+	}
+}
