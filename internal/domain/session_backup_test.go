@@ -4,6 +4,7 @@ package domain
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -149,6 +150,43 @@ func TestAbortAndBusy(t *testing.T) {
 	}
 	if diff := cmp.Diff([]int64{5}, ownClusters(t, m.capture("c1", "base", "d0")["d0"])); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// expired is a context whose time is over when the call that it was given to has begun, and that interrupts nothing.
+type expired struct {
+	context.Context
+	asked int
+}
+
+func (e *expired) Done() <-chan struct{} { return nil }
+
+func (e *expired) Err() error {
+	if e.asked++; e.asked == 1 {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+// Nobody watches a job that begins when its caller has given up: the guest's writes would wait for its target for ever.
+func TestBackupThatBeginsLate_isAborted(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	reads := newGate(t, m.raw("d0"))
+	m.prepare()
+	m.start()
+	m.io("d0", "write -P 0x10 0 60M")
+	begin, err := m.PrepareBackup(t.Context(), Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.suspend()
+	reads.close() // The job does not end by itself.
+	if err := begin(&expired{Context: t.Context()}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("begun: %v", err)
+	}
+	reads.open()
+	if e := m.await(EventBackupCompleted); e.Err == nil {
+		t.Error("a backup that nobody watches went on to its end")
 	}
 }
 
