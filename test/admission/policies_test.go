@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -250,11 +250,20 @@ func TestFeatureGates_admitWhatTheyCannotJudge(t *testing.T) {
 	policy.Name, binding.Name, binding.Spec.PolicyName = "test-"+ns, "test-"+ns, "test-"+ns
 	policy.Spec.ParamKind.Kind = "NotServedYet"
 	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}
+	shipped := policy.Spec.FailurePolicy
+	policy.Spec.FailurePolicy = ptr.To(admissionv1.Fail)
 	admitted(t, admin.Create(t.Context(), policy))
 	admitted(t, admin.Create(t.Context(), binding))
-	controlplane.Consistently(t, 3*time.Second, func() error { // a policy is enforced within about a second
-		return user.Create(t.Context(), newBackup(ns), client.DryRunAll)
+	// The policy is in force: it would refuse if it were not for how it is shipped.
+	controlplane.Eventually(t, func() error {
+		if err := user.Create(t.Context(), newBackup(ns), client.DryRunAll); err == nil || !strings.Contains(err.Error(), policy.Name) {
+			return &unexpected{err}
+		}
+		return nil
 	})
+	policy.Spec.FailurePolicy = shipped
+	admitted(t, admin.Update(t.Context(), policy))
+	controlplane.Eventually(t, func() error { return user.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 }
 
 // gatePolicy reads a policy and its binding as they are installed.
