@@ -21,8 +21,7 @@ import (
 
 const (
 	notThisNode = "a handler writes only about its own node"
-	// unbound is in the refusal of every policy that a token without a node meets; which one speaks is not defined.
-	unbound = "a handler"
+	unbound     = "a handler's token must be bound to its pod and node"
 )
 
 // placed is a machine's objects, all of which are about node-b.
@@ -60,6 +59,11 @@ func place(t *testing.T) placed {
 		admitted(t, controller.Status().Update(t.Context(), o))
 	}
 	return p
+}
+
+// machine is what a handler's events are about.
+func (p *placed) machine() corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Namespace: p.vmi.Namespace, Name: p.vmi.Name}
 }
 
 // attack is what a handler writes that it must not write.
@@ -144,8 +148,16 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 			p := place(t)
 			o := a.edit(&p)
 			copied := func() client.Object { return o.DeepCopyObject().(client.Object) }
-			refused(t, cluster.Client(t, controlplane.UnboundHandler).Status().Update(t.Context(), copied()), unbound)
 			_, tracker := o.(*backupv1.VirtualMachineBackupTracker)
+			// A token without a node meets several policies, and which one speaks is not defined.
+			why := []string{unbound}
+			if !tracker {
+				why = append(why, notThisNode)
+			}
+			if a.says != "" {
+				why = append(why, a.says)
+			}
+			refused(t, cluster.Client(t, controlplane.UnboundHandler).Status().Update(t.Context(), copied()), why...)
 			if !tracker { // whose node it is, the webhook says
 				refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Status().Update(t.Context(), copied()), notThisNode)
 			}
@@ -160,20 +172,41 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 	}
 }
 
+// TestHandler_tokenMustBeBound writes what no policy but that of tokens keeps from a handler.
+func TestHandler_tokenMustBeBound(t *testing.T) {
+	t.Parallel()
+	p := place(t)
+	p.vmi.Labels = map[string]string{"mine": "yes"}
+	p.tracker.Status.LatestCheckpoint = nil
+	for name, write := range map[string]func(client.Client) error{
+		"an event":   func(c client.Client) error { return c.Create(t.Context(), event(p.machine())) },
+		"a label":    func(c client.Client) error { return c.Update(t.Context(), p.vmi.DeepCopy(), client.DryRunAll) },
+		"a deletion": func(c client.Client) error { return c.Delete(t.Context(), p.backup, client.DryRunAll) },
+		"a disk is discarded": func(c client.Client) error {
+			return c.Status().Update(t.Context(), p.tracker.DeepCopy(), client.DryRunAll)
+		},
+	} {
+		t.Log(name)
+		refused(t, write(cluster.Client(t, controlplane.UnboundHandler)), unbound)
+		admitted(t, write(cluster.Client(t, controlplane.HandlerOn("node-b"))))
+	}
+}
+
+// event is one that a handler writes.
+func event(about corev1.ObjectReference) *eventsv1.Event {
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: about.Namespace, GenerateName: "event-"}, EventTime: metav1.NowMicro(),
+		ReportingController: "varve-handler", ReportingInstance: "varve-handler-b", Action: "Start", Reason: "Started", Type: "Normal", Regarding: about,
+	}
+}
+
 // TestHandler_tellsOfMachinesAlone: events are how people learn what happened, and a handler's are about what it does.
 func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	t.Parallel()
 	p := place(t)
 	handler := cluster.Client(t, controlplane.HandlerOn("node-b"))
-	event := func(about corev1.ObjectReference) *eventsv1.Event {
-		return &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: p.vmi.Namespace, GenerateName: "event-"}, EventTime: metav1.NowMicro(),
-			ReportingController: "varve-handler", ReportingInstance: "varve-handler-b", Action: "Start", Reason: "Started", Type: "Normal", Regarding: about,
-		}
-	}
 	const text = "a handler writes events about"
-	machine := corev1.ObjectReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Namespace: p.vmi.Namespace, Name: p.vmi.Name}
-	admitted(t, handler.Create(t.Context(), event(machine)))
+	admitted(t, handler.Create(t.Context(), event(p.machine())))
 	admitted(t, handler.Create(t.Context(), event(corev1.ObjectReference{
 		APIVersion: "backup.kubevirt.io/v1alpha1", Kind: "VirtualMachineBackup", Namespace: p.vmi.Namespace, Name: p.backup.Name,
 	})))
@@ -220,7 +253,8 @@ func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
 		now.Status.VolumeStatus[0].Phase = kubevirtv1.VolumeMountedToPod
 		return withToken(t, node).Status().Patch(t.Context(), now, client.MergeFrom(p.vmi))
 	}
-	refused(t, mounted(""), unbound)
+	refused(t, mounted(""), unbound, notThisNode)
+	refused(t, withToken(t, "").Create(t.Context(), event(p.machine())), unbound)
 	refused(t, mounted("node-a"), notThisNode)
 	admitted(t, mounted("node-b"))
 }

@@ -3,6 +3,7 @@
 package admission
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,14 +78,14 @@ func utility(name, claim string) kubevirtv1.UtilityVolume {
 	}
 }
 
-// refused fails the test unless err is the API server's refusal with this text.
-func refused(t *testing.T, err error, text string) {
+// refused fails the test unless err is the API server's refusal with one of these texts.
+func refused(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	switch {
 	case err == nil:
-		t.Fatalf("admitted; want a refusal that says %q", text)
-	case !strings.Contains(err.Error(), text):
-		t.Fatalf("refused with %v; want %q", err, text)
+		t.Fatalf("admitted; want a refusal that says one of %q", texts)
+	case !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) }):
+		t.Fatalf("refused with %v; want one of %q", err, texts)
 	}
 }
 
