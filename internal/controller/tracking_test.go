@@ -89,6 +89,15 @@ func trackingOnAndOff(w *world) {
 	}
 	w.overlaysUp(vmi)
 
+	// The feature gate is turned off and on again: the guest that runs keeps its state and its overlays.
+	before := w.gates(nil)
+	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingFGDisabled))
+	if got := w.vmi(exists).Status.ChangedBlockTracking.State; got != kubevirtv1.ChangedBlockTrackingEnabled {
+		w.Errorf("with the gate off the instance shows %s", got)
+	}
+	w.gates(before)
+	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingEnabled))
+
 	// Taken back and forth while the guest runs.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = nil })
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
@@ -118,6 +127,16 @@ func trackingOnAndOff(w *world) {
 	w.event(vm, "ChangedBlockTrackingPendingRestart")
 	w.event(vm, "ChangedBlockTrackingEnabled")
 	w.event(vm, "ChangedBlockTrackingDisabled")
+}
+
+// gates sets the feature gates and returns those that were on before.
+func (w *world) gates(on []string) (before []string) {
+	w.Helper()
+	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(ConfigurationName)}
+	controlplane.Update(w.T, w.kubelet, kv, false, func(kv *kubevirtv1.KubeVirt) {
+		before, kv.Spec.Configuration.DeveloperConfiguration.FeatureGates = kv.Spec.Configuration.DeveloperConfiguration.FeatureGates, on
+	})
+	return before
 }
 
 func trackingByNamespace(w *world) {
