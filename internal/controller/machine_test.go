@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
@@ -135,18 +136,85 @@ func crashLoop(w *world) {
 	}
 }
 
+// deletedMachine: the deletion of a machine waits for the backup that runs, as a stop does.
 func deletedMachine(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
-	vm := w.machine(kubevirtv1.RunStrategyAlways, nil)
+	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
+	vm := w.machine(kubevirtv1.RunStrategyAlways, selected)
+	wait(w, w.stateClaim(), exists)
 	vmi, pod := w.boot()
+	w.overlaysUp(vmi)
+	b := w.backup()
+	volume := layout.BackupUtilityVolume(b.UID)
+	attachment := w.attachment(vmi, volume)
+	w.run(attachment)
+	w.volume(volume, kubevirtv1.VolumeAttachedToNode, "")
+	w.setVolume(vmi, volume, kubevirtv1.VolumeMountedToPod)
+	wait(w, b, backupIn(backupv1.BackupStarting))
+	w.handles(b, backupv1.BackupCopying)
+
 	if err := w.user.Delete(w.Context(), vm); err != nil {
 		w.Fatal(err)
 	}
 	w.vm(printable(kubevirtv1.VirtualMachineTerminating))
+	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
+		if i.UID != vmi.UID || i.DeletionTimestamp == nil {
+			return fmt.Errorf("instance %s is not deleted", i.UID)
+		}
+		return nil
+	})
 	w.restart()
+	controlplane.Consistently(w.T, 300*time.Millisecond, func() error {
+		for _, p := range []*corev1.Pod{pod, attachment} {
+			if wait(w, p, exists).DeletionTimestamp != nil {
+				return fmt.Errorf("pod %s is deleted", p.Name)
+			}
+		}
+		return backupIn(backupv1.BackupCopying)(wait(w, b, exists))
+	})
+	w.handles(b, backupv1.BackupCopied)
+	wait(w, b, backupIn(backupv1.BackupPruning))
+	w.handles(b, backupv1.BackupPruned)
+	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
+		if len(i.Spec.UtilityVolumes) > 0 {
+			return fmt.Errorf("utility volumes %+v", i.Spec.UtilityVolumes)
+		}
+		return nil
+	})
+	w.setVolume(vmi, volume, kubevirtv1.VolumeUnMountedFromPod)
+	w.sweep(attachment)
+	wait(w, b, backupIn(backupv1.BackupDone))
+
 	w.halt(vmi, pod)
 	w.gone(vmi)
 	w.gone(vm)
+}
+
+// backup creates a backup of the machine to the claim "target".
+func (w *world) backup() *backupv1.VirtualMachineBackup {
+	w.Helper()
+	b := &backupv1.VirtualMachineBackup{ObjectMeta: w.meta("b")}
+	b.Spec = backupv1.VirtualMachineBackupSpec{
+		Mode: backupv1.PushMode, PVCName: "target",
+		Source: &corev1.TypedLocalObjectReference{APIGroup: &kubevirtv1.GroupVersion.Group, Kind: "VirtualMachine", Name: "vm"},
+	}
+	w.create(w.user, b)
+	return b
+}
+
+// handles plays the handler: the backup goes on to a phase.
+func (w *world) handles(b *backupv1.VirtualMachineBackup, to backupv1.BackupPhase) {
+	w.Helper()
+	controlplane.Update(w.T, w.node, b, true, func(b *backupv1.VirtualMachineBackup) { b.Status.Phase = to })
+}
+
+func backupIn(want backupv1.BackupPhase) func(*backupv1.VirtualMachineBackup) error {
+	return func(b *backupv1.VirtualMachineBackup) error {
+		if b.Status.Phase != want {
+			return fmt.Errorf("backup is %s %s (%s), want %s", b.Status.Phase, b.Status.Reason, b.Status.Message, want)
+		}
+		return nil
+	}
 }
 
 func deletedEarly(w *world) {

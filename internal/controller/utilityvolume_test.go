@@ -145,12 +145,7 @@ func utilityVolumeOfDeadGuest(w *world) {
 	// The backup is in Pruning with its volume before its own controller, which is played as well, sees either: of the one without the other it
 	// would make an end.
 	w.stop()
-	b := &backupv1.VirtualMachineBackup{ObjectMeta: w.meta("b")}
-	b.Spec = backupv1.VirtualMachineBackupSpec{
-		Mode: backupv1.PushMode, PVCName: "target",
-		Source: &corev1.TypedLocalObjectReference{APIGroup: &kubevirtv1.GroupVersion.Group, Kind: "VirtualMachine", Name: "vm"},
-	}
-	w.create(w.user, b)
+	b := w.backup()
 	name := layout.BackupUtilityVolume(b.UID)
 	controlplane.Update(w.T, w.varve, b, true, func(b *backupv1.VirtualMachineBackup) {
 		b.Status.Phase, b.Status.SourceName, b.Status.InstanceUID = backupv1.BackupPruning, "vm", vmi.UID
