@@ -22,6 +22,7 @@ func TestBase_aRepositoryMadeAgainIsAnother(t *testing.T) {
 			t.Run(fmt.Sprintf("cache %t, opened %s", cache, opened), func(t *testing.T) {
 				t.Parallel()
 				s := newMemorySite(t)
+				s.replaced = true
 				config := s.connect(t, "machine", cache)
 				d := newBitmapDisk(4 * mib)
 				r := s.opened(t, config)
@@ -56,6 +57,7 @@ func TestBase_aRepositoryMadeAgainEndsABackup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newMemorySite(t)
+			s.replaced = true
 			config := s.connect(t, "machine", cached)
 			r := s.opened(t, config)
 			disk := &memory{data: make([]byte, 40*mib)}

@@ -59,6 +59,7 @@ func newModelWorld(t *testing.T, places int) *modelWorld {
 	w := &modelWorld{did: map[string]int{}}
 	for i := range places + 1 {
 		p := &modelPlace{site: newMemorySite(t), connections: map[string]*modelConnection{}}
+		p.replaced = true
 		w.empty = append(w.empty, modelCopy{repository: i, blobs: p.memory.now()})
 		if i == places {
 			break

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,6 +55,8 @@ type site struct {
 	writing func() bool
 	// memory has the blobs in the place of the directory; nil: the directory has.
 	memory *memoryBlobs
+	// replaced: another repository may take the place of this one, so connections with a cache have to look at the format again.
+	replaced bool
 	// processes are the last ones by their machine.
 	processes sync.Map
 }
@@ -140,7 +145,34 @@ func (s *site) connect(tb testing.TB, name string, cache bool) string {
 
 // open opens a connection in the site's time.
 func (s *site) open(ctx context.Context, config string) (*Repository, error) {
-	return openConfig(ctx, config, testPassword, s.now)
+	r, err := openConfig(ctx, config, testPassword, s.now)
+	if err != nil {
+		return nil, err
+	}
+	if r.WithoutCache() != nil {
+		return r, nil
+	}
+	if err := s.trustFormat(config); err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	return r, nil
+}
+
+// trustFormat has the connection that was just opened trust its cache's copy of the format from now on. kopia reads the format anew every quarter of an
+// hour and tells that by the time of the copy's file, which is not the site's: where that was moved, each operation would read the format and write the
+// copy, half of what long backups take. If the repository may be replaced it is a quarter of an hour from now. Connections without a cache have that always.
+func (s *site) trustFormat(config string) error {
+	at := s.now()
+	if !s.replaced {
+		at = at.AddDate(20, 0, 0)
+	}
+	for _, id := range formatBlobs {
+		err := os.Chtimes(filepath.Join(strings.TrimSuffix(config, ".config")+".cache", string(id)), at, at)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // opened is a connection that is open until the test ends.
