@@ -3,6 +3,7 @@ package repository
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -29,11 +30,12 @@ func (m *memory) ReadAt(_ context.Context, p []byte, offset int64) error {
 }
 
 func (m *memory) write(r *rand.Rand, e extent.Extent, zero bool) {
-	for i := e.Offset; i < e.End(); i++ {
-		m.data[i] = 0
-		if !zero {
-			m.data[i] = byte(r.Uint32())
-		}
+	if data := m.data[e.Offset:e.End()]; zero {
+		clear(data)
+	} else {
+		var seed [32]byte
+		binary.LittleEndian.PutUint64(seed[:], r.Uint64())
+		_, _ = rand.NewChaCha8(seed).Read(data)
 	}
 	m.changed = m.changed.Union(extent.NewSet(e))
 }
