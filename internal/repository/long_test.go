@@ -100,7 +100,7 @@ type longSite struct {
 
 func newLongSite(t *testing.T) *longSite {
 	t.Helper()
-	s := newSite(t)
+	s := newMemorySite(t)
 	return &longSite{
 		site: s, t: t, r: s.opened(t, s.connect(t, "mover", cached)), others: s.opened(t, s.connect(t, "maintainer", cached)),
 		random: rand.New(rand.NewPCG(8, 9)),

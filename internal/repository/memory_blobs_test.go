@@ -115,6 +115,7 @@ func (m *memoryBlobs) ListBlobs(ctx context.Context, prefix blob.ID, call func(b
 
 func (m *memoryBlobs) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	var b bytes.Buffer
+	b.Grow(data.Length())
 	if _, err := data.WriteTo(&b); err != nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
