@@ -98,7 +98,9 @@ func TestDirectReadsWhatKopiaReads(t *testing.T) {
 	}
 	var names []string
 	for name := range compression.ByName {
-		names = append(names, string(name))
+		if name != "lz4" { // kopia writes what it cannot read again.
+			names = append(names, string(name))
+		}
 	}
 	slices.Sort(names)
 	known := func(name string) bool {
