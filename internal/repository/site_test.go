@@ -149,11 +149,10 @@ func (s *site) open(ctx context.Context, config string) (*Repository, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.WithoutCache() != nil {
-		return r, nil
-	}
-	if err := s.trustFormat(config); err != nil {
-		return nil, errors.Join(err, r.Close(ctx))
+	if hasCache := r.WithoutCache() == nil; hasCache {
+		if err := s.trustFormat(config); err != nil {
+			return nil, errors.Join(err, r.Close(ctx))
+		}
 	}
 	return r, nil
 }
