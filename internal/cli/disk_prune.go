@@ -213,7 +213,7 @@ func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad 
 	history = lastMadeFirst(history)
 	for _, p := range history {
 		byID[p.ID] = p
-		points = append(points, retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: len(bad[p.ID]) == 0, MadeLast: len(points) == 0})
+		points = appendPoint(points, p, len(bad[p.ID]) == 0)
 	}
 	// Also the order in which they are shown.
 	whole, err := retention.Decide(q.policy, now, points)
@@ -228,6 +228,11 @@ func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad 
 		return out, q.decidePerDisk(now, history, bad, out)
 	}
 	return out, nil
+}
+
+// appendPoint adds what retention looks at of a restore point, or of a disk in it, to those that were made later.
+func appendPoint(points []retention.Point, p *repository.RestorePoint, good bool) []retention.Point {
+	return append(points, retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: good, MadeLast: len(points) == 0})
 }
 
 // lastMadeFirst are the restore points of a history, beginning with the one that was made last.
@@ -252,8 +257,7 @@ func (q *pruning) decidePerDisk(now time.Time, history []*repository.RestorePoin
 			if points[name] == nil {
 				names = append(names, name)
 			}
-			good, last := !bad[p.ID][name], len(points[name]) == 0
-			points[name] = append(points[name], retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: good, MadeLast: last})
+			points[name] = appendPoint(points[name], p, !bad[p.ID][name])
 		}
 	}
 	for _, name := range names {

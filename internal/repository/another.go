@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/format"
 )
@@ -23,11 +24,15 @@ func forgetFormat(c *content.CachingOptions) error {
 	if c == nil || c.CacheDirectory == "" {
 		return nil
 	}
+	return dateFormat(c.CacheDirectory, time.Unix(0, 0))
+}
+
+// dateFormat makes a cache's copy of the format, if there is one, as old as if it had been stored at this time.
+func dateFormat(cache string, at time.Time) error {
 	for _, id := range formatBlobs {
-		old := time.Unix(0, 0)
-		err := os.Chtimes(filepath.Join(c.CacheDirectory, string(id)), old, old)
+		err := os.Chtimes(filepath.Join(cache, string(id)), at, at)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forget the repository's format in the cache: %w", err)
+			return fmt.Errorf("date the repository's format in the cache: %w", err)
 		}
 	}
 	return nil
@@ -38,7 +43,12 @@ var errReplaced = fmt.Errorf("%w: another repository has taken the place of the 
 
 // notReplaced fails if the storage does not have the repository any more that this connection opened.
 func (r *Repository) notReplaced(ctx context.Context) error {
-	st := r.rep.BlobReader()
+	return hasRepository(ctx, r.rep.BlobReader(), r.id)
+}
+
+// hasRepository fails with errReplaced if the storage has another repository than the one with this unique ID, with ErrNotFound if it has none, and with
+// ErrCorrupt if its format says nothing.
+func hasRepository(ctx context.Context, st blob.Reader, id []byte) error {
 	data, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
 	if err != nil {
 		return err
@@ -50,7 +60,7 @@ func (r *Repository) notReplaced(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: the format of the repository in %s: %w", ErrCorrupt, location(st.ConnectionInfo()), err)
 	}
-	if !bytes.Equal(now, r.id) {
+	if !bytes.Equal(now, id) {
 		return fmt.Errorf("%w in %s: open it again", errReplaced, location(st.ConnectionInfo()))
 	}
 	return nil

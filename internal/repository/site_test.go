@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -165,13 +164,7 @@ func (s *site) trustFormat(config string) error {
 	if !s.replaced {
 		at = at.AddDate(20, 0, 0)
 	}
-	for _, id := range formatBlobs {
-		err := os.Chtimes(filepath.Join(strings.TrimSuffix(config, ".config")+".cache", string(id)), at, at)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return dateFormat(strings.TrimSuffix(config, ".config")+".cache", at)
 }
 
 // opened is a connection that is open until the test ends.

@@ -1,8 +1,8 @@
 package repository
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -49,12 +49,8 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 
 func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	if first := s.id.Load(); first != nil && strings.HasPrefix(string(id), indexPrefix) {
-		current, err := readBlob(ctx, s.Storage, format.KopiaRepositoryBlobID)
-		if err != nil {
+		if err := hasRepository(ctx, s.Storage, *first); err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrCorrupt) {
 			return err
-		}
-		if unique, err := uniqueID(current); err == nil && !bytes.Equal(unique, *first) {
-			return fmt.Errorf("%w: open it again", errReplaced)
 		}
 	}
 	return s.Storage.PutBlob(ctx, id, data, o)

@@ -59,7 +59,7 @@ func (s *scene) deletionAborts() {
 func (s *scene) stopWaits() {
 	ctx := s.t.Context()
 	base, cut := s.interrupted("stop")
-	s.strategy(s.vm, kubevirtv1.RunStrategyHalted)
+	s.strategy(kubevirtv1.RunStrategyHalted)
 	delayed := false
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	cut, err := s.WaitDone(ctx, cut.Name, backupTimeout, func(*backupv1alpha1.VirtualMachineBackupStatus) {
@@ -76,7 +76,7 @@ func (s *scene) stopWaits() {
 	}
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
 	// The disk is at rest now: the chain must rebuild all that was written before the backup.
-	s.strategy(s.vm, kubevirtv1.RunStrategyAlways)
+	s.strategy(kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
 	p := s.point(s.Backup("stop-next", "daily", "backups"), incremental)
@@ -160,7 +160,7 @@ func TestWriteBehindTheOverlayMakesTheNextBackupFull(t *testing.T) {
 	s.guest(`head -c 20000000 /dev/urandom >/disks/data/x; head -c 20000000 /dev/urandom >/disks/other/x; sync`)
 	first := s.point(s.Backup("first", "daily", "backups"), full)
 
-	s.strategy(s.vm, kubevirtv1.RunStrategyHalted)
+	s.strategy(kubevirtv1.RunStrategyHalted)
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	vmi.Namespace, vmi.Name = s.Namespace, s.vm
 	s.must(s.WaitGone(t.Context(), vmi, 2*time.Minute))
@@ -170,7 +170,7 @@ func TestWriteBehindTheOverlayMakesTheNextBackupFull(t *testing.T) {
 	_, err = tool.Run(t.Context(), "head -c 65536 /dev/urandom | dd of=/mnt/"+claim+"/disk.img bs=64k seek=3000 conv=notrunc; sync")
 	s.must(err)
 	s.must(tool.Close(t.Context()))
-	s.strategy(s.vm, kubevirtv1.RunStrategyAlways)
+	s.strategy(kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(t.Context(), s.vm, bootTimeout)
 	s.must(err)
 

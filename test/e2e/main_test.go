@@ -286,12 +286,11 @@ func (s *scene) instance() *kubevirtv1.VirtualMachineInstance {
 	return vmi
 }
 
-// strategy sets a machine's run strategy.
-func (s *scene) strategy(vm string, to kubevirtv1.RunStrategy) {
+// strategy sets the machine's run strategy.
+func (s *scene) strategy(to kubevirtv1.RunStrategy) {
 	s.t.Helper()
-	obj := &kubevirtv1.VirtualMachine{}
-	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: vm}, obj))
-	before := obj.DeepCopy()
-	obj.Spec.RunStrategy = &to
-	s.must(s.Patch(s.t.Context(), obj, client.MergeFrom(before)))
+	vm := s.vmObject()
+	before := vm.DeepCopy()
+	vm.Spec.RunStrategy = &to
+	s.must(s.Patch(s.t.Context(), vm, client.MergeFrom(before)))
 }

@@ -76,7 +76,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	next("b2", backupv1alpha1.Incremental, "")
 
 	// The other machine gets the claim when this one is down, and writes where the guest had trimmed.
-	s.strategy(s.vm, kubevirtv1.RunStrategyHalted)
+	s.strategy(kubevirtv1.RunStrategyHalted)
 	_, err = s.WaitAgent(ctx, "rescue", bootTimeout)
 	s.must(err)
 	g, err := s.Guest(ctx, "rescue")
@@ -85,7 +85,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	s.must(err)
 	s.delete(rescue)
 	s.must(s.WaitGone(ctx, rescue, 2*time.Minute))
-	s.strategy(s.vm, kubevirtv1.RunStrategyAlways)
+	s.strategy(kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
 	next("b3", backupv1alpha1.Full, backupv1alpha1.FullDiskReplaced)

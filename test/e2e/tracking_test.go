@@ -86,7 +86,7 @@ func (s *scene) alwaysReplaces() {
 }
 
 func (s *scene) failureIsReplaced() {
-	s.strategy(s.vm, kubevirtv1.RunStrategyRerunOnFailure)
+	s.strategy(kubevirtv1.RunStrategyRerunOnFailure)
 	vmi := s.instance()
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = s.Namespace, layout.LauncherPod(s.vm, vmi.UID)

@@ -43,10 +43,14 @@ func (g *Guest) Launcher(ctx context.Context, command ...string) (string, error)
 // Pod is the launcher pod's name.
 func (g *Guest) Pod() string { return g.pod }
 
+// agentShell begins a script in the launcher pod: agent sends a request to the guest's agent. The launcher runs one domain; its name is libvirt's business.
+const agentShell = `set -eu
+	domain=$(virsh --quiet --connect qemu:///system list --name | head -n 1)
+	agent() { virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$domain" "$1"; }
+`
+
 func (g *Guest) agent(ctx context.Context, command string) error {
-	// The launcher runs one domain; its name is libvirt's business.
-	const script = `exec virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$(virsh --quiet --connect qemu:///system list --name | head -n 1)" "$0"`
-	if _, err := g.lab.Exec(ctx, g.pod, "compute", nil, "sh", "-c", script, fmt.Sprintf(`{"execute":%q}`, command)); err != nil {
+	if _, err := g.Launcher(ctx, "sh", "-c", agentShell+`agent "$0"`, fmt.Sprintf(`{"execute":%q}`, command)); err != nil {
 		return fmt.Errorf("guest agent: %s: %w", command, err)
 	}
 	return nil
@@ -63,9 +67,7 @@ func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	// One command in the pod waits for the end: a command costs the node more than a look at the guest does.
-	const wait = `set -eu
-		domain=$(virsh --quiet --connect qemu:///system list --name | head -n 1)
-		agent() { virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$domain" "$1"; }
+	const wait = agentShell + `
 		started=$(agent "$0")
 		pid=$(echo "$started" | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
 		while :; do
@@ -74,7 +76,7 @@ func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 			sleep 0.1
 		done
 		echo "$status"`
-	out, err := g.lab.Exec(ctx, g.pod, "compute", nil, "sh", "-c", wait, string(request))
+	out, err := g.Launcher(ctx, "sh", "-c", wait, string(request))
 	if err != nil {
 		return "", fmt.Errorf("script in the guest: %s: %w", firstLine(script), err)
 	}

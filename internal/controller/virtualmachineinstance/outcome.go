@@ -119,8 +119,7 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 		if s.Name != computeContainer || t == nil {
 			continue
 		}
-		var said struct{ End, Message string }
-		if err := json.Unmarshal([]byte(t.Message), &said); err == nil && ends[said.End] != "" {
+		if said, ok := lastWord(t); ok {
 			return ends[said.End], said.Message
 		}
 		if t.Reason != "Completed" && t.Reason != "Error" && camelCase.MatchString(t.Reason) {
@@ -139,16 +138,25 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 // its containers, as by a restart of the node.
 func neverStarted(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-		if s.RestartCount > 0 || s.LastTerminationState.Terminated != nil {
+		t := s.State.Terminated
+		if s.Name != computeContainer || t == nil || s.RestartCount > 0 || s.LastTerminationState.Terminated != nil {
 			return false
 		}
-		var said struct {
-			End          string
-			NeverStarted bool
-		}
-		t := s.State.Terminated
-		return s.Name == computeContainer && t != nil && json.Unmarshal([]byte(t.Message), &said) == nil && ends[said.End] != "" && said.NeverStarted
+		said, ok := lastWord(t)
+		return ok && said.NeverStarted
 	})
+}
+
+// word is what a launcher leaves as its termination message.
+type word struct {
+	End, Message string
+	NeverStarted bool
+}
+
+// lastWord is the word that a launcher left. Not ok: it left none that this version knows.
+func lastWord(t *corev1.ContainerStateTerminated) (said word, ok bool) {
+	err := json.Unmarshal([]byte(t.Message), &said)
+	return said, err == nil && ends[said.End] != ""
 }
 
 // camelCase is what a reason looks like.
