@@ -197,12 +197,13 @@ type regionWriter struct {
 // settle finds an object for each block of region i. In the parent it was was, EmptyID if there was none.
 func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error {
 	group, inner := errgroup.WithContext(ctx)
+	var kept []object.ID
 	r.turn.Lock()
 	for j := range r.entries {
 		b := r.plan.geometry.blockOf(i, j)
 		if was[j] != object.EmptyID && r.plan.incremental() && !r.source.Changes.Set.Overlaps(b) {
 			r.entries[j].Object = was[j]
-			group.Go(func() error { return r.before.alive(inner, was[j]) })
+			kept = append(kept, was[j])
 			continue
 		}
 		r.slots <- struct{}{}
@@ -215,6 +216,7 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 		})
 	}
 	r.turn.Unlock()
+	group.Go(func() error { return r.before.alive(inner, kept) })
 	return group.Wait()
 }
 

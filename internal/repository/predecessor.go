@@ -56,9 +56,9 @@ func (p *predecessor) blocks(ctx context.Context, i int) ([]object.IndirectObjec
 	return entries, nil
 }
 
-// alive checks that a block of the predecessor is there to stay, in the index.
-func (p *predecessor) alive(ctx context.Context, block object.ID) error {
-	if err := alive(ctx, p.r, block); err != nil {
+// alive checks that blocks of the predecessor are there to stay, in the index.
+func (p *predecessor) alive(ctx context.Context, blocks []object.ID) error {
+	if err := alive(ctx, p.r, blocks...); err != nil {
 		return &parentError{err}
 	}
 	return nil

@@ -138,17 +138,11 @@ func verifyRegion(ctx context.Context, r contentReader, g geometry, i int, id ob
 	if err != nil {
 		return err
 	}
-	last := object.EmptyID
-	for _, e := range entries {
-		if e.Object == last {
-			continue
-		}
-		last = e.Object
-		if err := alive(ctx, r, e.Object); err != nil {
-			return err
-		}
+	blocks := make([]object.ID, len(entries))
+	for j, e := range entries {
+		blocks[j] = e.Object
 	}
-	return nil
+	return alive(ctx, r, blocks...)
 }
 
 // tableAlive checks that the table of a region is there to stay.
@@ -160,8 +154,25 @@ func tableAlive(ctx context.Context, r contentReader, id object.ID) error {
 	return alive(ctx, r, inner)
 }
 
-// alive checks that a direct object's content is there to stay.
-func alive(ctx context.Context, r contentReader, id object.ID) error {
+// alive checks that the contents of direct objects are there to stay. A run of one object, such as the zeroes of a sparse disk, is looked up once.
+func alive(ctx context.Context, r contentReader, ids ...object.ID) error {
+	last := object.EmptyID
+	for _, id := range ids {
+		if id == last {
+			continue
+		}
+		last = id
+		if err := contentAlive(ctx, r, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func contentAlive(ctx context.Context, r contentReader, id object.ID) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	cid, _, ok := id.ContentID()
 	if !ok {
 		return fmt.Errorf("%w: %s is not a direct object", ErrCorrupt, id)

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/repo/maintenancestats"
+	"github.com/kopia/kopia/repo/object"
 
 	"github.com/varvebackup/varve/internal/extent"
 )
@@ -144,4 +146,40 @@ func TestMarkHistory_explainsWhatCannotBeOfTheRestorePoint(t *testing.T) {
 			t.Errorf("%s: explained: %v", name, got)
 		}
 	}
+}
+
+// countedIndex has some contents, one of which is marked as deleted, and counts how often it is asked.
+type countedIndex struct {
+	contentReader
+	deleted content.ID
+	looks   int
+}
+
+func (c *countedIndex) ContentInfo(_ context.Context, id content.ID) (content.Info, error) {
+	c.looks++
+	return content.Info{ContentID: id, Deleted: id == c.deleted}, nil
+}
+
+// Most blocks of a sparse disk are the same zeroes: what an incremental keeps of them costs one look into the index for each run.
+func TestAlive_looksARunOfBlocksUpOnce(t *testing.T) {
+	t.Parallel()
+	zero, data, gone := contentNumber(t, 1), contentNumber(t, 2), contentNumber(t, 3)
+	blocks := slices.Concat(slices.Repeat([]object.ID{object.DirectObjectID(zero)}, 500), []object.ID{object.DirectObjectID(data)},
+		slices.Repeat([]object.ID{object.DirectObjectID(zero)}, 500))
+	index := &countedIndex{deleted: gone}
+	if err := alive(t.Context(), index, blocks...); err != nil || index.looks != 3 {
+		t.Errorf("%d looks for three runs: %v", index.looks, err)
+	}
+	if err := alive(t.Context(), index, append(blocks, object.DirectObjectID(gone))...); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("the last block is marked as deleted: %v", err)
+	}
+}
+
+func contentNumber(t *testing.T, n byte) content.ID {
+	t.Helper()
+	id, err := content.IDFromHash("", []byte{n, 15: 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
 }
