@@ -65,8 +65,16 @@ bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blo
 
 .PHONY: soak-repository
 soak-repository: peers ## 200 generations of disks, deaths at every blob, backups of up to a month, and everything at once for minutes (VARVE_TEST_SEED=n)
-	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 60m -run '^TestBase_random' ./internal/repository/ -rapid.checks=120 -rapid.steps=40
-	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 120m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*|TestLong.*|TestNightly.*|TestSession_.*)$$' ./internal/repository/
+	$(MAKE) -j 2 soak-bases soak-sessions
+
+# Both keep one core busy for most of their time.
+.PHONY: soak-bases
+soak-bases:
+	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 90m -run '^TestBase_random' ./internal/repository/ -rapid.checks=60 -rapid.steps=40
+
+.PHONY: soak-sessions
+soak-sessions:
+	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 150m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*|TestLong.*|TestNightly.*|TestSession_.*)$$' ./internal/repository/
 
 .PHONY: soak
 soak: soak-repository box-up install guest ## The above; then kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared

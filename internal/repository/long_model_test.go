@@ -25,7 +25,7 @@ func TestLongBackups_areReadBackWhole(t *testing.T) {
 	t.Parallel()
 	count, longest := 2, 24*time.Hour
 	if soak {
-		count, longest = 40, 30*24*time.Hour
+		count, longest = 24, 30*24*time.Hour
 	}
 	count = int(setting(t, "VARVE_TEST_LONG", int64(count)))
 	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
