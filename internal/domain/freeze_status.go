@@ -1,6 +1,9 @@
 package domain
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // saysFrozen reads the answer to the agent's guest-fsfreeze-status.
 func saysFrozen(answer string) bool {
@@ -8,4 +11,18 @@ func saysFrozen(answer string) bool {
 		Return string `json:"return"`
 	}
 	return json.Unmarshal([]byte(answer), &status) == nil && status.Return == "frozen"
+}
+
+// saysCount reads the answer to the agent's guest-fsfreeze-freeze and guest-fsfreeze-thaw: how many file systems were frozen or thawed.
+func saysCount(answer string) (int, error) {
+	var count struct {
+		Return *int `json:"return"`
+	}
+	if err := json.Unmarshal([]byte(answer), &count); err != nil {
+		return 0, fmt.Errorf("%w: its answer: %w", ErrAgent, err)
+	}
+	if count.Return == nil {
+		return 0, fmt.Errorf("%w: its answer has no number of file systems", ErrAgent)
+	}
+	return *count.Return, nil
 }

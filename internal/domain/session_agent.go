@@ -78,8 +78,11 @@ func askAgent(d *libvirt.Domain) (agentAnswer, error) {
 
 // setAgentTimeout bounds each following command. libvirt counts in whole seconds.
 func setAgentTimeout(d *libvirt.Domain, timeout time.Duration) error {
-	seconds := max(1, int((timeout+time.Second-1)/time.Second))
-	return d.AgentSetResponseTimeout(seconds, 0)
+	return d.AgentSetResponseTimeout(wholeSeconds(timeout), 0)
+}
+
+func wholeSeconds(timeout time.Duration) int {
+	return max(1, int((timeout+time.Second-1)/time.Second))
 }
 
 func agentConnected(d *libvirt.Domain) (bool, error) {
@@ -90,25 +93,35 @@ func agentConnected(d *libvirt.Domain) (bool, error) {
 	return channelConnected(doc), nil
 }
 
-// Freeze asks the agent to flush and freeze all file systems of the guest and returns when they are
-// frozen. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the context ended meanwhile, the guest
+// Freeze asks the agent to flush and freeze all file systems of the guest, and returns how many it froze when they are frozen. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the context ended meanwhile, the guest
 // is thawed again, as far as its agent answers. ErrAgent: there is no agent, or it refused, or it was too slow.
-func (s *Session) Freeze(ctx context.Context, timeout time.Duration) error {
+func (s *Session) Freeze(ctx context.Context, timeout time.Duration) (frozen int, err error) {
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("freeze guest: %w", err)
+		return 0, fmt.Errorf("freeze guest: %w", err)
 	}
 	// Not abandoned when ctx ends: whoever freezes must be there to thaw.
-	err := s.useAgent("freeze guest", timeout, func(d *libvirt.Domain) error {
+	err = s.useAgent("freeze guest", timeout, func(d *libvirt.Domain) (err error) {
 		s.agent.frozen = true
-		return d.FSFreeze(nil, 0)
+		frozen, err = countFileSystems(d, "guest-fsfreeze-freeze", timeout)
+		return err
 	})
 	if err == nil && ctx.Err() != nil {
 		err = fmt.Errorf("freeze guest: %w", ctx.Err())
 	}
 	if err != nil {
-		return errors.Join(err, s.thawAfterFailure())
+		return 0, errors.Join(err, s.thawAfterFailure())
 	}
-	return nil
+	return frozen, nil
+}
+
+// countFileSystems has the agent freeze or thaw, and returns of how many file systems it says that it did so. libvirt's own calls are the
+// same commands; its Go binding drops their counts.
+func countFileSystems(d *libvirt.Domain, command string, timeout time.Duration) (int, error) {
+	answer, err := d.QemuAgentCommand(`{"execute":"`+command+`"}`, libvirt.DomainQemuAgentCommandTimeout(wholeSeconds(timeout)), 0)
+	if err != nil {
+		return 0, err
+	}
+	return saysCount(answer)
 }
 
 // FSFrozen asks the agent whether the guest's file systems are frozen, by whomever. The agent has the timeout,
@@ -125,21 +138,22 @@ func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (bool, erro
 
 // thawAfterFailure thaws a guest that may be frozen. That it is not there or its agent is not is no second error.
 func (s *Session) thawAfterFailure() error {
-	err := s.Thaw(context.Background())
+	_, err := s.Thaw(context.Background())
 	if errors.Is(err, ErrAgent) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return err
 }
 
-// Thaw asks the agent to thaw all file systems. A guest that is not frozen is no error. It tries even if
-// ctx has ended, for at most 20 seconds: a frozen guest is the worse outcome.
-func (s *Session) Thaw(context.Context) error {
-	return s.useAgent("thaw guest", agentThawTimeout, func(d *libvirt.Domain) error {
-		err := d.FSThaw(nil, 0)
+// Thaw asks the agent to thaw all file systems, and returns how many were frozen until now. A guest that is not frozen is no error: 0. It tries
+// even if ctx has ended, for at most 20 seconds: a frozen guest is the worse outcome.
+func (s *Session) Thaw(context.Context) (thawed int, err error) {
+	err = s.useAgent("thaw guest", agentThawTimeout, func(d *libvirt.Domain) (err error) {
+		thawed, err = countFileSystems(d, "guest-fsfreeze-thaw", agentThawTimeout)
 		s.agent.frozen = false
 		return err
 	})
+	return thawed, err
 }
 
 // useAgent runs f alone with the agent's timeout set.

@@ -115,6 +115,7 @@ func TestGuest(t *testing.T) {
 		{"has what the instance says", hasHardware},
 		{"is what Info says", infoMerges},
 		{"has a consistent file system in a frozen backup", frozenBackup},
+		{"tells that a file system was thawed in the guest", thawedInTheGuest},
 		{"shuts down on request", shutsDown},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
@@ -179,15 +180,29 @@ func infoMerges(m *machine) {
 	}
 
 	// While it is frozen the agent answers nothing else; what it said stays.
-	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
-		m.Fatal(err)
-	}
+	froze := m.freeze()
 	frozen := m.info()
 	if frozen.GuestOS == nil || *frozen.GuestOS != *got.GuestOS || len(frozen.Interfaces[0].IPs) == 0 {
 		m.Errorf("frozen: %+v", frozen)
 	}
-	if err := m.Thaw(m.Context()); err != nil {
+	m.thaw(froze)
+}
+
+// freeze returns how many file systems were frozen.
+func (m *machine) freeze() int {
+	m.Helper()
+	n, err := m.Freeze(m.Context(), 10*time.Second)
+	if err != nil {
 		m.Fatal(err)
+	}
+	return n
+}
+
+// thaw wants that many file systems to have been frozen until now.
+func (m *machine) thaw(want int) {
+	m.Helper()
+	if got, err := m.Thaw(m.Context()); err != nil || got != want {
+		m.Fatalf("%d file systems were frozen until the thaw (%v), want %d", got, err, want)
 	}
 }
 
@@ -201,17 +216,12 @@ func frozenIs(m *machine, want bool) {
 func frozenBackup(m *machine) {
 	m.exec("mkfs.ext4 -q /dev/vda && mount-disks && cd /disks/serial-0 && head -c 5000000 /dev/urandom > a && sha256sum < a > a.sum")
 	frozenIs(m, false)
-	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
-		m.Fatal(err)
-	}
+	froze := m.freeze()
 	frozenIs(m, true)
 	reference, target := m.reference("d0", "c0"), m.target("d0", "c0")
 	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
-	for range 2 {
-		if err := m.Thaw(m.Context()); err != nil {
-			m.Fatal(err)
-		}
-	}
+	m.thaw(froze)
+	m.thaw(0)
 	m.exec("cd /disks/serial-0 && dd if=/dev/zero of=a bs=1M count=4 conv=fsync,notrunc && rm a.sum && sync && fstrim .")
 	if e := m.await(EventBackupCompleted); e.Err != nil {
 		m.Fatal(e.Err)
@@ -219,14 +229,10 @@ func frozenBackup(m *machine) {
 	sameBytes(m, reference, target)
 
 	// The incremental has the overwritten, deleted and trimmed parts; read through its chain it is the disk.
-	if err := m.Freeze(m.Context(), 10*time.Second); err != nil {
-		m.Fatal(err)
-	}
+	froze = m.freeze()
 	reference, next := m.reference("d0", "c1"), m.target("d0", "c1")
 	m.begin(Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: next, Incremental: "c0"}}})
-	if err := m.Thaw(m.Context()); err != nil {
-		m.Fatal(err)
-	}
+	m.thaw(froze)
 	if e := m.await(EventBackupCompleted); e.Err != nil {
 		m.Fatal(e.Err)
 	}
@@ -237,6 +243,19 @@ func frozenBackup(m *machine) {
 	restored := m.dir + "/restored.raw"
 	run(m, "qemu-img", "convert", "-O", "raw", target, restored)
 	run(m, "e2fsck", "-f", "-n", restored)
+}
+
+// thawedInTheGuest has a file system thawed without the agent, which still calls the guest frozen.
+func thawedInTheGuest(m *machine) {
+	const word = "thawed by hand"
+	m.exec("(until fsfreeze --unfreeze /disks/serial-0; do sleep 0.1; done; echo " + word + " > /dev/console) >/dev/null 2>&1 &")
+	froze := m.freeze()
+	domaintest.Eventually(m, 30*time.Second, word, func() bool {
+		log, err := os.ReadFile(m.options.SerialLog)
+		return err == nil && strings.Contains(string(log), word)
+	})
+	frozenIs(m, true)
+	m.thaw(froze - 1)
 }
 
 func shutsDown(m *machine) {
@@ -276,7 +295,7 @@ func TestSilentAgent(t *testing.T) {
 		return errors.Is(err, ErrAgent)
 	})
 	began := time.Now()
-	err := m.Freeze(t.Context(), 2*time.Second)
+	_, err := m.Freeze(t.Context(), 2*time.Second)
 	if !errors.Is(err, ErrAgent) {
 		t.Errorf("got %v", err)
 	}
@@ -310,7 +329,7 @@ func TestFreezeWithoutAnAgent(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()
-	if err := m.Freeze(t.Context(), time.Second); !errors.Is(err, ErrAgent) {
+	if _, err := m.Freeze(t.Context(), time.Second); !errors.Is(err, ErrAgent) {
 		t.Errorf("got %v", err)
 	}
 	if m.info().AgentConnected {

@@ -147,10 +147,17 @@ func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	return false, nil
 }
 
-func (f *fakeGuest) Freeze(context.Context, time.Duration) error { f.call("Freeze"); return nil }
-func (f *fakeGuest) Thaw(context.Context) error                  { f.call("Thaw"); return nil }
-func (f *fakeGuest) Events() <-chan domain.Event                 { return f.events }
-func (f *fakeGuest) Close() error                                { f.call("Close"); return nil }
+func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {
+	f.call("Freeze")
+	return 1, nil
+}
+
+func (f *fakeGuest) Thaw(context.Context) (int, error) {
+	f.call("Thaw")
+	return 1, nil
+}
+func (f *fakeGuest) Events() <-chan domain.Event { return f.events }
+func (f *fakeGuest) Close() error                { f.call("Close"); return nil }
 
 func (f *fakeGuest) DirtyBytes(context.Context, string) (map[string]uint64, error) {
 	return map[string]uint64{}, nil

@@ -29,11 +29,13 @@ type fakeGuest struct {
 	// on runs when a call is made.
 	on map[string]func()
 
-	info    domain.Info
-	job     domain.JobInfo
-	dirty   map[string]uint64
-	frozen  bool
-	targets []string
+	info   domain.Info
+	job    domain.JobInfo
+	dirty  map[string]uint64
+	frozen bool
+	// thawedBefore is how many file systems somebody thaws without the agent.
+	thawedBefore int
+	targets      []string
 	// begun is the last backup that was begun.
 	begun domain.Backup
 	// beginTakes is how long libvirt takes to begin. It goes on when its caller has given up, and refuses an abort until then.
@@ -73,18 +75,26 @@ func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	return f.frozen, err
 }
 
-func (f *fakeGuest) Freeze(context.Context, time.Duration) error {
+// fileSystems is how many the guest has.
+const fileSystems = 2
+
+func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {
 	err := f.call("Freeze")
 	f.set(func() { f.frozen = true }) // a freeze that fails may have frozen something
-	return err
+	return fileSystems, err
 }
 
-func (f *fakeGuest) Thaw(context.Context) error {
-	err := f.call("Thaw")
-	if err == nil {
-		f.set(func() { f.frozen = false })
+func (f *fakeGuest) Thaw(context.Context) (thawed int, err error) {
+	if err = f.call("Thaw"); err != nil {
+		return 0, err
 	}
-	return err
+	f.set(func() {
+		if f.frozen {
+			thawed = fileSystems - f.thawedBefore
+		}
+		f.frozen = false
+	})
+	return thawed, nil
 }
 
 func (f *fakeGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain.BeginFunc, error) {

@@ -19,7 +19,7 @@ const (
 	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two.
 	thawTimeout = 5 * time.Second
 	thawEvery   = 500 * time.Millisecond
-	// confirmTimeout is how long the guest agent has to say that the guest is still frozen.
+	// confirmTimeout is how long the guest agent has to say that a guest that somebody else froze is still frozen.
 	confirmTimeout = 2 * time.Second
 	// thawPatience is how long a backup waits for its guest to be thawed before it goes on and leaves that to the watchdog.
 	thawPatience = 5 * time.Second
@@ -31,8 +31,9 @@ var ErrFrozen = errors.New("the guest is still frozen")
 // Agent freezes and thaws the guest's file systems.
 type Agent interface {
 	FSFrozen(ctx context.Context, timeout time.Duration) (bool, error)
-	Freeze(ctx context.Context, timeout time.Duration) error
-	Thaw(ctx context.Context) error
+	// Freeze returns how many file systems it froze, and Thaw how many were frozen until then.
+	Freeze(ctx context.Context, timeout time.Duration) (frozen int, err error)
+	Thaw(ctx context.Context) (thawed int, err error)
 }
 
 // Freezer freezes a guest and sees to it that it never stays frozen: from before each freeze on, a goroutine
@@ -73,13 +74,15 @@ type Frozen struct {
 	once sync.Once
 	// foreign: somebody else had frozen the guest, and thaws it.
 	foreign bool
+	// count is how many file systems were frozen.
+	count   int
 	release chan struct{} // closed by Thaw
 	expired chan struct{} // closed before the guest is thawed although nobody asked
 	thawed  chan struct{} // closed when the guest is thawed or has ended
 	after   time.Duration // valid once thawed is closed
-	// refused is the answer to the first attempt to thaw, valid once thawed is closed. A guest that cannot be frozen for
-	// long, such as Windows, tells only then that it did not wait.
-	refused error
+	// early is what the first attempt to thaw said against a freeze that held until then, valid once thawed is closed. A guest that cannot be
+	// frozen for long, such as Windows, tells only then that it did not wait.
+	early error
 }
 
 // Freeze freezes the guest's file systems. A guest that somebody else has frozen already is as good; it is not thawed then.
@@ -101,7 +104,7 @@ func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
 	if foreign {
 		return z, nil
 	}
-	if err := f.agent.Freeze(ctx, freezeTimeout); err != nil {
+	if z.count, err = f.agent.Freeze(ctx, freezeTimeout); err != nil {
 		// A freeze that failed or came too late may still have frozen something.
 		z.Thaw()
 		return nil, fmt.Errorf("freeze: %w", err)
@@ -140,24 +143,28 @@ func (f *Freezer) hold(z *Frozen) {
 	case <-f.life.Done():
 	}
 	if !z.foreign {
-		z.refused = f.thaw()
+		z.early = f.thaw(z)
 	}
 	z.after = f.clock.Since(z.since)
 	f.drop()
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended, with the error of the first attempt.
-func (f *Freezer) thaw() (first error) {
-	for f.life.Err() == nil {
+// thaw returns when the guest is thawed or has ended, with what the first attempt said against a freeze that held until then.
+func (f *Freezer) thaw(z *Frozen) (early error) {
+	for first := true; f.life.Err() == nil; first = false {
 		ctx, cancel := context.WithTimeout(f.life, thawTimeout)
-		err := f.agent.Thaw(ctx)
+		thawed, err := f.agent.Thaw(ctx)
 		cancel()
-		if err == nil {
-			return first
+		switch {
+		case !first:
+		case err != nil:
+			early = err
+		case thawed < z.count:
+			early = fmt.Errorf("of %d frozen file systems %d were frozen until the thaw", z.count, thawed)
 		}
-		if first == nil {
-			first = err
+		if err == nil {
+			return early
 		}
 		f.log.Warn("guest could not be thawed, trying again", "error", err)
 		timer := f.clock.NewTimer(thawEvery)
@@ -167,25 +174,20 @@ func (f *Freezer) thaw() (first error) {
 			timer.Stop()
 		}
 	}
-	return first
+	return early
 }
 
-// StillFrozen returns nil if the guest has been frozen from Freeze until now, and otherwise what speaks against it: this
-// freezer thawed it after the limit, it thawed by itself, or its agent does not say.
-func (f *Freezer) StillFrozen(ctx context.Context, z *Frozen) error {
+// StillFrozen returns nil if a guest that somebody else froze is frozen now, and otherwise what speaks against it: it was
+// thawed, or its agent does not say.
+func (f *Freezer) StillFrozen(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
 	defer cancel()
 	frozen, err := f.agent.FSFrozen(ctx, confirmTimeout)
-	select {
-	case <-z.expired:
-		return fmt.Errorf("it was frozen for %s, which is the limit", frozenAtMost)
-	default:
-	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("ask whether it is still frozen: %w", err)
 	case !frozen:
-		return errors.New("it thawed by itself, or somebody else thawed it")
+		return errors.New("whoever froze it has thawed it, or it thawed by itself")
 	}
 	return nil
 }
@@ -193,13 +195,19 @@ func (f *Freezer) StillFrozen(ctx context.Context, z *Frozen) error {
 // Foreign says that somebody else had frozen the guest.
 func (z *Frozen) Foreign() bool { return z.foreign }
 
-// ThawRefused is the error of the first attempt to thaw, or nil if there was none by now.
-func (z *Frozen) ThawRefused() error {
+// ThawedEarly is nil if the guest was frozen from Freeze until Thaw, and otherwise what speaks against it: this freezer thawed it
+// after the limit, it thawed by itself, somebody else thawed it, or its agent does not say. It is asked after Thaw.
+func (z *Frozen) ThawedEarly() error {
+	select {
+	case <-z.expired:
+		return fmt.Errorf("it was frozen for %s, which is the limit", frozenAtMost)
+	default:
+	}
 	select {
 	case <-z.thawed:
-		return z.refused
+		return z.early
 	default:
-		return nil
+		return errors.New("its agent has not answered the thaw")
 	}
 }
 

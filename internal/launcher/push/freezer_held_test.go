@@ -30,8 +30,14 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 		"the guest thaws by itself": {func(b *bench) {
 			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
 		}, pb.Backup_THAWED_EARLY},
+		"somebody thaws one file system without the agent": {func(b *bench) {
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.thawedBefore = 1 }) })
+		}, pb.Backup_THAWED_EARLY},
 		"the agent says nothing any more": {func(b *bench) {
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["FSFrozen"] = errors.New("no answer") }) })
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["Thaw"] = errors.New("no answer") }) })
+		}, pb.Backup_THAWED_EARLY},
+		"the agent takes longer to thaw than a backup waits": {func(b *bench) {
+			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + time.Second) }
 		}, pb.Backup_THAWED_EARLY},
 		"the guest admits it only when it is thawed": {func(b *bench) {
 			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
@@ -43,6 +49,11 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 			b.guest.frozen = true
 			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
 		}, pb.Backup_THAWED_EARLY},
+		"somebody else had frozen it, and its agent says nothing any more": {func(b *bench) {
+			b.guest.frozen = true
+			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["FSFrozen"] = errors.New("no answer") }) })
+		}, pb.Backup_THAWED_EARLY},
+		"somebody else had frozen it, and thaws it later": {func(b *bench) { b.guest.frozen = true }, pb.Backup_FROZEN},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -51,8 +62,9 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 				j := b.job(request())
 				b.complete(j)
 				test.arrange(b)
+				foreign := b.guest.frozen
 				got := b.run(j)
-				if got.Phase != pb.Backup_DONE || got.Quiesce != test.want || (got.QuiesceMessage != "") != (test.want != pb.Backup_FROZEN) {
+				if got.Phase != pb.Backup_DONE || got.Quiesce != test.want || (got.QuiesceMessage != "") != (foreign || test.want != pb.Backup_FROZEN) {
 					t.Errorf("%v, want %v", got, test.want)
 				}
 				if m := b.readManifest("vm/b2"); m.Quiesced != (test.want == pb.Backup_FROZEN) {

@@ -95,7 +95,7 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	var doubt error
 	defer func() {
 		millis := frozen.Thaw().Milliseconds()
-		doubt = errors.Join(doubt, frozen.ThawRefused())
+		doubt = errors.Join(doubt, frozen.ThawedEarly())
 		j.update(func(b *pb.Backup) {
 			b.FrozenMillis = millis
 			if doubt != nil {
@@ -107,9 +107,11 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	if err := j.beginWithin(beginFrozenTimeout, begin); err != nil {
 		return err
 	}
-	ctx, cancel := j.bounded(2 * confirmTimeout)
-	defer cancel()
-	doubt = j.cfg.Freezer.StillFrozen(ctx, frozen)
+	if frozen.Foreign() {
+		ctx, cancel := j.bounded(2 * confirmTimeout)
+		defer cancel()
+		doubt = j.cfg.Freezer.StillFrozen(ctx)
+	}
 	return nil
 }
 

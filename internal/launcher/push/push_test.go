@@ -36,7 +36,7 @@ func TestFullBackup(t *testing.T) {
 		if got.Phase != pb.Backup_DONE || got.Quiesce != pb.Backup_FROZEN || got.CopyMillis != 1000 || got.PointInTime == nil {
 			t.Fatalf("%v", got)
 		}
-		want := []string{"BackupJob", "PrepareBackup", "FSFrozen", "Freeze", "BeginBackup", "FSFrozen", "Thaw"}
+		want := []string{"BackupJob", "PrepareBackup", "FSFrozen", "Freeze", "BeginBackup", "Thaw"}
 		if diff := cmp.Diff(want, b.guest.calls[:len(want)]); diff != "" {
 			t.Errorf("calls: %s", diff)
 		}
@@ -414,7 +414,7 @@ func TestQuiesce(t *testing.T) {
 		"thaw fails at first": {func(b *bench, _ *pb.BeginBackupRequest) {
 			b.guest.fail["Thaw"] = domain.ErrAgent
 			time.AfterFunc(20*time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
-		}, pb.Backup_FROZEN, 1},
+		}, pb.Backup_THAWED_EARLY, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
