@@ -38,7 +38,7 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// TestWebhookLife serves the webhook to a real API server: trust, refusals, rotation, and a server that is down.
+// TestWebhookLife serves the webhook to a real API server: trust, refusals, rotation, and a webhook that is down.
 func TestWebhookLife(t *testing.T) {
 	admin, varve, user := cluster.Client(t, controlplane.Admin), cluster.Client(t, controlplane.Controller), cluster.Client(t, controlplane.Plain)
 	if err := cluster.Apply(t.Context(), "deploy/admission/webhook.yaml"); err != nil {
@@ -47,7 +47,7 @@ func TestWebhookLife(t *testing.T) {
 	port := freePort(t)
 	configuration := &admissionregv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: DefaultConfiguration}}
 	controlplane.Update(t, admin, configuration, false, func(c *admissionregv1.ValidatingWebhookConfiguration) {
-		// No Service leads from this API server to the test.
+		// No Service leads from this API server to the test's webhook.
 		for i := range c.Webhooks {
 			config := &c.Webhooks[i].ClientConfig
 			config.URL, config.Service = ptr.To(fmt.Sprintf("https://127.0.0.1:%d%s", port, *config.Service.Path)), nil
@@ -105,7 +105,7 @@ func TestWebhookLife(t *testing.T) {
 	admits("files")
 	handlersWriteToTheirMachinesTrackers(t)
 
-	// The certificate is due: a new one takes over, and the bundle still has the authority of the old one.
+	// The certificate is due for renewal. A new one takes over, and the bundle still has the old one's authority.
 	secret := &corev1.Secret{}
 	key := types.NamespacedName{Namespace: controlplane.SystemNamespace, Name: DefaultSecret}
 	if err := admin.Get(t.Context(), key, secret); err != nil {
@@ -151,7 +151,7 @@ func TestWebhookLife(t *testing.T) {
 		return nil
 	})
 
-	// With nobody serving, additions are refused and everything else is admitted.
+	// While nobody serves, additions are refused and everything else is admitted.
 	stop()
 	refuses("files", "failed calling webhook")
 	vmi.Status.NodeName = "node-1"
@@ -167,7 +167,7 @@ func TestWebhookLife(t *testing.T) {
 		t.Errorf("a dead webhook blocks a user: %v", err)
 	}
 
-	// After a restart with the clock set back the certificate is not valid yet: it is replaced.
+	// After a restart with the clock set back, the certificate is not valid yet and is replaced.
 	clock.SetTime(time.Now())
 	run()
 	admits("files")
@@ -180,7 +180,7 @@ func TestWebhookLife(t *testing.T) {
 	}
 }
 
-// handlersWriteToTheirMachinesTrackers needs the webhook to be served.
+// handlersWriteToTheirMachinesTrackers must be called while the webhook is served.
 func handlersWriteToTheirMachinesTrackers(t *testing.T) {
 	t.Helper()
 	ns := cluster.Namespace(t)

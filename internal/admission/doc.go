@@ -1,12 +1,13 @@
-// Package admission serves the validations that need to read another object: the claim of a utility volume must exist and
-// have volumeMode Filesystem, and a handler writes only to trackers whose machine runs on its node. Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below
-// deploy/admission.
+// Package admission serves the validations that need to read another object: the claim of a utility volume must
+// exist and have volumeMode Filesystem, and a handler may write only to trackers whose machine runs on its node.
+// Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below deploy/admission.
 //
-// The webhook's certificate is self-signed, kept in a Secret, renewed before it ends, and trusted through the caBundle
-// of the ValidatingWebhookConfiguration, which this package writes. The bundle holds the previous authority beside the
-// present one, so that a rotation refuses nobody while replicas take it over. Several replicas may run: they share the
-// Secret, and the loser of a race to renew takes the winner's.
+// The webhook's certificate is self-signed, kept in a Secret and renewed before it expires. The API server trusts
+// it through the caBundle of the ValidatingWebhookConfiguration, which this package writes. The bundle holds the
+// previous authority beside the present one, so that no request fails while the replicas switch to a renewed
+// certificate. Several replicas may run: they share the Secret, and the loser of a race to renew takes the winner's
+// certificate.
 //
-// When no replica runs, only additions of utility volumes and the handlers' writes to trackers are refused (the
-// configuration's matchConditions); a handler tries again.
+// If no replica runs, only additions of utility volumes and the handlers' writes to trackers are refused (the
+// configuration's matchConditions). A handler retries.
 package admission

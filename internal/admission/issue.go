@@ -16,21 +16,22 @@ import (
 )
 
 const (
-	// validity of an authority and of its one certificate.
+	// validity is how long an authority and its one certificate are valid.
 	validity = 365 * 24 * time.Hour
-	// renewBefore is how long before its end a certificate is renewed.
+	// renewBefore is how long before its expiry a certificate is renewed.
 	renewBefore = validity / 3
 	// backdate covers clocks that are behind this one.
 	backdate = time.Hour
 )
 
-// bundle is a serving certificate with its key and the authorities to trust, all in PEM: the one that signed it, then
-// the previous one.
+// bundle is a serving certificate with its key and the authorities to trust, all in PEM. The authority that signed
+// it comes first, then the previous one.
 type bundle struct {
 	certificate, key, authorities []byte
 }
 
-// issue makes an authority and one certificate for hosts. The authority's key is forgotten: a renewal makes another.
+// issue makes an authority and one certificate for hosts. It does not keep the authority's key: a renewal makes
+// another authority.
 func issue(now time.Time, hosts []string) (*bundle, error) {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -81,7 +82,7 @@ func template(now time.Time, name string) *x509.Certificate {
 	}
 }
 
-// renew issues a new bundle that still trusts the authority of old, if old has one.
+// renew issues a new bundle that also trusts the authority of old, if old has one.
 func renew(now time.Time, hosts []string, old *bundle) (*bundle, error) {
 	b, err := issue(now, hosts)
 	if err != nil {
@@ -93,7 +94,7 @@ func renew(now time.Time, hosts []string, old *bundle) (*bundle, error) {
 	return b, nil
 }
 
-// check returns the certificate of a bundle that can be served at now.
+// check returns the bundle's certificate if it can be served at now.
 func (b *bundle) check(now time.Time, hosts []string) (*tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(b.certificate, b.key)
 	if err != nil {

@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// lookEvery bounds how long a replica serves a certificate that another one has renewed, and how long a caBundle
-	// that somebody removed stays away.
+	// lookEvery limits how long a replica serves a certificate that another one has renewed, and how long a
+	// caBundle that somebody removed stays missing.
 	lookEvery = time.Minute
-	// retryAfter a failure.
+	// retryAfter is the pause after a failure.
 	retryAfter = 2 * time.Second
 )
 
-// authorityKey is the Secret's key of the authorities, as in a kubernetes.io/tls Secret that cert-manager makes.
+// authorityKey is the Secret's key for the authorities, as in a kubernetes.io/tls Secret that cert-manager makes.
 const authorityKey = "ca.crt"
 
-// keeper keeps the certificate. It is a manager's Runnable.
+// keeper keeps the certificate valid. It is a Runnable of the manager.
 type keeper struct {
 	client client.Client
 	clock  clock.WithTicker
@@ -47,15 +47,16 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return nil, errors.New("the admission webhook has no certificate yet")
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica serves.
+// NeedLeaderElection implements manager.LeaderElectionRunnable. Every replica serves.
 func (k *keeper) NeedLeaderElection() bool { return false }
 
-// Start keeps the certificate and the caBundle until ctx ends.
+// Start keeps the certificate and the caBundle up to date until ctx ends.
 func (k *keeper) Start(ctx context.Context) error {
 	for {
 		wait := lookEvery
 		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
-			// Going on is right: the old certificate serves, and the readiness check tells when there is none.
+			// It is right to go on: the old certificate is still served, and the readiness check reports if there
+			// is none.
 			log.FromContext(ctx).Error(err, "keep the admission webhook's certificate")
 			wait = retryAfter
 		}
@@ -67,7 +68,7 @@ func (k *keeper) Start(ctx context.Context) error {
 	}
 }
 
-// keep brings Secret, memory and caBundle to one valid certificate.
+// keep makes the Secret, the memory and the caBundle agree on one valid certificate.
 func (k *keeper) keep(ctx context.Context) error {
 	b, err := k.ensure(ctx)
 	if err != nil {
@@ -77,7 +78,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Trust before use: the API server must know the authority when it first meets the certificate.
+	// Trust before use: the API server must know the authority before it first meets the certificate.
 	if err := k.trust(ctx, b.authorities); err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (k *keeper) hosts() []string {
 	return append([]string{service, service + ".cluster.local"}, k.opts.ExtraHosts...)
 }
 
-// ensure returns the Secret's bundle, after renewing it if that is due.
+// ensure returns the Secret's bundle, and renews it first if that is due.
 func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
 	key := types.NamespacedName{Namespace: k.opts.Namespace, Name: k.opts.Secret}
 	secret := &corev1.Secret{}
@@ -115,10 +116,10 @@ func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
 		err = k.client.Create(ctx, secret)
 	} else {
 		secret.Data = data
-		err = k.client.Update(ctx, secret) // carries the version that was read
+		err = k.client.Update(ctx, secret) // carries the resource version that was read
 	}
 	if err != nil {
-		// A conflict is another replica's renewal: the repetition takes it over.
+		// A conflict means that another replica renewed it. The retry takes that certificate over.
 		return nil, fmt.Errorf("write secret %s: %w", key, err)
 	}
 	return want, nil

@@ -20,15 +20,15 @@ import (
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-webhook-cert,verbs=get;update
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=varve-utility-volumes,verbs=get;patch;update
 
-// Names that deploy/ uses too.
+// Names that deploy/ uses as well.
 const (
 	// Path is where the API server sends utility volumes.
 	Path = "/validate-utility-volumes"
-	// TrackersPath is where the API server sends what handlers write to trackers.
+	// TrackersPath is where the API server sends the handlers' writes to trackers.
 	TrackersPath = "/validate-tracker-writers"
 	// DefaultPort is the port that the webhook listens on.
 	DefaultPort = 9443
-	// DefaultService is the Service in front of it.
+	// DefaultService is the Service in front of the webhook.
 	DefaultService = "varve-webhook"
 	// DefaultSecret holds the certificate and its authority.
 	DefaultSecret = "varve-webhook-cert"
@@ -36,17 +36,17 @@ const (
 	DefaultConfiguration = "varve-utility-volumes"
 )
 
-// Options are what SetupWebhook needs beside the manager. Only Namespace has no default.
+// Options are what SetupWebhook needs besides the manager. Only Namespace has no default.
 type Options struct {
 	// Namespace is where the Secret and the Service are.
 	Namespace string
-	// Port to listen on, on all addresses. Default: DefaultPort.
+	// Port is the port to listen on. Default: DefaultPort.
 	Port int
-	// Host is the address to listen on. Default: all.
+	// Host is the address to listen on. Default: all addresses.
 	Host string
 	// Service, Secret and Configuration name the objects. Default: the constants.
 	Service, Secret, Configuration string
-	// ExtraHosts are DNS names and addresses for the certificate beside the Service's.
+	// ExtraHosts are DNS names and addresses that the certificate covers besides the Service's.
 	ExtraHosts []string
 	// Clock tells the time. Default: the machine's.
 	Clock clock.WithTicker
@@ -74,9 +74,9 @@ func (o Options) withDefaults() Options {
 //
 //	admission.SetupWebhook(mgr, admission.Options{Namespace: "varve"})
 //
-// The webhook has its own server: mgr's WebhookServer option is not used, and must not listen on the same port. It
-// adds the readiness check "webhook", which fails until there is a certificate. Every replica serves; none waits for
-// the leader election.
+// The webhook has its own server: it does not use mgr's WebhookServer option, which must not listen on the same
+// port. SetupWebhook adds the readiness check "webhook", which fails until there is a certificate. Every replica
+// serves, without waiting for the leader election.
 func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 	if opts.Namespace == "" {
 		return errors.New("admission webhook: no namespace for its certificate")

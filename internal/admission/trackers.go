@@ -14,13 +14,13 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// nodeNameKey is where the API server says which node the pod of a service account's token is on.
+// nodeNameKey is where the API server says on which node the pod of a service account's token runs.
 const nodeNameKey = "authentication.kubernetes.io/node-name"
 
-// trackerWriters refuses a handler's write to a tracker whose machine does not run on the handler's node. The API server
-// calls it for handlers alone (the configuration's matchConditions).
+// trackerWriters refuses a handler's write to a tracker whose machine does not run on the handler's node. The API
+// server calls it only for handlers (the configuration's matchConditions).
 type trackerWriters struct {
-	// instances reads from the API server: an instance may have moved a moment ago.
+	// instances reads from the API server, because an instance may have moved a moment ago.
 	instances client.Reader
 	decoder   admission.Decoder
 }
@@ -28,7 +28,7 @@ type trackerWriters struct {
 // Handle implements admission.Handler.
 func (h *trackerWriters) Handle(ctx context.Context, req admission.Request) admission.Response {
 	tracker := &backupv1.VirtualMachineBackupTracker{}
-	// The old object: its machine is not the writer's to choose.
+	// Use the old object: the writer must not choose its machine.
 	if err := h.decoder.DecodeRaw(req.OldObject, tracker); err != nil {
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the tracker: %w", err))
 	}

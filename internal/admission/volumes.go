@@ -17,8 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// utilityVolumes refuses utility volumes whose claim cannot be mounted as a directory. It reads claims live: one
-// that was made a moment ago counts.
+// utilityVolumes refuses utility volumes whose claim cannot be mounted as a directory. It reads claims live, so
+// that it sees a claim that was made a moment ago.
 type utilityVolumes struct {
 	claims  client.Reader
 	decoder admission.Decoder
@@ -54,7 +54,7 @@ func refusal(u kubevirtv1.UtilityVolume, why string) string {
 	return fmt.Sprintf("spec.utilityVolumes[%s].claimName: %s", u.Name, why)
 }
 
-// added returns the volumes that are not in old, by name: entries are immutable.
+// added returns the volumes that are not in old. It compares names only, because entries are immutable.
 func added(now, old []kubevirtv1.UtilityVolume) []kubevirtv1.UtilityVolume {
 	return slices.DeleteFunc(slices.Clone(now), func(u kubevirtv1.UtilityVolume) bool {
 		return slices.ContainsFunc(old, func(o kubevirtv1.UtilityVolume) bool { return o.Name == u.Name })

@@ -10,7 +10,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// census counts objects by state each time it is asked, from the manager's cache: there is no counter that could be off.
+// census counts objects by state from the manager's cache on each scrape, so no counter can drift.
 type census struct {
 	reader         client.Reader
 	phases, states *prometheus.Desc
@@ -30,8 +30,8 @@ func (c *census) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.states
 }
 
-// Collect implements prometheus.Collector. As long as the cache is not filled the metric is absent: a zero would be wrong, and an error would
-// hide every other metric.
+// Collect implements prometheus.Collector. While the cache is not filled, the metric is absent: a zero would be
+// wrong, and an error would hide every other metric.
 func (c *census) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -20,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// machineLife restarts the controllers after each step: nothing that they need is in their memory.
+// machineLife restarts the controllers after each step: they need nothing that is only in their memory.
 func machineLife(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
@@ -43,7 +43,7 @@ func machineLife(w *world) {
 		w.Errorf("a running machine: %+v", vm.Status)
 	}
 
-	// The guest crashes while no controller runs; the pod object waits for somebody to see how it ended.
+	// The guest crashes while no controller runs. The pod object waits until a controller has seen how it ended.
 	w.stop()
 	w.end(pod, corev1.PodFailed, `{"end":"CRASHED","message":"QEMU died"}`)
 	w.remove(pod)
@@ -136,7 +136,7 @@ func crashLoop(w *world) {
 	}
 }
 
-// deletedMachine: the deletion of a machine waits for the backup that runs, as a stop does.
+// deletedMachine: the deletion of a machine waits for the running backup, as a stop does.
 func deletedMachine(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
@@ -202,7 +202,7 @@ func (w *world) backup() *backupv1.VirtualMachineBackup {
 	return b
 }
 
-// handles plays the handler: the backup goes on to a phase.
+// handles plays the handler: it moves the backup to a phase.
 func (w *world) handles(b *backupv1.VirtualMachineBackup, to backupv1.BackupPhase) {
 	w.Helper()
 	controlplane.Update(w.T, w.node, b, true, func(b *backupv1.VirtualMachineBackup) { b.Status.Phase = to })
@@ -252,7 +252,8 @@ func podDeleted(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyRerunOnFailure, nil)
 	vmi, pod := w.boot()
-	// A drain: the launcher gets SIGTERM, shuts the guest down and exits 0; the kubelet removes the pod at once.
+	// A drain: the launcher gets SIGTERM, shuts the guest down and exits with 0. The kubelet removes the pod at
+	// once.
 	if err := w.user.Delete(w.Context(), pod); err != nil {
 		w.Fatal(err)
 	}

@@ -16,7 +16,8 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// strip plays somebody who takes the finalizer of an instance away while its guest runs, and the garbage collector, which deletes its pod then.
+// strip plays somebody who removes the finalizer of an instance while its guest runs, and the garbage collector,
+// which then deletes its pod.
 func (w *world) strip(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) {
 	w.Helper()
 	if err := w.user.Delete(w.Context(), vmi); err != nil {
@@ -28,7 +29,7 @@ func (w *world) strip(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) {
 	}
 }
 
-// keepsItsPod checks that a pod without its instance is not let go.
+// keepsItsPod checks that a pod without its instance keeps its finalizer.
 func (w *world) keepsItsPod(pod *corev1.Pod) {
 	w.Helper()
 	controlplane.Consistently(w.T, 300*time.Millisecond, func() error {
@@ -42,7 +43,8 @@ func (w *world) keepsItsPod(pod *corev1.Pod) {
 	})
 }
 
-// orphanedPod: a launcher pod whose instance went without having seen its end stays until it has ended, and no longer.
+// orphanedPod: a launcher pod whose instance went before it saw the pod's end stays until the pod has ended, and no
+// longer.
 func orphanedPod(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyManual, nil)
@@ -55,7 +57,8 @@ func orphanedPod(w *world) {
 	w.gone(pod)
 }
 
-// orphanedPodOfAPredecessor: the same, with an instance of the same name by then, which waits for the claim, and controllers that know nothing.
+// orphanedPodOfAPredecessor: the same, but by then there is an instance of the same name, which waits for the
+// claim, and the controllers were restarted.
 func orphanedPodOfAPredecessor(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
@@ -80,7 +83,8 @@ func (w *world) orphan(pod *corev1.Pod) {
 	controlplane.Update(w.T, w.kubelet, pod, false, func(p *corev1.Pod) { p.OwnerReferences = nil })
 }
 
-// orphaningDeletion: an instance that is deleted with --cascade=orphan ends as any other does. That its pod has lost its owner is no end of it.
+// orphaningDeletion: an instance that is deleted with --cascade=orphan ends like any other. That its pod has lost
+// its owner does not end it.
 func orphaningDeletion(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyManual, nil)
@@ -101,7 +105,7 @@ func orphaningDeletion(w *world) {
 	w.gone(vmi)
 }
 
-// releaseOrphaning plays the garbage collector's last step: dependents are orphaned.
+// releaseOrphaning plays the garbage collector's last step: the dependents are orphaned.
 func (w *world) releaseOrphaning(vmi *kubevirtv1.VirtualMachineInstance) {
 	w.Helper()
 	controlplane.Update(w.T, w.kubelet, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
@@ -109,8 +113,8 @@ func (w *world) releaseOrphaning(vmi *kubevirtv1.VirtualMachineInstance) {
 	})
 }
 
-// orphanedPodWithoutInstance: a pod that has lost its owner, and whose instance is gone, goes once somebody has deleted it and it has ended. Controllers that
-// know nothing see to it.
+// orphanedPodWithoutInstance: a pod that has lost its owner, and whose instance is gone, goes once somebody has
+// deleted it and it has ended, even if the controllers were restarted.
 func orphanedPodWithoutInstance(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyManual, nil)

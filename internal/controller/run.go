@@ -43,7 +43,7 @@ const ConfigurationName = "kubevirt"
 type Options struct {
 	// Config connects to the API server.
 	Config *rest.Config
-	// Namespace is Varve's own: the KubeVirt object, the lease and the webhook's certificate are in it.
+	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
 	// LauncherImage and VarveImage are what launcher pods and attachment pods are made of.
 	LauncherImage, VarveImage string
@@ -51,22 +51,22 @@ type Options struct {
 	ImagePullPolicy corev1.PullPolicy
 	// MetricsAddress and HealthAddress serve /metrics, and /healthz and /readyz, over plain HTTP. "0" or empty: not served.
 	MetricsAddress, HealthAddress string
-	// LeaderElection lets one of several replicas work at a time.
+	// LeaderElection lets only one of several replicas work at a time.
 	LeaderElection bool
-	// StopWaitsForBackup is how long a handler may hold a stop back for a running backup: the handlers' option of this name.
-	// Default: 10 minutes.
+	// StopWaitsForBackup is how long a handler may delay a stop for a running backup. It is the handlers' option of
+	// the same name. Default: 10 minutes.
 	StopWaitsForBackup time.Duration
-	// Backup holds the bounds of a backup's waits.
+	// Backup limits how long a backup waits.
 	Backup backup.Options
-	// Webhook is where the admission webhook listens; its Namespace is set here. nil: it is not served.
+	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
-	// Logger takes what the controllers log.
+	// Logger receives what the controllers log.
 	Logger logr.Logger
 }
 
-// Scheme has every kind that the controllers read and write.
+// Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
@@ -77,7 +77,8 @@ func Scheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// Run runs the controllers until ctx ends, and returns nil then. Losing the lease is an error: the process must end.
+// Run runs the controllers until ctx ends, and then returns nil. Losing the lease is an error: the process must
+// end.
 func Run(ctx context.Context, o Options) error {
 	if o.Config == nil || o.Namespace == "" || o.LauncherImage == "" || o.VarveImage == "" {
 		return errors.New("run the controllers: config, namespace, launcher image and varve image are required")
@@ -90,7 +91,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	// The API server's own priorities and fairness pace the requests.
+	// The API server's priority and fairness limits the request rate.
 	cfg := rest.CopyConfig(o.Config)
 	cfg.QPS, cfg.Burst = -1, -1
 	mgr, err := ctrl.NewManager(cfg, managed)
@@ -122,11 +123,11 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
-				// A cluster has many pods and two kinds that matter here.
+				// A cluster has many pods, and only two kinds of them matter here.
 				&corev1.Pod{}: {Label: labels.NewSelector().Add(*ours)},
-				// Backups that ended stay for months; memory must not grow with them.
+				// Backups that have ended stay for months; memory must not grow with them.
 				&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
-				// Budgets of others are not ours to know.
+				// Other people's budgets are none of our business.
 				&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
 			},
 		},
@@ -135,7 +136,7 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 		LeaderElection:          o.LeaderElection,
 		LeaderElectionID:        "varve-controller",
 		LeaderElectionNamespace: o.Namespace,
-		// Run returns only when every controller has stopped, so the lease can be given away at once.
+		// Run returns only when every controller has stopped, so the lease can be released at once.
 		LeaderElectionReleaseOnCancel: true,
 		GracefulShutdownTimeout:       ptr.To(20 * time.Second),
 	}, nil

@@ -21,7 +21,8 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// TestRun runs the whole as `varve controller` does, with the roles of deploy/rbac: lease, checks, metrics, and an end without an error.
+// TestRun runs everything as `varve controller` does, with the roles of deploy/rbac: lease, checks, metrics, and an
+// end without an error.
 func TestRun(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)

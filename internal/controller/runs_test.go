@@ -24,7 +24,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// epoch is what a claim says of its runs.
+// epoch returns the claim's record of its runs.
 func (w *world) epoch(claim string) runepoch.Epoch {
 	w.Helper()
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(claim)}
@@ -38,7 +38,7 @@ func (w *world) epoch(claim string) runepoch.Epoch {
 	return e
 }
 
-// rescue creates a machine of another name on the claim "root".
+// rescue creates a machine with another name on the claim "root".
 func (w *world) rescue(shareable bool, labels map[string]string) *kubevirtv1.VirtualMachine {
 	w.Helper()
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("rescue")}
@@ -60,7 +60,7 @@ func (w *world) rescueInstance(ok func(*kubevirtv1.VirtualMachineInstance) error
 	return wait(w, &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("rescue")}, ok)
 }
 
-// heldBy says that an instance waits because another one may write to its claim.
+// heldBy checks that an instance waits because another one may write to its claim.
 func heldBy(holder string) func(*kubevirtv1.VirtualMachineInstance) error {
 	return func(vmi *kubevirtv1.VirtualMachineInstance) error {
 		c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionSynchronized)
@@ -78,7 +78,7 @@ func (w *world) edit(change func(*kubevirtv1.VirtualMachineInstanceSpec)) {
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { change(&vm.Spec.Template.Spec) })
 }
 
-// next ends the machine's instance and returns the one that follows it, which has not started yet.
+// next ends the machine's instance and returns its successor, which has not started yet.
 func (w *world) next(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) *kubevirtv1.VirtualMachineInstance {
 	w.Helper()
 	if err := w.user.Delete(w.Context(), vmi); err != nil {
@@ -88,14 +88,15 @@ func (w *world) next(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) *k
 	return w.vmi(other(vmi.UID))
 }
 
-// reboot ends the machine's instance and boots the next one.
+// reboot ends the machine's instance and boots its successor.
 func (w *world) reboot(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
 	w.Helper()
 	w.next(vmi, pod)
 	return w.boot()
 }
 
-// afterOneRun makes a tracked machine on the claim "root". It returns the instance that has run, and the next one, which has not started yet.
+// afterOneRun makes a tracked machine on the claim "root". It returns the instance that has run, and its successor,
+// which has not started yet.
 func (w *world) afterOneRun() (first, second *kubevirtv1.VirtualMachineInstance) {
 	w.Helper()
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
@@ -104,7 +105,7 @@ func (w *world) afterOneRun() (first, second *kubevirtv1.VirtualMachineInstance)
 	return first, w.next(first, pod)
 }
 
-// follows checks that the claim names an instance's run as its last, and another one's as the run before.
+// follows checks that the claim names now's run as its last, and before's as the run before.
 func (w *world) follows(claim string, now, before *kubevirtv1.VirtualMachineInstance) {
 	w.Helper()
 	e := w.epoch(claim)
@@ -117,8 +118,8 @@ func (w *world) follows(claim string, now, before *kubevirtv1.VirtualMachineInst
 	}
 }
 
-// everyRunIsOnTheClaim goes through the ways in which a disk is written without its overlay by Varve's own machines. Whatever happens, the
-// claim names the run, so that the next tracked one sees that it was not its own.
+// everyRunIsOnTheClaim goes through the ways in which Varve's own machines write to a disk without its overlay. In
+// each case the claim names the run, so that the next tracked instance sees that the last run was not its own.
 func everyRunIsOnTheClaim(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	vm := w.machine(kubevirtv1.RunStrategyAlways, selected)
@@ -126,12 +127,12 @@ func everyRunIsOnTheClaim(w *world) {
 	w.follows("root", first, nil)
 	w.follows(layout.StatePVC("vm"), first, nil)
 
-	// A plain restart, with controllers that know nothing.
+	// A plain restart, with restarted controllers.
 	w.restart()
 	second, pod := w.reboot(first, pod)
 	w.follows("root", second, first)
 
-	// Shareable for one run: not tracked, and on the claim all the same.
+	// Shareable for one run: the disk is not tracked, but the run is on the claim all the same.
 	w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Shareable = ptr.To(true) })
 	shared, pod := w.reboot(second, pod)
 	w.follows("root", shared, second)
@@ -139,7 +140,7 @@ func everyRunIsOnTheClaim(w *world) {
 	third, pod := w.reboot(shared, pod)
 	w.follows("root", third, shared)
 
-	// The volume has another name for one run.
+	// The volume has a different name for one run.
 	rename := func(to string) {
 		w.edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.Volumes[0].Name, s.Domain.Devices.Disks[0].Name = to, to
@@ -152,7 +153,7 @@ func everyRunIsOnTheClaim(w *world) {
 	fourth, pod := w.reboot(renamed, pod)
 	w.follows("root", fourth, renamed)
 
-	// The label is off for one run and on again before the controllers could see that the machine was down.
+	// The label is off for one run, and on again before the controllers could see that the machine was down.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = nil })
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	untracked, pod := w.reboot(fourth, pod)
@@ -160,13 +161,14 @@ func everyRunIsOnTheClaim(w *world) {
 	w.stop()
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.start()
-	// Deleting the state claim was asked for while the machine ran untracked; here nobody carried it out.
+	// The deletion of the state claim was requested while the machine ran untracked, but nobody carried it out
+	// until here.
 	w.next(untracked, pod)
 	w.releaseClaim(w.stateClaim())
 	tracked, pod := w.boot()
 	w.follows("root", tracked, untracked)
 
-	// A rescue machine while this one is stopped.
+	// A rescue machine runs while this one is stopped.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyHalted) })
 	w.halt(tracked, pod)
 	w.gone(tracked)
@@ -187,19 +189,20 @@ func everyRunIsOnTheClaim(w *world) {
 	w.follows("root", last, rescuer)
 }
 
-// oneClaimOneMachine: a second machine on the claim waits, with the first one's name, until the first one's pod is gone.
+// oneClaimOneMachine: a second machine on the claim waits, and names the first one, until the first one's pod is
+// gone.
 func oneClaimOneMachine(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	w.machine(kubevirtv1.RunStrategyManual, selected)
 	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
 	first, pod := w.boot()
-	w.rescue(true, nil) // shareable in one machine alone is not enough
+	w.rescue(true, nil) // shareable in only one machine is not enough
 	rescuer := w.rescueInstance(heldBy("vm"))
 	w.restart()
 	w.nothingStarts(rescuer)
 	w.follows("root", first, nil)
 
-	// The instance's end is not enough while its pod may run.
+	// The instance's end is not enough while its pod may still run.
 	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: ptr.To(first.UID)})
 	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
 		if i.DeletionTimestamp == nil {
@@ -230,7 +233,7 @@ func (w *world) nothingStarts(vmi *kubevirtv1.VirtualMachineInstance) {
 	})
 }
 
-// shareableInBoth: machines that both say so run on one claim at the same time.
+// shareableInBoth: machines that both mark the disk as shareable run on one claim at the same time.
 func shareableInBoth(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	w.machine(kubevirtv1.RunStrategyHalted, nil)
@@ -244,7 +247,7 @@ func shareableInBoth(w *world) {
 	}
 }
 
-// twoMachinesAtOnce: of machines that are created together on one claim exactly one starts.
+// twoMachinesAtOnce: if machines are created together on one claim, exactly one starts.
 func twoMachinesAtOnce(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	w.stop()
@@ -277,7 +280,7 @@ func twoMachinesAtOnce(w *world) {
 	}
 }
 
-// copiedRecord: what a claim says of its runs is void on another claim, also one of the same name.
+// copiedRecord: a claim's record of its runs is void on another claim, even if that one has the same name.
 func copiedRecord(w *world) {
 	w.claimWith(map[string]string{
 		layout.AnnotationRunEpoch: `{"claim":"another","run":"a","previous":"b","holders":[{"instance":"c","uid":"d"}]}`,
@@ -288,7 +291,8 @@ func copiedRecord(w *world) {
 	w.follows("root", vmi, nil)
 }
 
-// machineMadeAgain: a machine of the same name on the same claims continues their runs, whether or not its state claim went with the first one.
+// machineMadeAgain: a machine of the same name on the same claims continues their runs, whether or not the first
+// one's state claim is gone.
 func machineMadeAgain(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	again := func(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, meanwhile func()) (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
@@ -307,7 +311,7 @@ func machineMadeAgain(w *world) {
 	}
 	w.machine(kubevirtv1.RunStrategyAlways, selected)
 	first, pod := w.boot()
-	second, pod := again(first, pod, func() {}) // the garbage collector has not come to the state claim
+	second, pod := again(first, pod, func() {}) // the garbage collector has not removed the state claim yet
 	w.follows("root", second, first)
 	w.follows(layout.StatePVC("vm"), second, first)
 	third, _ := again(second, pod, func() {
@@ -370,7 +374,8 @@ func attachedElsewhere(w *world) {
 	}
 }
 
-// outsiders: a pod of somebody else's that had the claim since the last run ends the trust in what was recorded before, once.
+// outsiders: if somebody else's pod had the claim since the last run, what was recorded before is no longer
+// trusted, once.
 func outsiders(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	w.machine(kubevirtv1.RunStrategyAlways, selected)
@@ -391,8 +396,8 @@ func outsiders(w *world) {
 	w.follows("root", fifth, fourth)
 }
 
-// lateOutsiders: a pod of somebody else's that has the claim after the run was written on it, and before the launcher runs, counts too. A launcher
-// pod may wait for a node for days.
+// lateOutsiders: somebody else's pod also counts if it has the claim after the run was written on it and before the
+// launcher runs. A launcher pod may wait days for a node.
 func lateOutsiders(w *world) {
 	first, second := w.afterOneRun()
 	pod := w.launcher(second)
@@ -405,8 +410,8 @@ func lateOutsiders(w *world) {
 	w.follows("root", third, second)
 }
 
-// unstartedRuns: an instance that ends before its guest could be started has written to no disk. Its run is taken back, so that the next
-// one follows the last that ran.
+// unstartedRuns: an instance that ends before its guest could be started has written to no disk. Its run is taken
+// back, so that the next run follows the last one that ran.
 func unstartedRuns(w *world) {
 	// No node has room, and the user gives up.
 	first, unscheduled := w.afterOneRun()
@@ -415,7 +420,7 @@ func unstartedRuns(w *world) {
 	if err := w.user.Delete(w.Context(), unscheduled); err != nil {
 		w.Fatal(err)
 	}
-	// The pod fails before the launcher runs, while no controller does.
+	// The pod fails before the launcher runs, and while no controller runs.
 	failing := w.vmi(other(unscheduled.UID))
 	pod := w.launcher(failing)
 	w.follows("root", failing, first)
@@ -424,7 +429,7 @@ func unstartedRuns(w *world) {
 	w.end(pod, corev1.PodFailed, "")
 	w.start()
 	w.sweep(pod)
-	// The launcher runs, and the machine is stopped before anybody told it to start the guest.
+	// The launcher runs, and the machine is stopped before anybody has told the launcher to start the guest.
 	idle := w.vmi(other(failing.UID))
 	pod = w.launcher(idle)
 	w.run(pod)
@@ -440,7 +445,8 @@ func unstartedRuns(w *world) {
 	w.follows("root", last, first)
 }
 
-// refusedRuns: a machine whose run cannot be written on its claims says why, before its launcher pod and before its guest.
+// refusedRuns: a machine whose run cannot be written on its claims says why, both before its launcher pod is made
+// and before its guest starts.
 func refusedRuns(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeBlock)
 	mend := w.refuseClaims()
@@ -469,7 +475,7 @@ func refusedRuns(w *world) {
 	}
 }
 
-// refuseClaims has an admission webhook that is down for updates of claims. The function that it returns mends it.
+// refuseClaims installs an admission webhook for updates of claims that is down. The returned function removes it.
 func (w *world) refuseClaims() (mend func()) {
 	w.Helper()
 	nobody := "https://127.0.0.1:1/"
@@ -503,7 +509,7 @@ func (w *world) refuseClaims() (mend func()) {
 	}
 }
 
-// stranger makes a pod with the claim "root". Its labels say that it is Varve's.
+// stranger makes a pod with the claim "root". Its labels claim that it is Varve's.
 func (w *world) stranger(name string, readOnly bool) *corev1.Pod {
 	w.Helper()
 	pod := &corev1.Pod{ObjectMeta: w.meta(name)}

@@ -64,7 +64,7 @@ func trackingOnAndOff(w *world) {
 		w.Errorf("a machine that nobody selected has a state: %+v", vm.Status.ChangedBlockTracking)
 	}
 
-	// On: after a restart.
+	// On: takes effect after a restart.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	w.restart()
@@ -89,7 +89,7 @@ func trackingOnAndOff(w *world) {
 	}
 	w.overlaysUp(vmi)
 
-	// The feature gate is turned off and on again: the guest that runs keeps its state and its overlays.
+	// The feature gate is turned off and on again. The running guest keeps its state and its overlays.
 	before := w.gates(nil)
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingFGDisabled))
 	if got := w.vmi(exists).Status.ChangedBlockTracking.State; got != kubevirtv1.ChangedBlockTrackingEnabled {
@@ -98,13 +98,13 @@ func trackingOnAndOff(w *world) {
 	w.gates(before)
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingEnabled))
 
-	// Taken back and forth while the guest runs.
+	// The label is taken back and set again while the guest runs.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = nil })
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.overlaysUp(vmi)
 
-	// Off: after a restart, and the claim goes.
+	// Off: takes effect after a restart, and the claim goes.
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = nil })
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	if err := w.user.Delete(w.Context(), vmi); err != nil {

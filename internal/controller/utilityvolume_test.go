@@ -21,7 +21,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// want sets the instance's utility volumes: one on each claim, named like it.
+// want sets the instance's utility volumes: one on each claim, with the claim's name.
 func (w *world) want(vmi *kubevirtv1.VirtualMachineInstance, claims ...string) {
 	w.Helper()
 	controlplane.Update(w.T, w.varve, vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {
@@ -95,7 +95,7 @@ func utilityVolume(w *world) {
 	w.setVolume(vmi, "target", kubevirtv1.VolumeMountedToPod)
 	w.restart()
 
-	// The pod is drained: it is unmounted before another one is made.
+	// The pod is drained: the volume is unmounted before another pod is made.
 	w.remove(pod)
 	w.volume("target", kubevirtv1.VolumeDetaching, utilityvolume.ReasonPodLost)
 	w.setVolume(vmi, "target", kubevirtv1.VolumeUnMountedFromPod)
@@ -133,7 +133,8 @@ func utilityVolumeWaits(w *world) {
 	w.noVolume("device")
 }
 
-// utilityVolumeOfDeadGuest: a backup's volume outlives its guest until the partial files are gone, and nothing else does.
+// utilityVolumeOfDeadGuest: a backup's volume outlives its guest until the partial files are gone. Nothing else
+// outlives it.
 func utilityVolumeOfDeadGuest(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
@@ -142,8 +143,8 @@ func utilityVolumeOfDeadGuest(w *world) {
 	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
 	vmi, launcher := w.boot()
 
-	// The backup is in Pruning with its volume before its own controller, which is played as well, sees either: of the one without the other it
-	// would make an end.
+	// The backup must be in Pruning and its volume in the spec before the backup's own controller, which also runs
+	// here, sees either. It would end one without the other.
 	w.stop()
 	b := w.backup()
 	name := layout.BackupUtilityVolume(b.UID)
@@ -167,7 +168,7 @@ func utilityVolumeOfDeadGuest(w *world) {
 	if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err != nil || pod.DeletionTimestamp != nil {
 		w.Fatalf("the attachment pod did not wait for the backup: %v, %v", err, pod.DeletionTimestamp)
 	}
-	// The instance waits for its attachment pod, and the next one for the instance.
+	// The instance waits for its attachment pod, and its successor waits for the instance.
 	if vmi := w.vmi(exists); vmi.DeletionTimestamp == nil || vmi.Status.Phase != kubevirtv1.PhaseFailed {
 		w.Errorf("%+v", vmi.ObjectMeta)
 	}
@@ -176,7 +177,7 @@ func utilityVolumeOfDeadGuest(w *world) {
 	w.gone(&kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "vm"}})
 }
 
-// utilityVolumeHijacked: somebody's pods with our labels, our owner or our name are not attachment pods.
+// utilityVolumeHijacked: somebody else's pods with our labels, our owner or our name are not attachment pods.
 func utilityVolumeHijacked(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
@@ -195,7 +196,7 @@ func utilityVolumeHijacked(w *world) {
 	w.want(vmi, "target")
 	w.volume("target", kubevirtv1.VolumePending, utilityvolume.ReasonPodForeign)
 	w.remove(named)
-	controlplane.Eventually(w.T, func() error { // the name is tried again with growing pauses
+	controlplane.Eventually(w.T, func() error { // the name is retried with growing pauses
 		pod := &corev1.Pod{ObjectMeta: w.meta(named.Name)}
 		if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err != nil || pod.UID == named.UID {
 			return fmt.Errorf("no attachment pod yet: %w", err)
@@ -219,7 +220,8 @@ func utilityVolumeHijacked(w *world) {
 	w.vmi(other(vmi.UID))
 }
 
-// launcherPodHijacked: a pod with the launcher pod's name and labels that the instance does not control is not started as a guest.
+// launcherPodHijacked: a pod that has the launcher pod's name and labels but that the instance does not control is
+// not started as a guest.
 func launcherPodHijacked(w *world) {
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("vm")}
 	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
@@ -244,7 +246,7 @@ func launcherPodHijacked(w *world) {
 	})
 }
 
-// drainWaitsForBackup: while a volume is attached, or a backup holds the instance, no pod of it is evicted.
+// drainWaitsForBackup: while a volume is attached, or a backup holds the instance, none of its pods is evicted.
 func drainWaitsForBackup(w *world) {
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
@@ -269,7 +271,7 @@ func drainWaitsForBackup(w *world) {
 	if !metav1.IsControlledBy(budget, vmi) {
 		w.Errorf("the budget would stay behind: %+v", budget.OwnerReferences)
 	}
-	// The API server asks the budget, which nobody has counted pods for yet: that allows none either.
+	// The API server asks the budget. Nobody has counted pods for it yet, and that allows no eviction either.
 	w.run(attachment)
 	eviction := &policyv1.Eviction{ObjectMeta: w.meta(attachment.Name)}
 	if err := w.kubelet.SubResource("eviction").Create(w.Context(), attachment, eviction); !apierrors.IsTooManyRequests(err) {
@@ -281,6 +283,6 @@ func drainWaitsForBackup(w *world) {
 			State: kubevirtv1.ChangedBlockTrackingEnabled, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "gone"},
 		}
 	})
-	w.want(vmi) // the lock is of a backup that does not exist: it is released
+	w.want(vmi) // the lock belongs to a backup that does not exist, so it is released
 	w.gone(budget)
 }

@@ -29,7 +29,7 @@ var cluster *controlplane.Cluster
 
 func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
-// TestControlPlane runs every test that needs the API server, after what they share was made.
+// TestControlPlane runs every test that needs the API server, after it has set up what they share.
 func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, whose controllers see every namespace
 	admin := cluster.Client(t, controlplane.Admin)
 	if err := cluster.InstallRoles(t.Context()); err != nil {
@@ -87,8 +87,8 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 	}
 }
 
-// world is one test's namespace with its own configuration and its own controllers, which act with the roles of deploy/rbac. The
-// test plays the user, the kubelet and the handler.
+// world is one test's namespace with its own configuration and its own controllers, which act with the roles of
+// deploy/rbac. The test plays the user, the kubelet and the handler.
 type world struct {
 	*testing.T
 	ns string
@@ -137,7 +137,7 @@ func (w *world) start() {
 	w.stop = controlplane.StartManager(w.T, mgr)
 }
 
-// restart ends the controllers and starts others, which know nothing but what the API server has.
+// restart stops the controllers and starts new ones, which know only what the API server has.
 func (w *world) restart() {
 	w.Helper()
 	w.stop()
@@ -199,7 +199,7 @@ func (w *world) bind(claim *corev1.PersistentVolumeClaim) {
 	})
 }
 
-// ask asks for starts and stops as a user does: no other field of status is theirs.
+// ask requests starts and stops as a user does, who may write no other field of status.
 func (w *world) ask(requests ...kubevirtv1.StateChangeRequest) {
 	w.Helper()
 	vm := w.vm(exists)
@@ -210,7 +210,7 @@ func (w *world) ask(requests ...kubevirtv1.StateChangeRequest) {
 	}
 }
 
-// vm waits until the machine is as ok says; no error means it is.
+// vm waits until ok returns no error for the machine.
 func (w *world) vm(ok func(*kubevirtv1.VirtualMachine) error) *kubevirtv1.VirtualMachine {
 	w.Helper()
 	return wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("vm")}, ok)
@@ -283,7 +283,7 @@ func other(than types.UID) func(*kubevirtv1.VirtualMachineInstance) error {
 	}
 }
 
-// run plays scheduler and kubelet: the pod runs on node-1.
+// run plays the scheduler and the kubelet: the pod runs on node-1.
 func (w *world) run(pod *corev1.Pod) {
 	w.Helper()
 	if pod.Spec.NodeName == "" {
@@ -301,7 +301,7 @@ func (w *world) run(pod *corev1.Pod) {
 	})
 }
 
-// end plays the kubelet when the launcher exits.
+// end plays the kubelet after the launcher has exited.
 func (w *world) end(pod *corev1.Pod, phase corev1.PodPhase, message string) {
 	w.Helper()
 	controlplane.Update(w.T, w.kubelet, pod, true, func(p *corev1.Pod) {
@@ -316,7 +316,7 @@ func (w *world) end(pod *corev1.Pod, phase corev1.PodPhase, message string) {
 	}
 }
 
-// remove plays the kubelet's last step for a pod that was deleted.
+// remove plays the kubelet's last step for a deleted pod.
 func (w *world) remove(pod *corev1.Pod) {
 	w.Helper()
 	if err := w.kubelet.Delete(w.Context(), pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
@@ -345,7 +345,7 @@ func (w *world) boot() (*kubevirtv1.VirtualMachineInstance, *corev1.Pod) {
 	return vmi, pod
 }
 
-// halt plays the handler and the kubelet when an instance was deleted.
+// halt plays the handler and the kubelet after an instance was deleted.
 func (w *world) halt(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) {
 	w.Helper()
 	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
@@ -358,7 +358,7 @@ func (w *world) halt(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) {
 	w.sweep(pod)
 }
 
-// sweep plays the kubelet for a pod that ended and that the controller deletes.
+// sweep plays the kubelet for a pod that has ended and that the controller deletes.
 func (w *world) sweep(pod *corev1.Pod) {
 	w.Helper()
 	controlplane.Eventually(w.T, func() error {

@@ -24,7 +24,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// begun waits until the launcher was told to begin and returns the request.
+// begun waits until the launcher has been told n times to begin, and returns the last request.
 func (w *world) begun(n int) *pb.BeginBackupRequest {
 	w.t.Helper()
 	var r *pb.BeginBackupRequest
@@ -62,7 +62,7 @@ func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
 	if !meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionQuiesced) {
 		t.Errorf("%+v", s.Conditions)
 	}
-	w.restart() // it finds the running job
+	w.restart() // the new handler finds the running job
 	w.launcher.job(func(j *pb.Backup) {
 		j.Phase, j.ProcessedBytes = pb.Backup_DONE, 100
 		j.Volumes = []*pb.BackedUpVolume{{Volume: "root", Incremental: true, VirtualBytes: 1 << 30, MovedBytes: 4096, File: "vm/b1/root.qcow2", Sha256: "ab"}, {Volume: "invented", MovedBytes: 1}}
@@ -88,7 +88,8 @@ func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
 	}
 }
 
-// What a backup costs a handler does not depend on how many backups and trackers there are. docs/scale.md states the figures.
+// What a backup costs a handler does not depend on how many backups and trackers there are. docs/scale.md has the
+// figures.
 func TestScale_costOfABackupDoesNotDependOnHistory(t *testing.T) {
 	t.Parallel()
 	for _, ended := range []int{0, 5000} {
@@ -128,7 +129,7 @@ func TestBackup_endsWhenItsTargetIsLost(t *testing.T) {
 	w.begun(1)
 	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_COPYING })
 	w.untilPhase(b, "Copying")
-	// The controller saw the attachment pod go.
+	// The controller has seen the attachment pod go.
 	target := kubevirtv1.UtilityVolume{Name: layout.BackupUtilityVolume(b.UID)}
 	target.ClaimName = "target"
 	controlplane.Update(t, w.client, w.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) {
@@ -143,7 +144,7 @@ func TestBackup_endsWhenItsTargetIsLost(t *testing.T) {
 	if b.Status.Reason != backupv1.ReasonTargetDetached || w.launcher.count("AbortBackup") == 0 {
 		t.Errorf("%s: %s; aborted %d times", b.Status.Reason, b.Status.Message, w.launcher.count("AbortBackup"))
 	}
-	// It is still in the spec, and free for another pod.
+	// The volume is still in the spec, and free for another pod.
 	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
 		unmounted := func(v kubevirtv1.VolumeStatus) bool {
 			return v.Name == target.Name && v.Phase == kubevirtv1.VolumeUnMountedFromPod
@@ -274,7 +275,7 @@ func TestABackupWithoutTheLockDoesNotBegin(t *testing.T) {
 	controlplane.Consistently(t, 3*time.Second, func() error {
 		return want(w.launcher.count("BeginBackup") == 0, "a backup that does not hold the instance was begun")
 	})
-	// When it gets the lock it goes on.
+	// When it gets the lock, it goes on.
 	controlplane.Update(w.t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
 		v.Status.ChangedBlockTracking.BackupStatus.BackupName = b.Name
 	})
@@ -305,7 +306,7 @@ func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 	tr := w.tracker("tr", "root")
 	w.launcher.view(func() { w.launcher.lost["root"] = "inconsistent" })
 	w.started()
-	// The review after the start discards it, before any backup.
+	// The review after the start discards the checkpoint, before any backup.
 	w.until(func() error {
 		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(tr), tr); err != nil {
 			return err
@@ -324,7 +325,8 @@ func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 	})
 }
 
-// TestReview_saysWhatKeepsTrackingFromEnabled: until the checkpoints are validated backups wait, and somebody has to learn why.
+// TestReview_saysWhatKeepsTrackingFromEnabled: backups wait until the checkpoints are validated, and users have to
+// learn why.
 func TestReview_saysWhatKeepsTrackingFromEnabled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")

@@ -21,8 +21,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// fakeLauncher speaks the real wire over a real socket where a launcher pod's would be. It has no guest: a test plays
-// one by changing the state, and reads the calls that the handler made.
+// fakeLauncher speaks the real protocol over a real socket where a launcher pod's would be. It has no guest. A test
+// plays one by changing the state, and reads the calls that the handler made.
 type fakeLauncher struct {
 	pb.UnimplementedLauncherServer
 
@@ -37,17 +37,17 @@ type fakeLauncher struct {
 	begun   []*pb.BeginBackupRequest
 	stops   []int64
 	deleted []string
-	// redefined are the names of every RedefineCheckpoints so far.
+	// redefined has the names of every RedefineCheckpoints call so far.
 	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
 	lost map[string]string
 	// lostIn are checkpoints whose bitmaps RedefineCheckpoints reports as lost on every volume.
 	lostIn map[string]string
-	// refuseRedefine is what RedefineCheckpoints answers instead.
+	// refuseRedefine is the error that RedefineCheckpoints returns instead.
 	refuseRedefine error
-	// refuse is what BeginBackup answers instead of beginning.
+	// refuse is the error that BeginBackup returns instead of beginning.
 	refuse error
-	// finish is what a backup becomes at once; nil: PREPARING.
+	// finish returns what a backup becomes at once. If nil, that is PREPARING.
 	finish func(*pb.BeginBackupRequest) *pb.Backup
 }
 
@@ -85,7 +85,7 @@ func (f *fakeLauncher) serve(t *testing.T, socket string) {
 	})
 }
 
-// kill ends the launcher as SIGKILL does: no last word.
+// kill ends the launcher as SIGKILL does, without a last message.
 func (f *fakeLauncher) kill() { f.server.Stop() }
 
 // set changes the state as an event in the guest does.

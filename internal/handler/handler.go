@@ -35,7 +35,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// DefaultStopWaitsForBackup is how long a stop waits for a running backup unless Options say otherwise.
+// DefaultStopWaitsForBackup is how long a stop waits for a running backup unless Options sets another value.
 const DefaultStopWaitsForBackup = 10 * time.Minute
 
 // Options are what Run needs.
@@ -44,19 +44,19 @@ type Options struct {
 	Config *rest.Config
 	// NodeName is the node that the handler runs on. Required.
 	NodeName string
-	// Namespace is Varve's own, where the KubeVirt object is. Default: varve.
+	// Namespace is Varve's own namespace, which has the KubeVirt object. Default: varve.
 	Namespace string
 	// KubeletPodsDir is the kubelet's pods directory, at the same path as on the node. Default: layout.KubeletPods.
 	KubeletPodsDir string
 	// MetricsAddress and HealthAddress are host:port to serve plain HTTP on. "0" or empty: not served.
 	MetricsAddress, HealthAddress string
-	// StopWaitsForBackup bounds how long a stop waits for a running backup. Default: DefaultStopWaitsForBackup.
+	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: DefaultStopWaitsForBackup.
 	StopWaitsForBackup time.Duration
-	// Timing bounds how long a launcher may be silent. Default: link.DefaultTiming.
+	// Timing limits how long a launcher may be silent. Default: link.DefaultTiming.
 	Timing link.Timing
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
-	// Registry takes the metrics. Default: controller-runtime's, which MetricsAddress serves.
+	// Registry receives the metrics. Default: controller-runtime's, which MetricsAddress serves.
 	Registry prometheus.Registerer
 	Logger   logr.Logger
 }
@@ -87,8 +87,8 @@ func orDefault[T comparable](v, def T) T {
 	return v
 }
 
-// Run reconciles the node's objects until ctx ends. It returns nil when ctx ended it. Guests, backups and mounts
-// stay as they are: the next handler goes on.
+// Run reconciles the node's objects until ctx ends, and then returns nil. Guests, backups and mounts stay as they
+// are: the next handler continues.
 func Run(ctx context.Context, o Options) (err error) {
 	o, err = o.withDefaults()
 	if err != nil {
@@ -114,7 +114,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// manager makes a manager without leader election whose caches hold this node's objects only.
+// manager returns a manager without leader election whose caches hold only this node's objects.
 func manager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
@@ -127,7 +127,7 @@ func manager(o Options) (ctrl.Manager, error) {
 		Logger:                 o.Logger,
 		Metrics:                metricsserver.Options{BindAddress: o.MetricsAddress},
 		HealthProbeBindAddress: o.HealthAddress,
-		// One process may run several handlers, one after another: nothing global is theirs.
+		// One process may run several handlers one after another, so controller names need not be unique.
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&kubevirtv1.VirtualMachineInstance{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelNodeName: o.NodeName})},

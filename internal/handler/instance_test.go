@@ -63,8 +63,8 @@ func TestAGuestIsStartedAndItsStatusIsMirrored(t *testing.T) {
 	})
 }
 
-// TestStart_tellsWhichRunItIs: the launcher keeps an overlay only if it is told which run was the last; that is told only while the
-// claim names this instance's run.
+// TestStart_tellsWhichRunItIs: the launcher keeps an overlay only if it is told which run was the last. The handler
+// tells it only while the claim names this instance's run.
 func TestStart_tellsWhichRunItIs(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

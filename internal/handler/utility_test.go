@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 type utility struct {
 	*world
 	kubelet *mounttest.Kubelet
-	// view is the utility directory as the launcher's container sees it; claim the target's root.
+	// view is the utility directory as the launcher's container sees it. claim is the target's root.
 	view, claim string
-	// target is the claim and volume its persistent volume.
+	// target is the claim. volume is the name of its persistent volume.
 	target *corev1.PersistentVolumeClaim
 	volume string
 }
@@ -46,7 +46,7 @@ func newUtility(t *testing.T) *utility {
 	return u
 }
 
-// bind makes the claim's persistent volume, bound to it.
+// bind makes a persistent volume that is bound to the claim.
 func (u *utility) bind(claim *corev1.PersistentVolumeClaim) {
 	u.t.Helper()
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: claim.Spec.VolumeName}}
@@ -58,8 +58,8 @@ func (u *utility) bind(claim *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// attachmentPod makes the pod that Varve's controller makes, after edit, and mounts the volume for it as the kubelet does. It
-// returns the pod and the root of the volume.
+// attachmentPod makes the pod that Varve's controller would make, after edit has changed it, and mounts the volume
+// for it as the kubelet does. It returns the pod and the root of the volume.
 func (u *utility) attachmentPod(volume string, edit func(*corev1.Pod)) (*corev1.Pod, string) {
 	u.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: u.ns, Name: layout.AttachmentPod("vm", u.vmi.UID, volume)}}
@@ -83,7 +83,7 @@ func (u *utility) attach(name string) {
 	u.attached(name, pod.UID)
 }
 
-// attached plays the controller, or somebody who writes what a controller would: the volume is attached by this pod.
+// attached plays the controller, or somebody who writes what a controller would: this pod has attached the volume.
 func (u *utility) attached(name string, pod types.UID) {
 	u.t.Helper()
 	controlplane.Update(u.t, u.client, u.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) {
@@ -122,7 +122,7 @@ func (u *utility) remove() {
 	controlplane.Update(u.t, u.client, u.vmi, false, func(v *kubevirtv1.VirtualMachineInstance) { v.Spec.UtilityVolumes = nil })
 }
 
-// mounted says what is mounted below the launcher's utility directory, its cover included.
+// mounted returns what is mounted below the launcher's utility directory, including its cover.
 func (u *utility) mounted() []string {
 	u.t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -180,7 +180,7 @@ func TestALinkInPlaceOfAMountPointIsRefused(t *testing.T) {
 	u := newUtility(t)
 	u.started()
 	victim := t.TempDir()
-	// Before the cover is there, and on it.
+	// One link is there before the cover, and one is made on the cover.
 	if err := os.Symlink(victim, filepath.Join(u.view, "backup-1")); err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ var (
 	installRoles = sync.OnceValue(func() error { return cluster.InstallRoles(context.Background()) })
 )
 
-// world is a node of its own with one instance on it: the test plays the controller and the guest.
+// world is a node of its own with one instance on it. The test plays the controller and the guest.
 type world struct {
 	t        *testing.T
 	client   client.Client // as Varve's controller
@@ -48,13 +48,14 @@ type world struct {
 	vmi      *kubevirtv1.VirtualMachineInstance
 	rootUID  types.UID // of the claim of the instance's disk
 	stop     func()
-	// waits is StopWaitsForBackup of the handlers that run starts.
+	// waits is StopWaitsForBackup for the handlers that run starts.
 	waits time.Duration
-	// traffic counts what the handlers that run starts ask of the API server, unless it is nil.
+	// traffic, if not nil, counts the API requests of the handlers that run starts.
 	traffic *controlplane.Traffic
 }
 
-// newWorld makes a node whose kubelet's pods directory is podsDir ("": a new one), with an instance in phase Scheduled.
+// newWorld makes a node with an instance in phase Scheduled. podsDir is the kubelet's pods directory, or "" for a
+// new one.
 func newWorld(t *testing.T, podsDir string) *world {
 	t.Helper()
 	n := serial.Add(1)
@@ -76,12 +77,12 @@ func newWorld(t *testing.T, podsDir string) *world {
 	return w
 }
 
-// run starts a handler; stop ends it, as does the test's end.
+// run starts a handler. stop ends it, as does the end of the test.
 func (w *world) run() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	// It works with its own roles and its node's token.
+	// The handler works with its own roles and its node's token.
 	user := controlplane.HandlerOn(w.node)
 	user.Restricted = true
 	if err := installRoles(); err != nil {
@@ -118,7 +119,7 @@ func logger() logr.Logger {
 	return log.Log
 }
 
-// restart ends the handler and starts another one.
+// restart stops the handler and starts another one.
 func (w *world) restart() {
 	w.t.Helper()
 	w.stop()
@@ -166,8 +167,8 @@ func (w *world) instance(name string) *kubevirtv1.VirtualMachineInstance {
 	return vmi
 }
 
-// guestRuns plays a guest that has come up. Like a real launcher's, its first state that says RUNNING has no disks: libvirt is
-// asked for them afterwards.
+// guestRuns plays a guest that has come up. As with a real launcher, the first state that says RUNNING has no
+// disks: libvirt is asked for them afterwards.
 func (w *world) guestRuns() {
 	w.t.Helper()
 	w.launcher.set(func(s *pb.State) { s.Phase = pb.State_RUNNING })
@@ -234,7 +235,7 @@ func (w *world) untilPhase(b *backupv1.VirtualMachineBackup, phase backupv1.Back
 	})
 }
 
-// tracker makes a tracker whose latest checkpoint has the given disks; none: it has no checkpoint.
+// tracker makes a tracker whose latest checkpoint has the given disks. Without disks the tracker has no checkpoint.
 func (w *world) tracker(name string, disks ...string) *backupv1.VirtualMachineBackupTracker {
 	w.t.Helper()
 	return w.trackerOf("vm", name, disks...)
@@ -256,7 +257,8 @@ func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.Virtu
 	return tr
 }
 
-// backup makes a backup in phase Starting that holds the instance, as the controller does. tr nil: without a tracker.
+// backup makes a backup in phase Starting that holds the instance, as the controller does. If tr is nil, the backup
+// uses no tracker.
 func (w *world) backup(name string, tr *backupv1.VirtualMachineBackupTracker) *backupv1.VirtualMachineBackup {
 	w.t.Helper()
 	b := &backupv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Finalizers: []string{backupv1.BackupFinalizer}}}

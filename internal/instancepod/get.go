@@ -10,7 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Get reads the pod that has this name, whoever made it. nil: live says that there is none. live is the API server, not a cache.
+// Get reads the pod with this name, whoever made it. It returns nil if there is none. live must read from the API
+// server, not from a cache.
 func Get(ctx context.Context, live client.Reader, namespace, name string) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
 	err := live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, pod)

@@ -1,8 +1,10 @@
 // Package instancepod says which pods are an instance's: its launcher pod and its attachment pods.
 //
-// A pod is known by its name, which follows from the instance's UID, and by its controller; an attachment pod by the claim
-// that it mounts too, and a launcher pod that has lost its controller by its finalizer. Labels say nothing: whoever may create pods in the namespace may set them. deploy/admission keeps
-// others from making pods that an instance controls, so that a pod for which these functions return true was made by Varve.
+// A pod is recognized by its name, which follows from the instance's UID, and by its controller. An attachment pod
+// is also recognized by the claim that it mounts, and a launcher pod that has lost its controller by its finalizer.
+// Labels prove nothing, because anybody who may create pods in the namespace may set them. deploy/admission keeps
+// others from making pods that an instance controls. So a pod for which these functions return true was made by
+// Varve.
 package instancepod
 
 import (
@@ -17,25 +19,26 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// IsLauncher says that the pod is the launcher pod of the instance.
+// IsLauncher reports whether the pod is the instance's launcher pod.
 func IsLauncher(pod *corev1.Pod, instance string, uid types.UID) bool {
 	return pod.Name == layout.LauncherPod(instance, uid) && controlledBy(pod, uid)
 }
 
-// IsOrphan says that the pod is the launcher pod of the instance and has lost its owner, as by `kubectl delete vmi --cascade=orphan`. What says so is the
-// finalizer, which deploy/admission lets others put on a pod as little as the owner. Who controls the pod since says nothing: a ReplicaSet adopts any pod
-// without an owner that its selector matches, and a launcher pod has its machine's labels.
+// IsOrphan reports whether the pod is the instance's launcher pod and has lost its owner, for example by `kubectl
+// delete vmi --cascade=orphan`. The finalizer proves it: deploy/admission does not let others put it on a pod, any
+// more than the owner. Who controls the pod by now proves nothing: a ReplicaSet adopts any ownerless pod that its
+// selector matches, and a launcher pod has its machine's labels.
 func IsOrphan(pod *corev1.Pod, instance string, uid types.UID) bool {
 	return uid != "" && pod.Name == layout.LauncherPod(instance, uid) && !controlledBy(pod, uid) && slices.Contains(pod.Finalizers, layout.FinalizerLauncher)
 }
 
-// IsAttachment says that the pod is the one that brings the utility volume to the node of the instance. See HoldsClaim for what
-// it brings.
+// IsAttachment reports whether the pod is the one that brings the utility volume to the instance's node. See
+// HoldsClaim for what it brings.
 func IsAttachment(pod *corev1.Pod, instance string, uid types.UID, utilityVolume string) bool {
 	return pod.Name == layout.AttachmentPod(instance, uid, utilityVolume) && controlledBy(pod, uid)
 }
 
-// controlledBy says that the pod's controller is the instance with this UID.
+// controlledBy reports whether the pod's controller is the instance with this UID.
 func controlledBy(pod *corev1.Pod, uid types.UID) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil || uid == "" || owner.UID != uid || owner.Kind != "VirtualMachineInstance" {
@@ -45,7 +48,8 @@ func controlledBy(pod *corev1.Pod, uid types.UID) bool {
 	return err == nil && gv.Group == kubevirtv1.GroupVersion.Group
 }
 
-// HoldsClaim says that an attachment pod mounts the claim in the place that the handler takes it from.
+// HoldsClaim reports whether an attachment pod mounts the claim under the volume name from which the handler takes
+// it.
 func HoldsClaim(pod *corev1.Pod, claim string) bool {
 	found := false
 	for i := range pod.Spec.Volumes {

@@ -1,4 +1,4 @@
-// Package pace says how fast reconcilers work: how many objects at a time, and how soon again after a failure.
+// Package pace says how fast reconcilers work: how many objects at a time, and how soon they retry after a failure.
 package pace
 
 import (
@@ -12,15 +12,16 @@ import (
 // The number of objects that one reconciler works on at a time. Two workers never have the same object.
 const (
 	ControllerWorkers = 4
-	// HandlerWorkers are more: a launcher that is slow to answer holds up one.
+	// HandlerWorkers is higher, because a launcher that is slow to answer holds up one worker.
 	HandlerWorkers = 8
 )
 
-// firstRetry doubles with each failure up to lastRetry. Nothing announces that a quota was raised, or that the API server or a webhook is back, so that the
-// longest wait is one that a person would sit through, and much shorter than the deadlines of a backup's phases.
+// The delay before a retry is firstRetry and doubles with each failure up to lastRetry. No event tells when a quota
+// was raised, or when the API server or a webhook is back. So the longest delay is one that a person would sit
+// through, and much shorter than the deadlines of a backup's phases.
 const firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
 
-// Options are for each reconciler its own: a limiter must not be shared.
+// Options returns the options of one reconciler. Each needs its own, because a limiter must not be shared.
 func Options(workers int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: workers,

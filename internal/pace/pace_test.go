@@ -7,7 +7,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// After an outage of hours the next try must come before a phase of a backup is given up: controller-runtime's own limiter waits up to 17 minutes.
+// After an outage of hours, the next retry must come before a phase of a backup is given up. controller-runtime's
+// own limiter waits up to 17 minutes.
 func TestOptions_longestWaitIsShort(t *testing.T) {
 	t.Parallel()
 	limiter := Options(ControllerWorkers).RateLimiter

@@ -1,11 +1,13 @@
-// Package runepoch keeps on a PersistentVolumeClaim which run mounted it writable last, which instances hold it, and whether a guest has had a disk
-// on it.
+// Package runepoch records on a PersistentVolumeClaim which run mounted it writable last, which instances hold it,
+// and whether a guest has had a disk on it.
 //
-// A run is one period in which a pod that Varve made mounts the claim writable. The controller writes the run on the claim before it makes the
-// pod, with optimistic concurrency, so that each run knows the one before it. The launcher keeps an overlay only if the overlay's own run was
-// that one. The package is pure: callers read and write the claim.
+// A run is one period in which a pod that Varve made mounts the claim writable. The controller writes the run on
+// the claim before it makes the pod, with optimistic concurrency, so that each run knows the one before it. The
+// launcher keeps an overlay only if that previous run is the overlay's own. The package is pure: callers read and
+// write the claim.
 //
-// The record names the claim's UID. A record that came with a copy of the object (a restore, a clone, kubectl apply) counts as none.
+// The record names the claim's UID. A record that came with a copy of the object (a restore, a clone, kubectl
+// apply) is ignored.
 package runepoch
 
 import (
@@ -21,16 +23,17 @@ import (
 
 // Epoch is the record of a claim's runs.
 type Epoch struct {
-	// Claim is the UID of the claim that the record speaks of.
+	// Claim is the UID of the claim that the record is about.
 	Claim types.UID `json:"claim"`
-	// Run is the last run that was to mount the claim writable. Empty: there was none.
+	// Run is the last run that was to mount the claim writable. It is empty if there was none.
 	Run string `json:"run,omitempty"`
-	// Previous is the run before it. Empty: there was none, or somebody else may have written to the claim after it.
+	// Previous is the run before Run. It is empty if there was none, or if somebody else may have written to the
+	// claim after it.
 	Previous string `json:"previous,omitempty"`
 	// Holders are the instances whose guests may write to the claim.
 	Holders []Holder `json:"holders,omitempty"`
-	// Strangers are the UIDs of ended pods that Varve did not make, that can have written to the claim, and that were there when the last run
-	// began. They write no more.
+	// Strangers are the UIDs of pods that Varve did not make, that may have written to the claim, and that existed
+	// and had ended when the last run began. They no longer write.
 	Strangers []types.UID `json:"strangers,omitempty"`
 	// Generation is the generation of the claim's content when the last run of an instance began.
 	Generation string `json:"generation,omitempty"`
@@ -38,7 +41,7 @@ type Epoch struct {
 	HadDisk bool `json:"hadDisk,omitempty"`
 }
 
-// mostStrangers bounds what the annotation holds. A pod beyond that counts as a new one at each run.
+// mostStrangers limits the size of the annotation. A pod beyond the limit counts as a new one at each run.
 const mostStrangers = 64
 
 // Holder is an instance whose guest may write to a claim.
@@ -49,16 +52,16 @@ type Holder struct {
 	Shared bool `json:"shared,omitempty"`
 }
 
-// InstanceRun is the run of an instance's launcher pod.
+// InstanceRun returns the run of an instance's launcher pod.
 func InstanceRun(instance types.UID) string { return string(instance) }
 
-// AttachmentRun is the run of the attachment pods of an instance's utility volume.
+// AttachmentRun returns the run of the attachment pods of an instance's utility volume.
 func AttachmentRun(instance types.UID, volume string) string {
 	return string(instance) + "/" + volume
 }
 
-// Of reads a claim's record. A claim without one, or with one of another claim, has an empty record. An error means that the
-// annotation cannot be read: nothing is known of the claim's runs and holders.
+// Of reads a claim's record. The record is empty if the claim has none, or has one of another claim. An error means
+// that the annotation cannot be read, so that nothing is known about the claim's runs and holders.
 func Of(claim *corev1.PersistentVolumeClaim) (Epoch, error) {
 	none := Epoch{Claim: claim.UID}
 	text, ok := claim.Annotations[layout.AnnotationRunEpoch]
@@ -75,7 +78,8 @@ func Of(claim *corev1.PersistentVolumeClaim) (Epoch, error) {
 	return e, nil
 }
 
-// Begin returns the record of a claim that run mounts next. It changes nothing if run is already the last one.
+// Begin returns the record of a claim that run mounts next. If run is already the last one, the record stays as it
+// is.
 func (e Epoch) Begin(run string) Epoch {
 	if e.Run != run {
 		e.Run, e.Previous = run, e.Run
@@ -83,8 +87,9 @@ func (e Epoch) Begin(run string) Epoch {
 	return e
 }
 
-// Undo returns the record without run, if that is the last one and mounted nothing: the next run follows the one before it. What is taken back
-// has no run before it, so that it is trusted no more than the record shows.
+// Undo takes back run if it is the last one, for a run that mounted nothing: the next run then follows the one
+// before it. The run that becomes the last one has no previous run, so that it is trusted no more than the record
+// shows.
 func (e Epoch) Undo(run string) Epoch {
 	if e.Run == run {
 		e.Run, e.Previous = e.Previous, ""
@@ -98,7 +103,8 @@ func (e Epoch) WithHolders(holders []Holder) Epoch {
 	return e
 }
 
-// WithGeneration returns the record for a run of an instance on this generation of the claim's content. In another one nobody has had a disk.
+// WithGeneration returns the record for an instance's run on this generation of the claim's content. In a new
+// generation no guest has had a disk yet.
 func (e Epoch) WithGeneration(generation string) Epoch {
 	e.HadDisk = e.HadDisk && e.Generation == generation
 	e.Generation = generation
@@ -111,7 +117,7 @@ func (e Epoch) WithDisk() Epoch {
 	return e
 }
 
-// KnowsDisk says that a guest has run with a disk on the claim, in this generation of its content.
+// KnowsDisk reports whether a guest has run with a disk on the claim, in this generation of its content.
 func (e Epoch) KnowsDisk(generation string) bool { return e.HadDisk && e.Generation == generation }
 
 // Stranger is a pod that Varve did not make and that can write to a claim.
@@ -121,8 +127,9 @@ type Stranger struct {
 	Ended bool
 }
 
-// WithStrangers returns the record with the pods of others that can have written to the claim before the run begins. One that was not there, or had not
-// ended, when the run before began may have written since: then that run was not the last that could.
+// WithStrangers returns the record with the pods that Varve did not make and that may have written to the claim
+// before the run begins. A pod that did not exist, or had not ended, when the previous run began may have written
+// since then. In that case the previous run was not the last that could write, so Previous becomes empty.
 func (e Epoch) WithStrangers(pods []Stranger) Epoch {
 	known := e.Strangers
 	e.Strangers = nil
@@ -138,7 +145,7 @@ func (e Epoch) WithStrangers(pods []Stranger) Epoch {
 	return e
 }
 
-// Equal says whether two records say the same.
+// Equal reports whether two records say the same.
 func (e Epoch) Equal(o Epoch) bool {
 	return e.Claim == o.Claim && e.Run == o.Run && e.Previous == o.Previous && slices.Equal(e.Holders, o.Holders) && slices.Equal(e.Strangers, o.Strangers) &&
 		e.Generation == o.Generation && e.HadDisk == o.HadDisk

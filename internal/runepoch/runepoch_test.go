@@ -23,7 +23,7 @@ func TestEpoch_eachRunKnowsTheOneBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Run != run { // a repetition is no new run
+		if e.Run != run { // repeating a run is not a new run
 			before = e.Run
 		}
 		next := e.Begin(run)
@@ -57,7 +57,7 @@ func TestEpoch_undoesARunThatNeverBegan(t *testing.T) {
 	}
 }
 
-// strangers are the pods of the record, still there.
+// strangers returns the pods of the record, as if they still existed.
 func (e Epoch) strangers() []Stranger {
 	var pods []Stranger
 	for _, uid := range e.Strangers {
@@ -100,12 +100,12 @@ func TestEpoch_strangersEndTheTrust(t *testing.T) {
 		if next.Previous != c.previous {
 			t.Errorf("%s: previous %q, want %q", c.what, next.Previous, c.previous)
 		}
-		// The same run again, after a crash, trusts nobody more than before.
+		// The same run again, after a crash, trusts no more than before.
 		if again := next.Begin("b").WithStrangers(c.pods); again.Previous != c.previous {
 			t.Errorf("%s, again: previous %q, want %q", c.what, again.Previous, c.previous)
 		}
 	}
-	// A pod that ran when a run began and has ended since may have written in between.
+	// A pod that ran when one run began, and had ended when the next began, may have written in between.
 	next := e.Begin("b").WithStrangers([]Stranger{running}).Begin("c").WithStrangers([]Stranger{{UID: "shell", Ended: true}})
 	if next.Previous != "" {
 		t.Errorf("a pod that ended meanwhile: previous %q", next.Previous)
@@ -147,7 +147,7 @@ func TestEpoch_knowsADiskInOneGeneration(t *testing.T) {
 	if !e.KnowsDisk("") || e.KnowsDisk("1") {
 		t.Errorf("after a guest has run: %+v", e)
 	}
-	e = e.Begin("attached") // no guest
+	e = e.Begin("attached") // not a guest
 	if !e.KnowsDisk("") {
 		t.Errorf("after an attachment: %+v", e)
 	}

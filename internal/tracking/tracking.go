@@ -1,5 +1,5 @@
-// Package tracking decides which virtual machines and which of their disks are tracked for
-// incremental backup. It is pure: the callers gather what it looks at.
+// Package tracking decides which virtual machines, and which of their disks, are tracked for incremental backup. It
+// is pure: the callers gather its input.
 package tracking
 
 import (
@@ -13,7 +13,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// GateEnabled says whether the configuration names a feature gate.
+// GateEnabled reports whether the configuration lists a feature gate.
 func GateEnabled(kv *kubevirtv1.KubeVirt, gate string) bool {
 	if kv == nil || kv.Spec.Configuration.DeveloperConfiguration == nil {
 		return false
@@ -21,8 +21,8 @@ func GateEnabled(kv *kubevirtv1.KubeVirt, gate string) bool {
 	return slices.Contains(kv.Spec.Configuration.DeveloperConfiguration.FeatureGates, gate)
 }
 
-// Selected says whether the configuration wants a machine with these labels, in a namespace with
-// these labels, to be tracked. An invalid selector is an error that names it.
+// Selected reports whether the configuration wants a machine with these labels, in a namespace with these labels,
+// to be tracked. An invalid selector is an error that names the selector.
 func Selected(kv *kubevirtv1.KubeVirt, namespace, machine map[string]string) (bool, error) {
 	if !GateEnabled(kv, kubevirtv1.IncrementalBackup) {
 		return false, nil
@@ -43,7 +43,7 @@ func Selected(kv *kubevirtv1.KubeVirt, namespace, machine map[string]string) (bo
 }
 
 func matches(s *metav1.LabelSelector, set map[string]string) (bool, error) {
-	// A nil selector matches nothing and an empty one everything: that is what this call does.
+	// This call already lets a nil selector match nothing and an empty one everything.
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
 		return false, err
@@ -51,8 +51,8 @@ func matches(s *metav1.LabelSelector, set map[string]string) (bool, error) {
 	return selector.Matches(labels.Set(set)), nil
 }
 
-// EligibleVolumes returns the names of the volumes whose disks can be tracked, in the order of
-// spec.volumes: writable disks that one guest has for itself, on a claim of either volume mode.
+// EligibleVolumes returns the names of the volumes whose disks can be tracked, in the order of spec.volumes:
+// writable disks that are not shared between guests, on a claim of either volume mode.
 func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	var names []string
 	for _, v := range spec.Volumes {
@@ -73,9 +73,9 @@ func eligible(d kubevirtv1.Disk) bool {
 	return d.Disk != nil && !d.Disk.ReadOnly && !shared
 }
 
-// StateClaimSize is the size in bytes of the claim that holds the overlays and bitmaps of disks with
-// these sizes in bytes. It is generous, because a claim that is too small stops the guest: per disk twice
-// the L2 tables at the overlay's cluster size, 16 bitmaps at 64 KiB granularity, and room for the file system.
+// StateClaimSize returns the size in bytes of the claim that holds the overlays and bitmaps of disks with these
+// sizes in bytes. It is generous, because a claim that is too small stops the guest. Per disk it has room for twice
+// the L2 tables at the overlay's cluster size, 16 bitmaps at 64 KiB granularity, and the file system's own needs.
 func StateClaimSize(diskBytes []int64) int64 {
 	const mib = 1 << 20
 	size := int64(32 * mib)
@@ -88,9 +88,9 @@ func StateClaimSize(diskBytes []int64) int64 {
 	return (size + mib - 1) / mib * mib
 }
 
-// ClusterSize is the cluster size in bytes of the overlay over a disk of diskBytes: the smallest power
-// of two from 64 KiB to 2 MiB with diskBytes <= 4.5 * cluster^2. Up to there QEMU recognizes a hole-punched
-// overlay as preallocated metadata and asks the raw file for its holes, so that a full backup of a sparse disk stays sparse.
+// ClusterSize returns the cluster size in bytes of the overlay over a disk of diskBytes: the smallest power of two
+// from 64 KiB to 2 MiB with diskBytes <= 4.5 * cluster^2. Up to that size QEMU recognizes a hole-punched overlay as
+// preallocated metadata and asks the raw file for its holes, so that a full backup of a sparse disk stays sparse.
 func ClusterSize(diskBytes int64) int {
 	const smallest, largest = 64 << 10, 2 << 20
 	cluster := int64(smallest)
@@ -100,7 +100,7 @@ func ClusterSize(diskBytes int64) int {
 	return int(cluster)
 }
 
-// IsBlock says whether a claim has volume mode Block.
+// IsBlock reports whether a claim has volume mode Block.
 func IsBlock(mode *corev1.PersistentVolumeMode) bool {
 	return mode != nil && *mode == corev1.PersistentVolumeBlock
 }

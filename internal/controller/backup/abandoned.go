@@ -19,8 +19,9 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// lockReconciler removes from an instance what belongs to a backup that is no more, as when somebody removed its
-// finalizer by hand: its lock would keep every later backup and every stop waiting, its volume would stay attached.
+// lockReconciler removes from an instance what belongs to a backup that no longer exists or has ended, for example
+// because somebody removed the backup's finalizer by hand. Its lock would keep every later backup and every stop
+// waiting, and its volume would stay attached.
 type lockReconciler struct{ access }
 
 func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
@@ -33,15 +34,16 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 		Complete(r)
 }
 
-// abandoned is what an instance has of backups that are no more.
+// abandoned is what an instance still has from backups that are over.
 type abandoned struct {
 	lock   bool
-	volume string // one at a time; the write brings the next
+	volume string // one at a time; the write triggers the next
 }
 
 func (a abandoned) any() bool { return a.lock || a.volume != "" }
 
-// findAbandoned compares an instance with the backups that have not ended.
+// findAbandoned compares an instance with the backups that use it. holder is the backup that the lock names, or
+// nil. used has the names of the utility volumes of backups that have not ended.
 func findAbandoned(instance *kubevirtv1.VirtualMachineInstance, holder *backupv1.VirtualMachineBackup, used map[string]bool) abandoned {
 	var found abandoned
 	if lock := lockOf(instance); lock != nil {
@@ -56,8 +58,8 @@ func findAbandoned(instance *kubevirtv1.VirtualMachineInstance, holder *backupv1
 }
 
 func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	// The cache first: almost always there is nothing to do. Then live, and the instance before the backups: a
-	// backup exists before its lock does.
+	// First look in the cache: there is almost always nothing to do. Then read live, and read the instance before
+	// the backups, because a backup exists before its lock does.
 	for _, c := range []client.Reader{r.cached, r.live} {
 		instance, err := get(ctx, c, req.NamespacedName, &kubevirtv1.VirtualMachineInstance{})
 		if err != nil || instance == nil {
@@ -81,8 +83,9 @@ func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	return ctrl.Result{}, nil
 }
 
-// users returns the backup that the instance's lock names, or nil, and the names of the utility volumes that belong to
-// backups which have not ended. A live read lists those backups: there is one only after somebody removed a finalizer by hand.
+// users returns the backup that the instance's lock names, or nil, and the names of the utility volumes that belong
+// to backups that have not ended. With the live reader it lists all those backups. That happens only after somebody
+// removed a finalizer by hand.
 func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, map[string]bool, error) {
 	var holder *backupv1.VirtualMachineBackup
 	if lock := lockOf(instance); lock != nil {
@@ -121,9 +124,9 @@ func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.Virtu
 	if found.lock {
 		err := r.releaseLock(ctx, instance)
 		if err == nil || !refusal.Is(err) || found.volume == "" {
-			return retryUnlessDone(err) // the write wakes this controller for the volume
+			return retryUnlessDone(err) // the write wakes this controller again for the volume
 		}
-		refused = err // the volume is another matter
+		refused = err // the volume may still be detached
 	}
 	if err := detach(ctx, r.cached, instance, found.volume); err != nil {
 		return retry(errors.Join(refused, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))

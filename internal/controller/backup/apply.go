@@ -17,10 +17,10 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// conflictDelay is how long a reconciler waits before it repeats a race that it lost.
+// conflictDelay is how long a reconciler waits before it retries after a lost race.
 const conflictDelay = 50 * time.Millisecond
 
-// apply makes one write. Every write carries the version that the decision was made on.
+// apply makes one write. Every write carries the resource version that the decision was based on.
 func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
 	switch d.Step {
 	case StepHold:
@@ -52,13 +52,14 @@ func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
 	}
 }
 
-// letGo makes a backup that ended leave the caches, and go if it is deleted.
+// letGo makes an ended backup leave the caches, and lets it go if it is deleted.
 func letGo(b *backupv1.VirtualMachineBackup) {
 	controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
 	metav1.SetMetaDataLabel(&b.ObjectMeta, layout.LabelEnded, "true")
 }
 
-// edit writes the difference that change makes, unless somebody wrote the object in the meantime.
+// edit writes the difference that change makes. It fails with a conflict if somebody has written the object in the
+// meantime.
 func edit[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
 	changed := obj.DeepCopyObject().(T)
 	change(changed)
@@ -86,8 +87,8 @@ func detach(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMa
 	})
 }
 
-// lock records the checkpoint's time on the tracker before anybody can see the name: a controller that dies
-// in between wastes a name and never gives one out twice.
+// lock records the checkpoint's time on the tracker before anybody can see the checkpoint's name. A controller that
+// dies in between wastes a name, but never gives one out twice.
 func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.InstanceBackupStatus) error {
 	if lock.CheckpointName != nil {
 		err := editStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
@@ -105,11 +106,13 @@ func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.Insta
 	})
 }
 
-// errCheckpointUsed says that a name cannot be given out. The tracker knows its time already, so the next try has another one.
+// errCheckpointUsed says that a name cannot be given out. The tracker already has the name's time, so the next
+// attempt picks another one.
 var errCheckpointUsed = errors.New("another backup has this checkpoint")
 
-// refuseUsedCheckpoint compares a checkpoint's name with those of all other backups of the namespace, ended ones too. Only a
-// tracker of the same name as an earlier one, and a clock that was set back, can bring a name up twice.
+// refuseUsedCheckpoint compares a checkpoint's name with those of all other backups in the namespace, including
+// ended ones. A name can come up twice only if the tracker has the name of an earlier one and the clock was set
+// back.
 func (r *reconciler) refuseUsedCheckpoint(ctx context.Context, b *backupv1.VirtualMachineBackup, name string) error {
 	var users backupv1.VirtualMachineBackupList
 	selector := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(checkpointField, name)}

@@ -18,11 +18,11 @@ import (
 // claimUser is a virtual machine that has a claim as a disk.
 type claimUser struct {
 	machine, disk string
-	// running says that a guest has it, or is about to.
+	// running says that a guest uses the disk, or is about to.
 	running bool
 }
 
-// claimIndex is a cache index of machines and instances by the claims that are their disks.
+// claimIndex is a cache index of machines and instances by the claims of their disks.
 const claimIndex = "varve.claims"
 
 func indexClaimUsers(ctx context.Context, mgr ctrl.Manager) error {
@@ -58,7 +58,7 @@ func volumesOf(o client.Object) []kubevirtv1.Volume {
 	}
 }
 
-// diskOn returns the volume of a machine or an instance that is on the claim, or "".
+// diskOn returns the name of the machine's or instance's volume on the claim, or "".
 func diskOn(o client.Object, claim string) string {
 	for _, v := range volumesOf(o) {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim {
@@ -68,8 +68,8 @@ func diskOn(o client.Object, claim string) string {
 	return ""
 }
 
-// claimUsers reads who has the claim as a disk, from the cache alone: what it misses now wakes the backup later, and
-// nothing that was written by then is harmed.
+// claimUsers reads from the cache which machines have the claim as a disk. A machine that the cache does not show
+// yet wakes the backup later, and nothing that was written by then is harmed.
 func (r *reconciler) claimUsers(ctx context.Context, namespace, claim string) ([]claimUser, error) {
 	var users []claimUser
 	var instances kubevirtv1.VirtualMachineInstanceList
@@ -90,8 +90,8 @@ func (r *reconciler) claimUsers(ctx context.Context, namespace, claim string) ([
 	return users, nil
 }
 
-// isStateClaim says whether a claim holds, or is reserved for, the record of changes of a machine. Such a claim is deleted
-// as soon as its machine is not tracked any more, with everything in it.
+// isStateClaim reports whether a claim holds, or is reserved for, a machine's record of changes. Such a claim is
+// deleted with everything on it as soon as its machine is no longer tracked.
 func isStateClaim(claim *corev1.PersistentVolumeClaim) bool {
 	if _, labelled := claim.Labels[layout.LabelState]; labelled || strings.HasPrefix(claim.Name, layout.StatePVC("")) {
 		return true
@@ -100,7 +100,7 @@ func isStateClaim(claim *corev1.PersistentVolumeClaim) bool {
 	return owner != nil && owner.APIVersion == kubevirtv1.GroupVersion.String() && owner.Kind == "VirtualMachine"
 }
 
-// claimInUse is the obstacle that a target is which belongs to a machine.
+// claimInUse returns an obstacle if the target belongs to a machine, or nil.
 func claimInUse(in *Input) *obstacle {
 	name := in.Backup.Spec.PVCName
 	if in.Claim != nil && isStateClaim(in.Claim) {
@@ -118,9 +118,9 @@ func claimInUse(in *Input) *obstacle {
 	return nil
 }
 
-// taken says which guest began to use the target as a disk while data moves; empty: none. The guest goes first: the
-// backup could fill the file system that its disk is on. A machine that merely names the claim is no reason to lose a
-// backup that runs; the next one is refused.
+// taken says which guest began to use the target as a disk while data moves. It returns an empty string if none
+// did. The guest takes precedence, because the backup could fill the file system that its disk is on. A machine
+// that merely names the claim is no reason to lose a running backup; the next backup is refused.
 func taken(in *Input) string {
 	for _, u := range in.ClaimUsers {
 		if u.running {

@@ -17,14 +17,14 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// guestOn is a guest whose disk is on a claim.
+// guestOn returns the spec of a guest whose disk is on a claim.
 func (l *lab) guestOn(claim string) kubevirtv1.VirtualMachineInstanceSpec {
 	spec := l.guest()
 	spec.Volumes[0].PersistentVolumeClaim.ClaimName = claim
 	return spec
 }
 
-// stopped makes a machine that has no instance.
+// stopped makes a machine without an instance.
 func (l *lab) stopped(name, claim string) {
 	l.Helper()
 	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: l.named(name), Spec: kubevirtv1.VirtualMachineSpec{
@@ -32,13 +32,14 @@ func (l *lab) stopped(name, claim string) {
 	}}))
 }
 
-// running makes an instance that no machine has.
+// running makes an instance without a machine.
 func (l *lab) running(name, claim string) {
 	l.Helper()
 	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named(name), Spec: l.guestOn(claim)}))
 }
 
-// A machine's disk is no target, whether its instance or only the machine names it. Data that moves makes way for a guest alone.
+// A machine's disk cannot be a target, whether the instance or only the machine names it. A running copy gives way
+// only to a guest.
 func TestClaimUsers_keepTheirDisks(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})

@@ -9,11 +9,11 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// copyingMessage stands in the Progressing condition while data moves: the handler's own message changes with every
-// progress report, and a condition that follows it would double the writes.
+// copyingMessage is the message of the Progressing condition while data moves. The handler's own message changes
+// with every progress report, and a condition that followed it would double the writes.
 const copyingMessage = "Data moves to the target; status.progress says how far it is."
 
-// project sets the conditions that follow from the phase. Quiesced is the handler's and stays as it is.
+// project sets the conditions that follow from the phase. Quiesced belongs to the handler and stays as it is.
 func project(s *backupv1.VirtualMachineBackupStatus, generation int64, deleting bool, now time.Time) {
 	active := activeCondition(s.Phase)
 	for _, t := range []string{

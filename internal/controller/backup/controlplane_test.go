@@ -40,7 +40,7 @@ type lab struct {
 	*testing.T
 	ns            string
 	user, handler client.Client
-	// varve is the controller's own account: other controllers' writes are played with it.
+	// varve has the controller's own account. The test uses it to play other controllers' writes.
 	varve    client.Client
 	registry *prometheus.Registry
 	limits   Limits
@@ -49,7 +49,7 @@ type lab struct {
 	vmi      *kubevirtv1.VirtualMachineInstance
 	// cached reads from the controllers' cache.
 	cached client.Client
-	// configuration is what the controllers read: the cluster's, unless a test has one of its own.
+	// configuration is what the controllers read: the cluster's, unless a test has its own.
 	configuration types.NamespacedName
 	// traffic counts the controllers' requests, unless it is nil.
 	traffic *controlplane.Traffic
@@ -104,7 +104,7 @@ func (l *lab) guest() kubevirtv1.VirtualMachineInstanceSpec {
 	return spec
 }
 
-// boot makes a new running and tracked instance.
+// boot makes a new instance that runs and is tracked.
 func (l *lab) boot() {
 	l.Helper()
 	l.vmi = &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named("vm"), Spec: l.guest()}
@@ -135,7 +135,7 @@ func source() *corev1.TypedLocalObjectReference {
 	return &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
 }
 
-// backup creates a backup through a tracker, or without one when tracker is empty.
+// backup creates a backup through a tracker, or without one if tracker is empty.
 func (l *lab) backup(name, tracker string) *backupv1.VirtualMachineBackup {
 	l.Helper()
 	b := &backupv1.VirtualMachineBackup{ObjectMeta: l.named(name), Spec: backupv1.VirtualMachineBackupSpec{PVCName: "target", BackupTracker: tracker}}
@@ -150,7 +150,7 @@ func (l *lab) read(o client.Object) error {
 	return l.user.Get(l.Context(), client.ObjectKeyFromObject(o), o)
 }
 
-// reaches waits until the backup has the phase, and the reason unless that is empty.
+// reaches waits until the backup has the phase and, unless it is empty, the reason.
 func (l *lab) reaches(b *backupv1.VirtualMachineBackup, phase backupv1.BackupPhase, reason string) {
 	l.Helper()
 	controlplane.Eventually(l.T, func() error {
@@ -174,7 +174,7 @@ func (l *lab) goes(o client.Object) {
 	})
 }
 
-// mount plays the attachment: every wanted utility volume is mounted, every other one is gone.
+// mount plays the attachment: it mounts every wanted utility volume and removes every other one.
 func (l *lab) mount(want int) {
 	l.Helper()
 	controlplane.Eventually(l.T, func() error {
@@ -232,7 +232,7 @@ func failedWith(reason string) func(*backupv1.VirtualMachineBackupStatus) {
 	}
 }
 
-// toStarting brings a new backup to the node.
+// toStarting takes a new backup as far as the node.
 func (l *lab) toStarting(b *backupv1.VirtualMachineBackup) {
 	l.Helper()
 	l.reaches(b, backupv1.BackupAttaching, backupv1.ReasonAttaching)
@@ -240,7 +240,7 @@ func (l *lab) toStarting(b *backupv1.VirtualMachineBackup) {
 	l.reaches(b, backupv1.BackupStarting, "")
 }
 
-// finish brings a backup that is Copied or CopyFailed to its end.
+// finish takes a backup that is Copied or CopyFailed to its end.
 func (l *lab) finish(b *backupv1.VirtualMachineBackup, phase backupv1.BackupPhase, reason string) {
 	l.Helper()
 	l.reaches(b, backupv1.BackupPruning, "")
@@ -345,7 +345,7 @@ func TestFullThenIncremental(t *testing.T) {
 	}
 }
 
-// counter is the value of the counter with these label values, in any order.
+// counter returns the value of the counter with these label values, in any order.
 func (l *lab) counter(name string, values ...string) float64 {
 	l.Helper()
 	families, err := l.registry.Gather()
@@ -369,7 +369,7 @@ func (l *lab) counter(name string, values ...string) float64 {
 	return 0
 }
 
-// Upstream takes the lock before it looks for the claim, and a claim that appears wakes nothing.
+// Upstream takes the lock before it looks for the claim, and a claim that appears wakes nothing there.
 func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
@@ -390,7 +390,7 @@ func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonVMNotRunning)
 	controlplane.Update(t, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseRunning })
 	l.reaches(b, backupv1.BackupPending, backupv1.ReasonPVCNotFound)
-	// What was done so far has had its passes: only the claim itself can wake the backup.
+	// Let the passes for everything done so far run out: then only the claim itself can wake the backup.
 	controlplane.Consistently(t, time.Second, func() error {
 		l.reaches(b, backupv1.BackupPending, backupv1.ReasonPVCNotFound)
 		return nil
@@ -413,7 +413,7 @@ func TestBlockClaimFailsAtOnce(t *testing.T) {
 	}
 }
 
-// Upstream lets a second backup with another tracker loop in errors.
+// Upstream lets a second backup with another tracker run into errors in a loop.
 func TestOneBackupAMachine(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
@@ -608,7 +608,7 @@ func TestSilentNodeMeetsTheDeadlines(t *testing.T) {
 	}
 }
 
-// Upstream lets a tracker that is in use be deleted.
+// Upstream allows the deletion of a tracker that is in use.
 func TestTrackerInUseIsHeld(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
@@ -642,7 +642,7 @@ func TestReplacedTrackerDoesNotMove(t *testing.T) {
 	}
 }
 
-// A finalizer that was removed by hand must not leave the machine locked for ever.
+// If a finalizer is removed by hand, the machine must not stay locked forever.
 func TestAbandonedLockAndVolumeAreReleased(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})

@@ -21,7 +21,7 @@ const (
 	StepNone Step = ""
 	// StepHold adds the finalizer to the backup.
 	StepHold Step = "Hold"
-	// StepLetGo removes the finalizer from a backup that ended, and labels it as ended.
+	// StepLetGo removes the finalizer from a backup that has ended, and labels the backup as ended.
 	StepLetGo Step = "LetGo"
 	// StepProtectTracker adds the finalizer to the tracker.
 	StepProtectTracker Step = "ProtectTracker"
@@ -29,28 +29,30 @@ const (
 	StepAttach Step = "Attach"
 	// StepDetach removes Decision.Volume from the instance.
 	StepDetach Step = "Detach"
-	// StepLock records Lock.StartTimestamp on the tracker, if the lock names a checkpoint, then puts Decision.Lock on the instance.
+	// StepLock first records Lock.StartTimestamp on the tracker, if the lock names a checkpoint, and then puts
+	// Decision.Lock on the instance.
 	StepLock Step = "Lock"
 	// StepUnlock removes the lock from the instance.
 	StepUnlock Step = "Unlock"
-	// StepMoveTracker makes Decision.Checkpoint the tracker's latest and clears what it discarded.
+	// StepMoveTracker makes Decision.Checkpoint the tracker's latest checkpoint and clears the tracker's list of
+	// discarded disks.
 	StepMoveTracker Step = "MoveTracker"
 	// StepStatus writes Decision.Status.
 	StepStatus Step = "Status"
 )
 
-// Decision is the next step and when to look again without an event.
+// Decision is the next step, and when to look again if no event comes.
 type Decision struct {
 	Step       Step
 	Status     *backupv1.VirtualMachineBackupStatus
 	Volume     *kubevirtv1.UtilityVolume
 	Lock       *kubevirtv1.InstanceBackupStatus
 	Checkpoint *backupv1.Checkpoint
-	// Wake is when the present wait is over. Zero: only an event changes anything.
+	// Wake is when the present wait is over. If zero, only an event changes anything.
 	Wake time.Time
 }
 
-// decide returns the one step that brings the backup on. It reads nothing but in and changes nothing in it.
+// decide returns the one step that takes the backup further. It reads only in, and does not change it.
 func decide(in *Input) Decision {
 	switch in.Backup.Status.Phase {
 	case "", backupv1.BackupPending:
@@ -70,7 +72,7 @@ func decide(in *Input) Decision {
 	case backupv1.BackupDone, backupv1.BackupFailed:
 		return decideFinal(in)
 	default:
-		// An unknown phase, as after a downgrade: touch nothing rather than guess.
+		// An unknown phase, for example after a downgrade: touch nothing rather than guess.
 		return Decision{}
 	}
 }
@@ -86,12 +88,12 @@ func decideFinal(in *Input) Decision {
 type change struct {
 	phase           backupv1.BackupPhase
 	reason, message string
-	// deadline is when the phase is given up. Zero: none.
+	// deadline is when to give up the phase. If zero, there is none.
 	deadline time.Time
 	more     func(*backupv1.VirtualMachineBackupStatus)
 }
 
-// write returns the decision to bring the status to c, or to wait for c.deadline when it is there already.
+// write returns the decision to change the status to c, or to wait for c.deadline if the status is c already.
 func write(in *Input, c change) Decision {
 	s := in.Backup.Status.DeepCopy()
 	s.Phase, s.Reason, s.Message = c.phase, c.reason, c.message
@@ -123,7 +125,7 @@ func toFinal(in *Input, result backupv1.BackupResult, reason, message string) De
 	}})
 }
 
-// toPruning hands the backup to the node for cleaning up, with the result fixed.
+// toPruning hands the backup to the node to clean up, with the result fixed.
 func toPruning(in *Input, result backupv1.BackupResult, reason, message string) Decision {
 	return write(in, change{
 		phase: backupv1.BackupPruning, reason: reason, message: message, deadline: in.Now.Add(in.Limits.Pruning),
@@ -131,7 +133,7 @@ func toPruning(in *Input, result backupv1.BackupResult, reason, message string) 
 	})
 }
 
-// toPruned skips the node: it was never told of the backup.
+// toPruned skips the node, which was never told of the backup.
 func toPruned(in *Input, reason, message string) Decision {
 	return write(in, change{
 		phase: backupv1.BackupPruned, reason: reason, message: message, deadline: in.Now.Add(in.Limits.Detaching),
@@ -143,7 +145,7 @@ func aborted(in *Input) string {
 	return fmt.Sprintf("VirtualMachineBackup %s was deleted before its data was complete.", in.Backup.Name)
 }
 
-// deadlineOr is the recorded deadline of the phase, or from+limit when none is recorded.
+// deadlineOr returns the phase's recorded deadline, or from+limit if none is recorded.
 func deadlineOr(in *Input, from time.Time, limit time.Duration) time.Time {
 	if d := in.Backup.Status.PhaseDeadline; d != nil {
 		return d.Time

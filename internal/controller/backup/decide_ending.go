@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// decideCopied moves the tracker, once, and only the tracker that the backup was planned with.
+// decideCopied moves the tracker once, and only if it is the tracker that the backup was planned with.
 func decideCopied(in *Input) Decision {
 	s := &in.Backup.Status
 	succeed := func() Decision {
@@ -57,15 +57,16 @@ func checkpoint(in *Input) *backupv1.Checkpoint {
 	for i := range s.IncludedVolumes {
 		c.Disks = append(c.Disks, s.IncludedVolumes[i].Name)
 	}
-	// All of it or nothing: half of it proves nothing about the target.
+	// All of them or none: some alone prove nothing about the target.
 	if s.PVCUID != "" && s.ManifestSHA256 != "" {
 		c.Target = &backupv1.BackupTarget{PVCName: s.PVCName, PVCUID: s.PVCUID, Directory: s.Directory, ManifestSHA256: s.ManifestSHA256}
 	}
 	return c
 }
 
-// decidePruning waits for the node to clean up, for less time when the guest is gone. What the node could not do is
-// told: checkpoints die with the guest or are collected at its next start, partial files are the user's to delete.
+// decidePruning waits for the node to clean up, and waits less when the guest is gone. The message mentions partial
+// files that the node did not confirm as removed, because the user has to delete them. Checkpoints die with the
+// guest or are collected at its next start.
 func decidePruning(in *Input) Decision {
 	s := &in.Backup.Status
 	deadline := deadlineOr(in, in.Seen.PhaseSince, in.Limits.Pruning)
@@ -86,10 +87,11 @@ func decidePruning(in *Input) Decision {
 	return write(in, change{phase: backupv1.BackupPruned, reason: s.Reason, message: message, deadline: in.Now.Add(in.Limits.Detaching)})
 }
 
-// decidePruned gives back the volume, then the lock, then ends the backup.
+// decidePruned gives back the volume, then the lock, and then ends the backup.
 func decidePruned(in *Input) Decision {
 	s := &in.Backup.Status
-	// A volume that cannot be detached must not keep the machine locked: what stays is detached when the API server lets it.
+	// A volume that cannot be detached must not keep the machine locked. It is detached later, when the API server
+	// allows it.
 	refused := in.Seen.Refused && passed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
 	if in.volumeWanted() && !refused {
 		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
@@ -114,7 +116,7 @@ func decidePruned(in *Input) Decision {
 	return toFinal(in, backupv1.BackupUnsuccessful, s.Reason, message)
 }
 
-// after is what the detaching added to the message of a backup that succeeded.
+// after returns what detaching added to the message of a backup that succeeded.
 func after(message string, s *backupv1.VirtualMachineBackupStatus) string {
 	return message[len(s.Message):]
 }

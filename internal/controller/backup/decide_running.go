@@ -8,8 +8,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// decideOnNode watches over Starting and Copying, which the node's handler leaves. The controller ends them only
-// when the handler cannot or does not.
+// decideOnNode supervises Starting and Copying, which the node's handler normally ends. The controller ends them
+// only if the handler cannot or does not.
 func decideOnNode(in *Input) Decision {
 	s := &in.Backup.Status
 	if in.guestGone() {
@@ -38,8 +38,8 @@ func decideOnNode(in *Input) Decision {
 	return supervise(in)
 }
 
-// targetGone says how the claim that the backup is written to went away; empty: it is there. The files go with it,
-// also while a claim that is deleted still waits for the backup to let go of it.
+// targetGone says how the backup's target claim went away. It returns an empty string if the claim is still there.
+// The files go with the claim, even while a deleted claim still waits for the backup to let go of it.
 func targetGone(in *Input) string {
 	uid, name := in.Backup.Status.PVCUID, in.Backup.Spec.PVCName
 	var what string
@@ -75,8 +75,8 @@ func startingDeadline(in *Input) time.Time {
 	return deadlineOr(in, in.Seen.PhaseSince, in.Limits.Starting)
 }
 
-// recorded is the deadline that status should show: the one that is there while it is about right, so that each
-// progress report does not cost a second write.
+// recorded returns the deadline to show in status. It keeps the recorded one while that is off by no more than a
+// third of limit, so that not every progress report costs a second write.
 func recorded(in *Input, deadline time.Time, limit time.Duration) time.Time {
 	s := &in.Backup.Status
 	if s.PhaseDeadline == nil {
@@ -114,7 +114,7 @@ func guestEnd(in *Input) (reason, message string) {
 	}
 }
 
-// earlier is the earlier of two times; zero means never.
+// earlier returns the earlier of two times. Zero means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// TestDecide has a case for every way out of every phase. Each begins with a tracked backup "b" of a running machine
-// with everything there, brought to the phase in question.
+// TestDecide has a case for every way out of every phase. Each case begins with a tracked backup "b" of a running
+// machine that lacks nothing, brought to the phase in question.
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	type expect struct {
@@ -25,7 +25,7 @@ func TestDecide(t *testing.T) {
 		phase   backupv1.BackupPhase
 		reason  string
 		message string        // a part of it
-		wake    time.Duration // from now; 0: not looked at
+		wake    time.Duration // from now; 0: not checked
 	}
 	deleted := func(w *world, b *backupv1.VirtualMachineBackup) { b.DeletionTimestamp = &metav1.Time{Time: w.now} }
 	pending := func(*world, *backupv1.VirtualMachineBackup) {}
@@ -482,7 +482,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// gone lets the guest go and the handler's moment pass.
+// gone ends the guest and lets the time pass that the handler has to report it.
 func gone(end func(*world)) func(*world, *backupv1.VirtualMachineBackup) {
 	return goneFor(15*time.Second, end)
 }
@@ -495,7 +495,7 @@ func goneFor(span time.Duration, end func(*world)) func(*world, *backupv1.Virtua
 	}
 }
 
-// TestPlan holds what the node finds in status when a backup starts.
+// TestPlan checks what the node finds in status when a backup starts.
 func TestPlan(t *testing.T) {
 	t.Parallel()
 	latest := &backupv1.Checkpoint{Name: "tracker-2026-03-03T16:13:20Z", Disks: []string{"root"}, BackupUID: "before"}
@@ -535,7 +535,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestCheckpointNamesAreFresh aborts two backups and makes a tracker anew, all within one second.
+// TestCheckpointNamesAreFresh aborts two backups and creates a tracker again, all within one second.
 func TestCheckpointNamesAreFresh(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

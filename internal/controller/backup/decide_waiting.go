@@ -14,14 +14,14 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// decidePending waits for everything that the backup needs. Nothing is locked and nothing is attached.
+// decidePending waits for everything that the backup needs. It neither locks nor attaches anything.
 func decidePending(in *Input) Decision {
 	deadline := pendingDeadline(in)
 	refused := in.Seen.Refused && passed(in, deadline)
 	fail := func(reason, message string) Decision {
 		return toFinal(in, backupv1.BackupUnsuccessful, reason, message+stillLocked(in))
 	}
-	// A backup that fell back from Attaching has something to give back first.
+	// A backup that fell back from Attaching first gives back what it has.
 	switch {
 	case in.ownsLock() && !unlockGivenUp(in, deadline):
 		return Decision{Step: StepUnlock}
@@ -68,8 +68,8 @@ func decidePending(in *Input) Decision {
 	})
 }
 
-// stillAttached is the obstacle that the volume of an earlier plan is, or nil. It may be another claim's, and whoever takes it out would end a backup that
-// takes it for its own.
+// stillAttached returns an obstacle while the volume of an earlier plan is still attached, or nil. That volume may
+// be of another claim. If this backup took it for its own, detaching it would end the backup.
 func stillAttached(in *Input) *obstacle {
 	if in.volumeWanted() || in.volumeStatus() == nil {
 		return nil
@@ -91,8 +91,8 @@ func waitPending(in *Input, o *obstacle) Decision {
 	})
 }
 
-// pendingDeadline counts from the creation, so that falling back from Attaching does not lengthen the wait. A backup that is deleted only gives back
-// what it has, and may take as long for it as one in Pruned.
+// pendingDeadline counts from the backup's creation, so that falling back from Attaching does not lengthen the
+// wait. A deleted backup only gives back what it has, and gets as much time for it as a backup in Pruned.
 func pendingDeadline(in *Input) time.Time {
 	deadline := in.Backup.CreationTimestamp.Add(in.Limits.Pending)
 	if in.deleting() {
@@ -101,7 +101,7 @@ func pendingDeadline(in *Input) time.Time {
 	return deadline
 }
 
-// decideAttaching brings the target to the guest, then takes the lock, then hands the backup to the node.
+// decideAttaching attaches the target to the guest, then takes the lock, then hands the backup to the node.
 func decideAttaching(in *Input) Decision {
 	if in.deleting() {
 		return toPruned(in, backupv1.ReasonAborted, aborted(in))
@@ -110,7 +110,7 @@ func decideAttaching(in *Input) Decision {
 	case o != nil && o.fatal:
 		return toPruned(in, o.reason, o.message)
 	case o != nil:
-		return waitPending(in, o) // nothing is lost: Pending gives back what there is
+		return waitPending(in, o) // nothing is lost: Pending gives back what the backup has
 	case in.Tracker != nil && in.Tracker.UID != in.Backup.Status.TrackerUID:
 		return waitPending(in, waitFor(backupv1.ReasonAttaching, "VirtualMachineBackupTracker %s was replaced: planning again.", in.Tracker.Name))
 	case in.Claim.UID != in.Backup.Status.PVCUID:
@@ -144,8 +144,8 @@ func waitAttached(in *Input, status *kubevirtv1.VolumeStatus) Decision {
 	})
 }
 
-// attachingOverdue is decided before any step, so that a step that is refused again and again comes to an end. A volume
-// that was mounted in the last moment is used.
+// attachingOverdue reports whether to give up Attaching. It is checked before any step, so that a step that is
+// refused again and again comes to an end. A volume that was mounted at the last moment is still used.
 func attachingOverdue(in *Input) bool {
 	return passed(in, deadlineOr(in, in.Now, in.Limits.Attaching)) && (in.Seen.Refused || !in.volumeMounted())
 }
@@ -155,7 +155,8 @@ func giveUpAttaching(in *Input) Decision {
 		fmt.Sprintf("Gave up after %s: %s", in.Limits.Attaching, lastState(in, attachingMessage(in, in.volumeStatus()))))
 }
 
-// waitLock waits for another backup that won the race for the instance; it holds only the attached volume.
+// waitLock waits for another backup that won the race for the instance. Meanwhile this backup holds only the
+// attached volume.
 func waitLock(in *Input, holder string) Decision {
 	deadline := pendingDeadline(in)
 	message := fmt.Sprintf("Waiting for VirtualMachineBackup %s of the same virtual machine to end.", holder)
@@ -191,12 +192,13 @@ func utilityVolume(in *Input) *kubevirtv1.UtilityVolume {
 	}
 }
 
-// maxNameWait is how long a backup waits for a second that no checkpoint is named after. A longer wait means that
-// the clock was set back: then the name is ahead of the clock.
+// maxNameWait is how long a backup waits for a second that no checkpoint is named after. If it had to wait longer,
+// the clock was set back. It then uses a name that is ahead of the clock.
 const maxNameWait = 2 * time.Second
 
-// takeLock names this attempt: its time is in the names of the checkpoint and of the directory. Names are not ahead of
-// the clock, so that a tracker that is made anew cannot give out a name that its predecessor gave out.
+// takeLock names this attempt: its time becomes part of the names of the checkpoint and of the directory. Unless
+// the clock was set back (maxNameWait), names are not ahead of the clock, so that a tracker that is created again
+// cannot give out a name that its predecessor gave out.
 func takeLock(in *Input) Decision {
 	at := in.Now.UTC().Truncate(time.Second)
 	lock := &kubevirtv1.InstanceBackupStatus{BackupName: in.Backup.Name, BackupMsg: ptr.To(layout.BackupLock(in.Backup.UID))}
@@ -212,8 +214,9 @@ func takeLock(in *Input) Decision {
 	return Decision{Step: StepLock, Lock: lock}
 }
 
-// freshTime is the first whole second from at on that is in no checkpoint name of this tracker, as far as the tracker
-// remembers. What it cannot know, applying the lock finds out (refuseUsedCheckpoint).
+// freshTime returns the first whole second, from at on, that is not in any checkpoint name of this tracker, as far
+// as the tracker remembers. If the tracker does not know of such a name, refuseUsedCheckpoint finds it when the
+// lock is applied.
 func freshTime(in *Input, at time.Time) time.Time {
 	floor := in.Tracker.CreationTimestamp.Time
 	if t := in.Tracker.Status.NewestCheckpointTime; t != nil && t.After(floor) {
@@ -228,7 +231,7 @@ func freshTime(in *Input, at time.Time) time.Time {
 	return at
 }
 
-// toStarting hands the backup to the node. Everything that the node needs to know is in status from here on.
+// toStarting hands the backup to the node. From here on, status has everything that the node needs to know.
 func toStarting(in *Input, lock *kubevirtv1.InstanceBackupStatus) Decision {
 	at := in.Now
 	if lock.StartTimestamp != nil {

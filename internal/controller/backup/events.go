@@ -11,11 +11,11 @@ import (
 const (
 	// EventWaiting: something is missing; the note says what.
 	EventWaiting = "BackupWaiting"
-	// EventAttaching: everything is there and the target volume is being attached.
+	// EventAttaching: everything is ready and the target volume is being attached.
 	EventAttaching = "BackupAttachingTarget"
 	// EventStarting: the guest is locked for the backup and its node begins.
 	EventStarting = "BackupStarting"
-	// EventCopyFailed: the controller gave the backup up in the node's place.
+	// EventCopyFailed: the controller gave up the backup on the node's behalf.
 	EventCopyFailed = "BackupCopyFailed"
 	// EventFinishing: the copy ended; what is left is cleaned up.
 	EventFinishing = "BackupFinishing"
@@ -23,7 +23,7 @@ const (
 	EventDetaching = "BackupDetachingTarget"
 	// EventCompleted: the backup succeeded.
 	EventCompleted = "BackupCompleted"
-	// EventRefused: the API server refused a write that the backup needs; it is tried again.
+	// EventRefused: the API server refused a write that the backup needs; the write is retried.
 	EventRefused = "BackupRequestRefused"
 	// EventFailed: the backup failed; the note says why and what to do.
 	EventFailed = "BackupFailed"
@@ -35,9 +35,10 @@ const (
 	EventTrackerMoved = "CheckpointMoved"
 	// EventTrackerHeld: the tracker was deleted and stays until the backup that uses it ends.
 	EventTrackerHeld = "DeletionHeld"
-	// EventLockReleased: the lock of a backup that is no more was removed from the instance.
+	// EventLockReleased: the lock of a backup that no longer exists or has ended was removed from the instance.
 	EventLockReleased = "AbandonedBackupLockReleased"
-	// EventVolumeReleased: the utility volume of a backup that is no more was removed from the instance.
+	// EventVolumeReleased: the utility volume of a backup that no longer exists or has ended was removed from the
+	// instance.
 	EventVolumeReleased = "AbandonedBackupVolumeDetached"
 )
 
@@ -48,7 +49,7 @@ const (
 
 type notice struct{ kind, reason, action string }
 
-// eventFor is the event for a status change, or nil when nobody needs to hear of it.
+// eventFor returns the event for a status change, or nil if nobody needs to know of it.
 func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
 	if old.Phase == now.Phase && old.Reason == now.Reason {
 		return nil
@@ -79,7 +80,8 @@ func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
 	}
 }
 
-// related is the machine, if it is there; a nil pointer in an interface would not be nil.
+// related returns the machine, or an untyped nil if it does not exist: a nil pointer in an interface would not be
+// nil.
 func related(in *Input) runtime.Object {
 	if in.VM == nil {
 		return nil

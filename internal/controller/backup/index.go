@@ -10,19 +10,20 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Indexes of the cache. Those of backups have only the ones that have not ended, so that a history of thousands costs nothing.
+// Indexes of the cache. Those of backups have only the backups that have not ended, so that a history of thousands
+// costs nothing.
 const (
-	// byMachine has a backup under the machine that its spec names and under the one in its status.
+	// byMachine lists a backup under the machine that its spec names and under the one in its status.
 	byMachine = "varve.machine"
 	byTracker = "varve.tracker"
 	byClaim   = "varve.claim"
 	byVolume  = "varve.volume"
 	byNode    = "varve.node"
-	// trackersByMachine has the trackers of a machine.
+	// trackersByMachine lists a tracker under its machine.
 	trackersByMachine = "varve.trackers"
 )
 
-// checkpointField is a field of backups that the API server selects by.
+// checkpointField is a field of backups that the API server can select by.
 const checkpointField = "status.checkpointName"
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
@@ -64,7 +65,7 @@ func namedMachines(b *backupv1.VirtualMachineBackup) []string {
 	return machines
 }
 
-// unfinished lists the backups in memory that have not ended and stand in an index under value.
+// unfinished lists the cached backups that have not ended and that index has under value.
 func (a access) unfinished(ctx context.Context, namespace, index, value string) ([]backupv1.VirtualMachineBackup, error) {
 	var list backupv1.VirtualMachineBackupList
 	if err := a.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{index: value}); err != nil {
@@ -73,7 +74,7 @@ func (a access) unfinished(ctx context.Context, namespace, index, value string) 
 	return list.Items, nil
 }
 
-// unfinishedOfMachine lists the backups in memory that are of a machine, also those that name it through a tracker alone.
+// unfinishedOfMachine lists the machine's cached backups, including those that name it only through a tracker.
 func (r *reconciler) unfinishedOfMachine(ctx context.Context, namespace, machine string) ([]backupv1.VirtualMachineBackup, error) {
 	found, err := r.unfinished(ctx, namespace, byMachine, machine)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// The API server's clock is ahead of the controller's: a backup was made in its future, and still owns its lock.
+// The API server's clock is ahead of the controller's. A backup whose creation is in the controller's future still
+// owns its lock.
 func TestLock_isOwnedWhateverTheClocksSay(t *testing.T) {
 	t.Parallel()
 	for _, tracked := range []bool{true, false} {
@@ -34,7 +35,7 @@ func TestLock_isOwnedWhateverTheClocksSay(t *testing.T) {
 	}
 }
 
-// A backup does not inherit the lock of an earlier one of its name that lost its finalizer.
+// A backup does not inherit the lock of an earlier backup of the same name that lost its finalizer.
 func TestLock_ofAnEarlierBackupOfTheNameIsAbandoned(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

@@ -8,7 +8,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// measures are the Prometheus metrics of backups that ended. They count status writes of this process: a backup that
+// measures are the Prometheus metrics of ended backups. They count this process's status writes, so a backup that
 // ends is counted once, unless the controller dies between the write and the count.
 type measures struct {
 	total     *prometheus.CounterVec
@@ -47,7 +47,7 @@ func newMeasures(r prometheus.Registerer) (*measures, error) {
 		register(r, &m.total), register(r, &m.duration), register(r, &m.moved), register(r, &m.frozen), register(r, &m.fallbacks))
 }
 
-// register adds a metric, or takes the one that an earlier manager of this process added.
+// register adds a metric, or returns in *c the one that an earlier manager of this process added.
 func register[T prometheus.Collector](r prometheus.Registerer, c *T) error {
 	err := r.Register(*c)
 	var already prometheus.AlreadyRegisteredError
@@ -62,7 +62,7 @@ func register[T prometheus.Collector](r prometheus.Registerer, c *T) error {
 	return nil
 }
 
-// ended counts a backup that reached a final phase.
+// ended counts a backup that has reached a final phase.
 func (m *measures) ended(tracked bool, s *backupv1.VirtualMachineBackupStatus) {
 	kind, result := string(s.BackupType), string(s.Result)
 	if kind == "" {
@@ -83,7 +83,7 @@ func (m *measures) ended(tracked bool, s *backupv1.VirtualMachineBackupStatus) {
 	}
 }
 
-// fallback says that a disk is full although the user wanted it incremental and the tracker had a checkpoint.
+// fallback reports whether a disk is full although the user wanted it incremental and the tracker had a checkpoint.
 func fallback(r backupv1.FullReason) bool {
 	switch r {
 	case "", backupv1.FullNoTracker, backupv1.FullNoCheckpoint, backupv1.FullForced:

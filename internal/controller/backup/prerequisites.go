@@ -8,7 +8,7 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// obstacle is what keeps a backup from running, for now or (fatal) for good.
+// obstacle is what keeps a backup from running, for now or, if fatal, for good.
 type obstacle struct {
 	reason, message string
 	fatal           bool
@@ -22,8 +22,8 @@ func never(reason, format string, args ...any) *obstacle {
 	return &obstacle{reason: reason, message: fmt.Sprintf(format, args...), fatal: true}
 }
 
-// prerequisites returns the first thing that the backup needs and does not have, or nil. What can never
-// come right is told first, so that the user does not repair everything else in vain.
+// prerequisites returns the first thing that the backup needs and does not have, or nil. What can never be put
+// right comes first, so that the user does not fix everything else in vain.
 func prerequisites(in *Input) *obstacle {
 	for _, check := range []func(*Input) *obstacle{
 		unusableClaim, missingGate, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim,
@@ -43,8 +43,8 @@ func unusableClaim(in *Input) *obstacle {
 	return claimInUse(in)
 }
 
-// missingGate judges what admission could not, as in the first seconds of an API server or without a KubeVirt object, and
-// gates that were turned off since.
+// missingGate catches what admission could not, for example in the first seconds of an API server or without a
+// KubeVirt object, and gates that were turned off later.
 func missingGate(in *Input) *obstacle {
 	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes} {
 		if !tracking.GateEnabled(in.Configuration, gate) {
@@ -135,8 +135,8 @@ func missingClaim(in *Input) *obstacle {
 	return nil
 }
 
-// ahead returns the backup that goes before this one, or nil. A backup that is under way goes first; of
-// those that could start, the oldest. One that waits for something else lets younger ones pass.
+// ahead returns the backup that goes before this one, or nil. A backup that is under way goes first. Among those
+// that could start, the oldest does. A backup that waits for something else lets younger ones pass.
 func ahead(in *Input) *backupv1.VirtualMachineBackup {
 	var first *backupv1.VirtualMachineBackup
 	for i := range in.Others {
@@ -175,7 +175,7 @@ func older(a, b *backupv1.VirtualMachineBackup) bool {
 	return a.Name < b.Name
 }
 
-// inLine is the obstacle that another backup is, or nil.
+// inLine returns an obstacle if another backup of the machine goes first or still has the lock, or nil.
 func inLine(in *Input) *obstacle {
 	if o := ahead(in); o != nil {
 		return waitFor(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", o.Name)

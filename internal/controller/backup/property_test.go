@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// TestNoSequenceBreaksTheInvariants plays users, handlers, crashes and clocks against the controller, in any order
-// and with the controller acting at any moment, one write at a time.
+// TestNoSequenceBreaksTheInvariants plays users, handlers, crashes and clocks against the controller, in any order.
+// The controller may act at any moment, one write at a time.
 func TestNoSequenceBreaksTheInvariants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -48,7 +48,7 @@ func TestNoSequenceBreaksTheInvariants(t *testing.T) {
 	})
 }
 
-// cooperate lets everybody do their part for a while: without it few sequences come far.
+// cooperate lets everybody do their part for a while. Without it few sequences get far.
 func (p *play) cooperate(t *rapid.T) {
 	b := p.pick(t)
 	for range rapid.IntRange(1, 6).Draw(t, "rounds") {
@@ -173,7 +173,7 @@ func (p *play) timePasses(t *rapid.T) {
 	p.now = p.now.Add(rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 20 * time.Second, 6 * time.Minute, time.Hour, 25 * time.Hour}).Draw(t, "span"))
 }
 
-// controllerSteps makes one write for one backup and holds what must hold at that moment.
+// controllerSteps makes one write for one backup and checks what must hold at that moment.
 func (p *play) controllerSteps(t *rapid.T) {
 	p.act(t, p.pick(t))
 }
@@ -258,7 +258,7 @@ func (p *play) releaseTracker() {
 	p.collect()
 }
 
-// check holds at every moment: at most one backup between the lock and its release.
+// check checks what holds at every moment: at most one backup is between taking the lock and releasing it.
 func (p *play) check(t *rapid.T) {
 	running := 0
 	for _, b := range p.backups {
@@ -274,7 +274,7 @@ func (p *play) check(t *rapid.T) {
 	}
 }
 
-// finish lets the world come to rest with nobody but the controller acting: everything must end.
+// finish lets only the controller act until the world comes to rest: everything must end.
 func (p *play) finish(t *rapid.T) {
 	for range 40 {
 		p.now = p.now.Add(time.Hour)

@@ -16,8 +16,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// maxSteps bounds the steps of one Reconcile. A backup takes fewer from any phase to the next wait; more mean that
-// somebody else undoes them, and the queue's backoff is then in order.
+// maxSteps limits the steps of one Reconcile. From any phase to its next wait a backup takes fewer steps. If it
+// takes more, somebody else is undoing them, and it is time for the queue's backoff.
 const maxSteps = 16
 
 type reconciler struct {
@@ -56,7 +56,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
 }
 
-// retry makes a lost race a quiet repetition: somebody wrote the object between the read and the write, or it went.
+// retry turns a lost race into a quiet retry: somebody wrote or deleted the object between the read and the write, or
+// another backup has the checkpoint's name.
 func retry(err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
@@ -81,7 +82,7 @@ func (r *reconciler) wake(in *Input, d Decision) ctrl.Result {
 	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), conflictDelay)}
 }
 
-// gather reads everything that a decision about the backup looks at. A backup that does not exist is nil.
+// gather reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
 func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.NamespacedName) (*Input, error) {
 	b, err := get(ctx, c, key, &backupv1.VirtualMachineBackup{})
 	if err != nil || b == nil {
@@ -89,9 +90,9 @@ func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.Name
 	}
 	in := &Input{Backup: b, ConfigurationName: r.configuration}
 	if b.Status.Phase.Final() {
-		return in, nil // nothing else matters any more
+		return in, nil // nothing else matters
 	}
-	// Nothing races with the configuration: the cache is as good as the API server.
+	// Nothing races with the configuration, so the cache is as good as the API server.
 	if in.Configuration, err = get(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
 		return nil, err
 	}
@@ -135,7 +136,7 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Inp
 	return err
 }
 
-// others returns the other backups of the machine that have not ended. The cache says which there are, c what they are.
+// others returns the machine's other backups that have not ended. The cache lists them, and c reads each one.
 func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
 	known, err := r.unfinishedOfMachine(ctx, b.Namespace, machine)
 	if err != nil {
@@ -157,7 +158,7 @@ func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.Vi
 	return others, nil
 }
 
-// get reads an object; one that does not exist is nil and no error.
+// get reads an object. It returns nil and no error if the object does not exist.
 func get[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
 	var none T
 	if err := c.Get(ctx, key, obj); err != nil {

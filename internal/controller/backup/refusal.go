@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/controller/refusal"
 )
 
-// refusedStep shows the API server's refusal of a step to the user, and returns the error so that the queue tries again.
-// What ends the repetition is the phase's deadline, which decide looks at before it asks for the step again.
+// refusedStep shows the user that the API server refused a step, and returns the error so that the queue retries
+// the step. The retries end at the phase's deadline, which decide checks before it asks for the step again.
 func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err error) (ctrl.Result, error) {
 	err = fmt.Errorf("backup %s/%s: %s: %w", in.Backup.Namespace, in.Backup.Name, d.Step, err)
 	if !refusal.Is(err) {
@@ -32,8 +32,8 @@ func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err
 	return ctrl.Result{}, err
 }
 
-// reportRefusal is the status write that shows the refusal of d. There is none if status shows it already, and in the
-// phases whose reason and message are those of the backup's end.
+// reportRefusal returns the status write that shows the refusal of d. It returns none if status shows it already,
+// and none in the phases whose reason and message are those of the backup's end.
 func reportRefusal(in *Input, d Decision, err error) Decision {
 	c := change{phase: in.Backup.Status.Phase, reason: backupv1.ReasonRequestRefused, message: refusalMessage(in, d, err)}
 	switch c.phase {
@@ -65,13 +65,14 @@ func refusalMessage(in *Input, d Decision, err error) string {
 	return fmt.Sprintf("%s was refused, and is tried again: %v", what, rootCause(err))
 }
 
-// unlockGivenUp says that the API server has refused to unlock the instance until the deadline. The backup ends without it then, and the lock of
-// a backup that has ended is removed as soon as the API server lets it (lockReconciler).
+// unlockGivenUp reports whether the API server has refused to unlock the instance until the deadline. The backup
+// then ends without unlocking. lockReconciler removes the lock of the ended backup as soon as the API server allows
+// it.
 func unlockGivenUp(in *Input, deadline time.Time) bool {
 	return in.Seen.UnlockRefused != "" && passed(in, deadline)
 }
 
-// stillLocked is what a backup adds to its last message if its lock could not be removed.
+// stillLocked returns what a backup adds to its last message if its lock could not be removed.
 func stillLocked(in *Input) string {
 	if !in.ownsLock() {
 		return ""
@@ -80,7 +81,7 @@ func stillLocked(in *Input) string {
 		in.machine(), in.Seen.UnlockRefused)
 }
 
-// rootCause is the API server's own error, without what this package wrapped around it.
+// rootCause returns the API server's own error, without what this package wrapped around it.
 func rootCause(err error) error {
 	var answer *apierrors.StatusError
 	if errors.As(err, &answer) {
@@ -89,7 +90,7 @@ func rootCause(err error) error {
 	return err
 }
 
-// lastState is what a backup that gives up was waiting for.
+// lastState says what a backup that gives up was waiting for.
 func lastState(in *Input, waiting string) string {
 	if in.Backup.Status.Reason == backupv1.ReasonRequestRefused {
 		return in.Backup.Status.Message

@@ -16,13 +16,15 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// breakWebhook plays a controller whose webhook is down, for the lab's namespace alone. The function that it returns mends it.
+// breakWebhook plays a controller whose webhook is down, only for the lab's namespace. The returned function
+// repairs it.
 func (l *lab) breakWebhook() (mend func()) {
 	l.Helper()
 	return l.refuse("virtualmachineinstances", "has(object.spec.utilityVolumes)")
 }
 
-// refuse has the API server refuse updates of a resource of kubevirt.io if a CEL expression is true, until the function that it returns is called.
+// refuse makes the API server refuse updates of a resource of kubevirt.io if a CEL expression is true, until the
+// returned function is called.
 func (l *lab) refuse(resource, when string) (stop func()) {
 	l.Helper()
 	nobody := "https://127.0.0.1:1/"
@@ -45,7 +47,7 @@ func (l *lab) refuse(resource, when string) (stop func()) {
 	return func() { l.Helper(); l.must(admin.Delete(l.Context(), configuration)) }
 }
 
-// A refused attach says why, ends at its deadline, and lets the machine's next backup have its turn.
+// A refused attach says why, ends at its deadline, and then lets the machine's next backup have its turn.
 func TestRefusal_isShownAndEnds(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{Attaching: 8 * time.Second})
@@ -69,7 +71,8 @@ func TestRefusal_isShownAndEnds(t *testing.T) {
 	l.reaches(second, backupv1.BackupStarting, "")
 }
 
-// A lock that cannot be removed does not keep the backup from its end, is told of, and goes when the API server lets it.
+// A lock that cannot be removed does not keep the backup from ending. It is reported, and removed when the API
+// server allows it.
 func TestRefusal_ofTheUnlockingEnds(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{Detaching: 3 * time.Second})

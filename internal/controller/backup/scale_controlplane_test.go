@@ -46,7 +46,7 @@ func TestScale_costOfABackupDoesNotDependOnHistory(t *testing.T) {
 	}
 }
 
-// What docs/scale.md says of one backup with a tracker that nothing disturbs.
+// What docs/scale.md says about one undisturbed backup with a tracker.
 const (
 	requestsPerBackup = 160
 	bytesPerBackup    = 256 << 10

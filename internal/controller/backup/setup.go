@@ -40,7 +40,7 @@ import (
 type Limits struct {
 	// Pending is how long after its creation a backup waits for what others must provide.
 	Pending time.Duration
-	// Attaching is how long the target volume may take into the launcher pod.
+	// Attaching is how long it may take to mount the target volume into the launcher pod.
 	Attaching time.Duration
 	// Starting is how long the node may take to fix the point in time.
 	Starting time.Duration
@@ -50,16 +50,16 @@ type Limits struct {
 	Aborting time.Duration
 	// Pruning is how long the node may take to delete checkpoints and partial files.
 	Pruning time.Duration
-	// Detaching is how long the target volume may take out of the launcher pod.
+	// Detaching is how long it may take to take the target volume out of the launcher pod.
 	Detaching time.Duration
-	// GuestGone is how long the node may take to report why the guest ended, before the controller
-	// writes what it sees itself.
+	// GuestGone is how long the node may take to report why the guest ended. After that the controller writes what
+	// it sees itself.
 	GuestGone time.Duration
 	// PruneWithoutGuest is how long the node may take to remove partial files when the guest is gone.
 	PruneWithoutGuest time.Duration
 }
 
-// DefaultLimits are the bounds that apply unless flags say otherwise.
+// DefaultLimits returns the limits that apply unless flags set others.
 func DefaultLimits() Limits {
 	return Limits{
 		Pending:           24 * time.Hour,
@@ -94,7 +94,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Options are what Setup needs beside the manager. The zero value is what production uses.
+// Options are what Setup needs besides the manager. The zero value is for production.
 type Options struct {
 	// Configuration is the KubeVirt object that has the feature gates. Default: varve/kubevirt.
 	Configuration types.NamespacedName
@@ -102,13 +102,13 @@ type Options struct {
 	Limits Limits
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
-	// Registerer takes the metrics. Default: controller-runtime's registry, which the manager serves.
+	// Registerer receives the metrics. Default: controller-runtime's registry, which the manager serves.
 	Registerer prometheus.Registerer
-	// ControllerSuffix tells the controllers of two managers in one process apart, as in tests.
+	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
 }
 
-// Setup adds the controllers of backups, of their trackers' protection and of abandoned locks to mgr.
+// Setup adds three controllers to mgr: for backups, for the protection of their trackers, and for abandoned locks.
 // The manager's scheme must know core/v1, kubevirt.io/v1 and backup.kubevirt.io/v1alpha1.
 func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
@@ -138,8 +138,8 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	return nil
 }
 
-// access is how a reconciler reaches the API server. Reads that lead to a write are repeated live:
-// a decision on a stale cache must not reach the cluster.
+// access is how a reconciler reaches the API server. Reads that lead to a write are repeated live, so that a
+// decision on a stale cache does not reach the cluster.
 type access struct {
 	cached client.Client
 	live   client.Reader
@@ -165,7 +165,7 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackup{}).
-		// Every object that a backup can wait for wakes it: there is no polling.
+		// Every object that a backup can wait for wakes it, so nothing is polled.
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameMachine), builder.WithPredicates(lineMoves())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameNode), builder.WithPredicates(lineMoves())).
 		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.usersOfTracker)).

@@ -19,15 +19,16 @@ import (
 // defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
 const defaultCopiesPerNode = 4
 
-// NodeLoad lists the backups of a node that count for its limit.
+// NodeLoad lists the backups that count towards a node's limit.
 type NodeLoad struct {
-	// Copying are the names of the backups that have a place there: those in Attaching, Starting and Copying.
+	// Copying are the names of the backups that have a place on the node: those in Attaching, Starting and Copying.
 	Copying []string
-	// Ahead are the names of the older backups that wait for a place there.
+	// Ahead are the names of the older backups that wait for a place on the node.
 	Ahead []string
 }
 
-// copiesPerNode is the configured limit. A policy refuses a value that is no number; should one be there, the default holds.
+// copiesPerNode returns the configured limit. A policy refuses a value that is not a number. If there is one
+// nevertheless, the default applies.
 func copiesPerNode(configuration *kubevirtv1.KubeVirt) int {
 	if configuration == nil {
 		return defaultCopiesPerNode
@@ -39,8 +40,8 @@ func copiesPerNode(configuration *kubevirtv1.KubeVirt) int {
 	return n
 }
 
-// nodeBusy is the obstacle that other backups on the node are, or nil. A place is taken before anything is attached, locked or
-// frozen, and given back when the copy has ended.
+// nodeBusy returns an obstacle if other backups take all places on the node, or nil. A backup takes a place before
+// anything is attached, locked or frozen, and gives it back when the copy has ended.
 func nodeBusy(in *Input) *obstacle {
 	limit := copiesPerNode(in.Configuration)
 	if len(in.Node.Copying)+len(in.Node.Ahead) < limit {
@@ -51,13 +52,13 @@ func nodeBusy(in *Input) *obstacle {
 		in.Instance.Status.NodeName, len(in.Node.Copying), limit, len(in.Node.Ahead), layout.AnnotationCopiesPerNode, in.ConfigurationName)
 }
 
-// hasPlace says that a backup in this phase has a place on its node.
+// hasPlace reports whether a backup in this phase has a place on its node.
 func hasPlace(p backupv1.BackupPhase) bool {
 	return p == backupv1.BackupAttaching || p == backupv1.BackupStarting || p == backupv1.BackupCopying
 }
 
-// nodeLoad reads from memory alone. What this process granted and the cache does not show yet counts as well; after a change
-// of the leader the limit may be exceeded by what the cache does not show at that moment.
+// nodeLoad reads only from memory. It also counts what this process granted and the cache does not show yet. After
+// a change of leader, the limit may be exceeded by what the cache does not show at that moment.
 func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBackup, node string) (NodeLoad, error) {
 	var list backupv1.VirtualMachineBackupList
 	if err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node}); err != nil {
@@ -78,7 +79,8 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 		}
 	}
 	for uid, backup := range r.places.granted(node, b.UID) {
-		// A place is granted to what the cache shows. What it shows no more has vanished, and gives nothing back.
+		// Places are granted to backups that the cache shows. A backup that it no longer shows has vanished without
+		// giving its place back.
 		o, err := get(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
 		switch {
 		case err != nil:
@@ -92,7 +94,7 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 	return load, nil
 }
 
-// sameNode wakes the backups that wait for a place on the node of a backup.
+// sameNode wakes the backups that wait for a place on a backup's node.
 func (r *reconciler) sameNode(ctx context.Context, o client.Object) []reconcile.Request {
 	node := o.(*backupv1.VirtualMachineBackup).Status.NodeName
 	if node == "" {
@@ -104,7 +106,7 @@ func (r *reconciler) sameNode(ctx context.Context, o client.Object) []reconcile.
 	return requests(ctx, o, list.Items, err)
 }
 
-// places are those that this process granted and that its cache may not show yet.
+// places are those that this process has granted and that its cache may not show yet.
 type places struct {
 	mu sync.Mutex
 	of map[types.UID]place
@@ -115,8 +117,8 @@ type place struct {
 	backup types.NamespacedName
 }
 
-// wrote records what a status write did: a backup that enters Attaching has a place, one that is in any other phase has none
-// that the cache must be waited for.
+// wrote records the effect of a status write. A backup that enters Attaching has a place. In any other phase it has
+// none that the cache does not show yet.
 func (p *places) wrote(b *backupv1.VirtualMachineBackup, status *backupv1.VirtualMachineBackupStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +135,7 @@ func (p *places) wrote(b *backupv1.VirtualMachineBackup, status *backupv1.Virtua
 	p.of[b.UID] = place{node: status.NodeName, backup: client.ObjectKeyFromObject(b)}
 }
 
-// forget is for a place that the cache shows, or whose backup is gone.
+// forget drops a place that the cache shows, or whose backup is gone.
 func (p *places) forget(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +149,7 @@ func (p *places) has(uid types.UID) bool {
 	return ok
 }
 
-// granted are the backups that have a place on a node, by UID, but for one.
+// granted returns, by UID, the backups that have a place on a node, except for but.
 func (p *places) granted(node string, but types.UID) map[types.UID]types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// own gives the lab a configuration of its own with a limit of backups per node.
+// own gives the lab its own configuration, with a limit of backups per node.
 func (l *lab) own(limit string) *kubevirtv1.KubeVirt {
 	l.Helper()
 	kv := controlplane.DefaultKubeVirt()
@@ -31,7 +31,7 @@ func (l *lab) own(limit string) *kubevirtv1.KubeVirt {
 	return kv
 }
 
-// neighbour makes another machine on the same node, and a backup of it.
+// neighbour makes another machine on the same node, and a backup of that machine.
 func (l *lab) neighbour(name string) *backupv1.VirtualMachineBackup {
 	l.Helper()
 	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: l.named(name), Spec: kubevirtv1.VirtualMachineSpec{
@@ -53,7 +53,7 @@ func TestNodeBusy_boundsCopiesAndTheOldestGoesFirst(t *testing.T) {
 	l.claim("target", corev1.PersistentVolumeFilesystem)
 	first := l.backup("first", "")
 	l.reaches(first, backupv1.BackupAttaching, "")
-	// Names are against the order: what counts is age, in whole seconds.
+	// The names sort against the expected order, because age counts, in whole seconds.
 	second := l.neighbour("z-second")
 	l.reaches(second, backupv1.BackupPending, backupv1.ReasonNodeBusy)
 	controlplane.Eventually(t, func() error {
@@ -79,7 +79,7 @@ func TestNodeBusy_boundsCopiesAndTheOldestGoesFirst(t *testing.T) {
 	l.reaches(third, backupv1.BackupAttaching, "")
 }
 
-// A backup whose finalizer somebody takes away never gives its place back itself.
+// A backup whose finalizer somebody removes never gives back its place itself.
 func TestNodeBusy_placesOfBackupsThatVanishAreFree(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
@@ -87,18 +87,18 @@ func TestNodeBusy_placesOfBackupsThatVanishAreFree(t *testing.T) {
 	l.claim("target", corev1.PersistentVolumeFilesystem)
 	first := l.backup("first", "")
 	l.reaches(first, backupv1.BackupAttaching, "")
-	// Nobody has asked for the places of the node since the first one was given out.
+	// Nothing has looked at the node's places since the first one was granted.
 	l.vanish(first)
 	second := l.neighbour("second")
 	l.reaches(second, backupv1.BackupAttaching, "")
-	// One that waits is woken.
+	// A backup that waits is woken.
 	third := l.neighbour("third")
 	l.reaches(third, backupv1.BackupPending, backupv1.ReasonNodeBusy)
 	l.vanish(second)
 	l.reaches(third, backupv1.BackupAttaching, "")
 }
 
-// vanish takes a backup's finalizer away and deletes the backup before the controller can put it back.
+// vanish removes a backup's finalizer and deletes the backup before the controller can add the finalizer again.
 func (l *lab) vanish(b *backupv1.VirtualMachineBackup) {
 	l.Helper()
 	admin := cluster.Client(l.T, controlplane.Admin)

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// What may happen to a target claim at any moment.
+// lossesOfClaim is what may happen to a target claim at any moment.
 var lossesOfClaim = map[string]func(*world){
 	"deleted":                        func(w *world) { w.claim = nil },
 	"deleted, and held by a pod":     func(w *world) { w.claim.DeletionTimestamp = &metav1.Time{Time: w.now} },
@@ -20,7 +20,7 @@ var lossesOfClaim = map[string]func(*world){
 	"made anew, and deleted as well": func(w *world) { w.claim = w.newClaim(); w.claim.DeletionTimestamp = &metav1.Time{Time: w.now} },
 }
 
-// The files go with the claim that they were written to: the backup fails, and the tracker keeps its base.
+// The files go with the claim that they were written to. The backup fails, and the tracker keeps its base.
 func TestTarget_claimThatGoesFailsTheBackup(t *testing.T) {
 	t.Parallel()
 	moments := map[string]func(*world, *backupv1.VirtualMachineBackup){
@@ -52,7 +52,7 @@ func TestTarget_claimThatGoesFailsTheBackup(t *testing.T) {
 	}
 }
 
-// A tracker that has moved stays where it is: its next backup finds another claim, and is full.
+// A tracker that has moved stays where it is. Its next backup finds another claim, and is full.
 func TestTarget_claimThatGoesAfterTheTrackerMoved(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -70,7 +70,7 @@ func TestTarget_claimThatGoesAfterTheTrackerMoved(t *testing.T) {
 	}
 }
 
-// Before the lock a replaced claim costs nothing: the volume is given back and the new claim attached.
+// Before the lock is taken, a replaced claim costs nothing: the volume is given back and the new claim is attached.
 func TestTarget_claimReplacedWhileAttaching(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -96,8 +96,8 @@ func TestTarget_claimReplacedWhileAttaching(t *testing.T) {
 	}
 }
 
-// What was attached before the backup was planned again is another attachment, perhaps of another claim: it goes first. A handler that takes it out
-// later would end the backup that relies on it.
+// What was attached before the backup was planned again is another attachment, perhaps of another claim, so it goes
+// first. A handler that unmounted it later would end the backup that relies on it.
 func TestTarget_isAttachedAnewWhenPlannedAgain(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(*world){
@@ -110,7 +110,7 @@ func TestTarget_isAttachedAnewWhenPlannedAgain(t *testing.T) {
 		w.settle(b)
 		w.mount()
 		replace(w)
-		w.settle(b) // the handler has not taken the volume out yet
+		w.settle(b) // the handler has not unmounted the volume yet
 		if b.Status.Phase != backupv1.BackupPending || !strings.Contains(b.Status.Message, "to be detached") || w.locked() != "" {
 			t.Errorf("%s was replaced: %s, %q, lock %q", name, b.Status.Phase, b.Status.Message, w.locked())
 		}
@@ -122,7 +122,7 @@ func TestTarget_isAttachedAnewWhenPlannedAgain(t *testing.T) {
 	}
 }
 
-// What the launcher does not prove is not recorded: the tracker's next backup is full.
+// What the launcher does not prove is not recorded, so the tracker's next backup is full.
 func TestTarget_notRecordedWithoutAManifest(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -173,7 +173,7 @@ func TestTarget_claimOfAMachineIsRefused(t *testing.T) {
 	}
 }
 
-// While data moves only a guest that starts on the target ends the backup.
+// While data moves, only a guest that starts on the target ends the backup.
 func TestTarget_guestThatStartsOnItGoesFirst(t *testing.T) {
 	t.Parallel()
 	for running, want := range map[bool]string{true: backupv1.ReasonTargetInUse, false: backupv1.ReasonCopying} {

@@ -17,8 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// trackerReconciler releases the finalizer that a running backup puts on its tracker, and tells whoever deletes
-// a tracker in use what it waits for.
+// trackerReconciler releases the finalizer that a running backup puts on its tracker. If a tracker in use is
+// deleted, it reports what the deletion waits for.
 type trackerReconciler struct{ access }
 
 func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
@@ -74,8 +74,8 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return ctrl.Result{}, nil
 }
 
-// user returns the backup that uses the tracker now, or nil. The cache says which backups name the tracker. Each of them is
-// read live: one that has just begun must not lose its tracker.
+// user returns the backup that uses the tracker now, or nil. The cache lists the backups that name the tracker.
+// Each of them is read live, because a backup that has just begun must not lose its tracker.
 func (r *trackerReconciler) user(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
 	named, err := r.unfinished(ctx, t.Namespace, byTracker, t.Name)
 	if err != nil {

@@ -9,22 +9,23 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// Observation is what only time shows.
+// Observation is what can only be seen over time.
 type Observation struct {
 	// PhaseSince is when the present phase was first seen.
 	PhaseSince time.Time
-	// ProgressSince is when the copy was last seen to be further than before.
+	// ProgressSince is when the copy was last seen to have moved on.
 	ProgressSince time.Time
-	// GoneSince is when the guest was first seen gone in this phase; zero while it is there.
+	// GoneSince is when the guest was first seen to be gone in this phase. It is zero while the guest exists.
 	GoneSince time.Time
-	// Refused says that the API server refused the last step of this phase.
+	// Refused says that the API server refused the last step in this phase.
 	Refused bool
-	// UnlockRefused is what the API server said when it refused to unlock the instance. Empty: it did not, or not the last time.
+	// UnlockRefused is what the API server said when it refused to unlock the instance. It is empty if the last
+	// attempt was not refused.
 	UnlockRefused string
 }
 
-// watchdog remembers, per backup, when things were first seen. It is memory only: after a restart of the controller
-// the spans start anew, which lengthens a wait and never shortens it.
+// watchdog remembers, per backup, when things were first seen. It is only in memory: after a restart of the
+// controller the times start again, which lengthens a wait and never shortens it.
 type watchdog struct {
 	mu   sync.Mutex
 	seen map[types.UID]*watched
@@ -38,7 +39,7 @@ type watched struct {
 
 func newWatchdog() *watchdog { return &watchdog{seen: map[types.UID]*watched{}} }
 
-// observe records what in shows at in.Now and returns what is known.
+// observe records what in shows at in.Now and returns what is known so far.
 func (w *watchdog) observe(in *Input) Observation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +72,8 @@ func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
 	return s.Progress.ProcessedBytes
 }
 
-// tried records whether the API server refused the last step of the present phase, and why. nil: it did not.
+// tried records whether the API server refused the last step of the present phase, and why. A nil refusal means
+// that it did not.
 func (w *watchdog) tried(uid types.UID, step Step, refusal error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,10 +14,10 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// requests names backups to look at again, but for the one that changed itself.
+// requests returns a request for each of the backups, except for the one that changed itself.
 func requests(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []reconcile.Request {
 	if err != nil {
-		// The cache fails to list only when it is being stopped.
+		// The cache fails to list only while it is being stopped.
 		log.FromContext(ctx).Error(err, "list unfinished backups", "changed", client.ObjectKeyFromObject(changed))
 		return nil
 	}
@@ -30,14 +30,14 @@ func requests(ctx context.Context, changed client.Object, backups []backupv1.Vir
 	return all
 }
 
-// usersOfTracker wakes the backups that use a tracker. One that has another tracker of the same machine is woken by
-// that other backup's own changes.
+// usersOfTracker wakes the backups that use a tracker. A backup that uses another tracker of the same machine is
+// woken by changes of the backup that it waits for.
 func (r *reconciler) usersOfTracker(ctx context.Context, o client.Object) []reconcile.Request {
 	backups, err := r.unfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
 	return requests(ctx, o, backups, err)
 }
 
-// ofMachine wakes the backups of a machine, and those that go to a claim which is one of its disks; o is the machine or
+// ofMachine wakes the backups of a machine, and those whose target claim is one of its disks. o is the machine or
 // its instance, which has the same name.
 func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
 	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
@@ -51,13 +51,13 @@ func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 	return requests(ctx, o, backups, err)
 }
 
-// toClaim wakes the backups that go to a claim.
+// toClaim wakes the backups whose target is the claim.
 func (r *reconciler) toClaim(ctx context.Context, o client.Object) []reconcile.Request {
 	backups, err := r.unfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
 	return requests(ctx, o, backups, err)
 }
 
-// waitingForStart wakes the backups that the configuration can hold back or let go.
+// waitingForStart wakes the backups that a change of the configuration can hold back or let go.
 func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []reconcile.Request {
 	var all backupv1.VirtualMachineBackupList
 	err := r.cached.List(ctx, &all)
@@ -88,7 +88,7 @@ func (r *reconciler) machine(ctx context.Context, b *backupv1.VirtualMachineBack
 	return machineOf(b, tracker)
 }
 
-// lineMoves passes what can change whose turn it is: not every progress report of a running backup.
+// lineMoves passes the updates that can change whose turn it is, but not every progress report of a running backup.
 func lineMoves() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		old, ok := e.ObjectOld.(*backupv1.VirtualMachineBackup)

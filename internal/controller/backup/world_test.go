@@ -17,10 +17,10 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// epoch is when the tests' worlds begin.
+// epoch is when time begins in the tests' worlds.
 var epoch = time.Date(2026, 3, 3, 16, 13, 28, 0, time.UTC)
 
-// world is a cluster in memory for decisions: one machine, its objects, and a clock. perform does to it what apply
+// world is an in-memory cluster for decisions: one machine, its objects, and a clock. perform does to it what apply
 // does to the API server.
 type world struct {
 	now      time.Time
@@ -109,7 +109,7 @@ func (w *world) delete(b *backupv1.VirtualMachineBackup) {
 	w.collect()
 }
 
-// collect drops what is deleted and has no finalizer.
+// collect drops the objects that are deleted and have no finalizer.
 func (w *world) collect() {
 	w.backups = slices.DeleteFunc(w.backups, func(b *backupv1.VirtualMachineBackup) bool {
 		return b.DeletionTimestamp != nil && len(b.Finalizers) == 0
@@ -177,7 +177,7 @@ func (w *world) perform(b *backupv1.VirtualMachineBackup, d Decision) {
 	}
 }
 
-// mount plays handler and utility volume controller: what is wanted gets mounted, what is not goes.
+// mount plays the handler and the utility volume controller: it mounts what is wanted and removes what is not.
 func (w *world) mount() {
 	if w.instance == nil {
 		return
@@ -188,7 +188,7 @@ func (w *world) mount() {
 	}
 }
 
-// copied plays the handler's successful end.
+// copied plays the handler that ends a copy successfully.
 func (w *world) copied(b *backupv1.VirtualMachineBackup) {
 	b.Status.Phase = backupv1.BackupCopied
 	b.Status.StartTimestamp = &metav1.Time{Time: w.now}
@@ -197,7 +197,7 @@ func (w *world) copied(b *backupv1.VirtualMachineBackup) {
 	b.Status.ManifestSHA256 = "of " + string(b.UID)
 }
 
-// starting brings a backup to Starting.
+// starting takes a backup to Starting.
 func (w *world) starting(b *backupv1.VirtualMachineBackup) {
 	w.settle(b)
 	w.mount()
@@ -217,7 +217,7 @@ func (w *world) locked() string {
 	return ""
 }
 
-// refuse plays the API server's refusal of the step that is next.
+// refuse plays the API server's refusal of the next step.
 func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
 	in := w.input(b)
 	d := decide(in)
@@ -225,7 +225,7 @@ func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
 	w.perform(b, reportRefusal(in, d, errors.New(why)))
 }
 
-// settleUntil decides until the next step is the given one, which it does not make.
+// settleUntil decides until the next step is the given one, and does not make that step.
 func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step Step) {
 	for range maxSteps {
 		if decide(w.input(b)).Step == step {

@@ -20,8 +20,8 @@ import (
 // LabelState is on the claim that holds a machine's overlays; its value is the machine's name.
 const LabelState = layout.LabelState
 
-// StateClaim is the claim for the overlays and bitmaps of a machine: bytes long, of the named storage class, or of the
-// default one when class is nil.
+// StateClaim returns the claim for a machine's overlays and bitmaps. It is bytes long and has the given storage
+// class, or the default one if class is nil.
 func StateClaim(vm *kubevirtv1.VirtualMachine, bytes int64, class *string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
@@ -40,21 +40,22 @@ func StateClaim(vm *kubevirtv1.VirtualMachine, bytes int64, class *string) *core
 	}
 }
 
-// claimAction is what has to happen to a state claim that an instance needs.
+// claimAction is what has to happen to the state claim that an instance needs.
 type claimAction int
 
 const (
 	claimKeep claimAction = iota
 	claimCreate
-	// claimReplace deletes a claim that is too small for the disks that the machine has now; it is made anew when it is gone.
+	// claimReplace deletes a claim that is too small for the machine's present disks. It is created again once it
+	// is gone.
 	claimReplace
 	claimWait
-	// claimForeign is a claim of this name that belongs to somebody else.
+	// claimForeign means that a claim of this name belongs to somebody else.
 	claimForeign
 )
 
-// decideClaim compares the claim that exists, or nil, with what is needed. A claim is replaced only before the launcher pod exists:
-// its overlays are lost then, and the next backup is full.
+// decideClaim compares the existing claim, or nil, with what is needed. It replaces a claim only before the
+// launcher pod exists. The overlays are lost then, and the next backup is full.
 func decideClaim(vm *kubevirtv1.VirtualMachine, have *corev1.PersistentVolumeClaim, bytes int64, phase kubevirtv1.Phase) claimAction {
 	switch {
 	case have == nil:
@@ -70,7 +71,8 @@ func decideClaim(vm *kubevirtv1.VirtualMachine, have *corev1.PersistentVolumeCla
 	}
 }
 
-// ensureClaim makes the state claim that an instance needs. It waits, without an error, for the claims of the disks.
+// ensureClaim creates the state claim that an instance needs. It waits, without an error, for the claims of the
+// disks.
 func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	var first *corev1.PersistentVolumeClaim
@@ -80,7 +82,7 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 			return err
 		}
 		if claim == nil {
-			return nil // Its creation comes as an event.
+			return nil // Its creation triggers a reconcile.
 		}
 		claims[claim.Name] = claim
 		if first == nil {
@@ -103,7 +105,7 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimForeign, "Track",
 			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it, so that it can be made for the overlays.", have.Name)
 	case claimKeep, claimWait:
-		// The claim is as it should be, or its end comes as an event.
+		// The claim is as it should be, or its deletion triggers a reconcile.
 	}
 	return nil
 }
@@ -126,10 +128,11 @@ func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 	return nil
 }
 
-// defaultClass is the annotation of the default StorageClass.
+// defaultClass is the annotation that marks the default StorageClass.
 const defaultClass = "storageclass.kubernetes.io/is-default-class"
 
-// storageClass is nil, which means the cluster's default, if there is one, and otherwise the class of the machine's first disk.
+// storageClass returns nil, which stands for the cluster's default class, if there is one, and otherwise the class
+// of the machine's first disk.
 func (r *reconciler) storageClass(ctx context.Context, disk *corev1.PersistentVolumeClaim) (*string, error) {
 	classes := &storagev1.StorageClassList{}
 	if err := r.client.List(ctx, classes); err != nil {
@@ -166,7 +169,7 @@ func (r *reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVo
 	return nil
 }
 
-// claim reads a claim; nil: it does not exist.
+// claim reads a claim. It returns nil if the claim does not exist.
 func (r *reconciler) claim(ctx context.Context, from client.Reader, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	claim := &corev1.PersistentVolumeClaim{}
 	err := from.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, claim)

@@ -5,27 +5,28 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 )
 
-// Input is everything that the decision looks at.
+// Input is everything that the decision depends on.
 type Input struct {
 	// Selected says that the selectors want the machine's disks tracked.
 	Selected bool
-	// GateOff says that feature gate IncrementalBackup is off. Nothing is Selected then.
+	// GateOff says that feature gate IncrementalBackup is off. Selected is false then.
 	GateOff bool
-	// VM is the machine's present state. Empty: it never had one.
+	// VM is the machine's present state. It is empty if the machine never had one.
 	VM kubevirtv1.ChangedBlockTrackingState
 	// Instance is the machine's own instance, or nil.
 	Instance *kubevirtv1.VirtualMachineInstance
 }
 
-// Decision is what has to be.
+// Decision is the desired outcome.
 type Decision struct {
-	// VM and Instance are the states to show. Empty: none yet, or no instance to show it on.
+	// VM and Instance are the states to show. One is empty if there is no state yet, or no instance to show it on.
 	VM, Instance kubevirtv1.ChangedBlockTrackingState
-	// NeedClaim says that the state claim has to exist, DropClaim that it has to go. Neither: leave it as it is.
+	// NeedClaim says that the state claim must exist, DropClaim that it must go. If neither is set, the claim stays
+	// as it is.
 	NeedClaim, DropClaim bool
 }
 
-// Decide is the table of docs/architecture.md, "Changed block tracking".
+// Decide implements the table in docs/architecture.md, "Changed block tracking".
 func Decide(in Input) Decision {
 	if in.GateOff && in.VM != "" && in.VM != kubevirtv1.ChangedBlockTrackingDisabled {
 		return withGateOff(in)
@@ -46,8 +47,9 @@ func Decide(in Input) Decision {
 	return d
 }
 
-// withGateOff: what a machine has stays as long as turning the gate on again can use it, and a running guest is left alone. Once the
-// guest has started without its overlays they describe a disk that has been written since, and go.
+// withGateOff keeps what a machine has as long as it would still be of use if the gate were turned on again, and
+// leaves a running guest alone. Once the guest has started without its overlays, they describe a disk that has been
+// written to since, so the claim goes.
 func withGateOff(in Input) Decision {
 	d := Decision{VM: kubevirtv1.ChangedBlockTrackingFGDisabled}
 	if in.Instance == nil {
@@ -62,8 +64,8 @@ func withGateOff(in Input) Decision {
 	return d
 }
 
-// withoutGuest: what a selected machine had stays for its next start; a machine that is not selected loses it. An instance
-// that ended may still hold the claim, so it is dropped only when the instance is gone.
+// withoutGuest keeps what a selected machine had for its next start. A machine that is not selected loses it. An
+// instance that has ended may still hold the claim, so the claim is dropped only once the instance is gone.
 func withoutGuest(in Input) Decision {
 	d := Decision{VM: in.VM}
 	if in.Instance != nil {
@@ -79,7 +81,7 @@ func withoutGuest(in Input) Decision {
 	return d
 }
 
-// trackedGuest: the guest's overlays stay as long as it runs, whatever the selectors say meanwhile.
+// trackedGuest keeps the guest's overlays as long as it runs, whatever the selectors say in the meantime.
 func trackedGuest(in Input) Decision {
 	d := Decision{NeedClaim: in.Instance.DeletionTimestamp == nil}
 	switch {
@@ -88,7 +90,7 @@ func trackedGuest(in Input) Decision {
 	case state(in.Instance) == kubevirtv1.ChangedBlockTrackingEnabled:
 		d.Instance = kubevirtv1.ChangedBlockTrackingEnabled
 	default:
-		// Also after a PendingRestart that was taken back: the handler says Enabled again.
+		// This includes a PendingRestart that was taken back: the handler then reports Enabled again.
 		d.Instance = kubevirtv1.ChangedBlockTrackingInitializing
 	}
 	d.VM = d.Instance

@@ -21,7 +21,7 @@ const (
 	gateOff        = kubevirtv1.ChangedBlockTrackingFGDisabled
 )
 
-// guest is an instance with or without the annotation, that shows s.
+// guest returns an instance with or without the annotation that shows s.
 func guest(annotated bool, s kubevirtv1.ChangedBlockTrackingState) *kubevirtv1.VirtualMachineInstance {
 	i := &kubevirtv1.VirtualMachineInstance{}
 	i.Status.Phase = kubevirtv1.PhaseRunning

@@ -1,9 +1,10 @@
-// Package changedblocktracking says whether the disks of each machine are tracked for incremental backup: it evaluates the selectors
-// of the KubeVirt object, shows the state on the machine and its instance, and keeps the claim that holds the overlays.
+// Package changedblocktracking decides whether the disks of each machine are tracked for incremental backup. It
+// evaluates the selectors of the KubeVirt object, shows the state on the machine and its instance, and keeps the
+// claim that holds the overlays.
 //
-// Whether a running guest is tracked was decided when its instance was created and does not change; when the selectors
-// want it otherwise, the state is PendingRestart. The handler moves an instance from Initializing to Enabled; every other
-// state is written here. Decide is the whole decision, and is pure.
+// Whether a running guest is tracked was decided when its instance was created, and does not change. If the
+// selectors now want something else, the state is PendingRestart. The handler moves an instance from Initializing
+// to Enabled; this package writes every other state. Decide makes the whole decision, and is pure.
 //
 // An invalid selector selects nobody and deselects nobody: it is reported, and everything stays as it is.
 package changedblocktracking

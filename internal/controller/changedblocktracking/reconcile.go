@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/selection"
 )
 
-// conflictDelay is how long the cache is given to catch up after a conflict.
+// conflictDelay is how long the cache gets to catch up after a conflict.
 const conflictDelay = 50 * time.Millisecond
 
 // Reconcile brings the tracking state of one machine up to date.
@@ -26,13 +26,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if vm.DeletionTimestamp != nil {
-		// The claim goes with the machine, which owns it.
+		// The machine owns the claim, so the claim goes with it.
 		return reconcile.Result{}, nil
 	}
 	err := r.step(ctx, vm)
 	switch {
 	case errors.Is(err, selection.ErrInvalid):
-		// Reported by selectorReconciler. A mended selector comes as an event.
+		// selectorReconciler reports it. Fixing the selector triggers a reconcile.
 		return reconcile.Result{}, nil
 	case apierrors.IsConflict(err):
 		return reconcile.Result{RequeueAfter: conflictDelay}, nil
@@ -78,16 +78,16 @@ func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) er
 	return nil
 }
 
-// keep makes the claim that an instance needs which was created as tracked while the selectors are invalid.
+// keep creates the claim of an instance that was created as tracked, while the selectors are invalid.
 func (r *reconciler) keep(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
-	// That the machine is taken for selected concerns the claim alone: no state is written.
+	// Selected affects only the claim here: no state is written.
 	if Decide(Input{Selected: true, Instance: instance}).NeedClaim {
 		return r.ensureClaim(ctx, vm, instance)
 	}
 	return nil
 }
 
-// instance is the machine's own instance, or nil.
+// instance returns the machine's own instance, or nil.
 func (r *reconciler) instance(ctx context.Context, vm *kubevirtv1.VirtualMachine) (*kubevirtv1.VirtualMachineInstance, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	err := r.client.Get(ctx, client.ObjectKeyFromObject(vm), instance)
@@ -100,7 +100,7 @@ func (r *reconciler) instance(ctx context.Context, vm *kubevirtv1.VirtualMachine
 	return instance, nil
 }
 
-// writeInstance shows a state on the instance. What else is in changedBlockTracking, as the lock of a backup, stays.
+// writeInstance shows a state on the instance. It keeps the rest of changedBlockTracking, such as a backup's lock.
 func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, s kubevirtv1.ChangedBlockTrackingState) error {
 	if instance == nil || s == "" || state(instance) == s {
 		return nil
@@ -116,7 +116,7 @@ func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.Vir
 	return nil
 }
 
-// messages say what a state means for whoever owns the machine.
+// messages say what a state means to the machine's owner.
 var messages = map[kubevirtv1.ChangedBlockTrackingState]string{
 	kubevirtv1.ChangedBlockTrackingPendingRestart: "Restart the machine: whether its disks are tracked changes with its next start.",
 	kubevirtv1.ChangedBlockTrackingInitializing:   "The overlays that track the machine's disks are being set up.",
@@ -141,7 +141,7 @@ func (r *reconciler) writeVM(ctx context.Context, vm *kubevirtv1.VirtualMachine,
 	return nil
 }
 
-// optimistic is a patch that the API server refuses if the object changed since base was read.
+// optimistic returns a patch that the API server refuses if the object has changed since base was read.
 func optimistic(base client.Object) client.Patch {
 	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
 }

@@ -26,7 +26,7 @@ var selectorsInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
 
 func init() { metrics.Registry.MustRegister(selectorsInvalid) }
 
-// selectorReconciler reports invalid selectors, once for the configuration and not once for each machine.
+// selectorReconciler reports invalid selectors once for the configuration, instead of once for each machine.
 type selectorReconciler struct {
 	client        client.Client
 	events        events.EventRecorder

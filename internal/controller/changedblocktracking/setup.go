@@ -21,7 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Options are what Setup needs beside the manager.
+// Options are what Setup needs besides the manager.
 type Options struct {
 	// Configuration is the KubeVirt object with the selectors.
 	Configuration types.NamespacedName
@@ -53,7 +53,8 @@ func sameName(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 }
 
-// usersOf are the machines whose instance mounts a claim, and the machine whose state is on it.
+// usersOf maps a claim to the machines whose instance mounts it, or, if it is a state claim, to the machine that it
+// belongs to.
 func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []reconcile.Request {
 	if vm := claim.GetLabels()[LabelState]; vm != "" {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: claim.GetNamespace(), Name: vm}}}

@@ -1,9 +1,10 @@
-// Package disruption keeps drains away from a machine while it is backed up (VEP 25, evictions: a drain is blocked until the backup
-// ends or is cancelled).
+// Package disruption keeps drains away from a machine while it is backed up (VEP 25, evictions: a drain is blocked
+// until the backup ends or is cancelled).
 //
-// While an instance has a utility volume or is held by a backup, a PodDisruptionBudget covers its launcher pod and its attachment pods
-// and allows no eviction. It is owned by the instance and goes when the last volume and the lock are gone, whoever removed
-// them, or with the instance. One that has lost its owner is removed, and made anew if it is needed. It decides nothing about deletions, which need no eviction.
+// While an instance has a utility volume or is locked by a backup, a PodDisruptionBudget covers its launcher pod
+// and its attachment pods and allows no eviction. The instance owns the budget. The budget goes with the instance,
+// or when the last volume and the lock are gone, whoever removed them. A budget that has lost its owner is removed,
+// and created again if it is needed. The package has no say in deletions, which need no eviction.
 package disruption
 
 import (
@@ -31,8 +32,8 @@ import (
 // App is the value of the label kubevirt.io on budgets.
 const App = "varve-backup"
 
-// everyPod is more pods than an instance has: a budget that wants as many healthy ones allows no eviction. A share, such as 100 %,
-// needs a controller with a scale.
+// everyPod is more pods than an instance has. A budget that wants this many healthy pods allows no eviction. A
+// percentage, such as 100 %, would need a controller with a scale.
 const everyPod = 1000
 
 // Setup adds the controller to mgr.
@@ -48,14 +49,14 @@ func Setup(mgr ctrl.Manager) error {
 
 type reconciler struct{ client client.Client }
 
-// Reconcile makes or removes the budget of one instance.
+// Reconcile creates or removes the budget of one instance.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if err := r.removeOrphans(ctx, req.NamespacedName); err != nil {
 		return reconcile.Result{}, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
-		// Without an instance a budget that it owns is the garbage collector's.
+		// If the instance is gone, the garbage collector removes the budget that it owned.
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	wanted := Budget(instance)
@@ -65,7 +66,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	case err != nil && !apierrors.IsNotFound(err):
 		return reconcile.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
 	case needed && (err != nil || isOrphan(existing)):
-		// One that exists and is not in the cache is somebody else's, or came a moment ago.
+		// A budget that exists but is not in the cache belongs to somebody else, or was created a moment ago.
 		if err := r.client.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
 			return reconcile.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
 		}
@@ -75,7 +76,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, nil
 }
 
-// Needed says that a drain must not take the instance's pods now.
+// Needed reports whether drains must leave the instance's pods alone now.
 func Needed(instance *kubevirtv1.VirtualMachineInstance) bool {
 	if instance.Status.Phase.Final() {
 		return false
@@ -84,7 +85,7 @@ func Needed(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return len(instance.Spec.UtilityVolumes) > 0 || tracking != nil && tracking.BackupStatus != nil
 }
 
-// Budget is the budget of an instance. Its name follows from the instance's UID.
+// Budget returns the instance's budget. Its name follows from the instance's UID.
 func Budget(instance *kubevirtv1.VirtualMachineInstance) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{

@@ -14,7 +14,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// isOrphan says that the budget was an instance's and has lost its owner, as by `kubectl delete vmi --cascade=orphan`: the garbage collector leaves it.
+// isOrphan reports whether the budget was an instance's and has lost its owner, for example by `kubectl delete vmi
+// --cascade=orphan`. The garbage collector does not remove such a budget.
 func isOrphan(budget *policyv1.PodDisruptionBudget) bool {
 	selector := budget.Spec.Selector
 	return metav1.GetControllerOfNoCopy(budget) == nil && selector != nil &&
@@ -29,7 +30,7 @@ func ofOrphan(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetLabels()[layout.LabelVM]}}}
 }
 
-// removeOrphans removes the budgets of instances with this name that have lost their owner.
+// removeOrphans deletes the ownerless budgets of instances with this name.
 func (r *reconciler) removeOrphans(ctx context.Context, instance types.NamespacedName) error {
 	budgets := &policyv1.PodDisruptionBudgetList{}
 	if err := r.client.List(ctx, budgets, client.InNamespace(instance.Namespace), client.MatchingLabels{layout.LabelVM: instance.Name}); err != nil {
@@ -45,7 +46,7 @@ func (r *reconciler) removeOrphans(ctx context.Context, instance types.Namespace
 	return nil
 }
 
-// remove removes this budget. That there is none, or another one of its name by now, is what was asked for.
+// remove deletes this budget. It succeeds if the budget is gone, or if another one has its name by now.
 func (r *reconciler) remove(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
 	if err := r.client.Delete(ctx, budget, client.Preconditions{UID: &budget.UID}); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete budget %s: %w", budget.Name, err)

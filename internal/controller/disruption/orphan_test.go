@@ -58,7 +58,7 @@ func (c *cluster) Delete(context.Context, client.Object, ...client.DeleteOption)
 	return nil
 }
 
-// A deletion with --cascade=orphan takes the owner away from the budget as well: nobody else would remove it.
+// A deletion with --cascade=orphan also removes the budget's owner. Nobody else would remove such a budget.
 func TestReconcile_budgetThatLostItsOwner(t *testing.T) {
 	t.Parallel()
 	none := func(b *policyv1.PodDisruptionBudget) { b.OwnerReferences = nil }

@@ -1,4 +1,4 @@
-// Package refusal tells what the API server will not do from what it could not do this time.
+// Package refusal tells a request that the API server refuses from one that failed only this time.
 package refusal
 
 import (
@@ -7,8 +7,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Is says that the API server answered and will not do what it was asked for, by its rules or by a webhook. A lost
-// race and a server that is busy are none.
+// Is reports whether the API server answered and refuses the request, by its own rules or through a webhook. A lost
+// race and a busy server are not refusals.
 func Is(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {

@@ -1,5 +1,6 @@
-// Package selection reads what decides whether a machine is to be tracked: the configuration and the labels of the machine and
-// of its namespace. The decision itself is tracking.Selected. Its callers differ only in what they make of an invalid selector.
+// Package selection reads what determines whether a machine is to be tracked: the configuration, and the labels of
+// the machine and of its namespace. The decision itself is tracking.Selected. The callers differ only in how they
+// handle an invalid selector.
 package selection
 
 import (
@@ -16,10 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// ErrInvalid says that a selector of the configuration cannot be evaluated; the error that wraps it names the selector.
+// ErrInvalid says that a selector of the configuration cannot be evaluated. The error that wraps it names the
+// selector.
 var ErrInvalid = errors.New("invalid selector of changed block tracking")
 
-// Wanted says whether the configuration wants the disks of vm tracked. Without a configuration it does not.
+// Wanted reports whether the configuration wants the disks of vm tracked. Without a configuration it does not.
 func Wanted(ctx context.Context, r client.Reader, configuration types.NamespacedName, vm *kubevirtv1.VirtualMachine) (bool, error) {
 	kv, err := read(ctx, r, configuration)
 	if err != nil {
@@ -36,7 +38,7 @@ func Wanted(ctx context.Context, r client.Reader, configuration types.Namespaced
 	return selected, nil
 }
 
-// GateOn says whether feature gate IncrementalBackup is on. Without a configuration it is not.
+// GateOn reports whether feature gate IncrementalBackup is on. Without a configuration it is off.
 func GateOn(ctx context.Context, r client.Reader, configuration types.NamespacedName) (bool, error) {
 	kv, err := read(ctx, r, configuration)
 	return err == nil && tracking.GateEnabled(kv, kubevirtv1.IncrementalBackup), err

@@ -14,7 +14,7 @@ import (
 
 func compare(a, b string) int { return cmp.Compare(a, b) }
 
-// wanted brings a volume of the spec one step further towards AttachedToNode, or back when its pod is lost.
+// wanted takes a volume of the spec one step further towards AttachedToNode, or back if its pod is lost.
 func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv1.VolumeStatus) {
 	defer func() { d.Status = append(d.Status, status) }()
 	pending := func(reason, format string, args ...any) {
@@ -23,11 +23,12 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 	pod := in.Pods[v.Name]
 	if mayBeMounted(status) {
 		if lostHolder(pod, status) {
-			// What is mounted now may be another node's in a moment: the handler ends the backup that writes to it, and unmounts it.
+			// What is mounted now may be in use on another node in a moment. The handler ends the backup that
+			// writes to it, and unmounts it.
 			status.Phase, status.Reason = kubevirtv1.VolumeDetaching, ReasonPodLost
 			status.Message = fmt.Sprintf("The attachment pod %s ended; the volume is taken out of the launcher.", status.HotplugVolume.AttachPodName)
 		}
-		// A container that is started again holds the volume no less: the kubelet unmounts it when the pod ends.
+		// A container that is restarted still holds the volume: the kubelet unmounts it when the pod ends.
 		return
 	}
 	if holds(pod) {
@@ -66,23 +67,23 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 	}
 }
 
-// mayBeMounted says that the handler may have mounted the volume, or may do so.
+// mayBeMounted reports whether the handler may have mounted the volume, or may still do so.
 func mayBeMounted(status kubevirtv1.VolumeStatus) bool {
 	return status.Phase == kubevirtv1.VolumeAttachedToNode || status.Phase == kubevirtv1.VolumeMountedToPod
 }
 
-// lostHolder says that the pod by which the volume was attached does not hold it any more.
+// lostHolder reports whether the pod that attached the volume no longer holds it.
 func lostHolder(pod *corev1.Pod, status kubevirtv1.VolumeStatus) bool {
 	return pod == nil || pod.UID != status.HotplugVolume.AttachPodUID || lost(pod)
 }
 
-// holds says that the pod runs, and so that the claim is mounted on its node.
+// holds reports whether the pod runs, so that the claim is mounted on its node.
 func holds(pod *corev1.Pod) bool {
 	return pod != nil && pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning &&
 		slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
 
-// lost says that the pod will not hold the volume any more.
+// lost reports whether the pod will no longer hold the volume.
 func lost(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

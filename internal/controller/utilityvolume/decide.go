@@ -12,16 +12,16 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// holdLimit is how long after the end of an instance a backup may keep its volume attached.
+// holdLimit is how long a backup may keep its volume attached after the instance has ended.
 const holdLimit = 2 * time.Minute
 
-// Input is everything that the decision looks at.
+// Input is everything that the decision depends on.
 type Input struct {
 	// Now is the time that holdLimit is measured against.
 	Now time.Time
 	// Instance is not modified.
 	Instance *kubevirtv1.VirtualMachineInstance
-	// Claims are the claims of the instance's utility volumes by name. One that does not exist is absent.
+	// Claims are the claims of the instance's utility volumes by name. A claim that does not exist is absent.
 	Claims map[string]*corev1.PersistentVolumeClaim
 	// Pods are the instance's attachment pods by utility volume.
 	Pods map[string]*corev1.Pod
@@ -29,15 +29,15 @@ type Input struct {
 	Backups []backupv1.VirtualMachineBackup
 }
 
-// Decision is what to do. Status is written before pods are made and deleted.
+// Decision is what to do. Status is written before pods are created and deleted.
 type Decision struct {
-	// Status is the instance's volumeStatus as it has to be.
+	// Status is what the instance's volumeStatus must be.
 	Status []kubevirtv1.VolumeStatus
 	// Create are the utility volumes that need an attachment pod.
 	Create []kubevirtv1.UtilityVolume
-	// Delete are the attachment pods that have to go.
+	// Delete are the attachment pods to delete.
 	Delete []*corev1.Pod
-	// RequeueAfter is when time alone changes the decision. 0: never.
+	// RequeueAfter is when the decision changes by the passage of time alone. 0: never.
 	RequeueAfter time.Duration
 }
 
@@ -70,7 +70,7 @@ func Decide(in Input) Decision {
 	return d
 }
 
-// known goes on with a volume that has a status.
+// known advances a volume that has a status.
 func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
 	if in.Instance.Status.Phase.Final() {
 		d.afterEnd(in, status)
@@ -82,7 +82,7 @@ func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
 		d.wanted(in, in.Instance.Spec.UtilityVolumes[i], status)
 		return
 	}
-	// The handler never saw a Pending volume, so nothing is mounted. Any other one it unmounts first.
+	// The handler never saw a Pending volume, so nothing is mounted. It unmounts any other volume first.
 	if status.Phase == kubevirtv1.VolumePending || status.Phase == "" || status.Phase == kubevirtv1.VolumeUnMountedFromPod {
 		d.detach(in, status)
 		return
@@ -90,7 +90,7 @@ func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
 	d.Status = append(d.Status, status)
 }
 
-// afterEnd removes a volume of an instance that ended, once no backup needs it any more.
+// afterEnd removes a volume of an instance that has ended, once no backup needs it any more.
 func (d *Decision) afterEnd(in Input, status kubevirtv1.VolumeStatus) {
 	if backup := holder(in, status.Name); backup != "" {
 		if left := endOf(in.Instance).Add(holdLimit).Sub(in.Now); left > 0 {
@@ -104,7 +104,7 @@ func (d *Decision) afterEnd(in Input, status kubevirtv1.VolumeStatus) {
 	d.detach(in, status)
 }
 
-// holder is the backup that may still have partial files on the volume. Empty: none.
+// holder returns the name of the backup that may still have partial files on the volume, or an empty name.
 func holder(in Input, volume string) string {
 	for i := range in.Backups {
 		b := &in.Backups[i]
@@ -121,7 +121,7 @@ func holder(in Input, volume string) string {
 	return ""
 }
 
-// endOf is when the instance ended.
+// endOf returns when the instance ended.
 func endOf(instance *kubevirtv1.VirtualMachineInstance) time.Time {
 	var end time.Time
 	for _, t := range instance.Status.PhaseTransitionTimestamps {
@@ -132,8 +132,9 @@ func endOf(instance *kubevirtv1.VirtualMachineInstance) time.Time {
 	return end
 }
 
-// detach deletes the attachment pod; the entry goes when the pod is gone. That nothing is mounted is written first, with the version of
-// the instance that was read: if the volume was handed to the handler meanwhile, the write fails and the pod stays.
+// detach deletes the attachment pod; the entry goes once the pod is gone. Before that, it records that nothing is
+// mounted, with the version of the instance that was read. If the volume was handed to the handler in the meantime,
+// that write fails and the pod stays.
 func (d *Decision) detach(in Input, status kubevirtv1.VolumeStatus) {
 	pod := in.Pods[status.Name]
 	if pod == nil {

@@ -29,7 +29,8 @@ var (
 	volume = "backup-0123abcd"
 )
 
-// guest is a running instance that wants the volume, or not, and has a status of it, or not.
+// guest returns a running instance, with or without the volume in its spec, and with the volume in this phase or,
+// if phase is empty, without a status for it.
 func guest(wants bool, phase kubevirtv1.VolumePhase) *kubevirtv1.VirtualMachineInstance {
 	i := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns", UID: "i"}}
 	i.Status.Phase = kubevirtv1.PhaseRunning
@@ -98,7 +99,7 @@ func backupIn(phase backupv1.BackupPhase, instance types.UID) []backupv1.Virtual
 	return []backupv1.VirtualMachineBackup{b}
 }
 
-// verdict is the part of a decision that a table is about. Phase is empty when the volume has no entry.
+// verdict is the part of a decision that a table checks. Phase is empty if the volume has no entry.
 type verdict struct {
 	Phase          kubevirtv1.VolumePhase
 	Reason         string

@@ -1,11 +1,13 @@
-// Package utilityvolume brings the utility volumes of a running instance to its node and takes them away again (VEP 86).
+// Package utilityvolume attaches the utility volumes of a running instance to its node and detaches them again (VEP
+// 86).
 //
-// A volume gets there by an attachment pod, which mounts its claim on the instance's node and does nothing. From AttachedToNode on the
-// node's handler mounts the volume's directory into the launcher pod, and reports UnMountedFromPod when a volume that was
-// removed from the spec is out of it; then the attachment pod goes, and when it is gone, so does the entry in volumeStatus.
+// An attachment pod brings a volume to the node: it mounts the volume's claim there and does nothing else. From
+// AttachedToNode on, the node's handler mounts the volume's directory into the launcher pod. When a volume was
+// removed from the spec and is out of the launcher pod, the handler reports UnMountedFromPod. Then the controller
+// deletes the attachment pod, and once the pod is gone it removes the entry in volumeStatus.
 //
-// When the instance has ended nothing is mounted any more and the attachment pods go at once, but for those of a backup whose partial
-// files the handler still removes through them; that wait is bounded.
+// When the instance has ended, nothing is mounted any more and the attachment pods are deleted at once. The
+// exception is the pod of a backup whose partial files the handler still removes through it; that wait is bounded.
 //
 // Decide and Pod are pure. An attachment pod's name follows from the instance's UID and the volume's name.
 package utilityvolume

@@ -13,7 +13,7 @@ import (
 const (
 	// AppAttachment is the value of the label kubevirt.io on attachment pods.
 	AppAttachment = "varve-attachment"
-	// nobody runs the container: it reads and writes nothing.
+	// nobody is the user that runs the container, which reads and writes nothing.
 	nobody = 65534
 )
 
@@ -25,8 +25,9 @@ type Image struct {
 	PullPolicy corev1.PullPolicy
 }
 
-// Pod is the pod that keeps a utility volume on the node with this hostname. It goes through the scheduler, which binds a claim that waits
-// for its first consumer, and it has no privileges: that the claim is mounted for it is all it does.
+// Pod returns the pod that keeps a utility volume on the node with this hostname. The pod goes through the
+// scheduler, which binds a claim that waits for its first consumer. It has no privileges: all it does is to have
+// the claim mounted.
 func Pod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, hostname string, image Image) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

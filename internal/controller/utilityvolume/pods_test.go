@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// cached plays a cache that has these pods.
+// cached plays a cache with these pods.
 type cached struct {
 	client.Client
 	pods []*corev1.Pod
@@ -30,7 +30,7 @@ func (c cached) List(_ context.Context, list client.ObjectList, _ ...client.List
 	return nil
 }
 
-// answers plays the API server: it has this pod, or fails.
+// answers plays an API server that has this pod, or fails.
 type answers struct {
 	client.Reader
 	pod *corev1.Pod
@@ -48,7 +48,7 @@ func (a answers) Get(_ context.Context, key client.ObjectKey, o client.Object, _
 	return nil
 }
 
-// A cache that is behind may have the end of the pod before, or no pod at all: a backup must not fail by that.
+// A cache that is behind may show the end of the previous pod, or no pod at all. That must not make a backup fail.
 func TestPods_anEndIsBelievedOfTheAPIServerAlone(t *testing.T) {
 	t.Parallel()
 	instance := guest(true, mounted)
@@ -105,7 +105,7 @@ func (d deletes) Delete(_ context.Context, o client.Object, _ ...client.DeleteOp
 	return nil
 }
 
-// has plays the API server: it has the instance in this version, or fails.
+// has plays an API server that has the instance in this version, or fails.
 type has struct {
 	client.Reader
 	version string
@@ -117,7 +117,8 @@ func (h has) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...cl
 	return h.err
 }
 
-// An instance in a cache that is behind does not name the volume of a pod yet, or says that the pod before it is to go. No pod may go by that.
+// In a cache that is behind, the instance may not name a pod's volume yet, or may say that the previous pod has to
+// go. No pod may be deleted because of that.
 func TestApply_noPodGoesByAnInstanceThatIsBehind(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

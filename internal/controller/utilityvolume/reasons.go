@@ -14,9 +14,9 @@ const (
 	ReasonGuestNotRunning = "GuestNotRunning"
 	// ReasonPodPending: the attachment pod does not run yet; the message says why.
 	ReasonPodPending = "AttachmentPodPending"
-	// ReasonPodLost: the attachment pod ended or vanished and is made anew.
+	// ReasonPodLost: the attachment pod ended or vanished and is created again.
 	ReasonPodLost = "AttachmentPodLost"
-	// ReasonPodRefused: the API server refused the attachment pod; the message has its words.
+	// ReasonPodRefused: the API server refused the attachment pod; the message quotes it.
 	ReasonPodRefused = "AttachmentPodRefused"
 	// ReasonPodForeign: a pod that Varve did not make has the attachment pod's name; delete it.
 	ReasonPodForeign = "AttachmentPodForeign"

@@ -20,10 +20,10 @@ import (
 	"github.com/varvebackup/varve/internal/runepoch"
 )
 
-// conflictDelay is how long the cache is given to catch up after a conflict.
+// conflictDelay is how long the cache gets to catch up after a conflict.
 const conflictDelay = 50 * time.Millisecond
 
-// Reconcile brings the utility volumes of one instance one step further.
+// Reconcile takes the utility volumes of one instance one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
@@ -71,9 +71,10 @@ func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return in, nil
 }
 
-// pods finds the instance's attachment pods by utility volume. Labels only narrow the search: instancepod says which are the
-// instance's. That the pod of a volume is gone, or is not the one by which the volume was attached, which leads to another pod, to the end of
-// an entry or to the end of a backup, is believed of the API server alone: a cache that is behind has no pod yet, or the one before.
+// pods finds the instance's attachment pods by utility volume. Labels only narrow the search; instancepod decides
+// which pods are the instance's. If the cache has no pod for a volume, or not the pod that attached it, pods asks
+// the API server: a cache that is behind does not have the pod yet, or has its predecessor. Believing such a cache
+// could lead to another pod, to the end of an entry or to the end of a backup.
 func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
 	list := &corev1.PodList{}
 	err := r.client.List(ctx, list, client.InNamespace(instance.Namespace),
@@ -104,18 +105,19 @@ func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	return pods, nil
 }
 
-// isRecorded says that the pod is the one by which the volume was attached, or any while it was not. The pod that is recorded ends once, so that a
-// cache is not wrong about its end.
+// isRecorded reports whether the pod is the one that attached the volume. As long as no pod has attached it, any
+// pod will do. The recorded pod ends only once, so a cache that shows its end is right.
 func isRecorded(pod *corev1.Pod, recorded *kubevirtv1.HotplugVolumeStatus) bool {
 	return pod != nil && (recorded.AttachPodUID == "" || pod.UID == recorded.AttachPodUID)
 }
 
-// livePod reads from the API server what has the name of a volume's attachment pod, whoever made it. nil: nothing.
+// livePod reads the pod with the name of the volume's attachment pod from the API server, whoever made it. It
+// returns nil if there is none.
 func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, volume string) (*corev1.Pod, error) {
 	return instancepod.Get(ctx, r.live, instance.Namespace, layout.AttachmentPod(instance.Name, instance.UID, volume))
 }
 
-// apply writes status and then makes and deletes pods.
+// apply writes status and then creates and deletes pods.
 func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
 	read := instance.ResourceVersion
 	if err := r.writeStatus(ctx, instance, d.Status); err != nil {
@@ -127,7 +129,7 @@ func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMach
 		}
 	}
 	if len(d.Delete) > 0 && instance.ResourceVersion == read {
-		// Nothing was written, so nothing has said yet whether the cache is behind.
+		// Nothing was written, so nothing has shown yet whether the cache is behind.
 		if current, err := r.isCurrent(ctx, instance); err != nil || !current {
 			return err
 		}
@@ -142,8 +144,8 @@ func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMach
 	return nil
 }
 
-// isCurrent asks the API server whether the instance is as it was read, and returns a conflict if somebody wrote it since. An instance that is gone is
-// not current: its pods are the garbage collector's.
+// isCurrent asks the API server whether the instance is as it was read. It returns a conflict if somebody has
+// written it since. An instance that is gone is not current: the garbage collector removes its pods.
 func (r *reconciler) isCurrent(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (bool, error) {
 	now := &kubevirtv1.VirtualMachineInstance{}
 	err := r.live.Get(ctx, client.ObjectKeyFromObject(instance), now)
@@ -159,7 +161,8 @@ func (r *reconciler) isCurrent(ctx context.Context, instance *kubevirtv1.Virtual
 	return true, nil
 }
 
-// create makes an attachment pod. What the API server refuses is shown in the volume's status and tried again.
+// create creates an attachment pod. If the API server refuses it, create shows the refusal in the volume's status
+// and returns the error, so that it is retried.
 func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
 	hostname, err := r.hostname(ctx, instance.Status.NodeName)
 	if err != nil {
@@ -183,8 +186,9 @@ func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return fmt.Errorf("create attachment pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
-// beginRun writes on the claim that an attachment pod mounts it next: a machine that has the claim as a disk must not trust what it recorded
-// before. A record that cannot be read is left alone: it may name a machine that writes to the claim.
+// beginRun records on the claim that an attachment pod mounts it next, so that a machine that has the claim as a
+// disk does not trust what it recorded before. If the record cannot be read, beginRun leaves it alone: it may name
+// a machine that writes to the claim.
 func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
 	if v.ReadOnly {
 		return nil
@@ -216,8 +220,9 @@ func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualM
 	return nil
 }
 
-// refuseForeign says in status that somebody else's pod has the name of the volume's attachment pod. It is never adopted; when it is
-// gone, the attachment pod is made. Nothing is said of our own pod, which the cache did not have yet.
+// refuseForeign shows in status that somebody else's pod has the name of the volume's attachment pod. It never
+// adopts that pod; the attachment pod is created once it is gone. If the pod is our own and the cache did not have
+// it yet, refuseForeign shows nothing.
 func (r *reconciler) refuseForeign(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
 	pod, err := r.livePod(ctx, instance, v.Name)
 	if err != nil || pod == nil || instancepod.IsAttachment(pod, instance.Name, instance.UID, v.Name) {
@@ -240,7 +245,7 @@ func (r *reconciler) explain(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return r.writeStatus(ctx, instance, status)
 }
 
-// hostname is the value of the node's hostname label, which need not be the node's name.
+// hostname returns the node's hostname label, which may differ from the node's name.
 func (r *reconciler) hostname(ctx context.Context, name string) (string, error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Options are what Setup needs beside the manager.
+// Options are what Setup needs besides the manager.
 type Options struct {
 	// Image is what attachment pods are made of.
 	Image Image
@@ -41,7 +41,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		Complete(r)
 }
 
-// uses says that the instance has a utility volume on a claim.
+// uses reports whether the instance has a utility volume on the claim.
 func uses(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
 	return slices.ContainsFunc(instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.ClaimName == claim })
 }

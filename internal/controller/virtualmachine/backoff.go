@@ -9,13 +9,14 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// The first failed start is followed by firstDelay, each further one by twice the delay before it, up to longestDelay.
+// The first failed start is followed by firstDelay. Each further one is followed by twice the previous delay, up to
+// longestDelay.
 const (
 	firstDelay   = 10 * time.Second
 	longestDelay = 5 * time.Minute
 )
 
-// delay is how long the next start waits after this many failed starts in a row.
+// delay returns how long the next start waits after this many failed starts in a row.
 func delay(failures int) time.Duration {
 	d := firstDelay
 	for range failures - 1 {
@@ -26,8 +27,9 @@ func delay(failures int) time.Duration {
 	return d
 }
 
-// countStart counts an instance that failed before its guest ran, once, and forgets earlier failures when a guest runs. As in
-// KubeVirt, only the strategies that start by themselves count: a person who starts a machine is not held back.
+// countStart counts, once, an instance that failed before its guest ran. It forgets earlier failures when a guest
+// runs. As in KubeVirt, only the strategies that start machines by themselves count: a person who starts a machine
+// is not held back.
 func (d *Decision) countStart(in Input) {
 	s := strategy(in.VM)
 	if s != kubevirtv1.RunStrategyAlways && s != kubevirtv1.RunStrategyRerunOnFailure {
@@ -60,7 +62,7 @@ func (d *Decision) countStart(in Input) {
 	d.CountedFailure = true
 }
 
-// ran says that the instance's guest has been running.
+// ran reports whether the instance's guest runs or has run.
 func ran(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance.Status.Phase == kubevirtv1.PhaseRunning ||
 		slices.ContainsFunc(instance.Status.PhaseTransitionTimestamps, func(t kubevirtv1.PhaseTransitionTimestamp) bool {

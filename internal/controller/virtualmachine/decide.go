@@ -9,7 +9,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Input is everything that the decision looks at.
+// Input is everything that the decision depends on.
 type Input struct {
 	// Now is the time that backoff is measured against.
 	Now time.Time
@@ -17,17 +17,17 @@ type Input struct {
 	VM *kubevirtv1.VirtualMachine
 	// Instance is the machine's own instance, or nil.
 	Instance *kubevirtv1.VirtualMachineInstance
-	// Foreign says that an instance of this name exists which belongs to somebody else.
+	// Foreign says that an instance of this name exists and belongs to somebody else.
 	Foreign bool
-	// CreateError is what the API server said to the last attempt to create the instance. Empty: nothing.
+	// CreateError is what the API server answered to the last attempt to create the instance. Empty: nothing.
 	CreateError string
 }
 
 // Decision is what to do. Status is written before the action is taken.
 type Decision struct {
-	// Status is the machine's status as it has to be.
+	// Status is what the machine's status must be.
 	Status kubevirtv1.VirtualMachineStatus
-	// RunStrategy is what spec.runStrategy has to become. Empty: it stays.
+	// RunStrategy is the new value of spec.runStrategy. If empty, it stays as it is.
 	RunStrategy kubevirtv1.RunStrategy
 	// Create makes the instance; Delete deletes it. At most one is set.
 	Create, Delete bool
@@ -35,11 +35,11 @@ type Decision struct {
 	CountedFailure bool
 	// Released says that nothing is left to do for a machine that is being deleted.
 	Released bool
-	// RequeueAfter is when time alone changes the decision. 0: never.
+	// RequeueAfter is when the decision changes by the passage of time alone. 0: never.
 	RequeueAfter time.Duration
 }
 
-// strategy is the machine's run strategy; an absent one is Halted.
+// strategy returns the machine's run strategy. Without one it is Halted.
 func strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
 	return vm.Spec.Strategy()
 }
@@ -66,7 +66,7 @@ func (d *Decision) terminate(in Input) {
 	d.Released = in.Instance == nil || orphan
 }
 
-// trimRequests removes the requests at the head of the queue that were fulfilled.
+// trimRequests removes the fulfilled requests at the head of the queue.
 func (d *Decision) trimRequests(in Input) {
 	requests := d.Status.StateChangeRequests
 	for len(requests) > 0 && fulfilled(requests[0], in.Instance) {
@@ -75,8 +75,8 @@ func (d *Decision) trimRequests(in Input) {
 	d.Status.StateChangeRequests = slices.Clip(requests)
 }
 
-// fulfilled says that a stop's instance is gone, or that a start's instance is there. An instance that ended or is
-// being deleted does not fulfil a start: the next one does.
+// fulfilled reports whether the instance that a stop names is gone, or an instance for a start exists. An instance
+// that has ended or is being deleted does not fulfil a start; its successor does.
 func fulfilled(r kubevirtv1.StateChangeRequest, instance *kubevirtv1.VirtualMachineInstance) bool {
 	switch r.Action {
 	case kubevirtv1.StopRequest:
@@ -88,17 +88,17 @@ func fulfilled(r kubevirtv1.StateChangeRequest, instance *kubevirtv1.VirtualMach
 	}
 }
 
-// alive says that an instance runs or is on its way to run.
+// alive reports whether an instance runs or is on its way to run.
 func alive(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance != nil && instance.DeletionTimestamp == nil && !instance.Status.Phase.Final()
 }
 
-// first says whether the request that is next has this action.
+// first reports whether the next request has this action.
 func (d *Decision) first(action kubevirtv1.StateChangeRequestAction) bool {
 	return len(d.Status.StateChangeRequests) > 0 && d.Status.StateChangeRequests[0].Action == action
 }
 
-// ask appends a start to the requests, unless one is there.
+// ask appends a start to the requests, unless they already have one.
 func (d *Decision) ask() {
 	for _, r := range d.Status.StateChangeRequests {
 		if r.Action == kubevirtv1.StartRequest {
@@ -112,7 +112,7 @@ func (d *Decision) ask() {
 func (d *Decision) follow(in Input) {
 	s := strategy(in.VM)
 	if s == kubevirtv1.RunStrategyRerunOnFailure && in.VM.Status.RunStrategy != s && !alive(in.Instance) {
-		// Coming from another strategy, or from none, the machine starts once.
+		// A machine that comes from another strategy, or from none, starts once.
 		d.ask()
 	}
 	if in.Instance != nil {
@@ -125,19 +125,19 @@ func (d *Decision) follow(in Input) {
 		start = true
 	case kubevirtv1.RunStrategyHalted:
 		if start {
-			// A start of a halted machine means that it is to run from now on.
+			// Starting a halted machine means that it is to run from now on.
 			d.RunStrategy = kubevirtv1.RunStrategyAlways
 		}
 		return
 	case kubevirtv1.RunStrategyManual, kubevirtv1.RunStrategyRerunOnFailure:
-		// These start on request only.
+		// These start only on request.
 	}
 	if start {
 		d.start(in)
 	}
 }
 
-// end deletes an instance that ended, or that must not run any more.
+// end deletes an instance that has ended or must no longer run.
 func (d *Decision) end(in Input, s kubevirtv1.RunStrategy) {
 	if in.Instance.DeletionTimestamp != nil {
 		return
@@ -145,7 +145,7 @@ func (d *Decision) end(in Input, s kubevirtv1.RunStrategy) {
 	if in.Instance.Status.Phase == kubevirtv1.PhaseFailed && s == kubevirtv1.RunStrategyRerunOnFailure && !d.first(kubevirtv1.StopRequest) {
 		d.ask()
 	}
-	// What trimRequests left at the head as a stop names this very instance.
+	// If trimRequests left a stop at the head, that stop names this very instance.
 	d.Delete = s == kubevirtv1.RunStrategyHalted || in.Instance.Status.Phase.Final() || d.first(kubevirtv1.StopRequest)
 }
 

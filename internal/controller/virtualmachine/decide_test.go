@@ -44,7 +44,7 @@ func deleted(i *kubevirtv1.VirtualMachineInstance) *kubevirtv1.VirtualMachineIns
 	return i
 }
 
-// verdict is the part of a decision that a table is about.
+// verdict is the part of a decision that a table checks.
 type verdict struct {
 	Create, Delete bool
 	RunStrategy    kubevirtv1.RunStrategy
@@ -184,7 +184,7 @@ func TestBackoffGrowsAndIsForgottenAfterARun(t *testing.T) {
 			t.Fatalf("failure %d: %+v", n+1, d)
 		}
 		vm.Status = d.Status
-		// The same instance, seen again after a restart of the controller, is not counted twice.
+		// The same instance is not counted twice when it is seen again after a restart of the controller.
 		if again := Decide(Input{Now: clock.Add(time.Hour), VM: vm, Instance: failed}); again.CountedFailure || !again.Delete {
 			t.Fatalf("failure %d counted twice: %+v", n+1, again)
 		}

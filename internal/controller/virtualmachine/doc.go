@@ -1,12 +1,14 @@
-// Package virtualmachine keeps the instance of each VirtualMachine as its run strategy and the requests in its status
-// say, with KubeVirt's semantics.
+// Package virtualmachine reconciles VirtualMachines: it creates and deletes the instance of each as its run
+// strategy and the requests in its status say, with KubeVirt's semantics.
 //
-// Everything that a later step depends on is in the VM's status before the step is taken: a failed instance is counted
-// and its successor asked for before it is deleted, and a request is removed only when its effect is seen. So a
-// controller that stops at any line goes on where it was. Decide is the whole decision, and is pure.
+// Everything that a later step depends on is written to the VM's status before the step is taken. A failed instance
+// is counted and its successor requested before it is deleted, and a request is removed only when its effect is
+// visible. So a controller that stops at any line continues where it was. Decide makes the whole decision, and is
+// pure.
 //
-// Status is written with the resource version that was read: whoever else wrote in between wins, and the decision is
-// made again. Before an instance is created the decision is repeated on what the API server has, past the cache.
+// Status is written with the resource version that was read. If somebody else wrote in between, that write wins and
+// the decision is made again. Before it creates an instance, the controller repeats the decision on what the API
+// server has, bypassing the cache.
 package virtualmachine
 
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines,verbs=get;list;watch;update;patch

@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Instance is the instance that a machine's template describes. Whether its disks are tracked is decided here, for
-// its whole life. It is born with its finalizer, so that its end is never missed.
+// Instance returns the instance that the machine's template describes. tracked determines for the instance's whole
+// life whether its disks are tracked. The instance is created with its finalizer, so that its end is never missed.
 func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMachineInstance {
 	template := vm.Spec.Template.DeepCopy()
 	instance := &kubevirtv1.VirtualMachineInstance{
@@ -34,7 +34,7 @@ func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMa
 	if instance.Annotations == nil {
 		instance.Annotations = map[string]string{}
 	}
-	// Users write templates, and admission knows the instance's writer as Varve.
+	// Users write templates, but admission sees Varve as the one who writes the instance.
 	dropReserved(instance.Annotations)
 	if tracked {
 		instance.Annotations[layout.AnnotationTracking] = "true"
@@ -42,7 +42,7 @@ func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMa
 	return instance
 }
 
-// dropReserved removes what only Varve sets on an instance.
+// dropReserved removes the keys that only Varve may set on an instance.
 func dropReserved(metadata map[string]string) {
 	maps.DeleteFunc(metadata, func(key, _ string) bool { return strings.HasPrefix(key, layout.Prefix) })
 }

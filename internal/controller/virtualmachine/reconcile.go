@@ -16,10 +16,10 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// conflictDelay is how long the cache is given to catch up after a conflict.
+// conflictDelay is how long the cache gets to catch up after a conflict.
 const conflictDelay = 50 * time.Millisecond
 
-// Reconcile brings one machine one step further.
+// Reconcile takes one machine one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	in, err := r.gather(ctx, r.client, req)
 	if err != nil || in.VM == nil {
@@ -27,13 +27,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	result, err := r.apply(ctx, in, Decide(in))
 	if apierrors.IsConflict(err) {
-		// Somebody else wrote meanwhile, or the cache is behind: look again.
+		// Somebody else wrote in between, or the cache is behind: look again.
 		return reconcile.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
 }
 
-// gather reads what Decide looks at. A machine that does not exist leaves Input.VM nil.
+// gather reads what Decide looks at. If the machine does not exist, Input.VM is nil.
 func (r *reconciler) gather(ctx context.Context, from client.Reader, req reconcile.Request) (Input, error) {
 	vm := &kubevirtv1.VirtualMachine{}
 	if err := from.Get(ctx, req.NamespacedName, vm); err != nil {
@@ -57,7 +57,7 @@ func (r *reconciler) gather(ctx context.Context, from client.Reader, req reconci
 	return in, nil
 }
 
-// apply writes what d says: finalizer and spec, then status, then the instance.
+// apply carries out d: finalizer and spec first, then status, then the instance.
 func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (reconcile.Result, error) {
 	vm := in.VM.DeepCopy()
 	if vm.DeletionTimestamp == nil && controllerutil.AddFinalizer(vm, Finalizer) {
@@ -84,7 +84,7 @@ func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (reconcile
 	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
-// writeStatus writes the decided status if it differs, and tells of what it says for the first time.
+// writeStatus writes the decided status if it differs, and reports a failed start when it is counted.
 func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMachine, d Decision) error {
 	if equality.Semantic.DeepEqual(vm.Status, d.Status) {
 		return nil
@@ -106,7 +106,7 @@ func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMach
 func (r *reconciler) delete(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
 	err := r.client.Delete(ctx, instance, client.Preconditions{UID: &instance.UID})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // The cache is behind: it is gone, or another one has its name.
+		return nil // The cache is behind: the instance is gone, or another one has its name.
 	}
 	if err != nil {
 		return fmt.Errorf("delete instance %s/%s: %w", instance.Namespace, instance.Name, err)
@@ -115,7 +115,7 @@ func (r *reconciler) delete(ctx context.Context, vm *kubevirtv1.VirtualMachine, 
 	return nil
 }
 
-// create makes the instance, if what the API server has leads to the same decision as what the cache had.
+// create creates the instance, provided that the API server's state leads to the same decision as the cache's.
 func (r *reconciler) create(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
 	in, err := r.gather(ctx, r.live, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(vm)})
 	if err != nil || in.VM == nil || !Decide(in).Create {
@@ -138,7 +138,7 @@ func (r *reconciler) create(ctx context.Context, vm *kubevirtv1.VirtualMachine) 
 	}
 }
 
-// refused shows in status why the instance could not be created, and returns the error so that it is tried again.
+// refused shows in status why the instance could not be created, and returns the error so that it is retried.
 func (r *reconciler) refused(ctx context.Context, in Input, err error) error {
 	in.CreateError = err.Error()
 	r.events.Eventf(in.VM, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The instance was refused: %v", err)
@@ -148,7 +148,7 @@ func (r *reconciler) refused(ctx context.Context, in Input, err error) error {
 	return fmt.Errorf("create instance %s/%s: %w", in.VM.Namespace, in.VM.Name, err)
 }
 
-// optimistic is a patch that the API server refuses if the object changed since base was read.
+// optimistic returns a patch that the API server refuses if the object has changed since base was read.
 func optimistic(base client.Object) client.Patch {
 	return client.MergeFromWithOptions(base.DeepCopyObject().(client.Object), client.MergeFromWithOptimisticLock{})
 }

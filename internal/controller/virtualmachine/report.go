@@ -14,15 +14,15 @@ import (
 const (
 	// ReasonNoInstance: Ready is False because no instance exists.
 	ReasonNoInstance = "VMINotExists"
-	// ReasonGuestNotRunning: Ready is False because the instance's guest does not run yet, or not any more.
+	// ReasonGuestNotRunning: Ready is False because the instance's guest does not run yet, or no longer runs.
 	ReasonGuestNotRunning = "GuestNotRunning"
-	// ReasonFailedCreate: Failure is True because the API server refused the instance; the message has its words.
+	// ReasonFailedCreate: Failure is True because the API server refused the instance; the message quotes it.
 	ReasonFailedCreate = "FailedCreate"
 	// ReasonInstanceExists: Failure is True because an instance of this name belongs to somebody else; delete it.
 	ReasonInstanceExists = "InstanceOfAnotherOwner"
 )
 
-// report fills the part of status that only mirrors what is seen.
+// report fills in the part of status that only mirrors what the controller sees.
 func (d *Decision) report(in Input) {
 	d.Status.Created = in.Instance != nil
 	d.Status.Ready = in.Instance != nil && condition.True(in.Instance.Status.Conditions, kubevirtv1.ConditionReady)
@@ -59,7 +59,7 @@ func (d *Decision) conditions(in Input) []kubevirtv1.Condition {
 	case in.CreateError != "":
 		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: ReasonFailedCreate, Message: in.CreateError})
 	case d.Create:
-		// An earlier refusal stays in sight until an attempt succeeds.
+		// An earlier refusal stays visible until an attempt succeeds.
 		if old := condition.Find(in.VM.Status.Conditions, kubevirtv1.ConditionFailure); old != nil && old.Reason == ReasonFailedCreate {
 			next = append(next, *old.DeepCopy())
 		}
@@ -74,7 +74,7 @@ func phase(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Phase {
 	return instance.Status.Phase
 }
 
-// printable is the machine's state in one word, in KubeVirt's order of precedence.
+// printable returns the machine's state in one word, in KubeVirt's order of precedence.
 func (d *Decision) printable(in Input) kubevirtv1.PrintableStatus {
 	switch {
 	case in.VM.DeletionTimestamp != nil:
@@ -92,7 +92,7 @@ func (d *Decision) printable(in Input) kubevirtv1.PrintableStatus {
 	}
 }
 
-// printableWithoutGuest tells a machine that is down from one that is about to start (again).
+// printableWithoutGuest distinguishes a machine that is down from one that is about to start, or start again.
 func (d *Decision) printableWithoutGuest(in Input) kubevirtv1.PrintableStatus {
 	switch {
 	case d.Status.StartFailure != nil && strategy(in.VM) != kubevirtv1.RunStrategyHalted && !d.Create:
@@ -104,7 +104,7 @@ func (d *Decision) printableWithoutGuest(in Input) kubevirtv1.PrintableStatus {
 	}
 }
 
-// obstacle is what keeps an instance from running, or Starting when nothing does.
+// obstacle returns what keeps an instance from running, or Starting if nothing does.
 func obstacle(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.PrintableStatus {
 	byReason := map[string]kubevirtv1.PrintableStatus{
 		virtualmachineinstance.ReasonClaimNotFound:    kubevirtv1.VirtualMachinePvcNotFound,

@@ -55,7 +55,7 @@ func TestReadyAndPaused(t *testing.T) {
 	}
 }
 
-// TestStatusSettles fails if a decision on its own result differs: the controller would write for ever.
+// TestStatusSettles fails if a decision based on its own result differs: the controller would write forever.
 func TestStatusSettles(t *testing.T) {
 	t.Parallel()
 	for _, in := range []Input{

@@ -18,10 +18,10 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt has the same.
+// Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt uses the same name.
 const Finalizer = "kubevirt.io/virtualMachineControllerFinalize"
 
-// Options are what Setup needs beside the manager.
+// Options are what Setup needs besides the manager.
 type Options struct {
 	// Configuration is the KubeVirt object that selects machines for changed block tracking.
 	Configuration types.NamespacedName
@@ -52,7 +52,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachine").
 		For(&kubevirtv1.VirtualMachine{}).
-		// By name, not by owner: an instance of somebody else's that goes away makes room.
+		// Watch by name, not by owner: when somebody else's instance of the same name goes away, it makes room.
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(sameName)).
 		WithOptions(pace.Options(pace.ControllerWorkers)).
 		Complete(r)

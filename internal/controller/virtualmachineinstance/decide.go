@@ -13,25 +13,25 @@ import (
 	"github.com/varvebackup/varve/internal/condition"
 )
 
-// Input is everything that the decision looks at.
+// Input is everything that the decision depends on.
 type Input struct {
 	// Now is the time that deadlines are measured against.
 	Now time.Time
 	// Instance is not modified.
 	Instance *kubevirtv1.VirtualMachineInstance
-	// Pod is the launcher pod. nil: the API server has none.
+	// Pod is the launcher pod, or nil if the API server has none.
 	Pod *corev1.Pod
 	// Attachments is the number of attachment pods that exist.
 	Attachments int
-	// Missing says what the launcher pod needs and does not have. nil: nothing.
+	// Missing says what the launcher pod needs and does not have. It is nil if nothing is missing.
 	Missing *Obstacle
 	// Unbound are the instance's claims that have no volume yet.
 	Unbound []UnboundClaim
-	// StopWaitsForBackup is how long the handler may hold a stop back for a running backup.
+	// StopWaitsForBackup is how long the handler may delay a stop for a running backup.
 	StopWaitsForBackup time.Duration
 }
 
-// Obstacle is why something cannot go on, as a condition says it.
+// Obstacle is why something cannot proceed, in the words of a condition.
 type Obstacle struct{ Reason, Message string }
 
 // UnboundClaim is a claim without a volume.
@@ -41,32 +41,34 @@ type UnboundClaim struct {
 	Immediate bool
 }
 
-// Decision is what to do: finalizer and label first, then Status, then the pod, and the finalizer's removal last.
+// Decision is what to do. The finalizer and the label are written first, then Status, then the pod; the finalizer
+// is removed last.
 type Decision struct {
 	Status kubevirtv1.VirtualMachineInstanceStatus
-	// NodeLabel is the value that the label kubevirt.io/nodeName has to have. Empty: leave it.
+	// NodeLabel is the value that the label kubevirt.io/nodeName must have. If empty, the label stays as it is.
 	NodeLabel string
 	// CreatePod makes the launcher pod; DeletePod deletes it, with its grace period.
 	CreatePod, DeletePod bool
-	// Overdue says that DeletePod is because the node's handler did not stop the guest in time.
+	// Overdue says that the pod is deleted because the node's handler did not stop the guest in time.
 	Overdue bool
-	// GiveBack takes the instance's runs back from its claims, before Status is written: its guest was never started.
+	// GiveBack takes the instance's runs back from its claims before Status is written, because its guest was never
+	// started.
 	GiveBack bool
-	// ReleasePod removes the launcher pod's finalizer: its end is recorded.
+	// ReleasePod removes the launcher pod's finalizer, because its end is recorded.
 	ReleasePod bool
 	// Released removes the instance's finalizer.
 	Released bool
-	// RequeueAfter is when time alone changes the decision. 0: never.
+	// RequeueAfter is when the decision changes by the passage of time alone. 0: never.
 	RequeueAfter time.Duration
 }
 
 const (
-	// handlerGrace is how long after the guest's grace period a handler may take to stop the guest of a deleted
-	// instance, before the launcher pod is deleted over its head.
+	// handlerGrace is the time that a handler has beyond the guest's grace period to stop the guest of a deleted
+	// instance. After that the controller deletes the launcher pod itself.
 	handlerGrace = 60 * time.Second
 	// forcedGrace is how long a kubelet may take to report the end of a pod that was force-deleted.
 	forcedGrace = 30 * time.Second
-	// defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
+	// defaultGrace is the grace period in seconds of an instance without spec.terminationGracePeriodSeconds.
 	defaultGrace = 30
 )
 
@@ -79,7 +81,7 @@ func Decide(in Input) Decision {
 	if !d.Status.Phase.Final() {
 		d.advance(in)
 	}
-	// The node's handler finds its instances by the label: it comes back when somebody took it away.
+	// The node's handler finds its instances by the label, so the label is restored if somebody removed it.
 	d.NodeLabel = d.Status.NodeName
 	d.ReleasePod = in.Pod != nil && d.Status.Phase.Final()
 	if in.Instance.DeletionTimestamp != nil {
@@ -105,7 +107,7 @@ func (d *Decision) advance(in Input) {
 	}
 }
 
-// prepare asks for the launcher pod when everything that it needs is there. Only a Pending instance comes here.
+// prepare asks for the launcher pod once everything that it needs exists. Only a Pending instance gets here.
 func (d *Decision) prepare(in Input) {
 	d.notRunning(in)
 	if in.Missing != nil {
@@ -115,7 +117,8 @@ func (d *Decision) prepare(in Input) {
 	d.CreatePod = true
 }
 
-// schedule mirrors the way of the launcher pod to a node, and hands the instance over to the node's handler once it runs.
+// schedule mirrors the launcher pod's way to a node, and hands the instance over to the node's handler once the
+// launcher runs.
 func (d *Decision) schedule(in Input) {
 	if d.Status.Phase == kubevirtv1.PhasePending {
 		d.enter(in, kubevirtv1.PhaseScheduling)
@@ -141,7 +144,7 @@ func (d *Decision) handOver(in Input) {
 	d.set(in, kubevirtv1.ConditionSynchronized, nil)
 }
 
-// finish takes a deleted instance apart: the guest, the launcher pod, and at last the finalizer.
+// finish takes a deleted instance apart: first the guest, then the launcher pod, and the finalizer last.
 func (d *Decision) finish(in Input) {
 	d.CreatePod = false
 	if in.Pod == nil {
@@ -166,8 +169,9 @@ func handedOver(p kubevirtv1.Phase) bool {
 	return p == kubevirtv1.PhaseScheduled || p == kubevirtv1.PhaseRunning
 }
 
-// stopDeadline is when the handler must have stopped the guest of a deleted instance. A stop that waits for a backup has that
-// wait on top, and one whose wait is over counts from there.
+// stopDeadline returns the time by which the handler must have stopped the guest of a deleted instance. While the
+// stop waits for a backup, the deadline is later by that wait's limit. Once the wait is over, the deadline counts
+// from its end.
 func stopDeadline(in Input) time.Time {
 	from := in.Instance.DeletionTimestamp.Time
 	if c := condition.Find(in.Instance.Status.Conditions, kubevirtv1.ConditionStopDelayed); c != nil {
@@ -181,7 +185,7 @@ func stopDeadline(in Input) time.Time {
 	return from.Add(time.Duration(grace)*time.Second + handlerGrace)
 }
 
-// conclude enters a final phase. What the handler said of a running guest is no longer true.
+// conclude enters a final phase. It removes what the handler reported of a running guest, which is no longer true.
 func (d *Decision) conclude(in Input, o outcome) {
 	d.enter(in, o.phase)
 	d.Status.Reason = o.reason
@@ -197,7 +201,7 @@ func (d *Decision) notRunning(in Input) {
 	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: ReasonGuestNotRunning, Message: fmt.Sprintf("The instance is in phase %s.", d.Status.Phase)})
 }
 
-// set makes the condition False with what o says, or removes it when o is nil.
+// set sets the condition to False with o's reason and message, or removes it if o is nil.
 func (d *Decision) set(in Input, t kubevirtv1.ConditionType, o *Obstacle) {
 	if o == nil {
 		d.Status.Conditions = condition.Remove(d.Status.Conditions, t)

@@ -32,7 +32,7 @@ func with(i *kubevirtv1.VirtualMachineInstance, c kubevirtv1.Condition) *kubevir
 	return i
 }
 
-// podIn is a launcher pod on a node, in a phase; its container runs when the phase is Running.
+// podIn returns a launcher pod on a node, in this phase. Its container runs if the phase is Running.
 func podIn(p corev1.PodPhase) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod", UID: "p"}, Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{Phase: p}}
 	if p == corev1.PodRunning {
@@ -62,7 +62,7 @@ func going(pod *corev1.Pod, ago time.Duration, grace int64) *corev1.Pod {
 	return pod
 }
 
-// verdict is the part of a decision that a table is about.
+// verdict is the part of a decision that a table checks.
 type verdict struct {
 	Phase                                  kubevirtv1.Phase
 	Reason                                 string
@@ -245,7 +245,7 @@ func TestDecide_reassertsTheNodeLabel(t *testing.T) {
 	}
 }
 
-// A run is taken back on the launcher's word alone.
+// A run is taken back only on the launcher's word.
 func TestGiveBack_needsTheLaunchersWord(t *testing.T) {
 	t.Parallel()
 	const word = `{"end":"REQUESTED_SHUTDOWN","message":"m","neverStarted":true}`
@@ -264,7 +264,8 @@ func TestGiveBack_needsTheLaunchersWord(t *testing.T) {
 		"the pod is gone":          {Input{Instance: deletedAgo(instanceIn(scheduled), 0)}, false},
 		"the pod has not ended":    {Input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: podIn(corev1.PodRunning)}, false},
 		"the end was seen before":  {Input{Instance: instanceIn(succeeded), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
-		// A runtime that lost its containers, as by the node's restart, is given the container once more. The word is of the last one alone.
+		// If a runtime has lost its containers, for example when the node restarts, it runs the container once
+		// more. The word is only that of the last one.
 		"the container ran before": {Input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].RestartCount = 1
 		})}, false},

@@ -1,18 +1,22 @@
-// Package virtualmachineinstance turns an instance into its launcher pod, and the pod's life into the instance's phase.
+// Package virtualmachineinstance reconciles instances: it creates the launcher pod of each, and sets the instance's
+// phase from what becomes of the pod.
 //
-// The controller writes phase up to Scheduled and the final phases; between them the handler of the node writes. The launcher
-// pod carries a finalizer that is removed only when the instance has a final phase: however a pod ends, and whether or not the
-// controller was up, the way in which it ended is seen. If the instance itself is gone, the finalizer is removed once the pod has
-// ended. An instance keeps its own finalizer until its launcher pod and its attachment pods are gone, so that no second guest ever
-// starts on the disks of the first.
+// The controller writes the phases up to Scheduled and the final ones. The phases in between belong to the handler
+// of the node.
 //
-// Before the launcher pod is made, the run is written on every claim that the pod mounts writable (package runepoch), and an instance whose
-// claims another guest may write to is held until that guest's pod is provably gone. Pods of others are looked for then, and once more when the
-// launcher runs. The runs of an instance that ends before it was handed to a handler, or whose launcher was never told to start the guest, are
-// taken back: they wrote nothing.
+// The launcher pod carries a finalizer that is removed only when the instance has a final phase. So the controller
+// sees how a pod ended, however it ended and even if the controller was down at the time. If the instance itself is
+// gone, the finalizer is removed once the pod has ended. An instance keeps its own finalizer until its launcher pod
+// and its attachment pods are gone, so that a second guest never starts on the disks of the first.
 //
-// Decide and Pod are pure. The pod's name follows from the instance's UID, so that a repeated creation makes no second pod; that a
-// pod is gone is believed only when the API server says it, past the cache.
+// Before it makes the launcher pod, the controller writes the run on every claim that the pod mounts writable
+// (package runepoch). An instance whose claims another guest may write to is held until that guest's pod is
+// provably gone. At that point the controller also looks for pods that Varve did not make, and looks for them again
+// when the launcher of a tracked instance runs. It takes back the runs of an instance that ends before it was
+// handed to a handler, or whose launcher was never told to start the guest: such runs wrote nothing.
+//
+// Decide and Pod are pure. The pod's name follows from the instance's UID, so creating it twice makes no second
+// pod. The controller believes that a pod is gone only if the API server says so, not the cache.
 package virtualmachineinstance
 
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch;update;patch

@@ -36,7 +36,8 @@ func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return in, err
 }
 
-// pods finds the instance's pods. That there is none is asked of the API server itself before an end is concluded from it.
+// pods finds the instance's pods. Before the caller can conclude from a missing pod that the instance has ended,
+// pods asks the API server itself.
 func (r *reconciler) pods(ctx context.Context, in *Input) error {
 	byCreator := client.MatchingLabels{layout.LabelCreatedBy: string(in.Instance.UID)}
 	list := &corev1.PodList{}
@@ -62,7 +63,7 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 	if in.Pod != nil || !started {
 		return nil
 	}
-	// Attachment pods are there and the launcher pod is not: the cache may still be behind.
+	// There are attachment pods but no launcher pod: the cache may still be behind.
 	pod, err := r.livePod(ctx, in.Instance)
 	if err == nil && pod != nil && isLauncher(pod, in.Instance) {
 		in.Pod = pod
@@ -70,17 +71,19 @@ func (r *reconciler) pods(ctx context.Context, in *Input) error {
 	return err
 }
 
-// isLauncher says that the pod is the instance's launcher pod, also after it has lost its owner: its guest runs, and is stopped with the instance.
+// isLauncher reports whether the pod is the instance's launcher pod. A pod that has lost its owner still is: its
+// guest runs, and is stopped with the instance.
 func isLauncher(pod *corev1.Pod, instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instancepod.IsLauncher(pod, instance.Name, instance.UID) || instancepod.IsOrphan(pod, instance.Name, instance.UID)
 }
 
-// livePod reads from the API server what has the name of the launcher pod, whoever made it. nil: nothing.
+// livePod reads the pod with the launcher pod's name from the API server, whoever made it. It returns nil if there
+// is none.
 func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
 	return instancepod.Get(ctx, r.live, instance.Namespace, layout.LauncherPod(instance.Name, instance.UID))
 }
 
-// claims reads the claims that the launcher pod mounts. One that does not exist is absent.
+// claims reads the claims that the launcher pod mounts. A claim that does not exist is absent from the result.
 func (r *reconciler) claims(ctx context.Context, from client.Reader, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	for _, name := range claimNames(instance) {
@@ -97,7 +100,7 @@ func (r *reconciler) claims(ctx context.Context, from client.Reader, instance *k
 	return claims, nil
 }
 
-// missing is the first claim that the launcher pod cannot start without.
+// missing returns an obstacle for the first claim that the launcher pod cannot start without, or nil.
 func missing(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) *Obstacle {
 	for _, v := range instance.Spec.Volumes {
 		name := v.PersistentVolumeClaim.ClaimName
@@ -119,7 +122,8 @@ func missing(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*cor
 	return nil
 }
 
-// StateClaimBytes is the size that the state claim of an instance has to have, in bytes. Every claim of the instance's disks exists.
+// StateClaimBytes returns the size in bytes that the instance's state claim must have. Every claim of the
+// instance's disks must exist.
 func StateClaimBytes(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) int64 {
 	names := map[string]string{}
 	for _, v := range instance.Spec.Volumes {
@@ -132,7 +136,7 @@ func StateClaimBytes(instance *kubevirtv1.VirtualMachineInstance, claims map[str
 	return tracking.StateClaimSize(sizes)
 }
 
-// unbound are the claims that have no volume yet.
+// unbound returns the claims that have no volume yet.
 func (r *reconciler) unbound(ctx context.Context, claims map[string]*corev1.PersistentVolumeClaim) ([]UnboundClaim, error) {
 	var unbound []UnboundClaim
 	for name, claim := range claims {

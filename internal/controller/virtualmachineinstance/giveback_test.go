@@ -18,11 +18,12 @@ import (
 	"github.com/varvebackup/varve/internal/runepoch"
 )
 
-// keepsRuns plays an API server that has the claim "root" with a run of the instance "i", and does not let it be changed.
+// keepsRuns plays an API server that has the claim "root" with a run of the instance "i" and does not allow changes
+// to it.
 type keepsRuns struct {
 	client.Client
 	refusal error
-	// written is the phase that was written, and released says that the instance has no finalizer any more.
+	// written is the phase that was written. released says that the instance's finalizer was removed.
 	written  kubevirtv1.Phase
 	released bool
 }
@@ -52,13 +53,13 @@ func (s keepsStatus) Patch(_ context.Context, o client.Object, _ client.Patch, _
 	return nil
 }
 
-// A run that cannot be taken back costs a full backup. It hides no end, and keeps no instance.
+// A run that cannot be taken back costs a full backup, but neither hides the end nor keeps the instance.
 func TestGiveBack_doesNotHoldTheEnd(t *testing.T) {
 	t.Parallel()
 	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
 	for name, c := range map[string]struct {
 		refusal error
-		again   bool // it is tried again before anything else
+		again   bool // it is retried before anything else
 	}{
 		"a policy denies it": {apierrors.NewForbidden(claims, "root", errors.New("denied by a policy")), false},
 		"a webhook is down":  {apierrors.NewInternalError(errors.New("failed calling webhook")), false},

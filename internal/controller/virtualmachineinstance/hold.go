@@ -18,15 +18,17 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// heldRetry is how soon a held instance looks again whether its claims are free.
+// heldRetry is how soon a held instance checks again whether its claims are free.
 const heldRetry = 5 * time.Second
 
-// takeClaims writes the instance's run on every claim that its launcher pod mounts writable, and records it as a holder of those that its
-// guest writes. It returns the claims as they are then, or why the instance has to wait. Nothing is written while any claim is not free.
+// takeClaims writes the instance's run on every claim that its launcher pod mounts writable, and records the
+// instance as a holder of the claims that its guest writes. It returns the claims as they are then, or why the
+// instance has to wait. It writes nothing unless all claims are free.
 //
-// Two instances that are created at the same time both find a claim free. The version of the claim decides: the second write is a
-// conflict, and whoever lost it finds the other one as a holder. Claims are taken in the order of their names, so that no two instances
-// wait for each other. After a crash the same instance takes the same claims again, which changes nothing.
+// Two instances that are created at the same time both find a claim free. The claim's resource version decides: the
+// second write is a conflict, and the loser then finds the other instance as a holder. Claims are taken in the
+// order of their names, so that two instances never wait for each other. After a crash the instance takes the same
+// claims again, which changes nothing.
 func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, *Obstacle, error) {
 	all := uses(instance)
 	if o := conflictsWithin(all, instance); o != nil {
@@ -62,11 +64,12 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	return claims, nil, nil
 }
 
-// confirmClaims looks for pods of others once more, when the launcher runs and its guest does not yet: between the run's writing and the mount of the
-// claims a pod may have waited for a node for days, and anybody's pod could have the claims. The handler reads the record before it starts the guest.
+// confirmClaims looks once more for pods that Varve did not make, when the launcher runs and its guest does not
+// yet. The launcher pod may have waited days for a node after its run was written, and in that time any pod could
+// have had the claims. The handler reads the record before it starts the guest.
 func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	if !Tracked(instance) {
-		return nil // it has no overlay that could be kept
+		return nil // no overlay to keep
 	}
 	pods, err := r.livePods(ctx, instance.Namespace)
 	if err != nil {
@@ -77,7 +80,7 @@ func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.Vir
 	})
 }
 
-// livePods are all pods of the namespace, as the API server has them: the cache has Varve's own alone.
+// livePods returns all pods of the namespace from the API server: the cache has only Varve's own.
 func (r *reconciler) livePods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
 	pods := &corev1.PodList{}
 	if err := r.live.List(ctx, pods, client.InNamespace(namespace)); err != nil {
@@ -86,10 +89,12 @@ func (r *reconciler) livePods(ctx context.Context, namespace string) ([]corev1.P
 	return pods.Items, nil
 }
 
-// giveBack takes back the runs of an instance that ends before it was handed to its node's handler, or whose launcher says that it was never told to
-// start the guest: nobody wrote to its disks, so that what was recorded of the run before still holds. Its launcher pod has ended or is gone.
+// giveBack takes back the runs of an instance that ends before it was handed to its node's handler, or whose
+// launcher says that it was never told to start the guest. Nobody wrote to its disks, so what was recorded of the
+// run before still holds. The launcher pod has ended or is gone.
 //
-// A claim whose record the API server does not let change keeps the run, which costs a full backup: the instance's end does not wait for it.
+// If the API server refuses to change a claim's record, the claim keeps the run, which costs a full backup. The
+// instance's end does not wait for it.
 func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	err := r.editRuns(ctx, instance, func(_ string, epoch runepoch.Epoch) runepoch.Epoch {
 		return epoch.Undo(runepoch.InstanceRun(instance.UID))
@@ -102,7 +107,8 @@ func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualM
 	return nil
 }
 
-// editRuns changes the records of those of the instance's claims that name its run as their last. Of any other the handler trusts nothing.
+// editRuns changes the records of the instance's claims that name its run as their last one. The handler trusts
+// nothing about the other claims anyway.
 func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func(claim string, epoch runepoch.Epoch) runepoch.Epoch) error {
 	claims, err := r.claims(ctx, r.live, instance)
 	if err != nil {
@@ -124,7 +130,7 @@ func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualM
 	return nil
 }
 
-// nextEpoch is a claim's record once the instance has it, or why it cannot have it.
+// nextEpoch returns the claim's record for when the instance has it, or why the instance cannot have it.
 func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, u use, claim *corev1.PersistentVolumeClaim) (runepoch.Epoch, *Obstacle, error) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
@@ -163,8 +169,8 @@ func inUse(claim string, h runepoch.Holder) *Obstacle {
 		h.Instance, claim)}
 }
 
-// candidates are the other instances that may hold a claim: those of its record, and those that have a launcher pod and are not in it, as after
-// an upgrade or when somebody deleted the record.
+// candidates returns the other instances that may hold a claim: those in its record, and those that have a launcher
+// pod but are missing from the record, for example after an upgrade or because somebody deleted the record.
 func (r *reconciler) candidates(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, claim string, recorded []runepoch.Holder) ([]runepoch.Holder, error) {
 	others := slices.DeleteFunc(slices.Clone(recorded), func(h runepoch.Holder) bool { return h.UID == instance.UID })
 	list := &kubevirtv1.VirtualMachineInstanceList{}
@@ -187,8 +193,8 @@ func (r *reconciler) candidates(ctx context.Context, instance *kubevirtv1.Virtua
 	return others, nil
 }
 
-// gone says that a holder cannot write any more: its instance has ended or does not exist, and its launcher pod does not run. It asks the
-// API server itself.
+// gone reports whether a holder can no longer write: its instance has ended or does not exist, and its launcher pod
+// does not run. It asks the API server itself.
 func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Holder) (bool, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	err := r.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: h.Instance}, instance)
@@ -202,8 +208,9 @@ func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Hold
 	return err == nil && (pod == nil || terminal(pod)), err
 }
 
-// recordDisks writes on the Filesystem claims of a guest that runs that it has its disks there: a claim that comes up empty later has lost
-// one. The record says so once for each generation of the content. A claim that names another run by now is left to that run.
+// recordDisks notes on the Filesystem claims of a running guest that the guest has disks there. A claim that comes
+// up empty later has lost one. The note is made once for each generation of the claim's content. A claim that names
+// another run by now is left to that run.
 func (r *reconciler) recordDisks(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	if instance.Status.Phase != kubevirtv1.PhaseRunning {
 		return nil
@@ -224,7 +231,7 @@ func (r *reconciler) recordDisks(ctx context.Context, instance *kubevirtv1.Virtu
 	return nil
 }
 
-// writeEpoch writes a claim's record, if it differs and the claim is still as it was read.
+// writeEpoch writes the claim's record if it differs. The write fails if the claim has changed since it was read.
 func (r *reconciler) writeEpoch(ctx context.Context, claim *corev1.PersistentVolumeClaim, next runepoch.Epoch) error {
 	now, err := runepoch.Of(claim)
 	if err == nil && now.Equal(next) {

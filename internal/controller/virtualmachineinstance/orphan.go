@@ -17,9 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// releaseOrphans lets go of launcher pods of instances with this name that went before their pod's end was recorded, as when somebody
-// took their finalizer away, also if the pods have lost their owner since. Nobody else would: the pod's finalizer is removed through its instance. Until the pod has ended it keeps its finalizer, because
-// its guest may still write. A positive duration is when to look again.
+// releaseOrphans removes the finalizer of launcher pods that were made for an instance of this name that no longer
+// exists. Such an instance went before the pod's end was recorded, for example because somebody removed its
+// finalizer. Nobody else would release these pods, because a pod's finalizer is otherwise removed through its
+// instance. It does not matter whether the pods have lost their owner since. A pod keeps its finalizer until it has
+// ended, because its guest may still write. A positive duration is when to look again.
 func (r *reconciler) releaseOrphans(ctx context.Context, name types.NamespacedName) (time.Duration, error) {
 	pods := &corev1.PodList{}
 	if err := r.client.List(ctx, pods, client.InNamespace(name.Namespace), client.MatchingLabels{layout.LabelVM: name.Name}); err != nil {
@@ -51,8 +53,8 @@ func (r *reconciler) releaseOrphans(ctx context.Context, name types.NamespacedNa
 	return again, nil
 }
 
-// madeFor is the UID of the instance with this name that the launcher pod was made for: its owner or, once that was taken away, the one that its label
-// and its name agree on.
+// madeFor returns the UID of the instance with this name that the launcher pod was made for: its owner or, if the
+// pod has lost its owner, the UID that its label and its name agree on.
 func madeFor(pod *corev1.Pod, instance string) (types.UID, bool) {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && instancepod.IsLauncher(pod, instance, owner.UID) {
 		return owner.UID, true
@@ -61,8 +63,9 @@ func madeFor(pod *corev1.Pod, instance string) (types.UID, bool) {
 	return uid, instancepod.IsOrphan(pod, instance, uid)
 }
 
-// ofLauncher maps a launcher pod to the instance that it was made for, which may be gone, whoever owns it: no owner wakes anybody for one that has lost its own,
-// also when its finalizer has gone and it goes.
+// ofLauncher maps a launcher pod to the instance that it was made for, whoever owns the pod and whether or not the
+// instance still exists. A pod that has lost its owner would otherwise trigger no reconcile, not even when it
+// disappears after its finalizer is gone.
 func ofLauncher(_ context.Context, o client.Object) []reconcile.Request {
 	name := o.GetLabels()[layout.LabelVM]
 	if name == "" || o.GetName() != layout.LauncherPod(name, types.UID(o.GetLabels()[layout.LabelCreatedBy])) {
@@ -71,7 +74,8 @@ func ofLauncher(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
 }
 
-// instanceExists asks the API server whether the instance with this UID is there. Another one of its name is not it.
+// instanceExists asks the API server whether the instance with this UID exists. Another one of the same name does
+// not count.
 func (r *reconciler) instanceExists(ctx context.Context, name types.NamespacedName, uid types.UID) (bool, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	err := r.live.Get(ctx, name, instance)
@@ -91,7 +95,7 @@ func (r *reconciler) releasePod(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// sooner is the shorter of two waits, of which 0 is none.
+// sooner returns the shorter of two waits. 0 means no wait.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)

@@ -15,7 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// answers plays the API server: it has an instance with this UID, or fails.
+// answers plays an API server that has an instance with this UID, or fails.
 type answers struct {
 	client.Reader
 	uid types.UID

@@ -19,11 +19,12 @@ import (
 type outcome struct {
 	phase           kubevirtv1.Phase
 	reason, message string
-	// neverStarted says that the launcher was told to start no guest: nothing was written to the claims.
+	// neverStarted says that the launcher was never told to start a guest, so nothing was written to the claims.
 	neverStarted bool
 }
 
-// ended says how the instance ended, as far as the pod tells; nil: it did not. A positive wait is when to look again.
+// ended returns how the instance ended, as far as the pod tells, or nil if it did not. A positive wait is when to
+// look again.
 func ended(in Input) (*outcome, time.Duration) {
 	before := !handedOver(in.Instance.Status.Phase)
 	deletedBefore := before && in.Instance.DeletionTimestamp != nil
@@ -49,7 +50,8 @@ func ended(in Input) (*outcome, time.Duration) {
 	}
 }
 
-// abandoned is about a pod that was deleted and whose kubelet may never report its end: the launcher pod's finalizer keeps the object.
+// abandoned handles a deleted pod whose kubelet may never report its end. The object stays because of the launcher
+// pod's finalizer.
 func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
 	if over, wait := podOver(in.Pod, in.Now); !over {
 		return nil, wait
@@ -60,8 +62,8 @@ func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
 	return podLost(fmt.Sprintf("The launcher pod %s was deleted and its node did not report its end.", in.Pod.Name)), 0
 }
 
-// podOver says that the pod has ended, or that it was force-deleted and its kubelet had its time to report the end. A positive wait is when
-// to look again.
+// podOver reports whether the pod has ended, or was force-deleted and its kubelet has had its time to report the
+// end. A positive wait is when to look again.
 func podOver(pod *corev1.Pod, now time.Time) (bool, time.Duration) {
 	switch {
 	case terminal(pod):
@@ -87,7 +89,8 @@ func terminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// explain says why a pod failed: what Kubernetes did to it, an init container, what the launcher said, how the container ended.
+// explain says why a pod failed. It looks, in this order, at what Kubernetes did to the pod, at the init
+// containers, at what the launcher said, and at how its container ended.
 func explain(pod *corev1.Pod) *outcome {
 	if pod.Status.Reason != "" {
 		message := cmp.Or(pod.Status.Message, fmt.Sprintf("The launcher pod %s was ended by Kubernetes.", pod.Name))
@@ -102,7 +105,7 @@ func explain(pod *corev1.Pod) *outcome {
 	return &outcome{kubevirtv1.PhaseFailed, cmp.Or(reason, ReasonLauncherFailed), cmp.Or(message, "The launcher pod failed."), neverStarted(pod)}
 }
 
-// ends are the launcher's words for how a guest ended, as launcher.proto has them in State.End.
+// ends maps the launcher's words for how a guest ended, as in State.End of launcher.proto, to reasons.
 var ends = map[string]string{
 	"GUEST_SHUTDOWN":     ReasonGuestShutdown,
 	"REQUESTED_SHUTDOWN": ReasonGuestStopped,
@@ -111,8 +114,8 @@ var ends = map[string]string{
 	"START_FAILED":       ReasonStartFailed,
 }
 
-// computeMessage is what the launcher left as its termination message: JSON with its word for the end and a message for people. A launcher
-// that died without leaving one has the end of its log there.
+// computeMessage returns what the launcher left as its termination message: JSON with its word for the end and a
+// message for people. A launcher that died without leaving one has the end of its log there instead.
 func computeMessage(pod *corev1.Pod) (reason, message string) {
 	for _, s := range pod.Status.ContainerStatuses {
 		t := s.State.Terminated
@@ -123,7 +126,7 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 			return ends[said.End], said.Message
 		}
 		if t.Reason != "Completed" && t.Reason != "Error" && camelCase.MatchString(t.Reason) {
-			reason = t.Reason // such as OOMKilled
+			reason = t.Reason // for example OOMKilled
 		}
 		if t.ExitCode == 0 {
 			return reason, strings.TrimSpace(t.Message)
@@ -133,9 +136,10 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 	return "", ""
 }
 
-// neverStarted says that the launcher left word that it was told to start no guest. One that left no word, or is of an older version, may have been. So may
-// the container before, in a pod whose container runs once more: a kubelet does that to a pod that is never to be restarted, if the container runtime has lost
-// its containers, as by a restart of the node.
+// neverStarted reports whether the launcher left word that it was never told to start a guest. A launcher that left
+// no word, or is of an older version, may have been told. So may the previous container of a pod whose container
+// runs once more. A kubelet restarts the container even in a pod that is never to be restarted if the container
+// runtime has lost its containers, for example when the node restarts.
 func neverStarted(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		t := s.State.Terminated
@@ -153,7 +157,7 @@ type word struct {
 	NeverStarted bool
 }
 
-// lastWord is the word that a launcher left. Not ok: it left none that this version knows.
+// lastWord returns the word that a launcher left. ok is false if it left none that this version knows.
 func lastWord(t *corev1.ContainerStateTerminated) (said word, ok bool) {
 	err := json.Unmarshal([]byte(t.Message), &said)
 	return said, err == nil && ends[said.End] != ""

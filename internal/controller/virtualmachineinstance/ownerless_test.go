@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// hasPod plays cache and API server: there is one pod, and the instance with this UID or none.
+// hasPod plays both the cache and the API server. They have one pod, and the instance with this UID or none.
 type hasPod struct {
 	client.Client
 	pod      *corev1.Pod
@@ -49,7 +49,7 @@ func (h hasPod) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...c
 	return nil
 }
 
-// orphan is the launcher pod of the instance "i" after the garbage collector took its owner away.
+// orphan turns the pod into the launcher pod of the instance "i" after the garbage collector has removed its owner.
 func orphan(pod *corev1.Pod) *corev1.Pod {
 	instance := instanceIn(running)
 	pod.Namespace, pod.Name = instance.Namespace, layout.LauncherPod(instance.Name, instance.UID)
@@ -62,7 +62,8 @@ func edited(pod *corev1.Pod, edit func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-// adopted is what a ReplicaSet does to pods without an owner that its selector matches: a launcher pod has its machine's labels.
+// adopted does what a ReplicaSet does to ownerless pods that its selector matches. A launcher pod has its machine's
+// labels.
 func adopted(pod *corev1.Pod) {
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "r", Controller: ptr.To(true)}}
 }
@@ -92,7 +93,7 @@ func TestReleaseOrphans_withoutAnOwner(t *testing.T) {
 	}
 }
 
-// The instance of a pod that lost its owner still sees it: the pod is not gone, and its guest may run.
+// An instance still sees its pod after the pod has lost its owner: the pod is not gone, and its guest may run.
 func TestPods_knowsThePodThatLostItsOwner(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -113,7 +114,7 @@ func TestPods_knowsThePodThatLostItsOwner(t *testing.T) {
 	}
 }
 
-// Nobody's owner wakes the controller for a launcher pod that is not its instance's any more.
+// No owner wakes the controller for a launcher pod that no longer belongs to its instance, so ofLauncher has to.
 func TestOfLauncher_wakesTheInstance(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -18,7 +18,8 @@ import (
 // computeContainer is the container that runs the launcher.
 const computeContainer = "compute"
 
-// stopMargin is what a launcher pod has beyond the guest's grace period, in seconds: to kill the guest, to close its overlays and to exit.
+// stopMargin is what a launcher pod's grace period has beyond the guest's, in seconds: time to kill the guest, to
+// close its overlays and to exit.
 const stopMargin = 30
 
 // Images are what launcher pods are made of.
@@ -41,13 +42,13 @@ type PodInput struct {
 	UseEmulation bool
 }
 
-// Tracked says whether the instance's disks have overlays, and so whether it has a state claim.
+// Tracked reports whether the instance's disks have overlays, and therefore whether it has a state claim.
 func Tracked(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance.Annotations[layout.AnnotationTracking] == "true"
 }
 
-// Pod is the launcher pod of an instance. It is unprivileged: whatever the guest breaks out to, it finds a container without
-// credentials, without devices of the host and without added capabilities.
+// Pod returns the launcher pod of an instance. It is unprivileged: a guest that breaks out finds itself in a
+// container without credentials, without devices of the host and without added capabilities.
 func Pod(in PodInput) *corev1.Pod {
 	instance := in.Instance
 	grace := ptr.Deref(instance.Spec.TerminationGracePeriodSeconds, defaultGrace) + stopMargin
@@ -91,7 +92,7 @@ func Pod(in PodInput) *corev1.Pod {
 	}
 }
 
-// labels are the instance's and those by which its pods are found.
+// labels returns the instance's labels and those by which its pods are found.
 func labels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 	l := maps.Clone(instance.Labels)
 	if l == nil {
@@ -108,8 +109,9 @@ func labels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 // AppLauncher is the value of the label kubevirt.io on launcher pods.
 const AppLauncher = "virt-launcher"
 
-// unprivileged is the launcher's security context. libvirt runs as root inside the container and keeps the runtime's default
-// capabilities for files that other users own, less those that reach beyond the container.
+// unprivileged returns the launcher's security context. libvirt runs as root inside the container. It keeps the
+// runtime's default capabilities, which it needs for files that other users own, except those that reach beyond the
+// container.
 func unprivileged() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		Privileged:               ptr.To(false),
@@ -119,7 +121,7 @@ func unprivileged() *corev1.SecurityContext {
 	}
 }
 
-// powerless is the security context of an init container, which copies files.
+// powerless returns the security context of an init container, which only copies files.
 func powerless() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		Privileged:               ptr.To(false),
@@ -140,11 +142,11 @@ type renderer struct {
 	pullSecrets []corev1.LocalObjectReference
 }
 
-// disks brings the claims of the instance's volumes to where the launcher expects them.
+// disks puts the claims of the instance's volumes where the launcher expects them.
 func (r *renderer) disks() {
 	for i, v := range r.Instance.Spec.Volumes {
 		source := v.PersistentVolumeClaim.PersistentVolumeClaimVolumeSource
-		// A pod's volume names are shorter than ours may be, and sockets and utility are taken.
+		// A pod's volume names must be shorter than ours may be, and the names sockets and utility are taken.
 		name := fmt.Sprintf("disk-%d", i)
 		r.volumes = append(r.volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: source.DeepCopy()}})
 		if tracking.IsBlock(r.Claims[source.ClaimName].Spec.VolumeMode) {
@@ -155,7 +157,7 @@ func (r *renderer) disks() {
 	}
 }
 
-// directories are the state claim and the directories that the handler shares with the launcher.
+// directories adds the state claim and the directories that the handler shares with the launcher.
 func (r *renderer) directories() {
 	if Tracked(r.Instance) {
 		r.volumes = append(r.volumes, corev1.Volume{Name: "state", VolumeSource: corev1.VolumeSource{
@@ -173,14 +175,14 @@ func (r *renderer) directories() {
 		})
 }
 
-// libvirtDirs is where libvirt keeps what it knows of its domain, for as long as the pod lives.
+// libvirtDirs are the directories where libvirt keeps what it knows of its domain, for as long as the pod lives.
 var libvirtDirs = map[string]string{"run": "/run/libvirt", "lib": "/var/lib/libvirt/qemu", "etc": "/etc/libvirt/qemu"}
 
-// libvirtVolume is what they are on.
+// libvirtVolume is the volume that libvirtDirs are on.
 const libvirtVolume = "libvirt"
 
-// libvirtState puts libvirt's files into memory. It writes and syncs them a dozen times while it begins a backup, with the
-// guest frozen, and on a node's busy disk that took more than a second.
+// libvirtState keeps libvirt's files in memory. libvirt writes and syncs them a dozen times while it begins a
+// backup, with the guest frozen. On a node's busy disk that took more than a second.
 func (r *renderer) libvirtState() {
 	limit := resource.MustParse("64Mi")
 	r.volumes = append(r.volumes, corev1.Volume{Name: libvirtVolume, VolumeSource: corev1.VolumeSource{
@@ -203,8 +205,8 @@ const (
 	kernel      = "kernel"
 )
 
-// kernelBoot copies kernel and initrd out of their image. The image need not have a shell or even a file system layout: the first
-// init container brings the static varve binary, the second runs it inside the image.
+// kernelBoot copies kernel and initrd out of their image. The image needs neither a shell nor a file system layout:
+// the first init container brings the static varve binary, and the second runs it inside the image.
 func (r *renderer) kernelBoot() {
 	firmware := r.Instance.Spec.Domain.Firmware
 	if firmware == nil || firmware.KernelBoot == nil || firmware.KernelBoot.Container == nil {

@@ -69,7 +69,7 @@ func fullInput() PodInput {
 	}
 }
 
-// smallInput uses nothing that can be left out.
+// smallInput uses nothing that is optional.
 func smallInput() PodInput {
 	instance := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns", UID: "0123"}}
 	instance.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
@@ -99,7 +99,7 @@ func TestPodGolden(t *testing.T) {
 	}
 }
 
-// TestPodIsUnprivileged holds what the threat model says of launcher pods, whatever the golden files say.
+// TestPodIsUnprivileged checks what the threat model says about launcher pods, whatever the golden files contain.
 func TestPodIsUnprivileged(t *testing.T) {
 	t.Parallel()
 	pod := Pod(fullInput())
@@ -146,7 +146,8 @@ func TestOverheadFollowsTheDisks(t *testing.T) {
 	tracked := Overhead(in)
 	in.Instance.Annotations = nil
 	plain := Overhead(in)
-	// A tracked TiB: 16 bitmaps of 2 MiB and a full cache of 16 MiB; 10 GiB: a fraction of that. The read-only disk has no overlay.
+	// 1 TiB tracked costs 16 bitmaps of 2 MiB and a full cache of 16 MiB; 10 GiB costs a fraction of that. The
+	// read-only disk has no overlay.
 	if cost := (tracked - plain) / mib; cost < 16*2+16 || cost > 16*2+16+8 {
 		t.Errorf("tracking 1 TiB and 10 GiB costs %d MiB", cost)
 	}

@@ -8,15 +8,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// launched says that the launcher runs.
+// launched reports whether the launcher runs.
 func launched(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName != "" && slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		return s.Name == computeContainer && s.State.Running != nil
 	})
 }
 
-// unscheduled is why the pod has no node. A claim that nothing but its provisioner can bind is named before the scheduler's words,
-// which say it for every node.
+// unscheduled says why the pod has no node. A claim that only its provisioner can bind is named before the
+// scheduler's message, which repeats it for every node.
 func unscheduled(in Input) *Obstacle {
 	if in.Pod.Spec.NodeName != "" {
 		return nil
@@ -39,12 +39,12 @@ func unscheduled(in Input) *Obstacle {
 	return nil
 }
 
-// imageReasons are the kubelet's words for an image that is not there.
+// imageReasons are the kubelet's words for an image that is not available.
 var imageReasons = []string{
 	"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
 }
 
-// stuck is why a pod that has a node does not run. nil: it is on its way.
+// stuck says why a pod that has a node does not run. It returns nil if the pod is on its way.
 func stuck(pod *corev1.Pod) *Obstacle {
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		w := s.State.Waiting

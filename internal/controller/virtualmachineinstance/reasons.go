@@ -1,22 +1,23 @@
 package virtualmachineinstance
 
-// Reasons of the conditions Synchronized and PodScheduled until an instance is Scheduled. The words are KubeVirt's, where it has one.
+// Reasons of the conditions Synchronized and PodScheduled until an instance is Scheduled. They are KubeVirt's words
+// where it has one.
 const (
 	// ReasonClaimNotFound: a claim that a disk needs does not exist; create it.
 	ReasonClaimNotFound = "FailedPvcNotFound"
-	// ReasonStateClaim: the claim that holds the overlays of tracked disks is not there yet.
+	// ReasonStateClaim: the claim that holds the overlays of tracked disks does not exist yet.
 	ReasonStateClaim = "WaitingForStateClaim"
 	// ReasonClaimInUse: another machine may write to a claim; stop it, or make the disk shareable in both.
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonClaimRecord: a claim's record of its runs cannot be read; delete the annotation.
 	ReasonClaimRecord = "ClaimRecordUnreadable"
-	// ReasonClaimRecordRefused: the run cannot be written on a claim; the message has the API server's words.
+	// ReasonClaimRecordRefused: the run cannot be written on a claim; the message quotes the API server.
 	ReasonClaimRecordRefused = "ClaimRecordRefused"
-	// ReasonFailedCreate: the API server refused the launcher pod; the message has its words.
+	// ReasonFailedCreate: the API server refused the launcher pod; the message quotes it.
 	ReasonFailedCreate = "FailedCreate"
 	// ReasonImagePull: an image cannot be pulled.
 	ReasonImagePull = "ErrImagePull"
-	// ReasonUnschedulable: no node can take the pod; the message has the scheduler's words.
+	// ReasonUnschedulable: no node can take the pod; the message quotes the scheduler.
 	ReasonUnschedulable = "Unschedulable"
 	// ReasonWaitingForVolume: a claim is not bound yet.
 	ReasonWaitingForVolume = "WaitingForVolumeBinding"
@@ -34,13 +35,13 @@ const (
 	ReasonGuestKilled = "GuestKilled"
 	// ReasonGuestCrashed: QEMU or libvirt died.
 	ReasonGuestCrashed = "GuestCrashed"
-	// ReasonStartFailed: the guest could not be started; the message says what to mend.
+	// ReasonStartFailed: the guest could not be started; the message says what to fix.
 	ReasonStartFailed = "StartFailed"
 	// ReasonDeletedBeforeStart: the instance was deleted before its guest was started.
 	ReasonDeletedBeforeStart = "DeletedBeforeStart"
 	// ReasonLauncherFailed: the launcher ended without saying why.
 	ReasonLauncherFailed = "LauncherFailed"
-	// ReasonInitFailed: an init container failed, as when the kernel image lacks a file.
+	// ReasonInitFailed: an init container failed, for example because the kernel image lacks a file.
 	ReasonInitFailed = "InitFailed"
 	// ReasonPodLost: the launcher pod vanished, or was force-deleted and nobody reported its end.
 	ReasonPodLost = "LauncherPodLost"

@@ -18,14 +18,14 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// conflictDelay is how long the cache is given to catch up after a conflict.
+// conflictDelay is how long the cache gets to catch up after a conflict.
 const conflictDelay = 50 * time.Millisecond
 
-// Reconcile brings one instance one step further.
+// Reconcile takes one instance one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, req.NamespacedName)
 	if apierrors.IsConflict(err) {
-		// Somebody else wrote meanwhile, or the cache is behind: look again.
+		// Somebody else wrote in between, or the cache is behind: look again.
 		return reconcile.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
@@ -76,7 +76,8 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
 		return reconcile.Result{}, err
 	}
-	// After everything that the guest's end depends on: a claim that cannot be written to must not hide it.
+	// This comes after everything that the guest's end depends on: a claim that cannot be written to must not hide
+	// the end.
 	if err := r.recordDisks(ctx, instance); err != nil {
 		return reconcile.Result{}, err
 	}
@@ -86,8 +87,8 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
-// writeDecision writes the status. Before the end of a run that began nothing it takes that back: while the instance holds its claims no other run can
-// follow it.
+// writeDecision writes the status. It first takes back a run that started no guest: as long as the instance still
+// holds its claims, no other run can follow it.
 func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
 	if d.GiveBack {
 		if err := r.giveBack(ctx, instance); err != nil {
@@ -97,7 +98,8 @@ func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.Vir
 	return r.writeStatus(ctx, instance, d.Status)
 }
 
-// release lets go of an instance that has ended, and of its runs if no handler was told of it.
+// release removes the finalizer of an instance that has ended. It takes back the instance's runs if no handler was
+// told of it.
 func (r *reconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	if instance.Status.NodeName == "" {
 		if err := r.giveBack(ctx, instance); err != nil {
@@ -108,10 +110,12 @@ func (r *reconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return client.IgnoreNotFound(err)
 }
 
-// bringUp takes the instance's claims and makes its launcher pod, in this order: no pod mounts a claim that does not name its run. The pod
-// comes before the status: from Scheduling on, a pod that is not there is a pod that was lost. It returns what is decided then.
+// bringUp takes the instance's claims and then creates its launcher pod, so that no pod mounts a claim that does
+// not name its run. The pod is created before the status is written: from Scheduling on, a missing pod counts as
+// lost. bringUp returns the decision that is left to apply.
 func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input) (Decision, error) {
-	// A pod that the cache does not show yet has its claims. To take them again could hide who had them meanwhile.
+	// A pod that the cache does not show yet already has its claims. Taking them again could hide who had them in
+	// between.
 	pod, err := r.livePod(ctx, instance)
 	if err != nil {
 		return Decision{}, err
@@ -132,8 +136,8 @@ func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return Decide(in), r.createPod(ctx, instance, in, claims)
 }
 
-// showRefusedRun shows why the run cannot be written on the instance's claims, and returns the error so that it is tried again. A lost race is
-// nobody's business.
+// showRefusedRun shows in a condition why the run cannot be written on the instance's claims, and returns the error
+// so that the write is retried. It does not show a conflict, which is only a lost race.
 func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision, in Input, err error) error {
 	if apierrors.IsConflict(err) {
 		return err
@@ -145,7 +149,8 @@ func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.Vi
 	return err
 }
 
-// createPod makes the launcher pod. What the API server refuses is shown in a condition and tried again.
+// createPod creates the launcher pod. If the API server refuses it, createPod shows the refusal in a condition and
+// returns the error, so that it is retried.
 func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input, claims map[string]*corev1.PersistentVolumeClaim) error {
 	emulation, err := r.useEmulation(ctx)
 	if err != nil {
@@ -162,7 +167,7 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 		if lerr != nil || existing == nil || isLauncher(existing, instance) {
 			return lerr // it is ours, and the cache did not have it yet
 		}
-		// It is never adopted: what runs in it is not a guest of ours.
+		// Never adopt it: what runs in it is not one of our guests.
 		err = fmt.Errorf("pod %s has its name and was not made by Varve; delete it", pod.Name)
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The launcher pod was refused: %v", err)
@@ -182,7 +187,8 @@ func (r *reconciler) useEmulation(ctx context.Context) (bool, error) {
 	return developer != nil && developer.UseEmulation, nil
 }
 
-// endPod deletes the launcher pod, or lets go of one whose end is recorded.
+// endPod removes the finalizer of a launcher pod whose end is recorded, and deletes the pod if the decision says
+// so.
 func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, d Decision) error {
 	if pod == nil {
 		return nil
@@ -205,7 +211,8 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return nil
 }
 
-// writeStatus writes the decided status if it differs, and tells of a new phase.
+// writeStatus writes the decided status if it differs, and emits an event when the instance enters Scheduled or a
+// final phase.
 func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, status kubevirtv1.VirtualMachineInstanceStatus) error {
 	if equality.Semantic.DeepEqual(instance.Status, status) {
 		return nil
@@ -226,7 +233,7 @@ func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.Virtu
 	case kubevirtv1.PhaseFailed:
 		r.events.Eventf(instance, nil, corev1.EventTypeWarning, "Failed", "Stop", "%s", endMessage(status))
 	case kubevirtv1.PhasePending, kubevirtv1.PhaseScheduling, kubevirtv1.PhaseRunning:
-		// The way to a node is in the conditions, and the node's handler tells of the start.
+		// The conditions show the way to a node, and the node's handler reports the start.
 	}
 	return nil
 }
@@ -250,7 +257,7 @@ func label(o client.Object, key, value string) {
 	o.SetLabels(labels)
 }
 
-// endMessage is what the Ready condition of an ended instance says.
+// endMessage returns what the Ready condition of an ended instance says.
 func endMessage(status kubevirtv1.VirtualMachineInstanceStatus) string {
 	if c := condition.Find(status.Conditions, kubevirtv1.ConditionReady); c != nil {
 		return c.Message
@@ -258,7 +265,7 @@ func endMessage(status kubevirtv1.VirtualMachineInstanceStatus) string {
 	return status.Reason
 }
 
-// optimistic is a patch that the API server refuses if the object changed since base was read.
+// optimistic returns a patch that the API server refuses if the object has changed since base was read.
 func optimistic(base client.Object) client.Patch {
 	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
 }

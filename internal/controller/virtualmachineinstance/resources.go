@@ -15,23 +15,26 @@ const kvmResource = corev1.ResourceName("devices.kubevirt.io/kvm")
 
 const (
 	mib = int64(1) << 20
-	// launcherBytes is for varve-launcher, libvirtd and its files, QEMU itself, and the buffers of a backup.
+	// launcherBytes is for varve-launcher, for libvirtd and its files, for QEMU itself, and for the buffers of a
+	// backup.
 	launcherBytes = 224 * mib
-	// emulationBytes is for code that software emulation translated.
+	// emulationBytes is for code that software emulation has translated.
 	emulationBytes = 128 * mib
 	// vcpuBytes is for each virtual CPU's thread.
 	vcpuBytes = 8 * mib
-	// bitmaps of a disk are in memory while its overlay is open; StateClaimSize has room for as many.
+	// bitmaps is how many bitmaps of a disk are in memory while its overlay is open. StateClaimSize has room for as
+	// many.
 	bitmaps = 16
 	// bitmapGranularity is how much of a disk one bit stands for, in bytes.
 	bitmapGranularity = 64 << 10
 	// metadataCache is the most that QEMU caches of one overlay's tables, in bytes.
 	metadataCache = 32 * mib
-	// vcpuMillis is the share of a CPU that is requested for a virtual one, in thousandths: KubeVirt's ratio of 10.
+	// vcpuMillis is how much CPU is requested for a virtual one, in thousandths: KubeVirt's ratio of 10.
 	vcpuMillis = 100
 )
 
-// resources are what the launcher requests. There is no memory limit: an estimate that is too low must not kill a guest.
+// resources returns what the launcher requests. It sets no memory limit: an estimate that is too low must not kill
+// a guest.
 func resources(in PodInput) corev1.ResourceRequirements {
 	memory := in.Instance.Spec.Domain.Memory.Guest.Value()
 	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{
@@ -46,7 +49,7 @@ func resources(in PodInput) corev1.ResourceRequirements {
 	return r
 }
 
-// Overhead is the memory that a launcher pod needs beside the guest's, in bytes, rounded up to whole MiB.
+// Overhead returns the memory in bytes that a launcher pod needs beyond the guest's, rounded up to whole MiB.
 func Overhead(in PodInput) int64 {
 	n := launcherBytes + vcpuBytes*vcpus(in.Instance)
 	n += in.Instance.Spec.Domain.Memory.Guest.Value() / 512 // page tables
@@ -64,13 +67,14 @@ func Overhead(in PodInput) int64 {
 	return (n + mib - 1) / mib * mib
 }
 
-// trackedDisk is what an overlay over a disk of this many bytes costs: bitmaps and cached tables.
+// trackedDisk returns the memory that an overlay over a disk of this many bytes costs: bitmaps and cached tables.
 func trackedDisk(bytes int64) int64 {
 	tables := bytes / int64(tracking.ClusterSize(bytes)) * 8
 	return bitmaps*(bytes/bitmapGranularity/8) + min(tables, metadataCache)
 }
 
-// ClaimBytes is the size of the volume behind a claim in bytes, or what the claim asks for as long as it has none.
+// ClaimBytes returns the size in bytes of the volume behind a claim, or what the claim requests while it has no
+// volume.
 func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
 	if q, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
 		return q.Value()
@@ -78,7 +82,7 @@ func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
 	return claim.Spec.Resources.Requests.Storage().Value()
 }
 
-// vcpus is the number of the guest's virtual CPUs: at least one.
+// vcpus returns the number of the guest's virtual CPUs, at least one.
 func vcpus(instance *kubevirtv1.VirtualMachineInstance) int64 {
 	c := instance.Spec.Domain.CPU
 	if c == nil {

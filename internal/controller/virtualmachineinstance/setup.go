@@ -19,14 +19,14 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Options are what Setup needs beside the manager.
+// Options are what Setup needs besides the manager.
 type Options struct {
 	// Configuration is the KubeVirt object, which says whether guests are emulated.
 	Configuration types.NamespacedName
 	// Images are what launcher pods are made of.
 	Images Images
-	// StopWaitsForBackup is how long a handler may hold a stop back for a running backup; the handlers' own option of this
-	// name. Default: 10 minutes.
+	// StopWaitsForBackup is how long a handler may delay a stop for a running backup. It is the handlers' option of
+	// the same name. Default: 10 minutes.
 	StopWaitsForBackup time.Duration
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
@@ -60,12 +60,12 @@ type reconciler struct {
 	events events.EventRecorder
 }
 
-// waitsFor says that a claim may keep the instance waiting.
+// waitsFor reports whether a claim may keep the instance waiting.
 func waitsFor(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
 	return !handedOver(instance.Status.Phase) && slices.Contains(claimNames(instance), claim)
 }
 
-// claimNames are the claims that the launcher pod mounts.
+// claimNames returns the names of the claims that the launcher pod mounts.
 func claimNames(instance *kubevirtv1.VirtualMachineInstance) []string {
 	var names []string
 	for _, v := range instance.Spec.Volumes {

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/runepoch"
 )
 
-// strangers are the pods that can write to a claim and that Varve did not make.
+// strangers returns the pods that can write to a claim and that Varve did not make.
 func strangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
 	var all []runepoch.Stranger
 	for i := range pods {
@@ -23,7 +23,8 @@ func strangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
 	return all
 }
 
-// attached is why a guest must not write to a claim that is attached to another one as a utility volume. nil: it is not.
+// attached says why a guest must not write to a claim that is attached to another instance as a utility volume. It
+// returns nil if the claim is not attached.
 func attached(u use, pods []corev1.Pod) *Obstacle {
 	for i := range pods {
 		pod := &pods[i]
@@ -42,8 +43,8 @@ func canWrite(pod *corev1.Pod, claim string) bool {
 	})
 }
 
-// ours says that a pod is the launcher pod or an attachment pod of an instance: by its owner and its name, which follows from the owner.
-// The labels are anybody's.
+// ours reports whether a pod is the launcher pod or an attachment pod of an instance. It judges by the pod's owner
+// and by its name, which follows from the owner. Anybody can set the labels.
 func ours(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil || owner.APIVersion != kubevirtv1.GroupVersion.String() || owner.Kind != "VirtualMachineInstance" {

@@ -14,15 +14,15 @@ import (
 // use is how an instance uses a claim that its launcher pod mounts writable.
 type use struct {
 	claim string
-	// writes says that the guest, or the launcher, writes to the claim.
+	// writes says that the guest or the launcher writes to the claim.
 	writes bool
-	// shared says that the guest may share the claim with the guests of others.
+	// shared says that the guest may share the claim with other guests.
 	shared bool
-	// volumes are those of the instance on the claim.
+	// volumes are the instance's volumes on the claim.
 	volumes []string
 }
 
-// uses are the instance's uses of the claims that its launcher pod mounts writable, by the claim's name.
+// uses returns how the instance uses each claim that its launcher pod mounts writable, sorted by the claims' names.
 func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
 	var all []use
 	add := func(u use) {
@@ -52,7 +52,7 @@ func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
 	return all
 }
 
-// access says what the guest may do with a volume. A volume without a disk counts as one that the guest writes.
+// access returns what the guest may do with a volume. A volume without a disk counts as one that the guest writes.
 func access(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes, shared bool) {
 	for _, d := range instance.Spec.Domain.Devices.Disks {
 		if d.Name == volume {
@@ -62,7 +62,7 @@ func access(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes,
 	return true, false
 }
 
-// conflictsWithin is why an instance cannot have these uses by itself. nil: it can.
+// conflictsWithin says why the instance's own uses conflict with each other. It returns nil if they do not.
 func conflictsWithin(all []use, instance *kubevirtv1.VirtualMachineInstance) *Obstacle {
 	for _, u := range all {
 		var writers []string

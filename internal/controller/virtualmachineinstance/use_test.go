@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// usage is how a machine has a volume.
+// usage is how a machine uses a volume.
 type usage int
 
 const (
@@ -20,7 +20,7 @@ const (
 	onlyRead
 	// mountedReadOnly: the pod cannot write to it, whatever the disk says.
 	mountedReadOnly
-	// noDisk: the volume is behind no disk.
+	// noDisk: no disk uses the volume.
 	noDisk
 )
 
@@ -38,12 +38,13 @@ func withVolumes(i *kubevirtv1.VirtualMachineInstance, claim string, usages ...u
 	}
 }
 
-// The claim's record keeps the disks of two machines apart. It does not keep two disks of one machine from overwriting each other.
+// The claim's record protects the disks of two machines from each other. It does not keep two disks of one machine
+// from overwriting each other.
 func TestTakeClaims_holdsAMachineWithTwoDisksOnOneClaim(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		volumes []usage
-		want    string // the volumes that the obstacle names. Empty: they may share the claim
+		want    string // the volumes that the obstacle names, or empty if they may share the claim
 	}{
 		"both written":                       {[]usage{written, written}, "a and b"},
 		"shareable in the first alone":       {[]usage{shareable, written}, "a and b"},
@@ -68,7 +69,7 @@ func TestTakeClaims_holdsAMachineWithTwoDisksOnOneClaim(t *testing.T) {
 
 func takeClaimsSays(t *testing.T, name string, instance *kubevirtv1.VirtualMachineInstance, claim, volumes string) {
 	t.Helper()
-	r := &reconciler{live: hasPod{}} // no claim exists: what its own disks do not hold waits for them
+	r := &reconciler{live: hasPod{}} // no claim exists: an instance that its own disks do not hold back waits for the claim
 	_, o, err := r.takeClaims(t.Context(), instance)
 	switch {
 	case err != nil || o == nil:

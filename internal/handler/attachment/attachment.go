@@ -1,8 +1,9 @@
 // Package attachment finds the volume of a target claim as its attachment pod holds it on this node.
 //
-// What an instance's status says of an attachment pod is not enough to mount from it: each object is read from the API server and
-// must name the others. The pod is the one that Varve makes for this volume of this instance, on this node, and mounts the claim; the
-// claim's persistent volume is bound to this claim and no other. A claim that only asks for somebody else's volume has none.
+// What an instance's status says about an attachment pod is not enough to mount from it: each object is read from
+// the API server and must name the others. The pod must be the one that Varve makes for this volume of this
+// instance, must be on this node, and must mount the claim. The claim's persistent volume must be bound to this
+// claim and no other. A claim that merely asks for somebody else's volume has none.
 package attachment
 
 import (
@@ -20,23 +21,24 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// ErrForeign says that an object has the right name and is not what Varve made, or is bound to another one.
+// ErrForeign says that an object has the right name but is not what Varve made, or is bound to another object.
 var ErrForeign = errors.New("not the attachment that Varve made")
 
-// Volume names what is looked for.
+// Volume identifies the volume to find.
 type Volume struct {
 	Namespace string
 	// Instance and InstanceUID are the instance that the volume is attached to.
 	Instance    string
 	InstanceUID types.UID
-	// Name is the utility volume's, Claim that of its claim.
+	// Name is the utility volume's name, Claim that of its claim.
 	Name, Claim string
-	// PodUID is the attachment pod that status names. Empty: whichever has the name.
+	// PodUID is the UID of the attachment pod that status names. If empty, any pod with the right name will do.
 	PodUID types.UID
 }
 
-// Find returns where the kubelet mounted the volume's claim. mount.ErrNotAttached: the claim is not on the node, or not any
-// more. ErrForeign: somebody put something else in its place. live reads from the API server.
+// Find returns where the kubelet mounted the volume's claim. It returns mount.ErrNotAttached if the claim is not,
+// or no longer, on the node, and ErrForeign if somebody put something else in its place. live must read from the
+// API server.
 func Find(ctx context.Context, live client.Reader, node string, v Volume) (mount.Source, error) {
 	pod, err := findPod(ctx, live, node, v)
 	if err != nil {
@@ -48,7 +50,7 @@ func Find(ctx context.Context, live client.Reader, node string, v Volume) (mount
 	}
 	for i := range pod.Spec.Volumes {
 		if pod.Spec.Volumes[i].Name == volume.Name {
-			// The kubelet names the directories of other volumes after the pod's names for them.
+			// The kubelet names the directories of other kinds of volumes by their names in the pod.
 			return mount.Source{}, fmt.Errorf("pod %s has a volume %s: %w", pod.Name, volume.Name, ErrForeign)
 		}
 	}
@@ -76,7 +78,7 @@ func findPod(ctx context.Context, live client.Reader, node string, v Volume) (*c
 	return pod, nil
 }
 
-// boundVolume returns the persistent volume of a claim. Both must name each other: only that is a binding.
+// boundVolume returns the persistent volume of a claim. The two must name each other; only then are they bound.
 func boundVolume(ctx context.Context, live client.Reader, name types.NamespacedName) (*corev1.PersistentVolume, error) {
 	claim := &corev1.PersistentVolumeClaim{}
 	if err := live.Get(ctx, name, claim); err != nil {
@@ -96,8 +98,8 @@ func boundVolume(ctx context.Context, live client.Reader, name types.NamespacedN
 	return volume, nil
 }
 
-// pluginDirectory is where the kubelet keeps the volumes of the plugin that mounts the volume. In-tree volumes of clouds are
-// mounted by their CSI drivers.
+// pluginDirectory returns the directory where the kubelet keeps the volumes of the plugin that mounts this volume.
+// The cloud providers' in-tree volumes are mounted by their CSI drivers.
 func pluginDirectory(volume *corev1.PersistentVolume) (string, error) {
 	s := &volume.Spec.PersistentVolumeSource
 	switch {

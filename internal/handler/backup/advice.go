@@ -6,14 +6,15 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// again is what to do after a failure that nothing has to be mended for.
+// again is the advice after a failure that leaves nothing to fix.
 const again = "create another backup when the machine runs; it starts from the same base"
 
-// againAfterEnd is the same for a guest that was stopped. Whether its record of changes was saved is known only when it
-// starts again: a pod that is deleted with force may die in the middle of a shutdown.
+// againAfterEnd is the same for a guest that was stopped. Whether its record of changes was saved is known only at
+// its next start: a force-deleted pod may die in the middle of a shutdown.
 const againAfterEnd = "create another backup when the machine runs; it starts from the same base if the guest ended cleanly, and is full otherwise"
 
-// advice is what to do after each failure that a node finds. The launcher's words of a full target say it themselves: they have the numbers.
+// advice says what to do after each failure that a node finds. A full target has no entry: the launcher's message
+// says it, with the numbers.
 var advice = map[string]string{
 	backupv1.ReasonAborted:         again,
 	backupv1.ReasonTargetDetached:  again,
@@ -27,7 +28,7 @@ var advice = map[string]string{
 	backupv1.ReasonNoEligibleDisk:  "put a disk on a claim that is writable and not shared, and restart the machine",
 }
 
-// advised is what happened and what to do about it.
+// advised returns what happened and what to do about it.
 func advised(f Failure) string {
 	text, ok := advice[f.Reason]
 	if !ok {

@@ -48,7 +48,8 @@ func (r *Reconciler) begin(ctx context.Context, s *scene) (ctrl.Result, error) {
 	return r.tell(ctx, s, p)
 }
 
-// confirm reads the backup live: a cache that is behind must not begin a backup that has ended.
+// confirm reads the backup live, so that a cache that is behind does not make the handler begin a backup that has
+// ended.
 func (r *Reconciler) confirm(ctx context.Context, s *scene) (bool, error) {
 	live := &backupv1.VirtualMachineBackup{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(s.backup), live); err != nil {
@@ -62,7 +63,7 @@ func (r *Reconciler) confirm(ctx context.Context, s *scene) (bool, error) {
 	return ok, nil
 }
 
-// holds says whether the instance's lock is the backup's.
+// holds reports whether the instance's lock is the backup's.
 func holds(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
 	tracking := vmi.Status.ChangedBlockTracking
 	if tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName != b.Name {
@@ -72,7 +73,7 @@ func holds(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInsta
 	return tracking.BackupStatus.BackupMsg == nil || *tracking.BackupStatus.BackupMsg == layout.BackupLock(b.UID)
 }
 
-// displace gets rid of another backup in the launcher: the lock says that it is over.
+// displace ends another backup in the launcher: the lock says that it is over.
 func (r *Reconciler) displace(ctx context.Context, s *scene, other *launcherpb.Backup) (ctrl.Result, error) {
 	var err error
 	if other.GetPhase() == launcherpb.Backup_DONE || other.GetPhase() == launcherpb.Backup_FAILED {
@@ -86,7 +87,7 @@ func (r *Reconciler) displace(ctx context.Context, s *scene, other *launcherpb.B
 	return ctrl.Result{RequeueAfter: beginInterval}, nil
 }
 
-// plan validates the checkpoints of the machine's trackers and decides.
+// plan validates the checkpoints of the machine's trackers and decides how to back up each disk.
 func (r *Reconciler) plan(ctx context.Context, s *scene) (Plan, error) {
 	in := Input{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks()}
 	trackers, err := r.Keeper.Trackers(ctx, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName})
@@ -104,14 +105,15 @@ func (r *Reconciler) plan(ctx context.Context, s *scene) (Plan, error) {
 	return plan(in), nil
 }
 
-// planned says whether t is the tracker that the controller planned the backup with, not a later one of its name.
+// planned reports whether t is the tracker that the controller planned the backup with, and not a later one of the
+// same name.
 func planned(b *backupv1.VirtualMachineBackup, t *backupv1.VirtualMachineBackupTracker) bool {
 	return t.Name == b.Spec.BackupTracker && (b.Status.TrackerUID == "" || b.Status.TrackerUID == t.UID)
 }
 
-// tell calls BeginBackup and records the plan.
+// tell records the plan and calls BeginBackup.
 func (r *Reconciler) tell(ctx context.Context, s *scene, p Plan) (ctrl.Result, error) {
-	// The plan first: a launcher's volumes are mirrored only if they are in it.
+	// Record the plan first: only volumes in the plan are mirrored from the launcher.
 	p.record(&s.backup.Status)
 	s.backup.Status.Reason, s.backup.Status.Message = backupv1.ReasonStarting, "the node prepares the point in time"
 	if err := r.write(ctx, s); err != nil {
@@ -134,16 +136,16 @@ func (r *Reconciler) tell(ctx context.Context, s *scene, p Plan) (ctrl.Result, e
 		}
 	}
 	if ph := job.GetPhase(); ph == launcherpb.Backup_DONE || ph == launcherpb.Backup_FAILED {
-		// Judged with everything in view, by the next pass.
+		// The next pass judges the outcome, with everything in view.
 		return ctrl.Result{RequeueAfter: beginInterval}, nil
 	}
 	mirror(s.backup, job)
 	return ctrl.Result{RequeueAfter: beginInterval}, r.write(ctx, s)
 }
 
-// replan handles a base that libvirt refused although it was validated: the disks are discarded from the tracker, which
-// makes the next plan full for them, and the job is begun anew. Each round turns at least one disk full, so
-// the rounds are bounded by the number of disks.
+// replan handles a base that libvirt refused although it was validated. It discards the disks from the tracker, so
+// that the next plan is full for them, and the job is begun again. Each round turns at least one disk full, so the
+// number of disks limits the rounds.
 func (r *Reconciler) replan(ctx context.Context, s *scene, job *launcherpb.Backup) (ctrl.Result, error) {
 	volumes := unusable(s.backup.Status.IncludedVolumes, job)
 	if len(volumes) == 0 {
@@ -166,7 +168,8 @@ func (r *Reconciler) replan(ctx context.Context, s *scene, job *launcherpb.Backu
 	return ctrl.Result{RequeueAfter: retryInterval}, nil
 }
 
-// unusable lists the incremental disks whose base is lost: those that the launcher names, or all of them.
+// unusable returns the incremental disks whose base is lost: those that the launcher names, or all of them if it
+// names none.
 func unusable(planned []backupv1.IncludedVolume, job *launcherpb.Backup) []string {
 	var named, all []string
 	for _, v := range planned {

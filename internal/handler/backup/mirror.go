@@ -12,8 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// mirror writes what the launcher reports of a job that runs or is done into the backup's status. A failed job
-// is for the caller, who knows the reasons.
+// mirror writes what the launcher reports about a running or finished job into the backup's status. It leaves the
+// phase of a failed job to the caller, who knows the reasons.
 func mirror(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	s := &b.Status
 	switch job.GetPhase() {
@@ -26,7 +26,7 @@ func mirror(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	case launcherpb.Backup_PHASE_UNSPECIFIED, launcherpb.Backup_PREPARING, launcherpb.Backup_FAILED:
 	}
 	if t := job.GetPointInTime(); t.IsValid() && t.AsTime().Unix() > 0 {
-		// The API's times have seconds.
+		// The API's times have whole seconds.
 		at := metav1.NewTime(t.AsTime()).Rfc3339Copy()
 		s.StartTimestamp = &at
 	}
@@ -46,7 +46,7 @@ func mirrorProgress(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Back
 	case job.GetPhase() == launcherpb.Backup_DONE:
 		percent = "100%"
 	case total > 0:
-		// 100% is what a user takes for done: the files do not have their names yet.
+		// Users would take 100% for done, but the files do not have their final names yet.
 		percent = fmt.Sprintf("%d%%", min(99, int(float64(processed)/float64(total)*100)))
 	}
 	if job.GetPhase() >= launcherpb.Backup_COPYING && job.GetPhase() != launcherpb.Backup_FAILED {
@@ -57,7 +57,7 @@ func mirrorProgress(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Back
 func mirrorVolumes(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backup) {
 	s.MovedBytes = 0
 	for _, v := range job.GetVolumes() {
-		// Only volumes of the plan: the rest of the object does not follow from what a launcher says.
+		// Mirror only the volumes of the plan: a launcher must not decide about the rest of the object.
 		i := slices.IndexFunc(s.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.GetVolume() })
 		if i < 0 {
 			continue
@@ -79,7 +79,8 @@ func mirrorVolumes(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backu
 
 func isIncremental(v backupv1.IncludedVolume) bool { return v.Type == backupv1.Incremental }
 
-// mirrorFallback takes over that the launcher did not find a disk's parent on the target. It alone sees the target.
+// mirrorFallback records that the launcher did not find a disk's parent on the target. Only the launcher sees the
+// target.
 func mirrorFallback(planned *backupv1.IncludedVolume, told *launcherpb.BackedUpVolume) {
 	reason := backupv1.FullReason(told.GetFullReason())
 	if planned.Type == backupv1.Incremental && !told.GetIncremental() && (reason == backupv1.FullParentMissing || reason == backupv1.FullParentChanged) {
@@ -112,7 +113,7 @@ func mirrorQuiesce(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	meta.SetStatusCondition(&b.Status.Conditions, c)
 }
 
-// fail makes the backup CopyFailed.
+// fail sets the backup to CopyFailed.
 func fail(b *backupv1.VirtualMachineBackup, f Failure) {
 	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, f.Reason, advised(f)
 }

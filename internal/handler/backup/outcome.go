@@ -10,13 +10,14 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Failure is why a backup failed: a reason of api/backup/v1alpha1 and a text for people.
+// Failure is why a backup failed: a reason of api/backup/v1alpha1 and a message for people.
 type Failure struct {
 	Reason, Message string
 }
 
-// failed translates the launcher's failure. The launcher knows what happened to the job; the objects know who wanted
-// it: an abort is the user's deletion or a forced stop, a stop is a user's or the pod's.
+// failed translates the launcher's failure. The launcher knows what happened to the job, and the objects tell who
+// wanted it. An abort comes from the user's deletion or from a forced stop. A stop comes from a user or from the
+// pod.
 func failed(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, job *launcherpb.Backup) Failure {
 	f := Failure{Reason: backupv1.ReasonHypervisorError, Message: job.GetMessage()}
 	switch job.GetFailure() {
@@ -51,8 +52,9 @@ func aborted(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineIns
 	return Failure{Reason: backupv1.ReasonAborted, Message: "the backup was deleted while it ran"}
 }
 
-// targetLost says that the backup's target is not in the launcher any more, or is about to be taken out of it. A backup is handed to
-// the node when its target is mounted, so that every other phase means that the attachment pod was lost.
+// targetLost reports whether the backup's target is no longer in the launcher, or is about to be taken out of it. A
+// backup is handed to the node when its target is mounted, so every other phase of the volume means that the
+// attachment pod was lost.
 func targetLost(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
 	if vmi == nil {
 		return false
@@ -67,7 +69,7 @@ func detached() Failure {
 	return Failure{Reason: backupv1.ReasonTargetDetached, Message: "the pod that holds the target on the node ended while the backup ran"}
 }
 
-// stopped is the failure of a backup whose guest is being stopped. vmi may be nil.
+// stopped returns the failure of a backup whose guest is being stopped. vmi may be nil.
 func stopped(vmi *kubevirtv1.VirtualMachineInstance) Failure {
 	switch {
 	case forced(vmi):
@@ -84,8 +86,9 @@ func forced(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return vmi != nil && !vmi.DeletionTimestamp.IsZero() && vmi.Annotations[layout.AnnotationForceStop] == "true"
 }
 
-// guestGone says whether the guest that a backup was started on has ended for good, and what that makes of the backup.
-// state is the last that the launcher reported, or nil. vmi is nil when no instance of the name exists.
+// guestGone reports whether the guest that a backup was started on has ended for good, and how that makes the
+// backup fail. state is the last one that the launcher reported, or nil. vmi is nil if no instance of the name
+// exists.
 func guestGone(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) (Failure, bool) {
 	switch {
 	case vmi == nil || vmi.UID != b.Status.InstanceUID:

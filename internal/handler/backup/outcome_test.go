@@ -64,7 +64,7 @@ func TestEveryFailureHasItsReason(t *testing.T) {
 		if f.Reason != r.want || f.Message == "" {
 			t.Errorf("%s (deleted %v): %+v, want %s", r.failure, r.deleted, f, r.want)
 		}
-		// What the launcher says of a target's space has its own advice.
+		// The launcher's message about a target's space contains its own advice.
 		space := f.Reason == backupv1.ReasonInsufficientSpace || f.Reason == backupv1.ReasonTargetFull
 		if text := advised(f); !space && (!strings.HasPrefix(text, f.Message) || !strings.Contains(text, "create another backup")) {
 			t.Errorf("%s says %q, and not what to do", f.Reason, text)
@@ -141,7 +141,8 @@ func TestAJobThatRunsIsNeverShownAsDone(t *testing.T) {
 	}
 }
 
-// A guest that was stopped may have been killed before it saved its bitmaps, as by a forced deletion of its pod.
+// A guest that was stopped may have been killed before it saved its bitmaps, for example by a forced deletion of
+// its pod.
 func TestAdvice_promisesNoBaseAfterTheGuestsEnd(t *testing.T) {
 	t.Parallel()
 	for _, reason := range []string{backupv1.ReasonStopForced, backupv1.ReasonGuestShutdown} {

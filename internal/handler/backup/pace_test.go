@@ -16,7 +16,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// statusWriter calls a function in place of each write of a status.
+// statusWriter calls a function instead of each write of a status.
 type statusWriter struct {
 	client.Client
 
@@ -36,7 +36,8 @@ func (p statusPatcher) Patch(context.Context, client.Object, client.Patch, ...cl
 	return nil
 }
 
-// A night of a thousand backups must not be a thousand status writes a second. Others wait for a change of phase.
+// A night of a thousand backups must not cause a thousand status writes a second. Others wait only for a change of
+// phase.
 func TestProgress_isWrittenEveryFiveSecondsAtMost(t *testing.T) {
 	t.Parallel()
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))

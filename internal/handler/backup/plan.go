@@ -9,25 +9,26 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// Input is what a plan follows from.
+// Input is everything that a plan depends on.
 type Input struct {
 	// Spec is the backup's.
 	Spec backupv1.VirtualMachineBackupSpec
-	// Base is the checkpoint that the controller fixed as base. Nil: none.
+	// Base is the checkpoint that the controller fixed as the base, or nil.
 	Base *backupv1.Checkpoint
-	// Tracker is the tracker as it is after its checkpoint was validated. Nil: it is gone, or none is used.
+	// Tracker is the tracker's status after its checkpoint was validated. It is nil if the tracker is gone or none
+	// is used.
 	Tracker *backupv1.VirtualMachineBackupTrackerStatus
 	// TargetUID is the UID of the claim that the backup goes to.
 	TargetUID types.UID
-	// Disks are the guest's, as the launcher reports them.
+	// Disks are the guest's disks, as the launcher reports them.
 	Disks []*launcherpb.Disk
 }
 
 // Plan says how each disk is backed up.
 type Plan struct {
-	// Volumes are the tracked disks, in the guest's order. Empty: there is nothing to back up.
+	// Volumes are the tracked disks, in the guest's order. If empty, there is nothing to back up.
 	Volumes []Volume
-	// Base is the checkpoint that the incremental volumes start from. Nil when none is incremental.
+	// Base is the checkpoint that the incremental volumes start from, or nil if no volume is incremental.
 	Base *backupv1.Checkpoint
 }
 
@@ -38,11 +39,11 @@ type Volume struct {
 	VirtualBytes int64
 }
 
-// Incremental says whether only what changed is copied.
+// Incremental reports whether only what has changed is copied.
 func (v Volume) Incremental() bool { return v.FullReason == "" }
 
-// plan decides disk by disk: one that lost its base goes full alone. A disk that is not tracked cannot be
-// backed up at a point in time that a later increment could start from, and is left out.
+// plan decides disk by disk: if one has lost its base, only that one is full. A disk that is not tracked is left
+// out, because it cannot be backed up at a point in time that a later increment could start from.
 func plan(in Input) Plan {
 	var p Plan
 	for _, d := range in.Disks {
@@ -58,7 +59,7 @@ func plan(in Input) Plan {
 	return p
 }
 
-// fullReason says why a disk cannot be incremental; empty: it can.
+// fullReason says why a disk cannot be incremental. It returns an empty reason if it can.
 func fullReason(in Input, volume string) backupv1.FullReason {
 	switch {
 	case in.Spec.BackupTracker == "":
@@ -69,7 +70,8 @@ func fullReason(in Input, volume string) backupv1.FullReason {
 		return backupv1.FullNoCheckpoint
 	}
 	latest := in.Tracker.LatestCheckpoint
-	// Only the base that the controller read: it is what it compares with when it moves the tracker.
+	// Use only the base that the controller read: the controller compares the tracker with it before it moves the
+	// tracker.
 	if latest != nil && in.Base != nil && latest.Name == in.Base.Name && slices.Contains(latest.Disks, volume) {
 		return unprovenTarget(in, latest.Target)
 	}
@@ -84,8 +86,9 @@ func fullReason(in Input, volume string) backupv1.FullReason {
 	return backupv1.FullNewDisk
 }
 
-// unprovenTarget says why the target cannot be the one that holds the base; empty: it is the same claim, and the
-// launcher looks for the files on it. An incremental that is not beside its parent is no backup.
+// unprovenTarget says why the target cannot be the one that holds the base. It returns an empty reason if the
+// target is the same claim; the launcher then looks for the files on it. An incremental without its parent beside
+// it is no backup.
 func unprovenTarget(in Input, base *backupv1.BackupTarget) backupv1.FullReason {
 	switch {
 	case base == nil || base.PVCUID == "" || base.Directory == "" || base.ManifestSHA256 == "":
@@ -96,7 +99,7 @@ func unprovenTarget(in Input, base *backupv1.BackupTarget) backupv1.FullReason {
 	return ""
 }
 
-// request is what the launcher is told.
+// request returns what to tell the launcher.
 func (p Plan) request(b *backupv1.VirtualMachineBackup, target string) *launcherpb.BeginBackupRequest {
 	r := &launcherpb.BeginBackupRequest{
 		Uid: string(b.UID), Name: b.Name, Namespace: b.Namespace,

@@ -30,7 +30,7 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 	tests := []struct {
 		name string
 		in   Input
-		// want is the reason for each of the disks a and b; empty: incremental.
+		// want is the full reason of each of the disks a and b. Empty means incremental.
 		want map[string]backupv1.FullReason
 	}{
 		{"no tracker", Input{}, map[string]backupv1.FullReason{"a": "NoTracker", "b": "NoTracker"}},
@@ -158,8 +158,8 @@ func TestATrackerThatReplacedThePlannedOneGivesNoBase(t *testing.T) {
 	}
 }
 
-// The launcher sees the target, and the plan does not: it may make a planned incremental full for want of its parent,
-// and nothing else.
+// Unlike the plan, the launcher sees the target. It may make a planned incremental full because its parent is
+// missing, and may change nothing else.
 func TestMirror_takesOverALostParent(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -15,8 +15,9 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// prune removes what the backup leaves on the node: the checkpoints that no tracker names any more (the base after a success,
-// the new one after a failure), the job's state in the launcher, and an unfinished directory on the target.
+// prune removes what the backup leaves on the node: checkpoints that no tracker names any more (the base after a
+// success, the new one after a failure), the job's state in the launcher, and an unfinished directory on the
+// target.
 func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
 	if _, gone := guestGone(s.backup, s.instance, s.state); !gone {
 		if s.link == nil || s.state == nil || s.err != nil {
@@ -26,7 +27,7 @@ func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
 			return ctrl.Result{}, err
 		}
 	}
-	// Without a guest its checkpoints are gone with the domain, or are collected after its next start.
+	// If the guest is gone, its checkpoints went with the domain or are collected after its next start.
 	if err := r.removePartial(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -39,7 +40,7 @@ func (r *Reconciler) pruneLauncher(ctx context.Context, s *scene) error {
 	defer s.link.Checkpoints.Unlock()
 	uid := string(s.backup.UID)
 	if job := s.job(); job != nil && job.GetPhase() != launcherpb.Backup_DONE && job.GetPhase() != launcherpb.Backup_FAILED {
-		// The controller gave the backup up while it ran. Its files and its checkpoint must not appear later.
+		// The controller gave up the backup while it ran. Its files and its checkpoint must not appear later.
 		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: uid}); err != nil {
 			return fmt.Errorf("abort: %w", err)
 		}
@@ -54,9 +55,10 @@ func (r *Reconciler) pruneLauncher(ctx context.Context, s *scene) error {
 	return nil
 }
 
-// removePartial deletes the unfinished directory through the attachment pod's mount, which does not need the launcher.
-// After a success there is none: it was renamed. If the claim is not on this node any more there is nobody who
-// could remove it; the message says so, and a later look at the claim finds a directory that ends in ".partial".
+// removePartial deletes the unfinished directory through the attachment pod's mount, which does not need the
+// launcher. After a success there is none, because it was renamed. If the claim is no longer on this node, nobody
+// can remove the directory. The message of a failed backup then says so, and whoever looks at the claim later finds
+// a directory that ends in ".partial".
 func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
 	b := s.backup
 	if b.Status.Directory == "" {

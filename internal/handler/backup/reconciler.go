@@ -22,19 +22,22 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// progressInterval is how often a running backup's progress is written, at most. A change of phase is written at once.
+// progressInterval is the minimum time between two writes of a running backup's progress. A change of phase is
+// written at once.
 const progressInterval = 5 * time.Second
 
-// beginInterval is the pause before a job that has just been told to the launcher is looked at again.
+// beginInterval is the pause before the handler looks again at a job that the launcher was just told to begin.
 const beginInterval = time.Second
 
-// retryInterval is the pause before a launcher that does not answer is asked again. Its link wakes the
-// reconciler earlier when it answers.
+// retryInterval is the pause before the handler asks again a launcher that does not answer. The launcher's link
+// wakes the reconciler earlier if it answers.
 const retryInterval = 2 * time.Second
 
-// Partial removes what a failed backup left on its target. The implementation works below an attachment pod.
+// Partial removes what a failed backup left on its target. The implementation works through an attachment pod's
+// mount.
 type Partial interface {
-	// RemovePartial deletes a backup's unfinished directory; mount.ErrNotAttached: the claim is not on this node.
+	// RemovePartial deletes a backup's unfinished directory. It returns mount.ErrNotAttached if the claim is not on
+	// this node.
 	RemovePartial(from mount.Source, directory string) error
 }
 
@@ -56,12 +59,13 @@ type Reconciler struct {
 	written map[types.UID]time.Time
 }
 
-// scene is everything that one pass looks at.
+// scene is everything that one pass depends on.
 type scene struct {
 	backup *backupv1.VirtualMachineBackup
 	// before is backup as it was read, for the patch.
 	before *backupv1.VirtualMachineBackup
-	// instance is the one of the machine's name; nil: there is none. It may not be the backup's.
+	// instance is the instance with the machine's name, or nil. It may not be the one that the backup was started
+	// on.
 	instance *kubevirtv1.VirtualMachineInstance
 	// link is nil unless the backup's own instance has a launcher on this node.
 	link  *link.Link
@@ -69,7 +73,7 @@ type scene struct {
 	err   error
 }
 
-// job is what the launcher reports of this backup; nil: nothing.
+// job returns what the launcher reports about this backup, or nil.
 func (s *scene) job() *launcherpb.Backup {
 	if j := s.state.GetBackup(); j.GetUid() == string(s.backup.UID) {
 		return j
@@ -98,7 +102,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		result, err = r.copy(ctx, s)
 	}
 	if apierrors.IsConflict(err) {
-		// The cache is behind; its next event brings the newer object.
+		// The cache is behind. Its next event brings the newer object.
 		return ctrl.Result{RequeueAfter: 100 * time.Millisecond}, nil
 	}
 	if err != nil {
@@ -107,7 +111,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return result, nil
 }
 
-// ours says whether the handler is the one that leaves the phase.
+// ours reports whether it is for the handler to end the phase.
 func ours(p backupv1.BackupPhase) bool {
 	return p == backupv1.BackupStarting || p == backupv1.BackupCopying || p == backupv1.BackupPruning
 }
@@ -116,7 +120,7 @@ func ours(p backupv1.BackupPhase) bool {
 func (r *Reconciler) look(ctx context.Context, b *backupv1.VirtualMachineBackup) (*scene, error) {
 	s := &scene{backup: b, before: b.DeepCopy()}
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	// Live: the decisions are about an instance that ends or is replaced at this moment.
+	// Read live: the decisions are about an instance that may end or be replaced at this moment.
 	err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}, vmi)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read the instance: %w", err)
@@ -159,7 +163,7 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 		return r.fail(ctx, s, f)
 	}
 	if s.link == nil || s.state == nil || s.err != nil {
-		// Nothing is known of the job now. The controller's deadline bounds the wait.
+		// Nothing is known about the job now. The controller's deadline limits the wait.
 		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
 	}
 	if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
@@ -177,8 +181,9 @@ func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
 	return r.progress(ctx, s)
 }
 
-// abandonTarget ends a backup whose target is taken off the node. The job ends first: the volume cannot be unmounted while
-// QEMU writes to it. The cause is written at once, because the volume may be attached again before the job has ended.
+// abandonTarget ends a backup whose target is being taken off the node. It aborts the job first: the volume cannot
+// be unmounted while QEMU writes to it. It writes the cause at once, because the volume may be attached again
+// before the job has ended.
 func (r *Reconciler) abandonTarget(ctx context.Context, s *scene) (ctrl.Result, error) {
 	if s.job() != nil {
 		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
@@ -188,7 +193,7 @@ func (r *Reconciler) abandonTarget(ctx context.Context, s *scene) (ctrl.Result, 
 	return r.fail(ctx, s, detached())
 }
 
-// noJob handles a launcher that answers and knows nothing of the backup.
+// noJob handles a launcher that answers and does not know the backup.
 func (r *Reconciler) noJob(ctx context.Context, s *scene) (ctrl.Result, error) {
 	switch {
 	case !s.backup.DeletionTimestamp.IsZero():
@@ -202,7 +207,8 @@ func (r *Reconciler) noJob(ctx context.Context, s *scene) (ctrl.Result, error) {
 	return r.begin(ctx, s)
 }
 
-// confirmLost fails a backup in Copying whose job the launcher does not know, after asking again.
+// confirmLost fails a backup in Copying whose job the launcher does not know, after it has asked the launcher
+// again.
 func (r *Reconciler) confirmLost(ctx context.Context, s *scene) (ctrl.Result, error) {
 	fresh, err := s.link.Fresh(ctx)
 	if err != nil || fresh.GetBackup().GetUid() == string(s.backup.UID) {
@@ -211,7 +217,7 @@ func (r *Reconciler) confirmLost(ctx context.Context, s *scene) (ctrl.Result, er
 	return r.fail(ctx, s, Failure{Reason: backupv1.ReasonHypervisorError, Message: "the launcher does not know the backup any more"})
 }
 
-// progress mirrors a running job, at most once in progressInterval unless the phase changes.
+// progress mirrors a running job, at most once per progressInterval unless the phase changes.
 func (r *Reconciler) progress(ctx context.Context, s *scene) (ctrl.Result, error) {
 	mirror(s.backup, s.job())
 	if s.backup.Status.Phase == s.before.Status.Phase {
@@ -219,7 +225,7 @@ func (r *Reconciler) progress(ctx context.Context, s *scene) (ctrl.Result, error
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 	}
-	// The stall of a job must be seen although its link has nothing to report.
+	// A stalled job must be noticed even though its link has nothing to report.
 	return ctrl.Result{RequeueAfter: 30 * time.Second}, r.write(ctx, s)
 }
 

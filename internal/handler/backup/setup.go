@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Setup adds the reconciler to mgr, whose cache has only this node's instances and backups.
+// Setup adds the reconciler to mgr, whose cache must have only this node's instances and backups.
 func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("handler-backup").
 		For(&backupv1.VirtualMachineBackup{}).
@@ -28,11 +28,11 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// of lists the backups of an instance that the handler has to do with.
+// of returns requests for the instance's backups that are in one of the handler's phases.
 func (r *Reconciler) of(ctx context.Context, instance types.NamespacedName) []reconcile.Request {
 	var all backupv1.VirtualMachineBackupList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(instance.Namespace)); err != nil {
-		return nil // The cache ends with the manager only.
+		return nil // The cache fails only when the manager stops.
 	}
 	var requests []reconcile.Request
 	for i := range all.Items {

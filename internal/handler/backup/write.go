@@ -14,7 +14,8 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// write sends the changed fields of the backup's status, and only if nobody has written it since it was read.
+// write sends the changed fields of the backup's status. The write fails if somebody has written the backup since
+// it was read.
 func (r *Reconciler) write(ctx context.Context, s *scene) error {
 	if equality.Semantic.DeepEqual(s.backup.Status, s.before.Status) {
 		return nil
@@ -36,7 +37,7 @@ func (r *Reconciler) write(ctx context.Context, s *scene) error {
 	return nil
 }
 
-// countFallbacks counts the disks that turned full although they were planned as incremental.
+// countFallbacks counts the disks that became full although they were planned as incremental.
 func (r *Reconciler) countFallbacks(s *scene) {
 	for _, v := range s.backup.Status.IncludedVolumes {
 		i := slices.IndexFunc(s.before.Status.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.Name && isIncremental(w) })
@@ -46,7 +47,7 @@ func (r *Reconciler) countFallbacks(s *scene) {
 	}
 }
 
-// report tells of a phase that was entered, after it is durable.
+// report reports a new phase once it is written.
 func (r *Reconciler) report(s *scene) {
 	b := s.backup
 	switch b.Status.Phase {

@@ -10,15 +10,15 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// Why the launcher made an overlay anew (launcher.proto, Disk.overlay_renewed).
+// Why the launcher made a new overlay (launcher.proto, Disk.overlay_renewed).
 const (
 	renewedReplaced      = "DiskReplaced"
 	renewedUsedElsewhere = "UsedElsewhere"
 	renewedWritten       = "WrittenWithoutOverlay"
 )
 
-// redefinition is the checkpoint of a tracker as the launcher must know it: with those of its disks that the guest
-// has and that are tracked. Nil: there is none, or no disk of it is there.
+// redefinition returns the tracker's checkpoint as the launcher must know it, with those of its disks that the
+// guest has and that are tracked. It returns nil if the tracker has no checkpoint or none of its disks is left.
 func redefinition(tracker *backupv1.VirtualMachineBackupTracker, disks []*launcherpb.Disk) *launcherpb.Checkpoint {
 	latest := tracker.Status.LatestCheckpoint
 	if latest == nil {
@@ -36,8 +36,8 @@ func redefinition(tracker *backupv1.VirtualMachineBackupTracker, disks []*launch
 	return c
 }
 
-// lost says which of the disks that were asked for cannot be trusted, and why. What the launcher says nothing
-// about is not trusted either.
+// lost returns which of the requested disks cannot be trusted, and why. A disk that the launcher says nothing about
+// is not trusted either.
 func lost(asked *launcherpb.Checkpoint, results []*launcherpb.RedefineCheckpointsResponse_Result, disks []*launcherpb.Disk) []backupv1.DiscardedDisk {
 	var result *launcherpb.RedefineCheckpointsResponse_Result
 	if i := slices.IndexFunc(results, func(r *launcherpb.RedefineCheckpointsResponse_Result) bool { return r.GetName() == asked.GetName() }); i >= 0 {
@@ -79,7 +79,8 @@ func discarded(volume, seen string, disks []*launcherpb.Disk) backupv1.Discarded
 	return d
 }
 
-// Discard takes disks out of a tracker's checkpoint, if it still is the named one. It says which of them were in it.
+// Discard removes disks from a tracker's checkpoint, if that still is the named one. It returns those that were in
+// it.
 func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint string, disks []backupv1.DiscardedDisk) []backupv1.DiscardedDisk {
 	latest := status.LatestCheckpoint
 	if latest == nil || latest.Name != checkpoint {
@@ -102,7 +103,8 @@ func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint stri
 	return gone
 }
 
-// unreferenced lists the checkpoints that libvirt knows, and the bitmaps that it does not, that no tracker names.
+// unreferenced returns the names of libvirt's checkpoints, and of bitmaps that libvirt does not know, that no
+// tracker names.
 func unreferenced(state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) []string {
 	var names []string
 	for _, c := range state.GetCheckpoints() {

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// EventDiscarded is the reason of the event on a tracker and its machine when a disk lost its checkpoint.
+// EventDiscarded is the reason of the event on a tracker and its machine when a disk has lost its checkpoint.
 const EventDiscarded = "CheckpointDiscarded"
 
 // Keeper applies the package's decisions.
@@ -31,10 +31,10 @@ type Keeper struct {
 	Discarded func(reason backupv1.FullReason)
 }
 
-// Trackers reads the trackers of a machine from the API server.
+// Trackers reads a machine's trackers from the API server.
 func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]backupv1.VirtualMachineBackupTracker, error) {
 	var list backupv1.VirtualMachineBackupTrackerList
-	// The API server selects: a namespace may have thousands.
+	// Let the API server select, because a namespace may have thousands of trackers.
 	ofMachine := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("spec.source.name", machine.Name)}
 	if err := k.Live.List(ctx, &list, client.InNamespace(machine.Namespace), ofMachine); err != nil {
 		return nil, fmt.Errorf("list the trackers of %s: %w", machine, err)
@@ -42,7 +42,7 @@ func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]
 	return list.Items, nil
 }
 
-// Validate defines the checkpoints of the trackers in libvirt again and discards the disks whose bitmap cannot be
+// Validate defines the trackers' checkpoints in libvirt again and discards the disks whose bitmap cannot be
 // trusted. It returns the trackers as they are afterwards.
 func (k *Keeper) Validate(ctx context.Context, l *link.Link, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
 	asked := make([]*launcherpb.Checkpoint, len(trackers))
@@ -71,8 +71,8 @@ func (k *Keeper) Validate(ctx context.Context, l *link.Link, state *launcherpb.S
 	return trackers, nil
 }
 
-// Discard takes disks out of the tracker's checkpoint, on the API server and in tracker. A tracker that is gone, or that
-// another one of its name has replaced, has nothing to discard: tracker is emptied.
+// Discard removes disks from the tracker's checkpoint, both on the API server and in tracker. If the tracker is
+// gone, or another one of its name has replaced it, there is nothing to discard and Discard empties tracker.Status.
 func (k *Keeper) Discard(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, checkpoint string, disks []backupv1.DiscardedDisk) error {
 	if len(disks) == 0 {
 		return nil
@@ -112,7 +112,7 @@ func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBac
 	machine := &kubevirtv1.VirtualMachine{}
 	related := client.Object(machine)
 	if err := k.Live.Get(ctx, types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}, machine); err != nil {
-		related = nil // The machine may be gone; the tracker has the event in any case.
+		related = nil // The machine may be gone; the tracker gets the event in any case.
 	}
 	k.Events.Eventf(tracker, nil, corev1.EventTypeWarning, EventDiscarded, "Validate", note, d.Volume, d.Reason, d.Message, tracker.Name)
 	if related != nil {
@@ -120,10 +120,10 @@ func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBac
 	}
 }
 
-// Prune deletes every checkpoint that libvirt knows, and every bitmap in the overlays, that no tracker of the machine names. No backup may be running
-// whose checkpoint is not on its tracker yet.
+// Prune deletes every checkpoint of libvirt and every bitmap in the overlays that none of the machine's trackers
+// names. No backup may be running whose checkpoint is not on its tracker yet.
 func (k *Keeper) Prune(ctx context.Context, l *link.Link, machine types.NamespacedName) error {
-	// The state first: a checkpoint that is in it was made before the trackers are read.
+	// Read the state first: a checkpoint in it was made before the trackers are read.
 	state, err := l.Fresh(ctx)
 	if err != nil {
 		return err

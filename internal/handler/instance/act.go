@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// gather reads what the decision needs, and the backup that holds a stop back.
+// gather reads what the decision needs, and returns the backup that delays a stop, or nil.
 func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (input, *backupv1.VirtualMachineBackup, error) {
 	seen := l.Snapshot()
 	in := input{
@@ -38,7 +38,7 @@ func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	return in, holder, err
 }
 
-// holder is the running backup that holds the instance; nil: none. It is read live: a backup that has ended must
+// holder returns the running backup that holds the instance, or nil. It reads live: a backup that has ended must
 // not delay a stop, and one that runs must not be overlooked.
 func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, error) {
 	tracking := vmi.Status.ChangedBlockTracking
@@ -60,12 +60,12 @@ func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	case backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying:
 		return b, nil
 	default:
-		// The data is on the target or will never be: what is left does not need the guest.
+		// The data is on the target or never will be. What is left to do does not need the guest.
 		return nil, nil
 	}
 }
 
-// unreported says whether a backup of the instance waits for its outcome to be read from the launcher.
+// unreported reports whether the outcome of a backup of the instance still has to be read from the launcher.
 func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (bool, error) {
 	var all backupv1.VirtualMachineBackupList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(vmi.Namespace)); err != nil {
@@ -80,7 +80,7 @@ func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	return false, nil
 }
 
-// act asks the launcher for what was decided. An error is the launcher's silence: it is tried again.
+// act asks the launcher for what was decided. An error, such as a launcher that does not answer, is retried.
 func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
 	switch d.Action {
 	case start:

@@ -13,13 +13,13 @@ type mountKey struct {
 	name string
 }
 
-// busy remembers since when mounts have been busy. Its zero value is ready for use, also concurrently.
+// busy remembers since when mounts have been busy. Its zero value is ready to use. It is safe for concurrent use.
 type busy struct {
 	mu    sync.Mutex
 	first map[mountKey]time.Time
 }
 
-// since returns when the mount was first seen busy: now, if it was not before.
+// since returns when the mount was first seen busy, which is now if it was not seen busy before.
 func (b *busy) since(k mountKey, now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,36 +11,36 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// defaultGrace is spec.terminationGracePeriodSeconds of an instance that has none, in seconds.
+// defaultGrace is the grace period in seconds of an instance without spec.terminationGracePeriodSeconds.
 const defaultGrace = 30
 
 // action is what to ask of the launcher.
 type action int
 
 const (
-	// nothing to ask.
+	// nothing means that there is nothing to ask.
 	nothing action = iota
-	// start the guest.
+	// start starts the guest.
 	start
-	// hold a stop back: a backup runs.
+	// hold delays a stop because a backup runs.
 	hold
-	// shutdown the guest. A running backup fails by it.
+	// shutdown shuts the guest down. A running backup fails because of it.
 	shutdown
-	// exit: the guest has ended and everything that was to be learnt from the launcher is written.
+	// exit lets the launcher exit: the guest has ended, and everything that the launcher had to report is written.
 	exit
 )
 
-// input is what a decision follows from.
+// input is everything that a decision depends on.
 type input struct {
 	Now      time.Time
 	Instance *kubevirtv1.VirtualMachineInstance
-	// State is the launcher's last. Nil: it has not answered yet.
+	// State is the launcher's last state, or nil if it has not answered yet.
 	State *launcherpb.State
 	// Answers says that the launcher answers now.
 	Answers bool
-	// Holder is the running backup that holds the instance. Empty: none does.
+	// Holder is the running backup that holds the instance, or empty.
 	Holder string
-	// Unreported says that a backup of the instance has not got its outcome yet.
+	// Unreported says that the outcome of a backup of the instance has not been read from the launcher yet.
 	Unreported bool
 	// StopWaitsForBackup is how long a stop waits for a backup at most.
 	StopWaitsForBackup time.Duration
@@ -48,17 +48,17 @@ type input struct {
 
 type decision struct {
 	Action action
-	// Abort the running backup before the shutdown: the stop is forced.
+	// Abort says to abort the running backup before the shutdown, because the stop is forced.
 	Abort bool
 	// Grace is how long the guest may take to shut down, in seconds.
 	Grace int64
-	// Delayed says for people why the stop is held back. Empty: it is not.
+	// Delayed is the user-facing reason why the stop is delayed. It is empty if the stop is not delayed.
 	Delayed string
-	// Wake is when time alone changes the decision. Zero: never.
+	// Wake is when the decision changes by the passage of time alone. If zero, it never does.
 	Wake time.Time
 }
 
-// decide says what to ask of the launcher now.
+// decide returns what to ask of the launcher now.
 func decide(in input) decision {
 	phase := in.State.GetPhase()
 	switch {
@@ -96,7 +96,7 @@ func decideStop(in input) decision {
 	}
 }
 
-// stopOnce does not repeat a stop that goes on.
+// stopOnce does not repeat a stop that is under way.
 func stopOnce(in input, d decision) decision {
 	if in.State.GetPhase() == launcherpb.State_SHUTTING_DOWN {
 		d.Action = nothing

@@ -17,11 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// Reasons of an instance's conditions that the handler writes.
+// Reasons of the conditions of an instance that the handler writes.
 const (
-	// ReasonGuestNotRunning: the launcher answers, the guest does not run.
+	// ReasonGuestNotRunning: the launcher answers, but the guest does not run.
 	ReasonGuestNotRunning = "GuestNotRunning"
-	// ReasonGuestPaused: the guest's processors are stopped.
+	// ReasonGuestPaused: the guest's CPUs are stopped.
 	ReasonGuestPaused = "GuestPaused"
 	// ReasonGuestStopping: the guest was asked to shut down.
 	ReasonGuestStopping = "GuestStopping"
@@ -29,7 +29,7 @@ const (
 	ReasonLauncherSilent = "LauncherNotResponding"
 	// ReasonReviewFailed: the trackers' checkpoints could not be validated after the start, so that tracking is not Enabled yet.
 	ReasonReviewFailed = "CheckpointReviewFailed"
-	// ReasonStartFailed: the guest could not be started; the message says what to mend.
+	// ReasonStartFailed: the guest could not be started; the message says what to fix.
 	ReasonStartFailed = "StartFailed"
 	// ReasonClaimNotFound: a disk's claim does not exist.
 	ReasonClaimNotFound = "ClaimNotFound"
@@ -39,32 +39,32 @@ const (
 	ReasonLiveMigrationNotSupported = "LiveMigrationNotSupported"
 	// ReasonBackupInProgress: a stop waits for a backup.
 	ReasonBackupInProgress = "BackupInProgress"
-	// ReasonDiskSize: a disk's size is no multiple of 512 bytes; grow it.
+	// ReasonDiskSize: a disk's size is not a multiple of 512 bytes; grow it.
 	ReasonDiskSize = "DiskSizeNotTrackable"
-	// ReasonStopping: the stop does not wait, or not any more.
+	// ReasonStopping: the stop does not wait, or no longer waits.
 	ReasonStopping = "Stopping"
 )
 
-// silence is how long a launcher may be silent until the guest does not count as ready any more.
+// silence is how long a launcher may be silent before the guest no longer counts as ready.
 const silence = 30 * time.Second
 
-// problem is why the node could not bring the guest to its spec.
+// problem is why the node could not make the guest match its spec.
 type problem struct{ Reason, Message string }
 
-// view is what a status follows from.
+// view is what a status is computed from.
 type view struct {
 	Now      time.Time
 	Instance *kubevirtv1.VirtualMachineInstance
 	Launcher link.Snapshot
 	Decision decision
-	// Problem is what went wrong in this pass. Nil: nothing.
+	// Problem is what went wrong in this pass, or nil.
 	Problem *problem
-	// Reviewed says that the trackers' checkpoints were validated since the guest started, or that a backup holds the instance
-	// and does so itself.
+	// Reviewed says that the trackers' checkpoints were validated since the guest started, or that a backup holds
+	// the instance and validates them itself.
 	Reviewed bool
 }
 
-// project returns the instance's status with the handler's fields brought up to date. The instance is not changed.
+// project returns the instance's status with the handler's fields updated. It does not change the instance.
 func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 	s := v.Instance.Status.DeepCopy()
 	state := v.Launcher.State
@@ -134,12 +134,12 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	case v.Decision.Delayed != "":
 		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
 	case condition.True(s.Conditions, kubevirtv1.ConditionStopDelayed):
-		// Kept as False: the controller gives the guest its grace period from here.
+		// Keep it as False: the controller counts the guest's grace period from here.
 		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
 	}
 }
 
-// setNotTracked names the disks that were to be tracked and are not.
+// setNotTracked reports the disks that were to be tracked and are not.
 func setNotTracked(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	var reasons []string
 	for _, d := range v.Launcher.State.GetDisks() {
@@ -154,7 +154,7 @@ func setNotTracked(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	set(s, v.Now, kubevirtv1.ConditionDiskNotTracked, corev1.ConditionTrue, ReasonDiskSize, strings.Join(reasons, "; "))
 }
 
-// synchronize says whether the node could do what the object asks.
+// synchronize sets the condition that says whether the node could do what the object asks.
 func synchronize(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	state := v.Launcher.State
 	ended := state.GetPhase() == launcherpb.State_ENDED
@@ -162,7 +162,7 @@ func synchronize(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	case ended && state.GetEnd() == launcherpb.State_START_FAILED:
 		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonStartFailed, state.GetMessage())
 	case ended:
-		// A launcher that ends after its guest is silent by right.
+		// A launcher that exits after its guest is expected to be silent.
 	case v.Launcher.Err != nil:
 		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonLauncherSilent,
 			fmt.Sprintf("the launcher does not answer, it is tried again: %v", v.Launcher.Err))
@@ -198,8 +198,8 @@ func guestOS(g *launcherpb.GuestOS) kubevirtv1.GuestOSInfo {
 	}
 }
 
-// disks merges the guest's disks into the volume status: one entry a volume of the spec, then the utility volumes as
-// they are.
+// disks merges the guest's disks into the volume status: one entry for each volume of the spec, then the utility
+// volumes as they are.
 func disks(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) []kubevirtv1.VolumeStatus {
 	var out []kubevirtv1.VolumeStatus
 	old := func(name string) kubevirtv1.VolumeStatus {
@@ -231,8 +231,9 @@ func disks(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) 
 	return out
 }
 
-// trackingStatus moves changed block tracking to Initializing and from there to Enabled. Every other state is the controller's.
-// Enabled promises that the trackers name only checkpoints that were validated since the guest started.
+// trackingStatus moves changed block tracking to Initializing and from there to Enabled. Every other state belongs
+// to the controller. Enabled promises that the trackers name only checkpoints that were validated since the guest
+// started.
 func trackingStatus(v view) *kubevirtv1.ChangedBlockTrackingStatus {
 	vmi, state := v.Instance, v.Launcher.State
 	now := vmi.Status.ChangedBlockTracking.DeepCopy()
@@ -252,8 +253,8 @@ func trackingStatus(v view) *kubevirtv1.ChangedBlockTrackingStatus {
 	return now
 }
 
-// allTracked says that every disk is tracked that can be. One that cannot is in a condition of its own, and must not keep the others from
-// being backed up.
+// allTracked reports whether every disk that can be tracked is tracked. A disk that cannot be tracked is reported
+// in a condition of its own, and must not keep the others from being backed up.
 func allTracked(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) bool {
 	for _, name := range tracking.EligibleVolumes(&vmi.Spec) {
 		decided := func(d *launcherpb.Disk) bool {

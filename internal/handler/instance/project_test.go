@@ -132,7 +132,7 @@ func TestConditionsFollowTheLauncher(t *testing.T) {
 			if diff := cmp.Diff(test.want, conditions(s)); diff != "" {
 				t.Error(diff)
 			}
-			// The same again, later, changes nothing: no write.
+			// The same view, later, changes nothing, so nothing is written.
 			later := test.view
 			later.Instance = vmi()
 			later.Instance.Status = *s

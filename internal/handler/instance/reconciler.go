@@ -22,16 +22,16 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// retryInterval is the pause before something that cannot be done now is tried again.
+// retryInterval is the pause before a retry of something that cannot be done now.
 const retryInterval = time.Second
 
-// conflictInterval is the pause before a pass on an object that the cache had not caught up with is repeated.
+// conflictInterval is the pause before the retry of a pass that worked on an outdated object from the cache.
 const conflictInterval = 100 * time.Millisecond
 
 // Reconciler drives the instances of one node.
 type Reconciler struct {
 	NodeName string
-	// Namespace is Varve's: the KubeVirt object is there.
+	// Namespace is Varve's own namespace, which has the KubeVirt object.
 	Namespace string
 	// StopWaitsForBackup is how long a stop waits for a running backup at most.
 	StopWaitsForBackup time.Duration
@@ -49,9 +49,9 @@ type Reconciler struct {
 
 	busy busy
 	mu   sync.Mutex
-	// written is when each instance's status was written last.
+	// written holds when each instance's status was last written.
 	written map[types.NamespacedName]time.Time
-	// reviewed has the launcher pods whose checkpoints were brought into agreement with the trackers.
+	// reviewed holds the launcher pods whose checkpoints have been brought into agreement with the trackers.
 	reviewed map[types.UID]bool
 }
 
@@ -77,7 +77,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		result, err = r.live(ctx, vmi, pod)
 	}
 	if apierrors.IsConflict(err) {
-		// The cache is behind; its next event brings the newer object.
+		// The cache is behind. Its next event brings the newer object.
 		return ctrl.Result{RequeueAfter: conflictInterval}, nil
 	}
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return result, nil
 }
 
-// launcherPod is the instance's launcher pod on this node, once the controller has handed the instance over.
+// launcherPod returns the instance's launcher pod on this node, once the controller has handed the instance over.
 func launcherPod(vmi *kubevirtv1.VirtualMachineInstance, node string) (types.UID, bool) {
 	if vmi.Status.NodeName != node {
 		return "", false
@@ -104,7 +104,7 @@ func launcherPod(vmi *kubevirtv1.VirtualMachineInstance, node string) (types.UID
 	return "", false
 }
 
-// gone cleans up after an instance that does not exist any more.
+// gone cleans up after an instance that no longer exists.
 func (r *Reconciler) gone(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	r.Links.Retain(name, "")
 	r.mu.Lock()
@@ -113,7 +113,7 @@ func (r *Reconciler) gone(ctx context.Context, name types.NamespacedName) (ctrl.
 	return ctrl.Result{}, r.Sweep(ctx)
 }
 
-// afterEnd unmounts the volumes of an instance in a final phase. Everything else of it is the controller's.
+// afterEnd unmounts the volumes of an instance in a final phase. The controller does everything else.
 func (r *Reconciler) afterEnd(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
 	next := vmi.DeepCopy()
 	_, again, err := r.volumes(ctx, vmi, pod, r.Links.Get(pod), &next.Status)
@@ -123,7 +123,7 @@ func (r *Reconciler) afterEnd(ctx context.Context, vmi *kubevirtv1.VirtualMachin
 	return ctrl.Result{RequeueAfter: again}, r.write(ctx, vmi, next)
 }
 
-// live takes a running instance, or one that is to run, one step further.
+// live takes an instance that runs, or is to run, one step further.
 func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
 	l, err := r.Links.Ensure(pod, client.ObjectKeyFromObject(vmi))
 	if err != nil {
@@ -169,16 +169,16 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 	return ctrl.Result{RequeueAfter: soonest(again, wait, r.untilWake(v))}, failed
 }
 
-// afterWrite does what must not happen before status is durable.
+// afterWrite does what must not happen before status is written.
 func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, v view) {
 	if v.Decision.Action == exit {
-		// The launcher ends by itself as well; an error here is no news.
+		// The launcher also ends by itself, so an error here is nothing new.
 		_, err := l.Client().Exit(ctx, &launcherpb.ExitRequest{})
 		r.Log.V(1).Info("the launcher may exit", "instance", client.ObjectKeyFromObject(vmi), "error", err)
 	}
 }
 
-// untilWake is how long until time alone changes what is decided or shown.
+// untilWake returns how long it takes until the decision or the status changes by the passage of time alone.
 func (r *Reconciler) untilWake(v view) time.Duration {
 	var waits []time.Duration
 	if !v.Decision.Wake.IsZero() {
@@ -190,7 +190,7 @@ func (r *Reconciler) untilWake(v view) time.Duration {
 	return soonest(waits...)
 }
 
-// soonest is the least of the durations that are not zero.
+// soonest returns the least of the nonzero durations.
 func soonest(all ...time.Duration) time.Duration {
 	var least time.Duration
 	for _, d := range all {

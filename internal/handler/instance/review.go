@@ -15,9 +15,10 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// review brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest and after
-// a tracker was deleted. It waits until the launcher reports the guest's disks: without them nothing can be validated. While a
-// backup holds the instance it waits, too: the backup does the same for itself.
+// review brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest
+// and again after a tracker was deleted. It waits until the launcher reports the guest's disks, because without
+// them nothing can be validated. It also waits while a backup holds the instance: the backup does the same for
+// itself.
 func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, seen link.Snapshot) error {
 	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
@@ -35,7 +36,7 @@ func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	if now.UID != vmi.UID || held(now) {
 		return nil
 	}
-	// A tracker that is deleted from here on asks for another review.
+	// A tracker that is deleted from here on triggers another review.
 	r.setReviewed(l.Launcher(), true)
 	if err := r.agree(ctx, name, l, seen.State); err != nil {
 		r.setReviewed(l.Launcher(), false)
@@ -55,7 +56,7 @@ func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l 
 	return r.Keeper.Prune(ctx, l, machine)
 }
 
-// reportsDisks says whether the launcher has read the guest's disks. Its first state that says RUNNING has none.
+// reportsDisks reports whether the launcher has read the guest's disks. Its first state that says RUNNING has none.
 func reportsDisks(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) bool {
 	for _, name := range tracking.EligibleVolumes(&vmi.Spec) {
 		if !slices.ContainsFunc(state.GetDisks(), func(d *launcherpb.Disk) bool { return d.GetVolume() == name }) {

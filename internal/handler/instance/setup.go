@@ -20,9 +20,9 @@ import (
 	"github.com/varvebackup/varve/internal/pace"
 )
 
-// Setup adds the reconciler and its sweeper to mgr, whose cache has only this node's instances and backups.
+// Setup adds the reconciler and its sweeper to mgr, whose cache must have only this node's instances and backups.
 func (r *Reconciler) Setup(mgr ctrl.Manager) error {
-	// Only that a tracker went matters here, not what was in it.
+	// What matters is only that a tracker was deleted, not what was in it.
 	trackers := &metav1.PartialObjectMetadata{}
 	trackers.SetGroupVersionKind(backupv1.GroupVersion.WithKind("VirtualMachineBackupTracker"))
 	deleted := predicate.Funcs{
@@ -51,7 +51,8 @@ func ofBackup(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}}}
 }
 
-// afterTracker asks for a review of every instance of the namespace: metadata does not say whose tracker it was.
+// afterTracker triggers a review of every instance in the namespace, because the metadata does not say whose
+// tracker it was.
 func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []reconcile.Request {
 	var all kubevirtv1.VirtualMachineInstanceList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(obj.GetNamespace())); err != nil {

@@ -22,7 +22,8 @@ import (
 // configurationName is the name of the KubeVirt object.
 const configurationName = "kubevirt"
 
-// startGuest tells the launcher to bring the guest up. A problem is for the user or for the next try.
+// startGuest tells the launcher to start the guest. A problem is shown in status, for the user or until the next
+// attempt.
 func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (*problem, error) {
 	sources, missing, err := r.sources(ctx, vmi)
 	if err != nil || missing != nil {
@@ -32,7 +33,7 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	if err != nil {
 		return nil, err
 	}
-	// What the guest is made from, and nothing that changes while it runs.
+	// The launcher gets what the guest is made from, and nothing that changes while the guest runs.
 	bare := &kubevirtv1.VirtualMachineInstance{Spec: *vmi.Spec.DeepCopy()}
 	bare.Name, bare.Namespace, bare.UID = vmi.Name, vmi.Namespace, vmi.UID
 	bare.Labels, bare.Annotations = vmi.Labels, vmi.Annotations
@@ -58,7 +59,8 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	return nil, fmt.Errorf("start the guest: %w", err)
 }
 
-// sources reads the claims of the disks from the API server: their identity decides whether an overlay is trusted.
+// sources reads the claims of the disks from the API server, because their identity decides whether an overlay is
+// trusted.
 func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]*launcherpb.DiskSource, *problem, error) {
 	var all []*launcherpb.DiskSource
 	for _, v := range vmi.Spec.Volumes {
@@ -83,8 +85,9 @@ func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 	return all, nil, nil
 }
 
-// runOf is the instance's run on a claim and the run before it, and whether a guest has had a disk on it. The runs are empty when the claim names
-// another run as its last, or none: then nobody knows who wrote to it, and the launcher keeps no overlay.
+// runOf returns the instance's run on a claim, the run before it, and whether a guest has had a disk on the claim.
+// The runs are empty if the claim names another run as its last one, or none. Then nobody knows who wrote to the
+// claim, and the launcher keeps no overlay.
 func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string, hadDisk bool) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
@@ -98,7 +101,7 @@ func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1
 	return epoch.Run, epoch.Previous, hadDisk
 }
 
-// useEmulation reads the setting at each start, so that it takes effect without a restart of the handler.
+// useEmulation reads the setting at each start, so that a change takes effect without a restart of the handler.
 func (r *Reconciler) useEmulation(ctx context.Context) (bool, error) {
 	kv := &kubevirtv1.KubeVirt{}
 	err := r.Live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: configurationName}, kv)

@@ -13,10 +13,10 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// sweepInterval is how often mounts without an instance are looked for.
+// sweepInterval is how often Start looks for mounts without an instance.
 const sweepInterval = 15 * time.Second
 
-// Start sweeps now and from time to time until ctx ends. It is a manager's Runnable.
+// Start sweeps at once and then every sweepInterval until ctx ends. It is a Runnable of the manager.
 func (r *Reconciler) Start(ctx context.Context) error {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
@@ -32,11 +32,11 @@ func (r *Reconciler) Start(ctx context.Context) error {
 	}
 }
 
-// NeedLeaderElection says that every node's handler sweeps.
+// NeedLeaderElection returns false: every node's handler sweeps.
 func (r *Reconciler) NeedLeaderElection() bool { return false }
 
-// Sweep unmounts what is mounted for launcher pods that no instance of this node names: instances that went while no
-// handler ran. It also counts guests and mounts.
+// Sweep unmounts what is mounted for launcher pods that no instance of this node names: their instances went away
+// while no handler ran. It also counts guests and mounts.
 func (r *Reconciler) Sweep(ctx context.Context) error {
 	var all kubevirtv1.VirtualMachineInstanceList
 	if err := r.Cached.List(ctx, &all); err != nil {
@@ -75,8 +75,9 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// abandoned are the launcher pods with mounts that no instance names. The cache has the instances with the node's label, which may be
-// missing for a moment: before anything is unmounted, every instance of the cluster is asked for. That is rare.
+// abandoned returns the launcher pods with mounts that no instance names. The cache has only instances with the
+// node's label, which may be missing for a moment. So before anything is unmounted, abandoned lists every instance
+// in the cluster. That is rare.
 func (r *Reconciler) abandoned(ctx context.Context, mounted map[types.UID][]string, owned map[types.UID]bool) (map[types.UID]bool, error) {
 	candidates := map[types.UID]bool{}
 	for pod := range mounted {
@@ -99,7 +100,7 @@ func (r *Reconciler) abandoned(ctx context.Context, mounted map[types.UID][]stri
 	return candidates, nil
 }
 
-// clear removes everything that is mounted for a pod. What is busy is left for the next sweep.
+// clear removes everything that is mounted for a pod. It leaves what is busy to the next sweep.
 func (r *Reconciler) clear(pod types.UID, names []string) error {
 	for _, name := range names {
 		if err := r.detach(pod, name, nil); errors.Is(err, mount.ErrBusy) {

@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// lazyAfter is how long a volume may be busy until it is unmounted lazily, when no backup runs.
+// lazyAfter is how long a volume may stay busy before it is unmounted lazily, if no backup runs.
 const lazyAfter = time.Minute
 
 // Mounts are the utility volumes of launchers on this node; see package mount.
@@ -30,8 +30,8 @@ type Mounts interface {
 	All() (map[types.UID][]string, error)
 }
 
-// wanted says which utility volumes have to be in the launcher: none of an instance whose guest has ended, and none that lost its
-// attachment pod, which is what Detaching says of a volume in the spec.
+// wanted returns the utility volumes that must be in the launcher. There are none if the guest has ended. A volume
+// in the spec whose phase is Detaching or UnMountedFromPod has lost its attachment pod, and is left out.
 func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 	var names []string
 	if ended {
@@ -48,8 +48,8 @@ func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 	return names
 }
 
-// volumes mounts and unmounts the instance's utility volumes and writes what came of it into status. again says when to
-// look once more.
+// volumes mounts and unmounts the instance's utility volumes and writes the result into status. The returned
+// duration is when to look again, or 0.
 func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
 	ended := status.Phase.Final()
 	keep := wanted(vmi, ended)
@@ -95,12 +95,14 @@ func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 	return trouble, again, nil
 }
 
-// detachable says whether a volume in this phase may be in the launcher. Before and after, the controller writes.
+// detachable reports whether a volume in this phase may be in the launcher. The controller writes the phases before
+// and after.
 func detachable(p kubevirtv1.VolumePhase) bool {
 	return p == kubevirtv1.VolumeAttachedToNode || p == kubevirtv1.VolumeMountedToPod || p == kubevirtv1.VolumeDetaching
 }
 
-// attach mounts one volume that is attached to the node. What prevents it is in the volume's status and is tried again.
+// attach mounts one volume that is attached to the node. If something prevents it, the volume's status says so and
+// it is retried.
 func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
 	if (s.Phase != kubevirtv1.VolumeAttachedToNode && s.Phase != kubevirtv1.VolumeMountedToPod) || s.HotplugVolume.AttachPodUID == "" {
 		return nil
@@ -129,7 +131,7 @@ func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineIn
 	if err := r.Mounts.Cover(pod); err != nil {
 		return err
 	}
-	// The launcher must be heard after the cover and before the mount: see mount.Mounts.Cover.
+	// The launcher must answer after the cover and before the mount: see mount.Mounts.Cover.
 	state, err := l.Fresh(ctx)
 	if err != nil {
 		return err
@@ -140,7 +142,8 @@ func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineIn
 	return r.Mounts.Attach(pod, s.Name, source)
 }
 
-// detach unmounts one volume; lazily as the last resort, when it is busy for long although the launcher runs no backup.
+// detach unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although
+// the launcher runs no backup.
 func (r *Reconciler) detach(pod types.UID, name string, l *link.Link) error {
 	key := mountKey{pod, name}
 	err := r.Mounts.Detach(pod, name, false)
@@ -159,8 +162,8 @@ func (r *Reconciler) detach(pod types.UID, name string, l *link.Link) error {
 	return nil
 }
 
-// backupRuns says whether the launcher may still be writing to a target. A launcher that does not answer is dead or
-// unknown; its writes end with its pod.
+// backupRuns reports whether the launcher may still be writing to a target. A launcher that does not answer is dead
+// or unknown; its writes end with its pod.
 func backupRuns(l *link.Link) bool {
 	if l == nil {
 		return false

@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/mount"
 )
 
-// mounts are the utility volumes of one launcher, of which QEMU still writes to those that are busy.
+// mounts are the utility volumes of one launcher. QEMU still writes to those that are busy.
 type mounts struct {
 	Mounts
 	names, busy []string
@@ -30,8 +30,8 @@ func (m *mounts) Detach(_ types.UID, name string, _ bool) error {
 	return nil
 }
 
-// Detaching says of a volume in the spec that its attachment pod is gone. It is unmounted as soon as the aborted backup has closed its files, and
-// only then is it UnMountedFromPod.
+// Detaching on a volume in the spec says that its attachment pod is gone. The volume is unmounted as soon as the
+// aborted backup has closed its files, and becomes UnMountedFromPod only then.
 func TestVolumes_withoutAttachmentPodAreUnmounted(t *testing.T) {
 	t.Parallel()
 	m := &mounts{names: []string{"kept", "lost"}, busy: []string{"lost"}}

@@ -12,10 +12,10 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// writeInterval is the least time between two writes of one instance's status that nobody waits for.
+// writeInterval is the minimum time between two writes of one instance's status that nobody waits for.
 const writeInterval = time.Second
 
-// write sends the changed fields of status, and only if nobody has written the object since it was read.
+// write sends the changed fields of status. The write fails if somebody has written the object since it was read.
 func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
 	if equality.Semantic.DeepEqual(old.Status, next.Status) {
 		return nil
@@ -33,7 +33,8 @@ func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMac
 	return nil
 }
 
-// holdBack says how long a change that nobody waits for has to wait, so that a busy launcher does not flood the API server.
+// holdBack returns how long a change that nobody waits for must be delayed, so that a busy launcher does not flood
+// the API server.
 func (r *Reconciler) holdBack(old, next *kubevirtv1.VirtualMachineInstance) time.Duration {
 	if urgent(&old.Status, &next.Status) || equality.Semantic.DeepEqual(old.Status, next.Status) {
 		return 0
@@ -47,7 +48,7 @@ func (r *Reconciler) holdBack(old, next *kubevirtv1.VirtualMachineInstance) time
 	return max(0, writeInterval-r.Clock.Since(last))
 }
 
-// urgent says whether others act on the change.
+// urgent reports whether others act on the change.
 func urgent(old, next *kubevirtv1.VirtualMachineInstanceStatus) bool {
 	same := func(a, b kubevirtv1.Condition) bool {
 		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason

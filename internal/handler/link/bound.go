@@ -6,7 +6,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// Bounds of what a launcher may report. The API's own limits are 64 disks and one network.
+// Limits of what a launcher may report. The API's own limits are 64 disks and one network.
 const (
 	maxParts  = 64
 	maxText   = 1 << 10
@@ -14,8 +14,8 @@ const (
 	maxPoints = 1 << 10
 )
 
-// bound cuts what a launcher reported to what an honest one can report at most, so that a dishonest one cannot fill
-// the objects and the memory of others.
+// bound cuts what a launcher reported down to the most that an honest one can report, so that a dishonest one
+// cannot fill up other people's objects and memory.
 func bound(s *launcherpb.State) *launcherpb.State {
 	s.Message = text(s.GetMessage(), maxText)
 	s.Interfaces = parts(s.GetInterfaces(), maxParts)

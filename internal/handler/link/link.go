@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// maxMessage bounds a message from a launcher, in bytes.
+// maxMessage is the most that a message from a launcher may have, in bytes.
 const maxMessage = 1 << 20
 
 var (
@@ -27,8 +27,8 @@ var (
 
 // Link is the connection to one launcher.
 type Link struct {
-	// Checkpoints is held by whoever changes the guest's checkpoints or begins a backup, from the decision to
-	// the effect: a checkpoint that one is about to use must not look unreferenced to another.
+	// Checkpoints is held by whoever changes the guest's checkpoints or begins a backup, from the decision until it
+	// has taken effect. Otherwise a checkpoint that one is about to use could look unreferenced to another.
 	Checkpoints sync.Mutex
 
 	links    *Links
@@ -36,18 +36,19 @@ type Link struct {
 	instance types.NamespacedName
 	conn     *grpc.ClientConn
 	client   launcherpb.LauncherClient
-	ctx      context.Context //nolint:containedctx // the link's life, not a call's
+	ctx      context.Context //nolint:containedctx // the link's lifetime, not a call's
 	cancel   context.CancelFunc
 
 	mu   sync.Mutex
 	seen Snapshot
 }
 
-// Snapshot is what is known of a launcher.
+// Snapshot is what is known about a launcher.
 type Snapshot struct {
-	// State is the last state that the launcher sent. Nil: none yet. It must not be changed.
+	// State is the last state that the launcher sent, or nil if it has sent none. It must not be changed.
 	State *launcherpb.State
-	// Err is why the launcher does not answer now. Nil: it answers, or the first attempt is still going on.
+	// Err is why the launcher does not answer now. It is nil if the launcher answers, or if the first attempt has
+	// not ended.
 	Err error
 	// Since is when Err first appeared.
 	Since time.Time
@@ -70,7 +71,7 @@ func newLink(links *Links, launcher types.UID, instance types.NamespacedName) (*
 	return k, nil
 }
 
-// callTimeout is how long a launcher may take for one call. Starting makes overlays and waits for libvirt.
+// callTimeout returns how long a launcher may take for one call. Start makes overlays and waits for libvirt.
 func callTimeout(method string) time.Duration {
 	switch method {
 	case launcherpb.Launcher_Start_FullMethodName:
@@ -88,10 +89,10 @@ func deadline(ctx context.Context, method string, req, reply any, conn *grpc.Cli
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// Client calls the launcher. Every call has a deadline.
+// Client returns the client that calls the launcher. Every call has a deadline.
 func (k *Link) Client() launcherpb.LauncherClient { return k.client }
 
-// Launcher is the launcher pod's UID.
+// Launcher returns the launcher pod's UID.
 func (k *Link) Launcher() types.UID { return k.launcher }
 
 // Snapshot returns what is known now, without waiting.
@@ -101,7 +102,7 @@ func (k *Link) Snapshot() Snapshot {
 	return k.seen
 }
 
-// Fresh asks the launcher for its state now: what it returns was sent after Fresh was called.
+// Fresh asks the launcher for its state. The state that it returns was sent after Fresh was called.
 func (k *Link) Fresh(ctx context.Context) (*launcherpb.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, k.links.timing.First)
 	defer cancel()
@@ -116,7 +117,7 @@ func (k *Link) Fresh(ctx context.Context) (*launcherpb.State, error) {
 	return bound(state), nil
 }
 
-// run follows the launcher until the link is ended.
+// run follows the launcher until the link is closed.
 func (k *Link) run() {
 	defer k.conn.Close() //nolint:errcheck // nothing is lost with it
 	for {
@@ -164,7 +165,7 @@ func (k *Link) follow(ctx context.Context) error {
 	}
 }
 
-// reason prefers why this side ended the stream over how the transport reports it.
+// reason returns why this side ended the stream, if it did, and otherwise what the transport reports.
 func reason(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errIdle) || errors.Is(cause, errSilent) {
 		return cause

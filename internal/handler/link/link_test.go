@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeLauncher sends one state a stream and counts the streams. mute streams send nothing.
+// fakeLauncher sends one state on each stream and counts the streams. mute streams send nothing.
 type fakeLauncher struct {
 	pb.UnimplementedLauncherServer
 	listener *bufconn.Listener

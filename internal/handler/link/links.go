@@ -15,17 +15,17 @@ type Dialer interface {
 	Dial(ctx context.Context, launcher types.UID) (net.Conn, error)
 }
 
-// Timing bounds how long a launcher may be silent.
+// Timing limits how long a launcher may be silent.
 type Timing struct {
 	// First is how long a launcher may take to send its state on a new stream.
 	First time.Duration
-	// Idle is how long a stream may be silent before it is opened anew.
+	// Idle is how long a stream may be silent before it is opened again.
 	Idle time.Duration
-	// Retry is the pause before a failed connection is tried again.
+	// Retry is the pause before a failed connection is retried.
 	Retry time.Duration
 }
 
-// DefaultTiming is what production uses.
+// DefaultTiming returns the timing for production.
 func DefaultTiming() Timing {
 	return Timing{First: 5 * time.Second, Idle: 15 * time.Second, Retry: time.Second}
 }
@@ -43,19 +43,19 @@ type Links struct {
 	running     sync.WaitGroup
 }
 
-// New makes an empty set of links. Close ends them.
+// New returns an empty set of links. Close ends them.
 func New(dialer Dialer, timing Timing, now clock.PassiveClock) *Links {
 	return &Links{dialer: dialer, timing: timing, clock: now, links: map[types.UID]*Link{}}
 }
 
-// Subscribe calls f with the instance whose link has changed. f must not block.
+// Subscribe registers f, which is called with the instance whose link has changed. f must not block.
 func (l *Links) Subscribe(f func(instance types.NamespacedName)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subscribers = append(l.subscribers, f)
 }
 
-// Ensure returns the link to a launcher pod and makes it if there is none.
+// Ensure returns the link to a launcher pod, and creates it if there is none.
 func (l *Links) Ensure(launcher types.UID, instance types.NamespacedName) (*Link, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +81,7 @@ func (l *Links) Get(launcher types.UID) *Link {
 	return l.links[launcher]
 }
 
-// Retain ends the links of an instance to every pod but the one named; "" ends them all.
+// Retain closes the links of an instance to every pod but launcher. If launcher is "", it closes them all.
 func (l *Links) Retain(instance types.NamespacedName, launcher types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *Links) Retain(instance types.NamespacedName, launcher types.UID) {
 	}
 }
 
-// Close ends every link and waits for them.
+// Close closes every link and waits until they have ended.
 func (l *Links) Close() {
 	l.mu.Lock()
 	l.closed = true

@@ -1,5 +1,5 @@
-// Package metric holds the handler's Prometheus metrics. They count what this node did; the controller's metrics, without
-// "handler" in their names, count objects.
+// Package metric holds the handler's Prometheus metrics. They count what this node did. The controller's metrics,
+// which do not have "handler" in their names, count objects.
 package metric
 
 import (
@@ -10,7 +10,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// Set is one handler's metrics. Its methods may be called concurrently.
+// Set is one handler's metrics. Its methods are safe for concurrent use.
 type Set struct {
 	guests    *prometheus.GaugeVec
 	mounts    prometheus.Gauge
@@ -71,7 +71,7 @@ func (s *Set) Guests(byPhase map[string]int) {
 // Mounts sets the number of mounted utility volumes.
 func (s *Set) Mounts(n int) { s.mounts.Set(float64(n)) }
 
-// Copied counts a backup that is complete on the target. copying is since its point in time.
+// Copied counts a backup that is complete on the target. copying is the time since the backup's point in time.
 func (s *Set) Copied(status *backupv1.VirtualMachineBackupStatus, copying time.Duration) {
 	kind := string(status.BackupType)
 	s.backups.WithLabelValues(kind, "Copied").Inc()

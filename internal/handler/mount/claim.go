@@ -15,29 +15,30 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// PluginCSI is the directory of volumes that a CSI driver mounts.
+// PluginCSI is the directory for volumes that CSI drivers mount.
 const PluginCSI = "kubernetes.io~csi"
 
 // Source is the volume of a claim as the kubelet mounted it for a pod.
 type Source struct {
-	// Pod is the pod that it is mounted for.
+	// Pod is the UID of the pod that the volume is mounted for.
 	Pod types.UID
-	// Plugin is the directory of the volume's plugin, such as PluginCSI. The kubelet has a directory for each plugin, so that a
-	// volume of another kind with the same name, as an emptyDir of that name, is another directory.
+	// Plugin is the directory of the volume's plugin, such as PluginCSI. The kubelet has a directory for each
+	// plugin, so a volume of another kind with the same name, such as an emptyDir, is in another directory.
 	Plugin string
 	// Volume is the name of the persistent volume.
 	Volume string
 }
 
-// String is the source for people.
+// String describes the source for people.
 func (s Source) String() string { return fmt.Sprintf("volume %s of pod %s", s.Volume, s.Pod) }
 
 // claim opens the root of a persistent volume as the kubelet mounted it for a pod:
 //
 //	<pods>/<pod>/volumes/<plugin>/<persistent volume>[/mount]
 //
-// with CSI's extra level. It must be a mount point: a directory that merely exists is what is left before the
-// kubelet mounted the volume or after it unmounted it, and a backup written there would fill the node's own disk.
+// The last level exists only for CSI. The directory must be a mount point. One that merely exists is left from
+// before the kubelet mounted the volume or after it unmounted it, and a backup written there would fill the node's
+// own disk.
 func (m *Mounts) claim(s Source) (*os.File, error) {
 	for what, name := range map[string]string{"plugin": s.Plugin, "persistent volume": s.Volume} {
 		if err := element(name); err != nil {
@@ -69,8 +70,9 @@ func (m *Mounts) claim(s Source) (*os.File, error) {
 }
 
 // RemovePartial deletes a backup's unfinished directory from a claim that its attachment pod holds, whether or not
-// the launcher lives. directory is relative to the claim's root, without [layout.PartialSuffix]. Links in it are
-// removed, not followed. A directory that does not exist is no error; ErrNotAttached: the claim is not on the node.
+// the launcher is alive. directory is relative to the claim's root, without [layout.PartialSuffix]. Links in it are
+// removed, not followed. It is no error if the directory does not exist. RemovePartial returns ErrNotAttached if
+// the claim is not on the node.
 func (m *Mounts) RemovePartial(source Source, directory string) error {
 	if !filepath.IsLocal(directory) || directory == "." || strings.HasSuffix(directory, "/") {
 		return fmt.Errorf("%w: %q is not a relative directory", ErrUnsafePath, directory)

@@ -15,10 +15,10 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// coverSource marks the tmpfs that covers a utility directory in the mount table.
+// coverSource marks, in the mount table, the tmpfs that covers a utility directory.
 const coverSource = "varve-utility"
 
-// coverOptions keep what a launcher can store in the cover small: it holds empty directories only.
+// coverOptions limit what a launcher can store in the cover, which only holds empty directories.
 const coverOptions = "size=64k,nr_inodes=600,mode=0755"
 
 // ErrBusy says that the launcher still uses the volume; try again later.
@@ -33,8 +33,8 @@ type Mounts struct {
 	podsDir string
 }
 
-// Open opens the pods directory, an absolute path. Everything that happens later happens below the
-// directory that was there now. Close releases it.
+// Open opens the pods directory, which must be an absolute path. Everything later happens below the directory that
+// was there at this moment. Close releases it.
 func Open(podsDir string) (*Mounts, error) {
 	if !filepath.IsAbs(podsDir) {
 		return nil, fmt.Errorf("pods directory %q: must be absolute", podsDir)
@@ -67,8 +67,9 @@ func (m *Mounts) utilityDir(launcher types.UID) (*os.File, error) {
 }
 
 // Cover makes sure that the launcher's utility directory is a tmpfs, so that the kubelet cannot delete what is
-// mounted below it when the pod ends (see the package comment). The caller must hear from the launcher after Cover
-// and before [Mounts.Attach]: that proves that the kubelet had not begun to remove the directory before it was covered.
+// mounted below it when the pod ends (see the package comment). The caller must get an answer from the launcher
+// after Cover and before [Mounts.Attach]. That proves that the kubelet had not begun to remove the directory before
+// it was covered.
 func (m *Mounts) Cover(launcher types.UID) error {
 	dir, err := m.utilityDir(launcher)
 	if err != nil {
@@ -86,9 +87,10 @@ func (m *Mounts) Cover(launcher types.UID) error {
 	return nil
 }
 
-// Attach mounts a claim, as its attachment pod has it on this node, at utility/<name> of the launcher pod. It is idempotent. [Mounts.Cover] must have been called.
-// ErrNotAttached: the kubelet has not mounted the claim, or not any more. ErrUnsafePath: somebody put
-// something else in the place of the mount point.
+// Attach mounts a claim, as its attachment pod has it on this node, at utility/<name> of the launcher pod. It is
+// idempotent. [Mounts.Cover] must have been called. Attach returns ErrNotAttached if the kubelet has not mounted
+// the claim, or no longer has it mounted, and ErrUnsafePath if somebody put something else in the place of the
+// mount point.
 func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	if err := element(name); err != nil {
 		return err
@@ -129,7 +131,7 @@ func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	return clone(source, target, name)
 }
 
-// clone mounts source over target. The flags are set before the mount becomes visible anywhere.
+// clone mounts source over target. It sets the flags before the mount becomes visible anywhere.
 func clone(source, target *os.File, name string) error {
 	tree, err := unix.OpenTree(fd(source), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -138,7 +140,7 @@ func clone(source, target *os.File, name string) error {
 	defer unix.Close(tree) //nolint:errcheck // a handle
 	attr := unix.MountAttr{
 		Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
-		// Leave the source's peer group: nothing that is mounted below the claim later may appear in the launcher.
+		// Leave the source's peer group: what is mounted below the claim later must not appear in the launcher.
 		Propagation: unix.MS_PRIVATE,
 	}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
@@ -150,15 +152,15 @@ func clone(source, target *os.File, name string) error {
 	return nil
 }
 
-// Attached says whether anything is mounted at utility/<name> of the launcher pod.
+// Attached reports whether anything is mounted at utility/<name> of the launcher pod.
 func (m *Mounts) Attached(launcher types.UID, name string) (bool, error) {
 	names, err := m.Names(launcher)
 	return slices.Contains(names, name), err
 }
 
-// Detach unmounts utility/<name> of the launcher pod and removes the mount point. It is idempotent; a pod that is
-// gone has nothing mounted. ErrBusy: the launcher uses it. With lazy it disappears at once
-// and is released when the last user is done.
+// Detach unmounts utility/<name> of the launcher pod and removes the mount point. It is idempotent. A pod that is
+// gone has nothing mounted. Detach returns ErrBusy if the launcher uses the volume. With lazy, the mount disappears
+// at once and is released when its last user is done.
 func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
 	if err := element(name); err != nil {
 		return err
@@ -175,7 +177,8 @@ func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
 	if lazy {
 		flags |= unix.MNT_DETACH
 	}
-	// The last element is not followed and the rest is a handle: only what is mounted at this name can go.
+	// The last element is not followed and the rest is a handle, so only what is mounted at this name can be
+	// unmounted.
 	for {
 		err := unix.Unmount(path.Join(procPath(dir), name), flags)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -191,8 +194,8 @@ func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
 	return removeMountPoint(dir, name)
 }
 
-// removeMountPoint removes an empty directory. One that the launcher filled, or replaced by something
-// else, is left: it goes with the pod.
+// removeMountPoint removes an empty directory. If the launcher has filled it, or replaced it by something else, it
+// stays and goes with the pod.
 func removeMountPoint(dir *os.File, name string) error {
 	err := unix.Unlinkat(fd(dir), name, unix.AT_REMOVEDIR)
 	switch {
@@ -204,8 +207,8 @@ func removeMountPoint(dir *os.File, name string) error {
 	return fmt.Errorf("remove the mount point %s: %w", name, err)
 }
 
-// Uncover removes the tmpfs that Cover made, when nothing is mounted below it any more. Another tmpfs, as of an
-// emptyDir with medium Memory, stays.
+// Uncover removes the tmpfs that Cover made, if nothing is mounted below it any more. It leaves any other tmpfs,
+// such as that of an emptyDir with medium Memory.
 func (m *Mounts) Uncover(launcher types.UID) error {
 	points, err := Table()
 	if err != nil {
@@ -236,13 +239,13 @@ func (m *Mounts) Uncover(launcher types.UID) error {
 	return nil
 }
 
-// Names lists the names that something is mounted at below the launcher pod's utility directory.
+// Names returns the names at which something is mounted below the launcher pod's utility directory.
 func (m *Mounts) Names(launcher types.UID) ([]string, error) {
 	all, err := m.All()
 	return all[launcher], err
 }
 
-// All lists what is mounted below every launcher pod's utility directory. A pod whose directory is covered and
+// All returns what is mounted below every launcher pod's utility directory. A pod whose directory is covered and
 // empty has an entry without names.
 func (m *Mounts) All() (map[types.UID][]string, error) {
 	points, err := Table()

@@ -26,7 +26,7 @@ const (
 	csi        = "kubernetes.io~csi"
 )
 
-// onCSI is a volume that a CSI driver mounted for the attachment pod.
+// onCSI returns a volume that a CSI driver mounted for the attachment pod.
 func onCSI(volume string) Source { return Source{Pod: attachment, Plugin: PluginCSI, Volume: volume} }
 
 func setUp(t *testing.T) (*mounttest.Kubelet, *Mounts) {
@@ -94,7 +94,7 @@ func TestAClaimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
 	}
 }
 
-// The kubelet deletes an emptyDir with os.RemoveAll, or unmounts it first when it is a tmpfs.
+// The kubelet deletes an emptyDir with os.RemoveAll, or unmounts it first if it is a tmpfs.
 func TestTheKubeletCannotDeleteTheClaimWithThePod(t *testing.T) {
 	k, m := setUp(t)
 	k.Launcher(launcher)
@@ -168,7 +168,7 @@ func TestAClaimThatIsNotMountedIsNotUsed(t *testing.T) {
 	}
 }
 
-// A launcher controls what is in its emptyDirs. Nothing of it may lead out of them.
+// A launcher controls what is in its emptyDirs. Nothing in them may lead out of them.
 func TestLinksOfTheLauncherAreRefused(t *testing.T) {
 	k, m := setUp(t)
 	view := k.Launcher(launcher)
@@ -290,8 +290,8 @@ func TestOnlyASocketIsConnectedTo(t *testing.T) {
 	conn.Close()
 }
 
-// A pod's emptyDir in memory is a mount point, and its directory has the name that its pod gives it. The same goes for every
-// other plugin that takes volumes in pods.
+// A pod's emptyDir in memory is a mount point, and its pod chooses the name of its directory. The same goes for
+// every other plugin that accepts volumes in pods.
 func TestAttach_takesTheVolumesOwnPluginAlone(t *testing.T) {
 	for _, plugin := range []string{"kubernetes.io~empty-dir", "kubernetes.io~projected", "kubernetes.io~nfs"} {
 		k, m := setUp(t)

@@ -10,15 +10,16 @@ import (
 
 // Point is one line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
 type Point struct {
-	// Path is where it is mounted, unescaped.
+	// Path is the mount point, unescaped.
 	Path string
-	// Root is which directory of the file system is mounted, unescaped.
+	// Root is the directory of the file system that is mounted, unescaped.
 	Root string
-	// Type is the file system's type and Source what it says it is mounted from.
+	// Type is the file system's type. Source is what the file system says it is mounted from.
 	Type, Source string
 }
 
-// maxMountinfoLine bounds a line in bytes: three paths, each at most PATH_MAX and four times that when escaped.
+// maxMountinfoLine is the most that a line may have, in bytes: three paths, each at most PATH_MAX long and four
+// times that when escaped.
 const maxMountinfoLine = 64 << 10
 
 // Table reads the mounts that this process sees.

@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ErrUnsafePath says that a path below the pods directory has a symbolic link, leaves the directory, or is
-// not of the kind that it must be. It is what an attack by a launcher looks like; it is never followed.
+// ErrUnsafePath says that a path below the pods directory has a symbolic link, leaves the directory, or is not of
+// the kind that it must be. An attack by a launcher looks like this. Such a path is never followed.
 var ErrUnsafePath = errors.New("path is not safe to follow")
 
-// maxName is the longest file name that Linux takes, in bytes.
+// maxName is the length of the longest file name that Linux accepts, in bytes.
 const maxName = 255
 
-// element checks that name is one element of a path, so that joining it cannot lead elsewhere.
+// element checks that name is a single path element, so that joining it cannot lead elsewhere.
 func element(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > maxName || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("%w: %q is not a file name", ErrUnsafePath, name)
@@ -27,7 +27,7 @@ func element(name string) error {
 	return nil
 }
 
-// openBelow opens a path below dir for use as a handle (O_PATH), without following any symbolic link.
+// openBelow opens a path below dir as a handle (O_PATH), without following any symbolic link.
 func openBelow(dir int, rel string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW | flags,
@@ -55,11 +55,11 @@ func openDir(dir *os.File, rel string) (*os.File, error) {
 
 func fd(f *os.File) int { return int(f.Fd()) }
 
-// procPath names an open file so that system calls without a descriptor argument can use it. It is a magic
-// link of this process: nobody else can redirect it.
+// procPath returns a path to an open file for system calls that take no descriptor. The path is a magic link of
+// this process, so nobody else can redirect it.
 func procPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(fd(f)) }
 
-// below joins pod-relative elements after checking that the pod's UID is one element.
+// below joins elements relative to the pod's directory, after checking that the pod's UID is a single element.
 func below(pod types.UID, rest ...string) (string, error) {
 	if err := element(string(pod)); err != nil {
 		return "", fmt.Errorf("pod UID: %w", err)

@@ -12,8 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Dial connects to the launcher's socket. The launcher owns the directory that the socket is in and could put a
-// link to another service's socket there: links are refused, and what is connected to is what was checked.
+// Dial connects to the launcher's socket. The launcher owns the socket's directory and could put a link to another
+// service's socket there. So Dial refuses links, and connects to the very file that it has checked.
 func (m *Mounts) Dial(ctx context.Context, launcher types.UID) (net.Conn, error) {
 	rel, err := below(launcher, strings.TrimPrefix(layout.NodeSocket("", launcher), string(launcher)))
 	if err != nil {

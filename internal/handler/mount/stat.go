@@ -15,13 +15,13 @@ func statx(f *os.File) (unix.Statx_t, error) {
 	return s, nil
 }
 
-// isMountRoot says whether the directory is the root of a mount.
+// isMountRoot reports whether the directory is the root of a mount.
 func isMountRoot(f *os.File) (bool, error) {
 	s, err := statx(f)
 	return s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
 }
 
-// isTmpfsMount says whether the directory is the root of a mounted tmpfs.
+// isTmpfsMount reports whether the directory is the root of a mounted tmpfs.
 func isTmpfsMount(f *os.File) (bool, error) {
 	mounted, err := isMountRoot(f)
 	if err != nil || !mounted {
@@ -34,7 +34,7 @@ func isTmpfsMount(f *os.File) (bool, error) {
 	return s.Type == unix.TMPFS_MAGIC, nil
 }
 
-// compare says whether anything is mounted at target, and whether it is the directory source.
+// compare reports whether anything is mounted at target, and whether that is the directory source.
 func compare(target, source *os.File) (mounted, same bool, err error) {
 	t, err := statx(target)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package mounttest runs tests in a mount namespace of their own and plays the kubelet in it: pods directories whose mounts
-// propagate, claims that are mounted for attachment pods, and the view that a launcher's container has of its utility
-// directory. It is for tests only and needs root.
+// Package mounttest runs tests in a mount namespace of their own and plays the kubelet there. It provides pods
+// directories whose mounts propagate, claims that are mounted for attachment pods, and the view that a launcher's
+// container has of its utility directory. It is only for tests and needs root.
 package mounttest
 
 import (
@@ -17,11 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// marker is in the environment of the process that runs the tests.
+// marker is an environment variable of the process that runs the tests.
 const marker = "VARVE_TEST_PRIVATE_MOUNTS"
 
-// Main runs the tests of a package in a new mount namespace, from which no mount leaks: run is called there. It ends the
-// process. Not being root is a failure, not a skip.
+// Main runs the tests of a package in a new mount namespace, from which no mount leaks: it calls run there and ends
+// the process. Without root it fails instead of skipping the tests.
 func Main(run func()) {
 	if os.Getenv(marker) != "" {
 		run()
@@ -51,11 +51,11 @@ func Main(run func()) {
 // Kubelet is a pods directory whose mounts propagate, as the kubelet's do.
 type Kubelet struct {
 	t testing.TB
-	// PodsDir is its path.
+	// PodsDir is the path of the directory.
 	PodsDir string
 }
 
-// NewKubelet makes a pods directory. It goes with the test.
+// NewKubelet makes a pods directory, which is removed when the test ends.
 func NewKubelet(tb testing.TB) *Kubelet {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "varve-pods")
@@ -63,7 +63,7 @@ func NewKubelet(tb testing.TB) *Kubelet {
 	must(tb, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	must(tb, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	tb.Cleanup(func() {
-		// Nothing may be mounted below when the files are deleted.
+		// Nothing may be mounted below the directory when its files are deleted.
 		must(tb, unix.Unmount(dir, unix.MNT_DETACH))
 		must(tb, os.RemoveAll(dir))
 	})
@@ -82,8 +82,8 @@ func (k *Kubelet) Claim(pod types.UID, plugin, volume string) string {
 	return dir
 }
 
-// Launcher makes the emptyDirs of a launcher pod and returns where its container sees the utility directory: a slave of
-// the node's, as with mount propagation HostToContainer.
+// Launcher makes the emptyDirs of a launcher pod and returns where its container sees the utility directory: a
+// slave of the node's mount, as with mount propagation HostToContainer.
 func (k *Kubelet) Launcher(pod types.UID) string {
 	k.t.Helper()
 	dir := layout.NodeUtilityDir(k.PodsDir, pod)
