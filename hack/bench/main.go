@@ -1,6 +1,6 @@
-// Command bench measures Varve's push backups on the box, its peers in the same run on the same data, and prints
-// medians with their spread. The rows also go to build/bench.json and what they were measured on to build/bench-machine.json.
-// Its part about the repository, which needs no box, is in hack/bench/repository.
+// Command bench measures Varve's push backups on the box, together with its peers in the same run on the same data,
+// and prints medians with their spread. It also writes the rows to build/bench.json and a description of the machine
+// to build/bench-machine.json. The part about the repository, which needs no box, is in hack/bench/repository.
 package main
 
 import (

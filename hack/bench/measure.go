@@ -28,18 +28,18 @@ const (
 	gib       = int64(1) << 30
 )
 
-// bench is the machine that is measured, each time with another disk.
+// bench is the measured machine. Each part measures it with another disk.
 type bench struct {
 	*lab.Lab
 	watcher client.WithWatch
 	rounds  int
 	dataMiB int64
 	count   int
-	// hypervisor are libvirt's and QEMU's versions.
+	// hypervisor is the versions of libvirt and QEMU.
 	hypervisor []string
 }
 
-// measure returns the figures and the versions of libvirt and QEMU that they are of.
+// measure returns the figures and the versions of libvirt and QEMU that they belong to.
 func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []report.Row, hypervisor []string, err error) {
 	b := &bench{rounds: rounds, dataMiB: dataMiB}
 	if err := b.open(ctx, kubeconfig, build); err != nil {
@@ -71,7 +71,8 @@ func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) 
 	return nil
 }
 
-// boot starts the machine with one disk, which has a file filler of random data on it, and leaves it with a tracker.
+// boot starts the machine with one disk, which has a file "filler" of random data, and creates a tracker and the
+// target claim.
 func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int64) error {
 	if err := b.CreateClaims(ctx, vmName, disk); err != nil {
 		return err
@@ -129,7 +130,7 @@ type timing struct {
 
 func (t *timing) total() float64 { return t.end.Sub(t.created).Seconds() }
 
-// backup takes a backup and times it as a watch shows it.
+// backup takes a backup and times it with a watch.
 func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
 	b.count++
 	obj := b.Backup(fmt.Sprintf("b%03d", b.count), "t", target)
@@ -174,7 +175,7 @@ func (t *timing) failed() error {
 	return fmt.Errorf("backup %s: %s: %s", t.backup.Name, t.backup.Status.Reason, t.backup.Status.Message)
 }
 
-// allocated returns the bytes that a file has on its storage.
+// allocated returns how many bytes a file occupies on its storage.
 func allocated(ctx context.Context, tool *lab.Toolbox, file string) (int64, error) {
 	out, err := tool.Run(ctx, fmt.Sprintf("echo $(( $(stat -c '%%b' %[1]s) * $(stat -c '%%B' %[1]s) ))", file))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// drop deletes the machine and its disk, so that the next part starts with another.
+// drop deletes the machine and its disk, so that the next part starts with another disk.
 func (b *bench) drop(ctx context.Context) error {
 	vm := &kubevirtv1.VirtualMachine{}
 	vm.Namespace, vm.Name = namespace, vmName
@@ -25,9 +25,9 @@ func (b *bench) drop(ctx context.Context) error {
 	return b.WaitGone(ctx, vm, 2*time.Minute)
 }
 
-// throughput compares a full push of random data with what does the same work: qemu-img convert to the same target, synced, and then
-// sha256sum of the file that it wrote. Both read the disk from storage: QEMU because it runs with cache=none, the peer because its
-// source is dropped from the page cache before each round.
+// throughput compares a full push of random data with tools that do the same work: qemu-img convert to the same
+// target, synced, and then sha256sum of the file that it wrote. Both read the disk from storage: QEMU because it runs
+// with cache=none, and the peer because its source is dropped from the page cache before each round.
 func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "dense", Bytes: (b.dataMiB + 1024) * mib}
 	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib, b.dataMiB); err != nil {
@@ -78,7 +78,7 @@ func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 
 func millis(n int64) float64 { return (time.Duration(n) * time.Millisecond).Seconds() }
 
-// addFrozen adds how long a backup froze its guest.
+// addFrozen appends how long a backup froze its guest.
 func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (report.Sample, error) {
 	if b.FrozenMillis == nil {
 		return nil, fmt.Errorf("a backup did not freeze the guest: %s", b.Message)
@@ -86,10 +86,11 @@ func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (r
 	return append(s, float64(*b.FrozenMillis)), nil
 }
 
-// peerTimes is how long qemu-img took to copy a disk and make it durable, and sha256sum to read the copy.
+// peerTimes is how long qemu-img took to copy a disk and make the copy durable, and how long sha256sum took to read
+// it.
 type peerTimes struct{ copied, hashed time.Duration }
 
-// convert copies the disk to the target as Varve's peer.
+// convert copies the disk to the target with Varve's peer.
 func convert(ctx context.Context, tool *lab.Toolbox, claim string) (peerTimes, error) {
 	script := fmt.Sprintf(`in=/mnt/%s/disk.img; out=/mnt/%s/peer.qcow2
 rm -f $out; sync; dd if=$in iflag=nocache count=0 status=none
@@ -107,7 +108,7 @@ c=$(date +%%s%%N); echo $((b-a)) $((c-b))`, claim, target)
 	return t, nil
 }
 
-// sparse measures a full of a 10 GiB disk with 300 MiB in it.
+// sparse measures a full backup of a 10 GiB disk with 300 MiB of data.
 func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "sparse", Bytes: 12 * gib}
 	if err := b.boot(ctx, disk, 10*gib, 304); err != nil {
@@ -144,7 +145,7 @@ func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
 	return []report.Row{report.Smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.drop(ctx)
 }
 
-// fullMiB is how much of the 10 GiB disk is used whose incrementals are measured.
+// fullMiB is how much of the 10 GiB disk is in use when its incrementals are measured.
 const fullMiB = 8 << 10
 
 // incremental measures incrementals of 32 MiB scattered over a 10 GiB disk that is in use, and empty ones.
@@ -191,7 +192,7 @@ func (b *bench) incremental(ctx context.Context) ([]report.Row, error) {
 	return rows, b.drop(ctx)
 }
 
-// dirtyBytes is what QEMU's bitmaps say has changed since the tracker's checkpoint.
+// dirtyBytes returns how many bytes have changed since the tracker's checkpoint, according to QEMU's bitmaps.
 func (b *bench) dirtyBytes(ctx context.Context) (int64, error) {
 	g, err := b.Guest(ctx, vmName)
 	if err != nil {

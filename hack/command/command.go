@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Main runs a command with its arguments, until an interrupt ends its context, and ends the process.
+// Main runs a command with its arguments and ends the process. An interrupt or SIGTERM ends the command's context.
 func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// result is what the demo found; its JSON form stands in build/demo/result.json.
+// result is what the demo found. Its JSON form is written to build/demo/result.json.
 type result struct {
 	Backups []backupResult `json:"backups"`
 	OK      bool           `json:"ok"`
@@ -33,7 +33,7 @@ type volumeResult struct {
 	Identical      bool   `json:"identical"`
 }
 
-// judge sets OK: three points in time, each with both disks, all identical.
+// judge sets OK if there are three points in time, each with both disks, and all are identical.
 func (r *result) judge() {
 	r.OK = len(r.Backups) == 3
 	for _, b := range r.Backups {

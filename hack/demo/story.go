@@ -28,7 +28,7 @@ const (
 
 var disks = []lab.Disk{{Name: "root", Bytes: 3 * gib}, {Name: "data", Bytes: 2 * gib}}
 
-// story is the demo while it runs.
+// story is a running demo.
 type story struct {
 	*teller
 	lab    *lab.Lab
@@ -36,7 +36,7 @@ type story struct {
 	result *result
 }
 
-// demonstrate runs the main job. What it found so far is returned with an error, too.
+// demonstrate runs the main job. After an error it still returns what it found so far.
 func demonstrate(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
 	t.step("clean up what an earlier demo left")
 	l, err := lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute)
@@ -165,8 +165,8 @@ func (s *story) guest(ctx context.Context, script string) error {
 	return err
 }
 
-// backup takes a backup at a moment at which the disks are known exactly: the guest is frozen around it and each
-// disk is hashed. Then it rebuilds the disks from the files of the chain and compares.
+// backup takes a backup at a moment at which the content of the disks is known exactly: it freezes the guest around
+// the backup and hashes each disk. Then it rebuilds the disks from the files of the chain and compares them.
 func (s *story) backup(ctx context.Context, name string, want backupv1alpha1.BackupType) error {
 	s.step("backup %s: freeze the guest and hash its disks, so that the point in time is known", name)
 	show, done := s.teller.backup(name)

@@ -13,7 +13,7 @@ import (
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// teller says what the demo does, with the time since its start.
+// teller reports what the demo does, with the time since its start.
 type teller struct {
 	out      io.Writer
 	terminal bool
@@ -24,13 +24,13 @@ func newTeller(out *os.File) *teller {
 	return &teller{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// step says what happens next.
+// step reports the next step.
 func (t *teller) step(format string, args ...any) {
 	fmt.Fprintf(t.out, "[%6.1fs] %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// backup returns a function that shows how a backup goes, and one that ends the show: a bar on a
-// terminal, a line for each phase and each tenth elsewhere.
+// backup returns a function that shows the progress of a backup, and one that ends the display. On a terminal it is a
+// bar, elsewhere a line for each change of phase or message.
 func (t *teller) backup(name string) (show func(*backupv1alpha1.VirtualMachineBackupStatus), done func()) {
 	if !t.terminal {
 		last := ""

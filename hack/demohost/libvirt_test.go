@@ -1,6 +1,7 @@
 //go:build libvirt_dlopen
 
-// Package demohost runs the commands of docs/quickstart-host.md that `make demo-host` cannot run, because they need a libvirt.
+// Package demohost runs those commands of docs/quickstart-host.md that `make demo-host` cannot run because they need
+// libvirt.
 package demohost
 
 import (
@@ -17,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 )
 
-// TestMain runs the tests where libvirt is; called by the name varve, the binary is varve.
+// TestMain runs the tests in the root that has libvirt. If the binary is called by the name varve, it is varve.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "varve" {
 		root := cli.New(cli.Options{Program: "varve", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, Now: time.Now, Env: os.Getenv})
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(domaintest.Run(m))
 }
 
-// libvirtDomain is a machine without an operating system: its disk is written through QEMU's own device.
+// libvirtDomain is a machine without an operating system. Its disk is written through QEMU's own device.
 const libvirtDomain = `<domain type='qemu'>
   <name>web</name>
   <memory unit='MiB'>64</memory>
@@ -44,7 +45,7 @@ const libvirtDomain = `<domain type='qemu'>
 </domain>
 `
 
-// site is a directory in which the page's commands are run, with a libvirt that has the machine web.
+// site is a directory in which the page's commands run, with a libvirt that has the machine web.
 type site struct {
 	*testing.T
 	dir string
@@ -77,7 +78,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// try runs a script as the page asks for, and returns what it said.
+// try runs a script as the page tells the reader to, and returns its output.
 func (s *site) try(script string) (string, error) {
 	cmd := exec.CommandContext(s.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir, cmd.Env = s.dir, s.env
@@ -94,7 +95,7 @@ func (s *site) run(script string) string {
 	return out
 }
 
-// libvirtScript is the page's script for running guests.
+// libvirtScript returns the page's script for running guests.
 func libvirtScript(t *testing.T) string {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/quickstart-host.md")
@@ -115,8 +116,9 @@ func libvirtScript(t *testing.T) string {
 	return strings.Join(lines, "")
 }
 
-// The page's script makes a full restore point of a running guest, then incremental ones, and leaves one checkpoint in libvirt. When libvirt
-// has forgotten that one, the script fails, and goes on with an empty base as the page says.
+// The page's script makes a full restore point of a running guest, then incremental ones, and leaves one checkpoint
+// in libvirt. If libvirt has forgotten that checkpoint, the script fails, and continues with an empty base as the
+// page says.
 func TestQuickstart_libvirt(t *testing.T) {
 	s, script := newSite(t), libvirtScript(t)
 	write := func(pattern int, where string) {
@@ -148,7 +150,7 @@ func TestQuickstart_libvirt(t *testing.T) {
 	s.run(strings.Replace(script, "base=$(varve disk checkpoint web)", "base=$(:)", 1))
 	points = strings.Fields(s.run("varve disk list web -o name"))
 
-	// Closed in order, the image is what the guest had when the last backup began: nothing was written since.
+	// After a clean shutdown, the image is what the guest had when the last backup began: nothing was written since.
 	s.run("virsh destroy --graceful web; qemu-img convert -f qcow2 -O raw web.qcow2 web.raw")
 	s.run("varve disk restore " + points[len(points)-1] + " restored.raw && cmp web.raw restored.raw")
 }

@@ -8,8 +8,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// backupXML are the documents of a push backup: the job's and the checkpoint's, which is empty if the
-// backup makes none. Every disk of the domain is in both.
+// backupXML returns the documents of a push backup: the job's and the checkpoint's, which is empty if the backup
+// makes no checkpoint. Both list every disk of the domain.
 func backupXML(b Backup, domain diskMap) (job, checkpoint string, err error) {
 	doc := libvirtxml.DomainBackup{Push: &libvirtxml.DomainBackupPush{Disks: &libvirtxml.DomainBackupPushDisks{}}}
 	for _, want := range b.Disks {
@@ -52,8 +52,8 @@ func pushDisk(target string, want BackupDisk) libvirtxml.DomainBackupPushDisk {
 	return d
 }
 
-// checkpointXML is the document of a checkpoint on its volumes; the domain's other disks are in it as
-// left out. A checkpoint with a creation time is one to redefine.
+// checkpointXML returns the document of a checkpoint on its volumes; it lists the domain's other disks as left out. A
+// checkpoint with a creation time is one to redefine.
 func checkpointXML(cp Checkpoint, domain diskMap) (string, error) {
 	doc := libvirtxml.DomainCheckpoint{Name: cp.Name, Disks: &libvirtxml.DomainCheckpointDisks{}}
 	if !cp.CreationTime.IsZero() {

@@ -11,13 +11,13 @@ import (
 // bitmap is a dirty bitmap of a disk as QEMU reports it.
 type bitmap struct {
 	Name string `json:"name"`
-	// Count is how many bytes are dirty.
+	// Count is the number of dirty bytes.
 	Count        uint64 `json:"count"`
 	Recording    bool   `json:"recording"`
 	Inconsistent bool   `json:"inconsistent"`
 }
 
-// defect says why the bitmap cannot be used, or "".
+// defect returns why the bitmap cannot be used, or "".
 func (b bitmap) defect() string {
 	switch {
 	case b.Inconsistent:
@@ -28,14 +28,14 @@ func (b bitmap) defect() string {
 	return ""
 }
 
-// bitmapsByVolume is volume -> name -> bitmap, for the tracked disks.
+// bitmapsByVolume maps volume -> name -> bitmap, for the tracked disks.
 type bitmapsByVolume map[string]map[string]bitmap
 
 // queryBitmaps is the QMP command whose answer parseBitmaps reads.
 const queryBitmaps = `{"execute":"query-named-block-nodes","arguments":{"flat":true}}`
 
-// parseBitmaps reads the tracked disks' bitmaps out of QEMU's answer. Disk n's overlay is the node that
-// libvirt names libvirt-<n>-format, with the n of the disk's source in the live document.
+// parseBitmaps reads the bitmaps of the tracked disks from QEMU's answer. Disk n's overlay is the node that libvirt
+// names libvirt-<n>-format, where n is the index of the disk's source in the live document.
 func parseBitmaps(answer string, disks diskMap) (bitmapsByVolume, error) {
 	var reply struct {
 		Return []struct {
@@ -68,7 +68,7 @@ func parseBitmaps(answer string, disks diskMap) (bitmapsByVolume, error) {
 	return out, nil
 }
 
-// assess says on which of a checkpoint's volumes its bitmap can be used, and what is wrong with the others.
+// assess returns the volumes on which a checkpoint's bitmap can be used, and what is wrong on the others.
 func assess(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []string, lost map[string]string) {
 	lost = map[string]string{}
 	for _, volume := range cp.Volumes {
@@ -95,7 +95,7 @@ func assess(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []stri
 	return valid, lost
 }
 
-// strayBitmaps returns the names, as checkpoints have them, of the bitmaps that belong to no known checkpoint.
+// strayBitmaps returns the checkpoint names of the bitmaps that belong to no known checkpoint.
 func strayBitmaps(bitmaps bitmapsByVolume, known []Checkpoint) []string {
 	stray := map[string]bool{}
 	for _, held := range bitmaps {
@@ -109,7 +109,7 @@ func strayBitmaps(bitmaps bitmapsByVolume, known []Checkpoint) []string {
 	return slices.Sorted(maps.Keys(stray))
 }
 
-// dirtyBytes is volume -> bytes that a checkpoint's bitmaps mark.
+// dirtyBytes maps volume -> bytes that a checkpoint's bitmaps mark as dirty.
 func dirtyBytes(bitmaps bitmapsByVolume, checkpoint string) (map[string]uint64, error) {
 	out := map[string]uint64{}
 	var errs []error

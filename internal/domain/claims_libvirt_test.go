@@ -13,7 +13,8 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// runUntracked is a run of the machine without overlays: its guest writes where it had trimmed, and where the fingerprint does not look.
+// runUntracked runs the machine once without overlays. Its guest writes where it had trimmed, and where the
+// fingerprint does not look.
 func (m *machine) runUntracked() {
 	m.Helper()
 	overlay := m.options.Disks[0].Overlay
@@ -28,7 +29,8 @@ func (m *machine) runUntracked() {
 	m.options.Disks[0].Overlay = overlay
 }
 
-// withTimeKept does something to a file and sets its modification time back, as clocks and file systems of servers can.
+// withTimeKept calls do and resets the file's modification time afterwards, as clocks and file systems of servers
+// can.
 func withTimeKept(t *testing.T, path string, do func()) {
 	t.Helper()
 	before, err := os.Stat(path)
@@ -52,13 +54,14 @@ func (m *machine) resize(bytes int64) {
 	}
 }
 
-// restoreBase writes to the disk what it held at the backup "base".
+// restoreBase writes the content of the backup "base" to the disk.
 func (m *machine) restoreBase() {
 	m.Helper()
 	m.run("qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw", filepath.Join(m.dir, "base-d0.qcow2"), m.options.Disks[0].RawPath)
 }
 
-// staysTrackable checks that the machine's next backups are right: a full one and one that continues it, which has the disk's last bytes too.
+// staysTrackable checks that the machine's next two backups are right: a full one, and an incremental of it, which
+// has the disk's last bytes too.
 func (m *machine) staysTrackable() {
 	m.Helper()
 	m.restart()
@@ -81,8 +84,8 @@ func (m *machine) staysTrackable() {
 	m.stop()
 }
 
-// TestOverlay_throughTheLifeOfItsClaim: what happens to a claim while the machine is down. The guest reads what the disk holds, and no incremental
-// backup misses any of it.
+// TestOverlay_throughTheLifeOfItsClaim covers what happens to a claim while the machine is down. The guest reads what
+// the disk holds, and no incremental backup misses any of it.
 func TestOverlay_throughTheLifeOfItsClaim(t *testing.T) {
 	follows := Run{ID: "run 2", Previous: "run 1"}
 	for name, c := range map[string]struct {
@@ -128,8 +131,8 @@ func TestOverlay_throughTheLifeOfItsClaim(t *testing.T) {
 	}
 }
 
-// TestOverlay_ofADiskThatIsRemovedAndAddedAgain: a disk that was not part of the machine for a run goes full alone, and nothing of its old overlay
-// stays. Meanwhile another machine may have written to it.
+// TestOverlay_ofADiskThatIsRemovedAndAddedAgain: only a disk that was not part of the machine for a run gets a full
+// backup, and nothing of its old overlay stays. Another machine may have written to the disk meanwhile.
 func TestOverlay_ofADiskThatIsRemovedAndAddedAgain(t *testing.T) {
 	m := newMachine(t, 64*mib, 64*mib)
 	m.thisRun = Run{ID: "run 1"}

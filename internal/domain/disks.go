@@ -11,14 +11,14 @@ type mappedDisk struct {
 	Volume, Target string
 	// Tracked says that the disk is a qcow2 overlay, so that it can have bitmaps.
 	Tracked bool
-	// Node is the number of the overlay's block node, which has the bitmaps. 0 while the domain does not run.
+	// Node is the index of the overlay's block node, which has the bitmaps. It is 0 while the domain is not running.
 	Node uint
 }
 
-// diskMap are all disks of a domain, in the order of its document.
+// diskMap is all disks of a domain, in the order of its document.
 type diskMap []mappedDisk
 
-// mapDisks reads them from the document. A disk that is not ours has its target for a volume name.
+// mapDisks reads the disks from the document. A disk that is not ours has its target as its volume name.
 func mapDisks(doc *libvirtxml.Domain) diskMap {
 	if doc.Devices == nil {
 		return nil
@@ -73,7 +73,7 @@ func channelConnected(doc *libvirtxml.Domain) bool {
 	return false
 }
 
-// interfacesOf are the domain's own interfaces.
+// interfacesOf returns the domain's own interfaces.
 func interfacesOf(doc *libvirtxml.Domain) []Interface {
 	if doc.Devices == nil {
 		return nil
@@ -92,8 +92,8 @@ func interfacesOf(doc *libvirtxml.Domain) []Interface {
 	return out
 }
 
-// mergeInterfaces adds what the agent says to the domain's interfaces, by hardware address, and after
-// them those that only the guest has.
+// mergeInterfaces adds what the agent reports to the domain's interfaces, matched by hardware address. The interfaces
+// that only the guest has follow.
 func mergeInterfaces(domain, guest []Interface) []Interface {
 	out := append([]Interface(nil), domain...)
 	for _, g := range guest {

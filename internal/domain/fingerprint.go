@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A fingerprint is a hash of parts of a raw disk. It catches most writers that nobody announced: whoever mounts a file system writes to its
-// superblock, and whoever replaces a disk's content changes nearly all of it. A writer that touches none of these parts is not seen.
+// A fingerprint is a hash of parts of a raw disk. It catches most unannounced writers: mounting a file system writes
+// to its superblock, and replacing a disk's content changes nearly all of it. It does not see a writer that touches
+// none of these parts.
 type fingerprint struct {
 	// Seed chooses the samples.
 	Seed string `json:"seed"`
@@ -25,13 +26,13 @@ type fingerprint struct {
 }
 
 const (
-	// edgeBytes are hashed at both ends of a disk, and partitionBytes at the beginning of each partition, where file systems, LVM and RAID have
-	// their superblocks.
+	// edgeBytes are hashed at both ends of a disk, and partitionBytes at the beginning of each partition, where file
+	// systems, LVM and RAID keep their superblocks.
 	edgeBytes      = 1 << 20
 	partitionBytes = 128 << 10
-	// mostPartitions bounds what a partition table can ask for.
+	// mostPartitions limits how many partitions of a table are hashed.
 	mostPartitions = 64
-	// samples of sampleBytes each are hashed at places that follow from the seed.
+	// samples of sampleBytes each are hashed at offsets derived from the seed.
 	samples     = 128
 	sampleBytes = 4 << 10
 )
@@ -55,7 +56,7 @@ func fingerprintOf(path, seed string) (fingerprint, error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, fmt.Errorf("fingerprint of disk %s: %w", path, err)
 		}
-		_ = binary.Write(h, binary.LittleEndian, []int64{at, int64(n)}) // a hash takes everything
+		_ = binary.Write(h, binary.LittleEndian, []int64{at, int64(n)}) // writing to a hash never fails
 		_, _ = h.Write(buffer[:n])
 		return buffer[:n], nil
 	}
@@ -79,7 +80,7 @@ func fingerprintOf(path, seed string) (fingerprint, error) {
 	return fingerprint{Seed: seed, SHA256: hex.EncodeToString(h.Sum(nil))}, nil
 }
 
-// samplePlaces are offsets in bytes within a disk of size bytes, the same for the same seed.
+// samplePlaces returns offsets in bytes within a disk of size bytes. They are the same for the same seed.
 func samplePlaces(seed string, size int64) []int64 {
 	if size < sampleBytes {
 		return nil
@@ -93,8 +94,8 @@ func samplePlaces(seed string, size int64) []int64 {
 	return places
 }
 
-// partitionStarts are the offsets in bytes of the partitions that the first bytes of a disk name, in a GPT or an MBR with sectors of 512
-// bytes. The table is the guest's: what does not make sense is left out.
+// partitionStarts returns the offsets in bytes of the partitions listed in the first bytes of a disk, in a GPT or an
+// MBR with sectors of 512 bytes. The guest controls the table: entries that make no sense are left out.
 func partitionStarts(first []byte, size int64) []int64 {
 	const sector = 512
 	var starts []int64
@@ -118,7 +119,8 @@ func partitionStarts(first []byte, size int64) []int64 {
 	return starts
 }
 
-// openUncached opens a disk for reading. A device is read past the page cache, which knows nothing of writes by other nodes.
+// openUncached opens a disk for reading. It reads a device past the page cache, which knows nothing of writes by
+// other nodes.
 func openUncached(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -131,7 +133,7 @@ func openUncached(path string) (*os.File, error) {
 	return os.OpenFile(path, flags, 0)
 }
 
-// alignedBuffer is memory that O_DIRECT takes.
+// alignedBuffer returns memory aligned for O_DIRECT.
 func alignedBuffer(length int) []byte {
 	const align = 4 << 10
 	memory := make([]byte, length+align)

@@ -13,7 +13,8 @@ func saysFrozen(answer string) bool {
 	return json.Unmarshal([]byte(answer), &status) == nil && status.Return == "frozen"
 }
 
-// saysCount reads the answer to the agent's guest-fsfreeze-freeze and guest-fsfreeze-thaw: how many file systems were frozen or thawed.
+// saysCount reads the answer to the agent's guest-fsfreeze-freeze or guest-fsfreeze-thaw: how many file systems it
+// froze or thawed.
 func saysCount(answer string) (int, error) {
 	var count struct {
 		Return *int `json:"return"`

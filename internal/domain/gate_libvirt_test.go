@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate can keep reads of a file from ending (fanotify(7), FAN_ACCESS_PERM): a backup that reads it then runs until the test lets it go on.
+// gate can block reads of a file (fanotify(7), FAN_ACCESS_PERM). A backup that reads the file then runs until the
+// test lets it continue.
 type gate struct {
 	testing.TB
 
@@ -26,7 +27,8 @@ type gate struct {
 	waiting []int32
 }
 
-// newGate is an open gate. Only who opens the file afterwards is kept: the kernel decides at that moment whether it asks for each read.
+// newGate returns an open gate. It affects only processes that open the file afterwards: the kernel decides at open
+// whether it asks about each read.
 func newGate(tb testing.TB, path string) *gate {
 	tb.Helper()
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC)
@@ -38,7 +40,7 @@ func newGate(tb testing.TB, path string) *gate {
 		tb.Fatal(os.NewSyscallError("fanotify_mark", err))
 	}
 	go g.serve()
-	// Whatever waits is let through when the file is closed.
+	// Closing the file releases all waiting reads.
 	tb.Cleanup(func() {
 		if err := g.file.Close(); err != nil {
 			tb.Error(err)
@@ -48,7 +50,7 @@ func newGate(tb testing.TB, path string) *gate {
 	return g
 }
 
-// serve answers until the file is closed.
+// serve answers the kernel until the file is closed.
 func (g *gate) serve() {
 	defer close(g.ended)
 	buffer := make([]byte, 4096)
@@ -90,14 +92,14 @@ func (g *gate) allow(fd int32) {
 	_ = unix.Close(int(fd)) // the event's own
 }
 
-// close keeps all reads from now on.
+// close blocks all reads from now on.
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.shut = true
 }
 
-// await returns when a read waits.
+// await returns when a read is waiting.
 func (g *gate) await() {
 	g.Helper()
 	select {
@@ -107,7 +109,7 @@ func (g *gate) await() {
 	}
 }
 
-// open lets all go on.
+// open releases all reads.
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -30,8 +30,8 @@ const (
 	cluster = 64 * kib
 )
 
-// machine is a guest without an operating system: its disks are written through the device's own block
-// backend, on the way that the guest's requests take, so that every byte is known.
+// machine is a guest without an operating system. Its disks are written through the device's own block backend, on
+// the same path as the guest's requests, so that every byte is known.
 type machine struct {
 	testing.TB
 	*Session
@@ -39,14 +39,14 @@ type machine struct {
 	options  Options
 	overlays *Overlays
 	thisRun  Run
-	claims   map[string]string // volume -> UID of its claim; uid-<volume> without one
+	claims   map[string]string // volume -> UID of its claim; uid-<volume> if missing
 	dir      string
 	libvirt  *domaintest.Libvirt
 	events   []Event
 }
 
-// newMachine makes a machine with tracked virtio disks of these sizes, named d0, d1, …, and a libvirtd for it; it
-// does not start it.
+// newMachine makes a machine with tracked virtio disks of these sizes, named d0, d1, …, and a libvirtd for it. It
+// does not start the machine.
 func newMachine(tb testing.TB, sizes ...int64) *machine {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -82,7 +82,7 @@ func (m *machine) addDisk(volume string, size int64) {
 
 func (m *machine) raw(volume string) string { return filepath.Join(m.dir, volume+".raw") }
 
-// prepare makes the overlays ready and returns why each was made anew.
+// prepare prepares the overlays and returns why each was created again.
 func (m *machine) prepare() map[string]Renewed {
 	m.Helper()
 	out := map[string]Renewed{}
@@ -104,7 +104,7 @@ func (m *machine) prepare() map[string]Renewed {
 	return out
 }
 
-// start connects and starts the machine on the overlays as they are.
+// start connects and starts the machine with the overlays as they are.
 func (m *machine) start() {
 	m.Helper()
 	if m.Session == nil {
@@ -135,7 +135,7 @@ func (m *machine) disconnect() {
 	m.Session = nil
 }
 
-// stop ends QEMU in order.
+// stop ends QEMU cleanly.
 func (m *machine) stop() {
 	m.Helper()
 	if err := m.Destroy(m.Context()); err != nil {
@@ -143,7 +143,7 @@ func (m *machine) stop() {
 	}
 }
 
-// markClean is what a launcher does after a clean end.
+// markClean does what a launcher does after a clean end.
 func (m *machine) markClean() {
 	m.Helper()
 	opened := map[string]Opened{}
@@ -171,7 +171,7 @@ func (m *machine) io(volume string, commands ...string) {
 	}
 }
 
-// suspend stops the guest's processors; when it returns nothing that they have asked of a disk is under way.
+// suspend stops the guest's processors. When it returns, none of their disk requests is in flight.
 func (m *machine) suspend() {
 	m.Helper()
 	if err := m.with(m.Context(), "suspend", (*libvirt.Domain).Suspend); err != nil {
@@ -187,7 +187,7 @@ func (m *machine) write(volume string, pattern byte, clusters ...int64) {
 	}
 }
 
-// reference keeps a disk's content of this moment.
+// reference copies a disk's current content.
 func (m *machine) reference(volume, name string) string {
 	m.Helper()
 	to := filepath.Join(m.dir, name+"-"+volume+".reference")
@@ -195,7 +195,7 @@ func (m *machine) reference(volume, name string) string {
 	return to
 }
 
-// target makes a file for a backup of a disk.
+// target creates a file for a backup of a disk.
 func (m *machine) target(volume, name string) string {
 	m.Helper()
 	size, err := DiskSize(m.raw(volume))
@@ -226,7 +226,7 @@ func (m *machine) tryBegin(b Backup) error {
 	return begin(m.Context())
 }
 
-// backup runs a backup to its good end.
+// backup runs a backup until it succeeds.
 func (m *machine) backup(b Backup) {
 	m.Helper()
 	m.begin(b)
@@ -235,13 +235,13 @@ func (m *machine) backup(b Backup) {
 	}
 }
 
-// full backs the disks up, full, under a new checkpoint of the same name as the backup, and returns the files.
+// full makes a full backup of the disks with a new checkpoint that has the backup's name, and returns the files.
 func (m *machine) full(name string, volumes ...string) map[string]string {
 	m.Helper()
 	return m.capture(name, "", volumes...)
 }
 
-// capture is full, or incremental if there is a base.
+// capture makes a full backup, or an incremental one if there is a base.
 func (m *machine) capture(name, base string, volumes ...string) map[string]string {
 	m.Helper()
 	files := map[string]string{}
@@ -254,7 +254,7 @@ func (m *machine) capture(name, base string, volumes ...string) map[string]strin
 	return files
 }
 
-// await returns the next event of a kind; those before it are kept in m.events.
+// await returns the next event of a kind, and keeps the events before it in m.events.
 func (m *machine) await(kind EventKind) Event {
 	m.Helper()
 	deadline := time.After(60 * time.Second)
@@ -306,7 +306,7 @@ func sameBytes(tb testing.TB, reference, backup string) {
 	run(tb, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, backup)
 }
 
-// ownClusters are the clusters that a qcow2 file itself has, data or zero, whatever is below it.
+// ownClusters returns the clusters that a qcow2 file itself has, data or zero, whatever is below it.
 func ownClusters(tb testing.TB, file string) []int64 {
 	tb.Helper()
 	var extents []struct {
@@ -330,7 +330,7 @@ func ownClusters(tb testing.TB, file string) []int64 {
 	return out
 }
 
-// diskUsage is how many bytes a file has allocated.
+// diskUsage returns how many bytes a file has allocated.
 func diskUsage(tb testing.TB, file string) int64 {
 	tb.Helper()
 	var bytes int64
@@ -340,7 +340,7 @@ func diskUsage(tb testing.TB, file string) int64 {
 	return bytes * 512
 }
 
-// bitmapsIn are the bitmaps of the tracked disks.
+// bitmapsIn returns the bitmaps of the tracked disks.
 func bitmapsIn(d *libvirt.Domain) (bitmapsByVolume, error) {
 	_, bitmaps, err := bitmapsOf(d)
 	return bitmaps, err

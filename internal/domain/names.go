@@ -11,17 +11,17 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// aliasPrefix marks the aliases that are ours; libvirt accepts no other prefix from users. A disk's or
-// an interface's alias is the prefix and its name in the instance: that is how libvirt's answers are matched to volumes.
+// aliasPrefix marks our aliases; libvirt accepts no other prefix from users. The alias of a disk or an interface is
+// the prefix and its name in the instance. That is how libvirt's answers are matched to volumes.
 const aliasPrefix = "ua-"
 
-// Name is the domain's name in libvirt.
+// Name returns the domain's name in libvirt.
 func Name(namespace, instance string) string { return namespace + "_" + instance }
 
-// uuidSpace keeps our derived UUIDs apart from everybody else's.
+// uuidSpace keeps our derived UUIDs apart from all others.
 var uuidSpace = uuid.MustParse("d9be8c6c-6a0f-5b0b-9a2f-5c1f5e0b7a11")
 
-// UUID is what the firmware reports: firmware.uuid, or one derived from namespace and name.
+// UUID returns the UUID that the firmware reports: firmware.uuid, or one derived from namespace and name.
 func UUID(vmi *kubevirtv1.VirtualMachineInstance) string {
 	if f := vmi.Spec.Domain.Firmware; f != nil && f.UUID != "" {
 		return string(f.UUID)
@@ -29,8 +29,8 @@ func UUID(vmi *kubevirtv1.VirtualMachineInstance) string {
 	return uuid.NewSHA1(uuidSpace, []byte(vmi.Namespace+"/"+vmi.Name)).String()
 }
 
-// MAC is an interface's hardware address in lower case: macAddress, or a locally administered unicast
-// address derived from namespace, instance and interface.
+// MAC returns an interface's hardware address in lower case: macAddress, or a locally administered unicast address
+// derived from namespace, instance and interface.
 func MAC(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Interface) string {
 	if i.MacAddress != "" {
 		return strings.ToLower(i.MacAddress)
@@ -39,8 +39,8 @@ func MAC(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Interface) string
 	return net.HardwareAddr(append([]byte{0x02}, sum[:5]...)).String()
 }
 
-// TargetDevices are the names of the devices (volume -> vda, sda, …) that the disks get: in the order
-// of the spec, with one sequence of letters for virtio and one for sata and scsi together.
+// TargetDevices returns the device names (volume -> vda, sda, …) of the disks: in the order of the spec, with one
+// sequence of letters for virtio and one for sata and scsi together.
 func TargetDevices(disks []kubevirtv1.Disk) map[string]string {
 	next := map[string]int{}
 	out := make(map[string]string, len(disks))
@@ -55,7 +55,7 @@ func TargetDevices(disks []kubevirtv1.Disk) map[string]string {
 	return out
 }
 
-// letters numbers as disks are numbered: a … z, aa, ab, …
+// letters returns the letters of the n-th disk: a … z, aa, ab, …
 func letters(n int) string {
 	if n < 26 {
 		return string(rune('a' + n))
@@ -63,7 +63,7 @@ func letters(n int) string {
 	return letters(n/26-1) + string(rune('a'+n%26))
 }
 
-// bus is the bus of a disk: virtio unless the spec says otherwise.
+// bus returns the bus of a disk: virtio unless the spec says otherwise.
 func bus(d kubevirtv1.Disk) string {
 	if d.Disk == nil || d.Disk.Bus == "" {
 		return "virtio"
@@ -71,7 +71,7 @@ func bus(d kubevirtv1.Disk) string {
 	return d.Disk.Bus
 }
 
-// unaliased is the name in the instance behind an alias, or false for an alias that libvirt gave.
+// unaliased returns the name in the instance behind an alias, or false for an alias that libvirt assigned.
 func unaliased(alias string) (string, bool) { return strings.CutPrefix(alias, aliasPrefix) }
 
 // describe names a volume's device in messages.

@@ -13,65 +13,67 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// Identity is the disk that an overlay is bound to.
+// Identity identifies the disk that an overlay is bound to.
 type Identity struct {
 	// ClaimUID is the UID of the disk's claim.
 	ClaimUID string `json:"claimUID"`
-	// ContentGeneration changes whenever the disk's content was replaced.
+	// ContentGeneration changes whenever the disk's content is replaced.
 	ContentGeneration string `json:"contentGeneration,omitempty"`
-	// VirtualBytes is the size of the raw disk in bytes, as DiskSize tells it.
+	// VirtualBytes is the size of the raw disk in bytes, as DiskSize returns it.
 	VirtualBytes int64 `json:"virtualBytes"`
 }
 
-// Run says which run of the disk's claim this is. The controller writes it on the claim before any pod that can write to the claim is made.
+// Run identifies a run of the disk's claim. The controller writes it on the claim before it creates any pod that can
+// write to the claim.
 type Run struct {
-	// ID is this run. Empty: the claim does not name it as its last run, so that no overlay is kept.
+	// ID is this run. Empty: the claim does not name it as its last run, so no overlay is kept.
 	ID string
 	// Previous is the run before it. Empty: unknown, or there was none.
 	Previous string
 }
 
-// Renewed says why an overlay was made anew, so that all bitmaps of its disk are void. The values are
-// those of launcher.proto's Disk.overlay_renewed.
+// Renewed says why an overlay was created again, which voids all bitmaps of its disk. The values are those of
+// Disk.overlay_renewed in launcher.proto.
 type Renewed string
 
 const (
 	// Kept: the overlay is the old one; its bitmaps may be valid.
 	Kept Renewed = ""
-	// NewOverlay: there was none.
+	// NewOverlay: there was no overlay, or it had no readable record.
 	NewOverlay Renewed = "NewOverlay"
 	// DiskReplaced: the overlay belonged to another claim, another content or another size.
 	DiskReplaced Renewed = "DiskReplaced"
-	// UsedElsewhere: another run had the disk after the overlay's own, or nobody knows which run was the last.
+	// UsedElsewhere: another run used the disk after the overlay's own run, or it is unknown which run was the last.
 	UsedElsewhere Renewed = "UsedElsewhere"
-	// WrittenWithoutOverlay: the raw disk or the overlay changed while no guest ran.
+	// WrittenWithoutOverlay: the raw disk or the overlay changed while no guest was running.
 	WrittenWithoutOverlay Renewed = "WrittenWithoutOverlay"
-	// NotClean: QEMU did not end cleanly, or nobody could say so.
+	// NotClean: QEMU did not end cleanly, or nothing recorded that it did.
 	NotClean Renewed = "NotClean"
 )
 
 // Overlays are the qcow2 files, in one directory, that track a guest's disks.
 //
-// Each is <volume>.qcow2 with <volume>.json beside it. The record exists only while it speaks of the overlay that is
-// there: it is removed before an overlay is replaced, and written last. Everything is durable when a call returns.
+// Each is <volume>.qcow2 with <volume>.json beside it. The record exists only while it describes the current overlay:
+// it is removed before an overlay is replaced, and written last. Everything is durable when a call returns.
 //
-// An overlay hides what is below its zero clusters, and its bitmaps miss every write that does not go through it. So it is kept only if its own
-// run was the last that could write to the disk, and the raw disk looks as it did at the end of that run. The content generation of
-// the claim speaks for those who replace contents on purpose.
+// An overlay hides what is below its zero clusters, and its bitmaps miss every write that does not go through it. So
+// it is kept only if its own run was the last that could write to the disk, and the raw disk looks as it did at the
+// end of that run. The claim's content generation covers those who replace the content on purpose.
 type Overlays struct {
-	// Dir is where they are. It must exist.
+	// Dir is the directory of the overlays. It must exist.
 	Dir string
 }
 
 func (o *Overlays) overlay(volume string) string { return filepath.Join(o.Dir, volume+".qcow2") }
 func (o *Overlays) record(volume string) string  { return filepath.Join(o.Dir, volume+".json") }
 
-// Path is where Prepare makes the overlay of a volume.
+// Path returns where Prepare creates the overlay of a volume.
 func (o *Overlays) Path(volume string) string { return o.overlay(volume) }
 
-// Prepare makes the overlay of a volume ready over the raw disk at rawPath, a file or a block device
-// of exactly id.VirtualBytes bytes, and says why it was made anew, or Kept. It never changes the raw disk. From here on the overlay
-// belongs to this run. No QEMU may have the disk open. ErrInvalid: the disk's size is not what id says or not a multiple of 512.
+// Prepare makes the overlay of a volume ready over the raw disk at rawPath, a file or a block device of exactly
+// id.VirtualBytes bytes. It returns Kept, or why it created the overlay again. It never changes the raw disk. From
+// here on the overlay belongs to this run. No QEMU may have the disk open. ErrInvalid: the disk's size differs from
+// id's or is not a multiple of 512.
 func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Identity, run Run) (Renewed, error) {
 	size, err := DiskSize(rawPath)
 	if err != nil {
@@ -99,7 +101,7 @@ func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Ident
 	return why, nil
 }
 
-// pass hands an overlay on to the next run, which finds it as the last one left it.
+// pass hands an overlay on to the next run, which uses it as the last one left it.
 func (o *Overlays) pass(volume string, rec *record, run Run) error {
 	if rec.Run == run.ID {
 		return nil
@@ -108,8 +110,8 @@ func (o *Overlays) pass(volume string, rec *record, run Run) error {
 	return writeRecord(o.record(volume), rec)
 }
 
-// MarkStarted takes back, durably, that the overlays of these volumes were closed cleanly. Call it
-// before QEMU starts: whatever happens from then on, only MarkClean makes them usable again.
+// MarkStarted durably withdraws the mark that the overlays of these volumes were closed cleanly. Call it before QEMU
+// starts: after that only MarkClean, or MarkNotStarted, makes them usable again.
 func (o *Overlays) MarkStarted(volumes []string) error {
 	for _, volume := range volumes {
 		rec, err := readRecord(o.record(volume))
@@ -126,9 +128,10 @@ func (o *Overlays) MarkStarted(volumes []string) error {
 	return nil
 }
 
-// MarkNotStarted takes MarkStarted back for a guest that did not start: an overlay that is as it was before it counts as clean again. Call it
-// once QEMU is gone, and only if it never ran the guest. An overlay that QEMU has touched stays as it is: whenever it opens one with bitmaps
-// for writing it marks them as in use, so that the file's modification time changes before the guest can write.
+// MarkNotStarted undoes MarkStarted for a guest that did not start: an overlay that looks as it did before counts as
+// clean again. Call it once QEMU is gone, and only if it never ran the guest. An overlay that QEMU has touched stays
+// marked as started. When QEMU opens an overlay with bitmaps for writing, it marks the bitmaps as in use, so the
+// file's modification time changes before the guest can write.
 func (o *Overlays) MarkNotStarted(volumes map[string]Opened) error {
 	var errs []error
 	for volume, opened := range volumes {
@@ -155,8 +158,8 @@ func (o *Overlays) markNotStarted(volume string, opened Opened) error {
 	return writeRecord(o.record(volume), rec)
 }
 
-// HandOn hands the overlay of a volume on to a run that does not open it, if it belongs to the run before. Prepare does the same for a
-// disk that can be opened. A volume without an overlay has nothing to hand on.
+// HandOn hands the overlay of a volume on to a run that does not open it, if the overlay belongs to the run before.
+// Prepare does the same for a disk that can be opened. It does nothing for a volume without an overlay.
 func (o *Overlays) HandOn(volume, claimUID string, run Run) error {
 	rec, err := readRecord(o.record(volume))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
@@ -174,7 +177,7 @@ func (o *Overlays) HandOn(volume, claimUID string, run Run) error {
 	return nil
 }
 
-// LetGo says that the guest opens the disk of a volume without its overlay, so that the overlay is never kept.
+// LetGo records that the guest opens the disk of a volume without its overlay, so that the overlay is never kept.
 func (o *Overlays) LetGo(volume string) error {
 	rec, err := readRecord(o.record(volume))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
@@ -190,7 +193,8 @@ func (o *Overlays) LetGo(volume string) error {
 	return nil
 }
 
-// DiskOf is the size in bytes of the disk that a claim is known to have had, under any volume name, in this generation of its content. 0: none is known.
+// DiskOf returns the size in bytes of the disk that a claim had, under any volume name, in this generation of its
+// content. 0: no record knows one.
 func (o *Overlays) DiskOf(claimUID, contentGeneration string) (int64, error) {
 	records, err := filepath.Glob(filepath.Join(o.Dir, "*.json"))
 	if err != nil {
@@ -203,7 +207,7 @@ func (o *Overlays) DiskOf(claimUID, contentGeneration string) (int64, error) {
 		}
 		var rec claimRecord
 		if err := json.Unmarshal(data, &rec); err != nil {
-			continue // it says nothing of any claim
+			continue // it says nothing about any claim
 		}
 		if rec.Identity.ClaimUID == claimUID && rec.Identity.ContentGeneration == contentGeneration {
 			return rec.Identity.VirtualBytes, nil
@@ -212,15 +216,16 @@ func (o *Overlays) DiskOf(claimUID, contentGeneration string) (int64, error) {
 	return 0, nil
 }
 
-// Opened is a disk that a guest has had open through its overlay.
+// Opened is a disk that a guest had open through its overlay.
 type Opened struct {
 	RawPath string
 	// Run is the ID of the run that opened it.
 	Run string
 }
 
-// MarkClean records what the raw disks and their overlays look like now. Call it once QEMU has ended cleanly, and only
-// then. A volume that fails does not keep the others from being marked. An overlay that another run has taken over is left alone.
+// MarkClean records what the raw disks and their overlays look like now. Call it once QEMU has ended cleanly, and
+// only then. If one volume fails, the others are still marked. An overlay that another run has taken over is left
+// alone, with an error.
 func (o *Overlays) MarkClean(volumes map[string]Opened) error {
 	var errs []error
 	for volume, opened := range volumes {
@@ -240,7 +245,8 @@ func (o *Overlays) markClean(volume string, opened Opened) error {
 	if rec.Run != opened.Run {
 		return fmt.Errorf("%w: the overlay belongs to run %q now, not to %q", ErrInvalid, rec.Run, opened.Run)
 	}
-	// Without this a power failure could bring back an older modification time. That would only void the overlay, but needlessly.
+	// Without this a power failure could bring back an older modification time. That would only void the overlay, but
+	// without need.
 	for _, path := range []string{rawPath, o.overlay(volume)} {
 		if err := durable.Sync(path); err != nil {
 			return err
@@ -255,11 +261,12 @@ func (o *Overlays) markClean(volume string, opened Opened) error {
 
 // sight is what Prepare finds of an overlay.
 type sight struct {
-	// overlay says that the qcow2 file is there; record is nil if there is none that can be read.
+	// overlay says that the qcow2 file exists. record is nil if there is no readable record.
 	overlay    bool
 	record     *record
 	raw, qcow2 stamp
-	// content is what the fingerprint of the clean end is now. Empty: there is none, or the disk cannot be read.
+	// content is the current fingerprint, taken with the seed of the clean end. Empty: there was no clean end, or the
+	// disk cannot be read.
 	content fingerprint
 }
 
@@ -285,13 +292,13 @@ func (o *Overlays) look(volume, rawPath string) (sight, error) {
 		return s, err
 	}
 	if s.content, err = fingerprintOf(rawPath, s.record.Clean.Content.Seed); err != nil {
-		// What cannot be compared counts as changed; whether the disk can be used is the guest's start to find out.
+		// A disk that cannot be compared counts as changed. Whether it can be used turns out when the guest starts.
 		s.content = fingerprint{}
 	}
 	return s, nil
 }
 
-// judge says why the overlay must be made anew, or Kept.
+// judge returns why the overlay must be created again, or Kept.
 func judge(s sight, id Identity, run Run) Renewed {
 	switch {
 	case !s.overlay || s.record == nil:
@@ -308,13 +315,13 @@ func judge(s sight, id Identity, run Run) Renewed {
 	return Kept
 }
 
-// follows says that nobody had the disk between the run that an overlay knows of and this one.
+// follows says that no other run used the disk between the run that an overlay knows and this one.
 func (r Run) follows(known string) bool {
 	return r.ID != "" && known != "" && (known == r.ID || known == r.Previous)
 }
 
-// renew replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an
-// overlay without a record, which counts as none.
+// renew replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an overlay
+// without a record, which counts as none.
 func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identity, run Run) error {
 	if err := durable.Remove(o.record(volume)); err != nil {
 		return err
@@ -326,7 +333,7 @@ func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identit
 	if err := durable.Rename(tmp, o.overlay(volume)); err != nil {
 		return err
 	}
-	// It was never open in a guest: until it is, it may be kept under the same rules as after a clean end.
+	// No guest ever had it open. Until one does, it may be kept under the same rules as after a clean end.
 	clean, err := cleanNow(rawPath, o.overlay(volume), run.ID)
 	if err != nil {
 		return err
@@ -334,7 +341,7 @@ func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identit
 	return writeRecord(o.record(volume), &record{Identity: id, Run: run.ID, Clean: clean})
 }
 
-// DiskSize is the size in bytes of a raw disk: a file or a block device.
+// DiskSize returns the size in bytes of a raw disk, which is a file or a block device.
 func DiskSize(path string) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// rawDisk is a file with data in every MiB.
+// rawDisk makes a file with data in every MiB.
 func rawDisk(t *testing.T, size int64) (path string, content []byte) {
 	t.Helper()
 	content = make([]byte, size)
@@ -57,7 +57,7 @@ func TestOverlayNeverChangesTheDisk(t *testing.T) {
 	if err != nil || !bytes.Equal(content, after) {
 		t.Fatalf("the raw disk changed: %v", err)
 	}
-	// What the overlay shows is what the disk has.
+	// The overlay shows what the disk has.
 	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
 	run(t, "qemu-img", "check", o.Path("root"))
 	left, err := filepath.Glob(o.Dir + "/*.new")
@@ -70,7 +70,7 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 	t.Parallel()
 	const size = 4 * mib
 	id := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: size}
-	// A clean life of a guest, and what happens before the next start.
+	// A clean run of a guest, and what happens before the next start.
 	for name, c := range map[string]struct {
 		happens func(t *testing.T, o *Overlays, raw string) Identity
 		want    Renewed
@@ -152,7 +152,7 @@ func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
 	}
 }
 
-// TestMarkNotStarted_restoresWhatNobodyTouched: a guest that could not be started costs no base.
+// TestMarkNotStarted_restoresWhatNobodyTouched: a guest that could not be started does not cost any disk its base.
 func TestMarkNotStarted_restoresWhatNobodyTouched(t *testing.T) {
 	t.Parallel()
 	id := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
@@ -185,7 +185,8 @@ func TestMarkNotStarted_restoresWhatNobodyTouched(t *testing.T) {
 	}
 }
 
-// TestMarkNotStarted_bringsNothingBackAfterACrash: what was clean before a start that went well says nothing after a crash.
+// TestMarkNotStarted_bringsNothingBackAfterACrash: after a crash, what was clean before a successful start means
+// nothing.
 func TestMarkNotStarted_bringsNothingBackAfterACrash(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
@@ -259,7 +260,7 @@ func writeByte(t *testing.T, path string) {
 	}
 }
 
-// replaceFile puts a copy with the same size and time in a file's place.
+// replaceFile replaces a file with a copy that has the same size and time.
 func replaceFile(t *testing.T, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -281,7 +282,7 @@ func TestFailedRenewalLeavesNoIdentity(t *testing.T) {
 	raw, _ := rawDisk(t, 4*mib)
 	first := Identity{ClaimUID: "a", VirtualBytes: 4 * mib}
 	prepareIn(t, o, raw, first)
-	// The new overlay cannot be made: its temporary name is taken by a directory.
+	// The new overlay cannot be made, because a directory has its temporary name.
 	if err := os.MkdirAll(o.Path("root")+".new/x", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +337,7 @@ func TestOverlayOverALargeDisk(t *testing.T) {
 func TestDigHolesKeepsTheContent(t *testing.T) {
 	t.Parallel()
 	path, content := rawDisk(t, 4*mib)
-	content = append(content, 1, 2, 3, 0, 0, 0) // an end that is no whole block
+	content = append(content, 1, 2, 3, 0, 0, 0) // the end is not a whole block
 	if err := os.WriteFile(path, content, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +349,8 @@ func TestDigHolesKeepsTheContent(t *testing.T) {
 	if err != nil || !bytes.Equal(content, after) {
 		t.Errorf("the content changed: %v", err)
 	}
-	// 5000 bytes of data in each of 4 MiB are two blocks each, and one at the end; the file system adds some of its own.
+	// 5000 bytes of data in each of 4 MiB are two blocks each, plus one at the end. The file system adds some of its
+	// own.
 	if got := diskUsage(t, path); got > 12*holeBytes || got >= before {
 		t.Errorf("%d bytes allocated, %d before", got, before)
 	}

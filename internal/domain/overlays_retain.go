@@ -10,9 +10,10 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 )
 
-// Retain removes what belongs to no overlay of these volumes: the overlays and records of disks that the machine does not have, or
-// does not track, any more, and what a crash left half made. A disk that runs without its overlay makes the overlay worthless, and
-// nothing else would ever free its space, which the other overlays need. No QEMU may have an overlay open.
+// Retain removes everything that belongs to no overlay of these volumes: the overlays and records of disks that the
+// machine no longer has, or no longer tracks, and files that a crash left half made. A disk that runs without its
+// overlay makes the overlay worthless, and nothing else would ever free its space, which the other overlays need. No
+// QEMU may have an overlay open.
 func (o *Overlays) Retain(volumes []string) error {
 	entries, err := os.ReadDir(o.Dir)
 	if err != nil {
@@ -35,10 +36,11 @@ func (o *Overlays) Retain(volumes []string) error {
 	return nil
 }
 
-// unfinished ends the names of files that a crash left half made.
+// unfinished is the suffix of files that a crash can leave half made.
 const unfinished = ".new"
 
-// volumeOfFile says to which volume a file in the directory of the overlays belongs. Anything else is not Varve's.
+// volumeOfFile returns the volume that a file in the directory of the overlays belongs to. Any other file is not
+// Varve's.
 func volumeOfFile(name string) (volume string, known bool) {
 	name = strings.TrimSuffix(name, unfinished)
 	for _, suffix := range []string{".qcow2", ".json"} {

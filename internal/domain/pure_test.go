@@ -128,7 +128,7 @@ func TestBitmapsAreAssessedPerDisk(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{"root": 131072}, dirty); diff != "" || err != nil {
 		t.Errorf("%v, %s", err, diff)
 	}
-	// A disk that lost its bitmap does not take the other's count away.
+	// The count of a disk stays although another disk has lost its bitmap.
 	partial := bitmapsByVolume{"root": {"c": {Name: "c", Recording: true, Count: 65536}}, "data": {"c": {Name: "c", Inconsistent: true}}}
 	dirty, err = dirtyBytes(partial, "c")
 	if diff := cmp.Diff(map[string]uint64{"root": 65536}, dirty); diff != "" || !errors.Is(err, ErrCheckpointLost) {
@@ -308,7 +308,7 @@ func TestQueueNeverBlocksAndSaysWhatItDropped(t *testing.T) {
 			break
 		}
 	}
-	// At most one more than the limit was taken before the reader came.
+	// At most one event more than the limit was taken before the reader came.
 	resync := -1
 	for i, kind := range got {
 		if kind == EventResync {

@@ -16,17 +16,17 @@ import (
 	"github.com/varvebackup/varve/internal/sparse"
 )
 
-// holeBytes is the size of what is freed of an overlay at least: a block of the usual file systems. It must be this small: QEMU
-// counts the blocks of clusters that are nearly empty.
+// holeBytes is the smallest hole that is punched into an overlay: a block of the usual file systems. It must be this
+// small, because QEMU counts the allocated blocks, also those of clusters that are nearly empty.
 const holeBytes = 4 << 10
 
-// createOverlay makes the qcow2 file at path over the raw disk at rawPath, which it does not change.
+// createOverlay creates the qcow2 file at path over the raw disk at rawPath, which it does not change.
 //
-// It asks qemu-storage-daemon, because qemu-img create truncates a data file that exists. The file is
-// punched afterwards: only then, and with a cluster size that fits the disk, does QEMU recognize it as preallocated
+// It uses qemu-storage-daemon, because qemu-img create truncates an existing data file. Afterwards it punches holes
+// into the file. Only then, and with a cluster size that fits the disk, does QEMU recognize it as preallocated
 // metadata and pass the raw file's holes on, so that a full backup of a sparse disk stays sparse.
 func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64, clusterBytes int) error {
-	// Whoever has the claim may have put something in its way, or a link to something else.
+	// Whoever has the claim may have put something in its place, or a link to something else.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -59,10 +59,11 @@ func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64
 	return nil
 }
 
-// storageDaemonTimeout bounds one blockdev-create: it writes metadata only.
+// storageDaemonTimeout bounds one blockdev-create, which writes metadata only.
 const storageDaemonTimeout = time.Minute
 
-// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes, and f as childFile.
+// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes, and f as
+// childFile.
 func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[string]any) error {
 	ctx, cancel := context.WithTimeout(ctx, storageDaemonTimeout)
 	defer cancel()
@@ -92,7 +93,7 @@ func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[s
 	}
 	talk := createImage(qmp.New(in, out), create)
 	if talk != nil && !errors.Is(talk, io.EOF) {
-		_ = cmd.Process.Kill() // It does not end with its monitor, unless it has just ended.
+		_ = cmd.Process.Kill() // It does not exit with its monitor, unless it has just ended.
 	}
 	ended := errors.Join(in.Close(), cmd.Wait())
 	switch {
@@ -131,7 +132,7 @@ func createImage(daemon *qmp.Client, options map[string]any) error {
 	return nil
 }
 
-// jobConcluded says whether the event is that of a job that has ended.
+// jobConcluded says whether an event reports that a job has concluded.
 func jobConcluded(e qmp.Event) bool {
 	var data struct {
 		Status string `json:"status"`

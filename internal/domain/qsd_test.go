@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A qemu-storage-daemon does not end with its monitor, and one that ends says why on its standard error.
+// A qemu-storage-daemon does not exit with its monitor, and one that fails says why on its standard error.
 func TestStorageDaemonJob_saysWhyItFailed(t *testing.T) {
 	const greeting = `read -r line; echo '{"QMP": {}}'; echo '{"return": {}}'; read -r line; `
 	for name, c := range map[string]struct{ script, want string }{
@@ -23,7 +23,7 @@ func TestStorageDaemonJob_saysWhyItFailed(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // only a daemon that is left to itself takes as long
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // only a daemon that nobody ends takes this long
 		err := storageDaemonJob(ctx, os.Stdin, nil, map[string]any{})
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "deadline") {

@@ -2,13 +2,13 @@ package domain
 
 import "sync"
 
-// queueLimit is how many events wait for a reader.
+// queueLimit is how many events may wait for a reader.
 const queueLimit = 256
 
-// queue carries events from libvirt's loop, which must never wait, to a reader who may. When more than
-// the limit wait, they are dropped for one EventResync, after which the newer ones follow.
+// queue carries events from libvirt's loop, which must never wait, to a reader, which may. If the limit is reached,
+// the waiting events are replaced by one EventResync, and newer events follow it.
 type queue struct {
-	// before is called with each event right before a reader can have it.
+	// before is called with each event right before a reader can receive it.
 	before func(Event)
 
 	out  chan Event
@@ -42,7 +42,7 @@ func (q *queue) push(e Event) {
 	}
 }
 
-// close drops what waits and closes the channel out.
+// close drops the waiting events and closes the channel out.
 func (q *queue) close() {
 	q.mu.Lock()
 	first := !q.closed

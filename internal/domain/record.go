@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 )
 
-// recordVersion is the format of an overlay's record. A record of another version counts as unreadable,
-// so that the overlay is made anew.
+// recordVersion is the format version of an overlay's record. A record of another version counts as unreadable, so
+// the overlay is created again.
 const recordVersion = 2
 
 // errBadRecord: the file is not a record that this program wrote.
@@ -21,11 +21,11 @@ var errBadRecord = errors.New("unreadable overlay record")
 type record struct {
 	Version  int      `json:"version"`
 	Identity Identity `json:"identity"`
-	// Run is the last run of the disk that the overlay knows of. Empty: nobody knows which it was.
+	// Run is the last run of the disk that the overlay knows of. Empty: the last run is unknown.
 	Run string `json:"run,omitempty"`
-	// Clean is there while no guest runs, after QEMU closed the overlay in order.
+	// Clean is set while no guest runs: after QEMU closed the overlay cleanly, or before it first opens it.
 	Clean *cleanRecord `json:"clean,omitempty"`
-	// BeforeStart is what Clean was before the overlay was marked as started.
+	// BeforeStart is the value of Clean before the overlay was marked as started.
 	BeforeStart *cleanRecord `json:"beforeStart,omitempty"`
 }
 
@@ -33,11 +33,12 @@ type record struct {
 type cleanRecord struct {
 	Raw     stamp `json:"raw"`
 	Overlay stamp `json:"overlay"`
-	// Content is of the raw disk.
+	// Content is the fingerprint of the raw disk.
 	Content fingerprint `json:"content"`
 }
 
-// cleanNow is what a raw disk and its overlay look like now. The seed chooses what of the content is looked at.
+// cleanNow returns what a raw disk and its overlay look like now. The seed selects the parts of the content that are
+// hashed.
 func cleanNow(rawPath, overlayPath, seed string) (*cleanRecord, error) {
 	c := &cleanRecord{}
 	var err error
@@ -53,8 +54,8 @@ func cleanNow(rawPath, overlayPath, seed string) (*cleanRecord, error) {
 	return c, nil
 }
 
-// stamp tells a file's versions apart. For a block device only Bytes means anything: the node is new in
-// every pod, and a device has no modification time. The fingerprint and the runs of the claim tell the rest.
+// stamp tells versions of a file apart. For a block device only Bytes has a meaning: the node is new in every pod,
+// and a device has no modification time. The fingerprint and the runs of the claim cover the rest.
 type stamp struct {
 	Bytes     int64  `json:"bytes"`
 	Inode     uint64 `json:"inode,omitempty"`
@@ -95,7 +96,7 @@ func readRecord(path string) (*record, error) {
 	return rec, nil
 }
 
-// claimRecord is what a record of any version says of the disk's claim.
+// claimRecord is the part of a record, of any version, that describes the disk's claim.
 type claimRecord struct {
 	Identity Identity `json:"identity"`
 }

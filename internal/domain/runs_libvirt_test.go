@@ -11,15 +11,16 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// blockMachine is a usedMachine on a block device.
+// blockMachine returns a usedMachine on a block device.
 func blockMachine(t *testing.T) (m *machine, device string) {
 	t.Helper()
 	m = usedMachine(t, true)
 	return m, m.options.Disks[0].RawPath
 }
 
-// usedMachine is a machine with one tracked disk, d0, a block device or a file. Before its first clean stop its guest has written 0x11 everywhere, trimmed
-// 1 MiB at 4 MiB and backed the disk up as checkpoint "base": the overlay has zero clusters and a bitmap.
+// usedMachine returns a machine with one tracked disk, d0, a block device or a file. Before its first clean stop, its
+// guest has written 0x11 everywhere, trimmed 1 MiB at 4 MiB, and backed up the disk with checkpoint "base". So the
+// overlay has zero clusters and a bitmap.
 func usedMachine(t *testing.T, block bool) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -39,7 +40,7 @@ func usedMachine(t *testing.T, block bool) *machine {
 	return m
 }
 
-// outsider writes 0xbb to the disk past the overlay, where the guest trimmed it and at other places.
+// outsider writes 0xbb to the disk without the overlay, where the guest trimmed it and in other places.
 func outsider(t *testing.T, device string) {
 	t.Helper()
 	for _, at := range []string{"4M 2M", "9M 64k", "33M 192k"} {
@@ -47,8 +48,8 @@ func outsider(t *testing.T, device string) {
 	}
 }
 
-// seesTheDisk checks that the guest reads what the disk holds, and that an incremental backup, if one is possible at all, has it too. A full
-// backup reads through the overlay, as the guest does.
+// seesTheDisk checks that the guest reads what the disk holds, and that an incremental backup, if one is possible,
+// has it too. A full backup reads through the overlay, as the guest does.
 func (m *machine) seesTheDisk() {
 	m.Helper()
 	m.restart()
@@ -65,14 +66,14 @@ func (m *machine) seesTheDisk() {
 	m.stop()
 }
 
-// TestBlockOverlay_holdsForItsRunAlone: a block device has no modification time, so everything that can write to it between two runs
-// is told by the runs of its claim.
+// TestBlockOverlay_holdsForItsRunAlone: a block device has no modification time, so only the runs of its claim reveal
+// what could have written to it between two runs.
 func TestBlockOverlay_holdsForItsRunAlone(t *testing.T) {
 	for name, c := range map[string]struct {
 		next Run
 		want Renewed
 	}{
-		// Another machine; the same one with the volume renamed, shareable or not tracked: each is run 2.
+		// Another machine, or the same machine with the volume renamed, shareable or not tracked: each is run 2.
 		"a run between":                       {Run{ID: "run 3", Previous: "run 2"}, UsedElsewhere},
 		"the claim names nobody's run":        {Run{}, UsedElsewhere},
 		"the claim names another run by now":  {Run{ID: "", Previous: "run 1"}, UsedElsewhere},
@@ -83,7 +84,7 @@ func TestBlockOverlay_holdsForItsRunAlone(t *testing.T) {
 			m, device := blockMachine(t)
 			outsider(t, device)
 			if c.want == WrittenWithoutOverlay {
-				// What a stranger's file system does as well: it writes to its superblock.
+				// Any other file system does this as well: it writes to its superblock.
 				run(t, "qemu-io", "-f", "raw", "-t", "none", "-c", "write -P 0xbb 0 4k", device)
 			}
 			m.thisRun = c.next
@@ -95,12 +96,12 @@ func TestBlockOverlay_holdsForItsRunAlone(t *testing.T) {
 	}
 }
 
-// TestBlockOverlay_isKeptFromRunToRun: the machine's own restarts keep the base, also when a start failed in between, and when
-// the disk was not part of the machine for a while.
+// TestBlockOverlay_isKeptFromRunToRun: the machine's own restarts keep the base, even if a start failed in between,
+// and even if the disk was not part of the machine for a while.
 func TestBlockOverlay_isKeptFromRunToRun(t *testing.T) {
 	m, _ := blockMachine(t)
 	for i := range 3 {
-		// The run that fails to start never opens the disk; the next one has it as its previous run.
+		// The run that fails to start never opens the disk. The next run has it as its previous run.
 		m.thisRun = Run{ID: fmt.Sprint("failed ", i), Previous: m.thisRun.ID}
 		if got := m.prepare()["d0"]; got != Kept {
 			t.Fatalf("run %q: %q", m.thisRun.ID, got)
@@ -132,14 +133,15 @@ func TestBlockOverlay_isKeptFromRunToRun(t *testing.T) {
 	sameBytes(t, reference, file)
 }
 
-// TestBlockOverlay_ofAnotherDisk: a claim that was made again, cloned or grown is another disk, whatever its runs say.
+// TestBlockOverlay_ofAnotherDisk: a claim that was created again, cloned or grown is another disk, whatever its runs
+// say.
 func TestBlockOverlay_ofAnotherDisk(t *testing.T) {
 	m, device := blockMachine(t)
 	follows := Run{ID: "run 2", Previous: "run 1"}
 	same := Identity{ClaimUID: "uid-d0", VirtualBytes: 64 * mib}
 	prepare := func(path string, id Identity) Renewed {
 		t.Helper()
-		// Each on a copy of the overlays: a renewal ends what the next one is about.
+		// Use a copy of the overlays for each case, because a renewal destroys what the next case needs.
 		o := &Overlays{Dir: filepath.Join(t.TempDir(), "cbt")}
 		run(t, "cp", "-a", m.overlays.Dir, o.Dir)
 		rec, err := readRecord(o.record("d0"))
@@ -181,7 +183,8 @@ func TestBlockOverlay_ofAnotherDisk(t *testing.T) {
 	}
 }
 
-// TestMarkClean_leavesTheNextRunAlone: a launcher that was given up for lost and ends after all must not vouch for what another one opened.
+// TestMarkClean_leavesTheNextRunAlone: a launcher that was presumed dead but ends later must not vouch for what
+// another one has opened.
 func TestMarkClean_leavesTheNextRunAlone(t *testing.T) {
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)

@@ -14,8 +14,8 @@ import (
 
 // Session is a connection to a libvirtd that runs one domain.
 //
-// A call whose context ends returns at once; libvirt may still finish what it was asked for, so the caller
-// looks (Info, BackupJob) before it goes on. All calls are idempotent unless they say otherwise.
+// A call whose context ends returns at once, but libvirt may still finish the operation. The caller must check (Info,
+// BackupJob) before it goes on. All calls are idempotent unless they say otherwise.
 type Session struct {
 	conn   *libvirt.Connect
 	events *queue
@@ -23,7 +23,7 @@ type Session struct {
 	agent  agent
 }
 
-// eventLoop runs libvirt's event loop, which is one a process and never ends.
+// eventLoop starts libvirt's event loop. A process has one, and it never ends.
 var eventLoop = sync.OnceValue(func() error {
 	if err := libvirt.EventRegisterDefaultImpl(); err != nil {
 		return err
@@ -35,12 +35,12 @@ var eventLoop = sync.OnceValue(func() error {
 // runEventLoop dispatches libvirt's events for the life of the process.
 func runEventLoop() {
 	for {
-		// It fails only if no loop is registered, or if poll does, which the next round tries again.
+		// It fails only if no loop is registered, or if poll fails, in which case the next round tries again.
 		_ = libvirt.EventRunDefaultImpl()
 	}
 }
 
-// Connect opens a session with the libvirtd at uri, such as qemu:///system. The domain is the one that
+// Connect opens a session with the libvirtd at uri, such as qemu:///system. The session's domain is the one that
 // Start starts, or the only one that this libvirtd knows.
 func Connect(uri string) (*Session, error) {
 	if err := eventLoop(); err != nil {
@@ -58,9 +58,9 @@ func Connect(uri string) (*Session, error) {
 	return s, nil
 }
 
-// Close ends the session and closes the channel of Events. The domain goes on.
+// Close ends the session and closes the channel of Events. The domain keeps running.
 func (s *Session) Close() error {
-	// On a dead connection these fail, and there is nothing left to take back.
+	// These fail on a dead connection, which has nothing left to deregister.
 	for _, id := range s.ids {
 		_ = s.conn.DomainEventDeregister(id)
 	}
@@ -72,7 +72,8 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// call runs f, which cannot be interrupted, and returns its results or the context's end.
+// call runs f, which cannot be interrupted, and returns f's results, or the context's error if the context ends
+// first.
 func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -96,7 +97,7 @@ func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	}
 }
 
-// with runs f on the domain. What f returns is translated.
+// with runs f on the domain. It translates f's error.
 func (s *Session) with(ctx context.Context, what string, f func(d *libvirt.Domain) error) error {
 	_, err := query(ctx, s, what, func(d *libvirt.Domain) (struct{}, error) { return struct{}{}, f(d) })
 	return err
@@ -119,7 +120,7 @@ func query[T any](ctx context.Context, s *Session, what string, f func(d *libvir
 	return value, nil
 }
 
-// domain is the one domain of this libvirtd.
+// domain returns the only domain of this libvirtd.
 func (s *Session) domain() (*libvirt.Domain, error) {
 	all, err := s.conn.ListAllDomains(0)
 	if err != nil {
@@ -137,7 +138,7 @@ func (s *Session) domain() (*libvirt.Domain, error) {
 	return nil, errors.Join(fmt.Errorf("%w: libvirt has %d domains, not 1", ErrInvalid, len(all)), err)
 }
 
-// disksOf is the domain's live document and what it says of the disks.
+// disksOf returns the domain's live document and the disks that it describes.
 func disksOf(d *libvirt.Domain) (*libvirtxml.Domain, diskMap, error) {
 	doc, err := d.GetXMLDesc(0)
 	if err != nil {

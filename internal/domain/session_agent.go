@@ -14,28 +14,29 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// How long the agent may take to answer. Each call of libvirt may wait twice as long: once to synchronize, once for the command.
+// How long the agent may take to answer. Each libvirt call may wait twice as long: once to synchronize, once for the
+// command.
 const (
 	agentInfoTimeout = 3 * time.Second
 	agentThawTimeout = 10 * time.Second
 )
 
-// agent is what a session knows of the guest agent. The timeout is a setting of the domain, so that one
-// call at a time may use the agent.
+// agent is what a session knows about the guest agent. The timeout is a setting of the domain, so only one call at a
+// time may use the agent.
 type agent struct {
 	mu     sync.Mutex
 	frozen bool
 	last   atomic.Pointer[agentAnswer]
 }
 
-// agentAnswer is what the agent said.
+// agentAnswer is an answer of the agent.
 type agentAnswer struct {
 	os         *GuestOS
 	interfaces []Interface
 }
 
-// ask returns what the agent says, or said last: it is not asked while the guest is frozen (it would refuse) or
-// while another call uses it (a freeze must not wait).
+// ask returns the agent's answer, or its last one. It does not ask the agent while the guest is frozen (the agent
+// would refuse) or while another call uses the agent (a freeze must not wait).
 func (a *agent) ask(d *libvirt.Domain) agentAnswer {
 	if a.mu.TryLock() {
 		if !a.frozen {
@@ -76,7 +77,7 @@ func askAgent(d *libvirt.Domain) (agentAnswer, error) {
 	return out, nil
 }
 
-// setAgentTimeout bounds each following command. libvirt counts in whole seconds.
+// setAgentTimeout bounds each of the following commands. libvirt counts in whole seconds.
 func setAgentTimeout(d *libvirt.Domain, timeout time.Duration) error {
 	return d.AgentSetResponseTimeout(wholeSeconds(timeout), 0)
 }
@@ -93,13 +94,15 @@ func agentConnected(d *libvirt.Domain) (bool, error) {
 	return channelConnected(doc), nil
 }
 
-// Freeze asks the agent to flush and freeze all file systems of the guest, and returns how many it froze when they are frozen. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the context ended meanwhile, the guest
-// is thawed again, as far as its agent answers. ErrAgent: there is no agent, or it refused, or it was too slow.
+// Freeze asks the agent to flush and freeze all file systems of the guest. It returns once they are frozen, with the
+// number that the agent froze. The agent has the timeout, rounded up to seconds, to answer. On any error, or if the
+// context has ended meanwhile, Freeze thaws the guest again, as far as its agent answers. ErrAgent: there is no
+// agent, or it refused, or it was too slow.
 func (s *Session) Freeze(ctx context.Context, timeout time.Duration) (frozen int, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("freeze guest: %w", err)
 	}
-	// Not abandoned when ctx ends: whoever freezes must be there to thaw.
+	// Do not abandon this when ctx ends: whoever freezes must still be there to thaw.
 	err = s.useAgent("freeze guest", timeout, func(d *libvirt.Domain) (err error) {
 		s.agent.frozen = true
 		frozen, err = countFileSystems(d, "guest-fsfreeze-freeze", timeout)
@@ -114,8 +117,8 @@ func (s *Session) Freeze(ctx context.Context, timeout time.Duration) (frozen int
 	return frozen, nil
 }
 
-// countFileSystems has the agent freeze or thaw, and returns of how many file systems it says that it did so. libvirt's own calls are the
-// same commands; its Go binding drops their counts.
+// countFileSystems tells the agent to freeze or to thaw, and returns the number of file systems that the agent
+// reports. libvirt's own calls send the same commands, but their Go binding drops the counts.
 func countFileSystems(d *libvirt.Domain, command string, timeout time.Duration) (int, error) {
 	answer, err := d.QemuAgentCommand(`{"execute":"`+command+`"}`, libvirt.DomainQemuAgentCommandTimeout(wholeSeconds(timeout)), 0)
 	if err != nil {
@@ -124,8 +127,8 @@ func countFileSystems(d *libvirt.Domain, command string, timeout time.Duration) 
 	return saysCount(answer)
 }
 
-// FSFrozen asks the agent whether the guest's file systems are frozen, by whomever. The agent has the timeout,
-// rounded up to seconds, to answer. ErrAgent: there is no agent, or it refused, or it was too slow.
+// FSFrozen asks the agent whether the guest's file systems are frozen, no matter who froze them. The agent has the
+// timeout, rounded up to seconds, to answer. ErrAgent: there is no agent, or it refused, or it was too slow.
 func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (bool, error) {
 	frozen := false
 	err := s.useAgent("ask whether the guest is frozen", timeout, func(d *libvirt.Domain) error {
@@ -136,7 +139,7 @@ func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (bool, erro
 	return frozen, err
 }
 
-// thawAfterFailure thaws a guest that may be frozen. That it is not there or its agent is not is no second error.
+// thawAfterFailure thaws a guest that may be frozen. A missing guest or agent is not a second error.
 func (s *Session) thawAfterFailure() error {
 	_, err := s.Thaw(context.Background())
 	if errors.Is(err, ErrAgent) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
@@ -145,8 +148,9 @@ func (s *Session) thawAfterFailure() error {
 	return err
 }
 
-// Thaw asks the agent to thaw all file systems, and returns how many were frozen until now. A guest that is not frozen is no error: 0. It tries
-// even if ctx has ended, for at most 20 seconds: a frozen guest is the worse outcome.
+// Thaw asks the agent to thaw all file systems, and returns how many were frozen. A guest that is not frozen is no
+// error: Thaw returns 0. It tries even if ctx has ended, for at most 20 seconds: a guest that stays frozen is the
+// worse outcome.
 func (s *Session) Thaw(context.Context) (thawed int, err error) {
 	err = s.useAgent("thaw guest", agentThawTimeout, func(d *libvirt.Domain) (err error) {
 		thawed, err = countFileSystems(d, "guest-fsfreeze-thaw", agentThawTimeout)
@@ -156,7 +160,7 @@ func (s *Session) Thaw(context.Context) (thawed int, err error) {
 	return thawed, err
 }
 
-// useAgent runs f alone with the agent's timeout set.
+// useAgent runs f with the agent's timeout set, while no other call uses the agent.
 func (s *Session) useAgent(what string, timeout time.Duration, f func(d *libvirt.Domain) error) error {
 	s.agent.mu.Lock()
 	defer s.agent.mu.Unlock()

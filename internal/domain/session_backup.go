@@ -12,14 +12,16 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// PrepareBackup checks a push backup and makes everything that needs no point in time, so that begin, which a frozen
-// guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called; libvirt deletes none of them, whatever happens.
+// PrepareBackup checks a push backup and prepares everything that needs no point in time, so that begin, which a
+// frozen guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called.
+// libvirt never deletes them.
 //
-// ErrBusy: another job runs. ErrInvalid: a disk is not there or not tracked, or a target is no longer what CreateTarget made. ErrNotRunning: the domain does not run.
+// ErrBusy: another job is running. ErrInvalid: a disk does not exist or is not tracked, or a target is no longer what
+// CreateTarget made. ErrNotRunning: the domain is not running.
 func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc, err error) {
 	var job, checkpoint string
 	err = s.with(ctx, "prepare backup", func(d *libvirt.Domain) error {
-		// libvirt would wait 30 seconds for the job of another backup to end.
+		// libvirt would wait 30 seconds for another backup's job to end.
 		if running, err := backupJob(d); err != nil {
 			return err
 		} else if running.Active {
@@ -42,7 +44,7 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 		return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
 			err := d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
 			if err == nil && ctx.Err() != nil {
-				// The caller has given up: a job that nobody watches would hold up the guest's writes.
+				// The caller has given up. A job that nobody watches would hold up the guest's writes.
 				return errors.Join(ctx.Err(), d.AbortJob())
 			}
 			return err
@@ -50,8 +52,8 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 	}, nil
 }
 
-// checkTargets makes sure that QEMU, which opens targets by their paths, finds what CreateTarget made. Whoever writes a target at the same moment can
-// still be faster.
+// checkTargets checks that QEMU, which opens targets by path, will find what CreateTarget made. A process that writes
+// to a target at the same moment can still win the race.
 func checkTargets(b Backup) error {
 	for _, d := range b.Disks {
 		f, err := os.OpenFile(d.Target, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -65,8 +67,8 @@ func checkTargets(b Backup) error {
 	return nil
 }
 
-// BackupJob says how the backup job goes, or how the last one of this run of the guest ended.
-// Once it says that a job ended, QEMU has closed the target files.
+// BackupJob returns the progress of the backup job, or the outcome of the last one in this run of the guest. When it
+// reports that a job has ended, QEMU has closed the target files.
 func (s *Session) BackupJob(ctx context.Context) (JobInfo, error) {
 	return query(ctx, s, "backup job", func(d *libvirt.Domain) (JobInfo, error) {
 		job, err := backupJob(d)
@@ -77,10 +79,10 @@ func (s *Session) BackupJob(ctx context.Context) (JobInfo, error) {
 	})
 }
 
-// settle waits until libvirt has cleaned up after a job. It says that a backup has ended before it closes the files,
-// but holds the domain meanwhile: a question to QEMU waits for that.
+// settle waits until libvirt has cleaned up after a job. libvirt reports the end of a backup before it closes the
+// files, but it holds the domain until then, so a query to QEMU waits for that.
 func settle(d *libvirt.Domain) {
-	// Without a QEMU it fails, and nothing is open.
+	// It fails if QEMU is gone. Then no file is open.
 	_, _ = d.QemuMonitorCommand(`{"execute":"query-status"}`, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
 }
 
@@ -107,8 +109,8 @@ func jobInfo(info *libvirt.DomainJobInfo) JobInfo {
 	return JobInfo{Known: true, ProcessedBytes: info.DiskProcessed, TotalBytes: info.DiskTotal, TempBytes: info.DiskTempUsed}
 }
 
-// AbortBackup asks the running backup job to end; EventBackupCompleted, with an error, tells when it has.
-// The checkpoint that the backup made stays until DeleteCheckpoint. No job is no error.
+// AbortBackup asks the running backup job to end. EventBackupCompleted, with an error, reports when it has. The
+// checkpoint that the backup made stays until DeleteCheckpoint. It is no error if there is no job.
 func (s *Session) AbortBackup(ctx context.Context) error {
 	err := s.with(ctx, "abort backup", func(d *libvirt.Domain) error {
 		if job, err := backupJob(d); err != nil || !job.Active {
@@ -116,7 +118,7 @@ func (s *Session) AbortBackup(ctx context.Context) error {
 		}
 		return d.AbortJob()
 	})
-	// The job, or the guest, may have ended in between.
+	// The job or the guest may have ended in between.
 	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 		return nil
 	}

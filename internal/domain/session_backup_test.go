@@ -26,7 +26,7 @@ func TestIncrementalHasExactlyWhatChanged(t *testing.T) {
 	full := m.full("c0", "d0")["d0"]
 	sameBytes(t, reference0, full)
 
-	// New data, data over data, zeros over data, a discard, and a cluster written with what it had.
+	// New data, data over data, zeros over data, a discard, and a cluster rewritten with the same content.
 	m.write("d0", 0xb2, 3, 500)
 	m.io("d0", "write -z 6553600 65536", "discard 67043328 65536")
 	m.io("d0", "write -P 0x00 0 65536")
@@ -58,7 +58,7 @@ func TestUntrackedDiskIsLeftOut(t *testing.T) {
 	if !errors.Is(err, ErrInvalid) {
 		t.Errorf("a checkpoint of an untracked disk: %v", err)
 	}
-	// Without a checkpoint it can be copied whole.
+	// Without a checkpoint the whole disk can be copied.
 	reference, target := m.reference("plain", "y"), m.target("plain", "y")
 	m.backup(Backup{Disks: []BackupDisk{{Volume: "plain", Target: target}}})
 	sameBytes(t, reference, target)
@@ -118,10 +118,10 @@ func TestAbortAndBusy(t *testing.T) {
 	m.full("base", "d0")
 	m.write("d0", 0x20, 5)
 	slow := Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: m.target("d0", "c0")}}}
-	m.suspend() // A read of the guest that is kept back would keep the backup from beginning.
+	m.suspend() // A blocked read of the guest would keep the backup from beginning.
 	reads.close()
 	m.begin(slow)
-	reads.await() // The job runs, and does not end by itself.
+	reads.await() // The job is running, and does not end by itself.
 	job, err := m.BackupJob(t.Context())
 	if err != nil || !job.Active || !job.Known || job.TotalBytes == 0 {
 		t.Errorf("job %+v, %v", job, err)
@@ -144,7 +144,7 @@ func TestAbortAndBusy(t *testing.T) {
 	if err := m.AbortBackup(t.Context()); err != nil {
 		t.Errorf("abort without a job: %v", err)
 	}
-	// The base is what it was: the failed backup's checkpoint goes, and the change is in the next.
+	// The base is unchanged: the failed backup's checkpoint is deleted, and the change is in the next backup.
 	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestAbortAndBusy(t *testing.T) {
 	}
 }
 
-// expired is a context whose time is over when the call that it was given to has begun, and that interrupts nothing.
+// expired is a context that expires once the call that it was given to has begun, and that interrupts nothing.
 type expired struct {
 	context.Context
 	asked int
@@ -168,7 +168,8 @@ func (e *expired) Err() error {
 	return context.DeadlineExceeded
 }
 
-// Nobody watches a job that begins when its caller has given up: the guest's writes would wait for its target for ever.
+// Nobody watches a job that begins after its caller has given up, so the guest's writes would wait for its target for
+// ever.
 func TestBackupThatBeginsLate_isAborted(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	reads := newGate(t, m.raw("d0"))
@@ -287,8 +288,8 @@ func TestCreateTargetRefusesAFileThatExists(t *testing.T) {
 	}
 }
 
-// Whoever writes the target may put another file in the place of one that was made. QEMU would open the files that its header names, or
-// write where a link leads.
+// Whoever can write to the target may replace a file that was created there. QEMU would open the files that its
+// header names, or write where a link leads.
 func TestSetBacking_takesOnlyWhatCreateTargetMade(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -325,7 +326,7 @@ func TestSetBacking_takesOnlyWhatCreateTargetMade(t *testing.T) {
 	}
 }
 
-// What is in the way of a new overlay is removed, and where a link leads nothing is written.
+// Anything in the place of a new overlay is removed, and nothing is written where a link leads.
 func TestCreateOverlay_followsNoLink(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

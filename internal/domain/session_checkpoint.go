@@ -13,8 +13,9 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Checkpoints returns the checkpoints that libvirt knows, with the disks that each is defined on, and the names of the bitmaps in
-// the overlays that belong to none of them. Whether a bitmap is usable is for Redefine and DirtyBytes to say.
+// Checkpoints returns the checkpoints that libvirt knows, with the disks that each is defined on, and the names of
+// the overlays' bitmaps that belong to none of them. It does not say whether a bitmap is usable: Redefine and
+// DirtyBytes do.
 func (s *Session) Checkpoints(ctx context.Context) (known []Checkpoint, stray []string, err error) {
 	err = s.with(ctx, "list checkpoints", func(d *libvirt.Domain) error {
 		disks, bitmaps, err := bitmapsOf(d)
@@ -66,10 +67,11 @@ func readCheckpoint(c *libvirt.DomainCheckpoint, disks diskMap) (Checkpoint, err
 	return out, nil
 }
 
-// Redefine tells libvirt of a checkpoint that it may have lost, on those of cp.Volumes whose bitmaps
-// QEMU has and trusts. It returns these, and for each of the others what was seen; a bitmap of another volume is left alone. What is left of a lost
-// disk's bitmap is removed. Without a valid volume libvirt does not know the checkpoint afterwards. cp.CreationTime must be set.
-// The domain must run: only QEMU can say whether a bitmap is good. No backup may run.
+// Redefine tells libvirt about a checkpoint that it may have lost. It defines the checkpoint on those of cp.Volumes
+// whose bitmaps QEMU has and trusts, and returns them as valid. For each of the others, lost says what is wrong, and
+// the remains of its bitmap are removed. Bitmaps of volumes that cp does not list are left alone. If no volume is
+// valid, libvirt does not know the checkpoint afterwards. cp.CreationTime must be set. The domain must be running,
+// because only QEMU can say whether a bitmap is good. No backup may be running.
 func (s *Session) Redefine(ctx context.Context, cp Checkpoint) (valid []string, lost map[string]string, err error) {
 	type result struct {
 		valid []string
@@ -92,7 +94,7 @@ func redefine(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, er
 		return nil, nil, err
 	}
 	valid, lost := assess(cp, disks, bitmaps)
-	// Whatever libvirt knows of this checkpoint is replaced by what is true now.
+	// Replace whatever libvirt knows about this checkpoint with the current facts.
 	if err := forget(d, cp.Name); err != nil {
 		return nil, nil, err
 	}
@@ -116,7 +118,7 @@ func redefine(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, er
 	return valid, lost, nil
 }
 
-// define makes libvirt know a checkpoint whose bitmaps are there.
+// define tells libvirt about a checkpoint whose bitmaps exist.
 func define(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.DomainCheckpointCreateFlags) error {
 	doc, err := checkpointXML(cp, disks)
 	if err != nil {
@@ -129,8 +131,9 @@ func define(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.Domai
 	return c.Free()
 }
 
-// removeBitmaps removes the bitmaps of a checkpoint that libvirt does not know from these volumes. libvirt does that
-// for a checkpoint that it knows, so it is told of one, unvalidated, for this moment.
+// removeBitmaps removes a checkpoint's bitmaps from these volumes. libvirt must not know the checkpoint. It removes
+// bitmaps only for a checkpoint that it knows, so removeBitmaps defines one without validation and deletes it at
+// once.
 func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []string) error {
 	if len(volumes) == 0 {
 		return nil
@@ -149,7 +152,7 @@ func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []st
 	return nil
 }
 
-// forget makes libvirt not know a checkpoint any more; its bitmaps stay.
+// forget removes a checkpoint from libvirt but keeps its bitmaps.
 func forget(d *libvirt.Domain, name string) error {
 	c, err := d.CheckpointLookupByName(name, 0)
 	if code(err) == libvirt.ERR_NO_DOMAIN_CHECKPOINT {
@@ -161,8 +164,8 @@ func forget(d *libvirt.Domain, name string) error {
 	return errors.Join(c.Delete(libvirt.DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY), c.Free())
 }
 
-// DeleteCheckpoint removes a checkpoint and its bitmaps from all disks, also those that libvirt does not
-// know of any more. A name that nobody knows is no error. Other checkpoints stay as they are. The domain must run.
+// DeleteCheckpoint removes a checkpoint and its bitmaps from all disks, including bitmaps that libvirt no longer
+// knows. An unknown name is no error. Other checkpoints are not changed. The domain must be running.
 func (s *Session) DeleteCheckpoint(ctx context.Context, name string) error {
 	return s.with(ctx, "delete checkpoint "+name, func(d *libvirt.Domain) error {
 		name := libvirtName(name)
@@ -179,14 +182,14 @@ func (s *Session) DeleteCheckpoint(ctx context.Context, name string) error {
 				holders = append(holders, volume)
 			}
 		}
-		// The time means nothing: the checkpoint lives for one call.
+		// The time has no meaning: the checkpoint lives for one call.
 		return removeBitmaps(d, disks, Checkpoint{Name: name, CreationTime: time.Unix(1, 0)}, holders)
 	})
 }
 
-// DirtyBytes is how many bytes of each volume changed since the checkpoint, in whole bitmap clusters of 64 KiB:
-// what an incremental backup of the volume will write. ErrCheckpointLost: no volume has its bitmap, or one of them has it in a
-// state that cannot be used; the others are in the map nevertheless.
+// DirtyBytes returns how many bytes of each volume changed since the checkpoint, in whole bitmap clusters of 64 KiB.
+// An incremental backup of the volume will write that much. ErrCheckpointLost: no volume has the checkpoint's bitmap,
+// or at least one volume's bitmap is unusable; the map still has the other volumes.
 func (s *Session) DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error) {
 	return query(ctx, s, "dirty bytes since "+checkpoint, func(d *libvirt.Domain) (map[string]uint64, error) {
 		_, bitmaps, err := bitmapsOf(d)
@@ -197,8 +200,8 @@ func (s *Session) DirtyBytes(ctx context.Context, checkpoint string) (map[string
 	})
 }
 
-// bitmapsOf asks QEMU for the bitmaps of the tracked disks. libvirt itself has no call that says which
-// bitmaps are there and why one is bad; the command only reads.
+// bitmapsOf asks QEMU for the bitmaps of the tracked disks. libvirt has no call that says which bitmaps exist and why
+// one is bad. The command only reads.
 func bitmapsOf(d *libvirt.Domain) (diskMap, bitmapsByVolume, error) {
 	_, disks, err := disksOf(d)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 )
 
-// redefine is what a launcher does with what it remembers of a checkpoint.
+// redefine does what a launcher does with a checkpoint that it remembers.
 func (m *machine) redefine(name string, volumes ...string) (valid []string, lost map[string]string) {
 	m.Helper()
 	valid, lost, err := m.Redefine(m.Context(), Checkpoint{Name: name, CreationTime: time.Unix(1700000000, 0), Volumes: volumes})
@@ -68,7 +68,7 @@ func (m *machine) wantBitmaps(want map[string][]string) {
 	}
 }
 
-// restart forgets everything that libvirt knows, as the end of a launcher pod does, and starts the machine again.
+// restart makes libvirt forget everything, as the end of a launcher pod does, and starts the machine again.
 func (m *machine) restart() {
 	m.Helper()
 	m.disconnect()
@@ -94,7 +94,7 @@ func TestCheckpointsSurviveARestart(t *testing.T) {
 	m.wantCheckpoints(map[string][]string{})
 	m.wantStray("c0")
 	m.write("d0", 0x44, 900)
-	for range 2 { // the second call finds the checkpoint known
+	for range 2 { // the second call finds that libvirt knows the checkpoint
 		valid, lost := m.redefine("c0", "d0", "d1")
 		if diff := cmp.Diff([]string{"d0", "d1"}, valid); diff != "" || len(lost) != 0 {
 			t.Fatalf("valid %v, lost %v", valid, lost)
@@ -127,7 +127,7 @@ func TestCheckpointsSurviveARestart(t *testing.T) {
 	m.wantCheckpoints(map[string][]string{"c1": {"d0", "d1"}})
 	m.wantBitmaps(map[string][]string{"d0": {"c1"}, "d1": {"c1"}})
 
-	// A bitmap that no checkpoint of libvirt names, after another restart, goes by its name alone.
+	// After another restart, a bitmap that no checkpoint of libvirt names can be deleted by its name alone.
 	m.stop()
 	m.markClean()
 	m.prepare()
@@ -195,7 +195,7 @@ func TestOneLostDiskLeavesTheOtherValid(t *testing.T) {
 	}
 	m.wantCheckpoints(map[string][]string{"c0": {"d0"}})
 
-	// The lost disk goes full in the same backup.
+	// The lost disk gets a full backup in the same job.
 	references := map[string]string{"d0": m.reference("d0", "c1"), "d1": m.reference("d1", "c1")}
 	b := Backup{Checkpoint: "c1", Disks: []BackupDisk{
 		{Volume: "d0", Target: m.target("d0", "c1"), Incremental: "c0"},
@@ -231,7 +231,7 @@ func TestDeleteCheckpoint(t *testing.T) {
 	m.wantBitmaps(map[string][]string{"d0": {"c0", "c2"}})
 	m.stop()
 
-	m.restart() // libvirt has lost both; the bitmaps are there
+	m.restart() // libvirt has lost both, but the bitmaps still exist
 	if err := m.DeleteCheckpoint(t.Context(), "c0"); err != nil {
 		t.Error(err)
 	}
@@ -255,5 +255,5 @@ func TestUnknownBaseStartsNothing(t *testing.T) {
 	}
 	m.wantCheckpoints(map[string][]string{})
 	m.wantBitmaps(map[string][]string{"d0": {}})
-	m.full("c1", "d0") // the name was not used up
+	m.full("c1", "d0") // the name can be used again
 }

@@ -9,7 +9,7 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// classes maps libvirt's codes. A code that is not here is an error of no class.
+// classes maps libvirt's codes to this package's classes. An error with any other code has no class.
 var classes = map[libvirt.ErrorNumber]error{
 	libvirt.ERR_NO_DOMAIN:               ErrNotFound,
 	libvirt.ERR_NO_DOMAIN_BACKUP:        ErrNotFound,
@@ -26,7 +26,7 @@ var classes = map[libvirt.ErrorNumber]error{
 	libvirt.ERR_RPC:                     ErrClosed,
 }
 
-// code is libvirt's code of an error, or ERR_OK.
+// code returns libvirt's code of an error, or ERR_OK.
 func code(err error) libvirt.ErrorNumber {
 	var e libvirt.Error
 	if errors.As(err, &e) {
@@ -35,7 +35,7 @@ func code(err error) libvirt.ErrorNumber {
 	return libvirt.ERR_OK
 }
 
-// translate puts an error of libvirt into one of this package's classes.
+// translate wraps an error of libvirt in one of this package's classes.
 func translate(err error) error {
 	if class, ok := classes[code(err)]; ok && !errors.Is(err, class) {
 		return fmt.Errorf("%w: %w", class, err)

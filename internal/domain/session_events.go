@@ -9,11 +9,11 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// Events is what happens to the domain, in libvirt's order. The channel is closed by Close. A reader who
-// falls behind by more than 256 events gets one EventResync in their place.
+// Events returns the channel of the domain's events, in libvirt's order. Close closes it. A reader who falls more
+// than 256 events behind gets one EventResync in their place.
 func (s *Session) Events() <-chan Event { return s.events.out }
 
-// beforeEvent keeps the end of a backup back until the target files are closed.
+// beforeEvent holds back the end of a backup until the target files are closed.
 func (s *Session) beforeEvent(e Event) {
 	if e.Kind != EventBackupCompleted {
 		return
@@ -23,10 +23,10 @@ func (s *Session) beforeEvent(e Event) {
 		return // no domain, no open file
 	}
 	settle(d)
-	_ = d.Free() // fails for an invalid handle only
+	_ = d.Free() // fails only for an invalid handle
 }
 
-// subscribe registers the callbacks. They run on libvirt's loop: each only translates and pushes.
+// subscribe registers the callbacks. They run on libvirt's loop, so each only translates and pushes.
 func (s *Session) subscribe() error {
 	if err := s.conn.RegisterCloseCallback(func(*libvirt.Connect, libvirt.ConnectCloseReason) {
 		s.events.push(Event{Kind: EventConnectionClosed})
@@ -111,7 +111,7 @@ func (s *Session) onThreshold(_ *libvirt.Connect, _ *libvirt.Domain, e *libvirt.
 	s.events.push(Event{Kind: EventThreshold, Message: e.Dev})
 }
 
-// jobError is why a backup job that ended failed, or nil.
+// jobError returns why a backup job that ended failed, or nil.
 func jobError(info *libvirt.DomainJobInfo) error {
 	if info.JobSuccessSet && info.JobSuccess {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 )
 
-// newGuest is a machine that boots the test guest.
+// newGuest returns a machine that boots the test guest.
 func newGuest(t *testing.T, sizes ...int64) *machine {
 	t.Helper()
 	m := newMachine(t, sizes...)
@@ -44,7 +44,7 @@ func (m *machine) boot() {
 	}
 }
 
-// exec runs a command in the guest and returns what it prints.
+// exec runs a command in the guest and returns its output.
 func (m *machine) exec(command string) string {
 	m.Helper()
 	var started struct{ Return struct{ PID int } }
@@ -94,7 +94,7 @@ func (m *machine) info() Info {
 	return info
 }
 
-// TestGuest has one guest go through its life: booting one takes many seconds under emulation.
+// TestGuest tests everything with one guest, because booting one takes many seconds under emulation.
 func TestGuest(t *testing.T) {
 	m := newGuest(t, 64*mib)
 	m.addDisk("sata", 32*mib)
@@ -179,7 +179,7 @@ func infoMerges(m *machine) {
 		m.Errorf("disks %+v", d)
 	}
 
-	// While it is frozen the agent answers nothing else; what it said stays.
+	// While the guest is frozen, the agent answers nothing else. Its last answers stay.
 	froze := m.freeze()
 	frozen := m.info()
 	if frozen.GuestOS == nil || *frozen.GuestOS != *got.GuestOS || len(frozen.Interfaces[0].IPs) == 0 {
@@ -198,7 +198,7 @@ func (m *machine) freeze() int {
 	return n
 }
 
-// thaw wants that many file systems to have been frozen until now.
+// thaw checks that this many file systems were frozen until now.
 func (m *machine) thaw(want int) {
 	m.Helper()
 	if got, err := m.Thaw(m.Context()); err != nil || got != want {
@@ -228,7 +228,7 @@ func frozenBackup(m *machine) {
 	}
 	sameBytes(m, reference, target)
 
-	// The incremental has the overwritten, deleted and trimmed parts; read through its chain it is the disk.
+	// The incremental has the overwritten, deleted and trimmed parts. Read through its chain, it equals the disk.
 	froze = m.freeze()
 	reference, next := m.reference("d0", "c1"), m.target("d0", "c1")
 	m.begin(Backup{Checkpoint: "c1", Disks: []BackupDisk{{Volume: "d0", Target: next, Incremental: "c0"}}})
@@ -245,7 +245,7 @@ func frozenBackup(m *machine) {
 	run(m, "e2fsck", "-f", "-n", restored)
 }
 
-// thawedInTheGuest has a file system thawed without the agent, which still calls the guest frozen.
+// thawedInTheGuest thaws a file system without the agent, which still reports the guest as frozen.
 func thawedInTheGuest(m *machine) {
 	const word = "thawed by hand"
 	m.exec("(until fsfreeze --unfreeze /disks/serial-0; do sleep 0.1; done; echo " + word + " > /dev/console) >/dev/null 2>&1 &")
@@ -285,7 +285,7 @@ func shutsDown(m *machine) {
 func TestSilentAgent(t *testing.T) {
 	m := newGuest(t, 64*mib)
 	m.boot()
-	// A stopped agent keeps its channel open and says nothing.
+	// A stopped agent keeps its channel open but does not answer.
 	pid := m.exec("pidof qemu-ga")
 	m.exec("(sleep 1; kill -STOP " + pid + "; sleep 25; kill -CONT " + pid + ") >/dev/null 2>&1 &")
 	domaintest.Eventually(t, 30*time.Second, "the agent is silent", func() bool {

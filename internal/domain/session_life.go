@@ -12,7 +12,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Start defines the domain of this document and starts it. One that runs already is left as it is.
+// Start defines the domain of this document and starts it. A domain that is already running is not changed.
 func (s *Session) Start(ctx context.Context, xml string) error {
 	_, err := call(ctx, func() (struct{}, error) { return struct{}{}, s.start(xml) })
 	if err != nil {
@@ -42,12 +42,12 @@ func (s *Session) start(xml string) error {
 	return errors.Join(d.Create(), d.Free())
 }
 
-// agentShutdownWait is how long ShutdownRequest waits for the agent's answer. An agent that obeys does not
-// answer at all; libvirt takes the end of the guest for the answer.
+// agentShutdownWait is how long ShutdownRequest waits for the agent's answer. An agent that obeys does not answer at
+// all; libvirt takes the end of the guest as the answer.
 const agentShutdownWait = 2 * time.Second
 
-// ShutdownRequest asks the guest to power off: with the power button, and through the agent if it is
-// connected. It does not wait for the guest to obey; the lifecycle event tells.
+// ShutdownRequest asks the guest to power off: with the power button, and through the agent if it is connected. It
+// does not wait for the guest to obey; the lifecycle event reports that.
 func (s *Session) ShutdownRequest(ctx context.Context) error {
 	button := s.with(ctx, "press the power button", func(d *libvirt.Domain) error {
 		return d.ShutdownFlags(libvirt.DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
@@ -73,8 +73,8 @@ func (s *Session) ShutdownRequest(ctx context.Context) error {
 	return errors.Join(button, asked)
 }
 
-// Destroy ends QEMU: with SIGTERM, on which it closes the disks and saves the bitmaps, and with SIGKILL only if it
-// does not go within libvirt's patience (about 15 seconds). A domain that does not run is no error.
+// Destroy ends QEMU. libvirt sends SIGTERM, on which QEMU closes the disks and saves the bitmaps, and SIGKILL only if QEMU
+// has not exited after 10 seconds (virProcessKillPainfully). A domain that is not running is no error.
 func (s *Session) Destroy(ctx context.Context) error {
 	err := s.with(ctx, "destroy domain", func(d *libvirt.Domain) error {
 		return d.DestroyFlags(libvirt.DOMAIN_DESTROY_DEFAULT)
@@ -85,7 +85,7 @@ func (s *Session) Destroy(ctx context.Context) error {
 	return err
 }
 
-// Resume lets a paused guest go on. A guest that runs is no error.
+// Resume resumes a paused guest. A running guest is no error.
 func (s *Session) Resume(ctx context.Context) error {
 	return s.with(ctx, "resume domain", func(d *libvirt.Domain) error {
 		state, _, err := d.GetState()
@@ -96,7 +96,7 @@ func (s *Session) Resume(ctx context.Context) error {
 	})
 }
 
-// Info says what the domain does. ErrNotFound: there is none. What only the agent knows is as old as its
+// Info returns the state of the domain. ErrNotFound: there is no domain. What only the agent knows is as old as its
 // last answer.
 func (s *Session) Info(ctx context.Context) (Info, error) {
 	return query(ctx, s, "domain info", s.info)

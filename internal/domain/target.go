@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TargetClusterBytes is the cluster size of a backup's files: the granularity of the bitmaps, so that an
-// incremental backup writes what is dirty and no more.
+// TargetClusterBytes is the cluster size of a backup's files. It is the granularity of the bitmaps, so that an
+// incremental backup writes the dirty clusters and no more.
 const TargetClusterBytes = 64 << 10
 
-// CreateTarget makes the qcow2 file that libvirt writes a disk's backup into: virtualBytes large, without a
+// CreateTarget creates the qcow2 file that libvirt writes a disk's backup into, with a size of virtualBytes and no
 // backing file. It fails if the file exists. ErrNoSpace: the file system is full.
 func CreateTarget(ctx context.Context, path string, virtualBytes int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -33,9 +33,9 @@ func CreateTarget(ctx context.Context, path string, virtualBytes int64) error {
 	return nil
 }
 
-// SetBacking writes into the qcow2 file at path that its backing file is the qcow2 at relativeBacking, relative to path's
-// directory. Neither file's data is read or changed. The change is durable when it returns. ErrInvalid: the file is not what CreateTarget made:
-// others write to the target, too.
+// SetBacking makes the qcow2 file at relativeBacking, relative to path's directory, the backing file of the qcow2
+// file at path. It neither reads nor changes the data of either file. The change is durable when it returns.
+// ErrInvalid: the file is not what CreateTarget made; others can write to the target, too.
 func SetBacking(ctx context.Context, path, relativeBacking string) error {
 	if err := setBacking(ctx, path, relativeBacking); err != nil {
 		return fmt.Errorf("set backing file of %s to %s: %w", path, relativeBacking, err)
@@ -57,8 +57,8 @@ func setBacking(ctx context.Context, path, relativeBacking string) error {
 	return errors.Join(err, f.Close())
 }
 
-// plainImage makes sure that a file is a qcow2 image as CreateTarget makes them. QEMU opens the data file that a header names, wherever it is
-// (QEMU's docs/interop/qcow2.txt, "Header": incompatible features).
+// plainImage checks that a file is a qcow2 image as CreateTarget makes them. QEMU opens the data file that a header
+// names, wherever it is (QEMU's docs/interop/qcow2.txt, "Header": incompatible features).
 func plainImage(f *os.File) error {
 	var b [80]byte
 	info, err := f.Stat()
@@ -76,13 +76,14 @@ func plainImage(f *os.File) error {
 	return nil
 }
 
-// childFile opens, in a child, the file that qemuImg gave it, whatever the file's path leads to now.
+// childFile is the path at which a child opens the file that qemuImg passed to it, wherever the file's own path leads
+// now.
 const childFile = "/proc/self/fd/3"
 
-// qemuEnvironment is all that QEMU's programs get: errors are told apart by their words (isNoSpace).
+// qemuEnvironment is the whole environment of QEMU's programs: isNoSpace recognizes errors by their text.
 var qemuEnvironment = []string{"LC_ALL=C"}
 
-// qemuImg runs qemu-img with one file, childFile; an error has its words.
+// qemuImg runs qemu-img with one file, childFile. An error contains its messages.
 func qemuImg(ctx context.Context, f *os.File, args ...string) error {
 	cmd := exec.CommandContext(ctx, "qemu-img", args...)
 	cmd.Env, cmd.ExtraFiles = qemuEnvironment, []*os.File{f}
@@ -94,7 +95,7 @@ func qemuImg(ctx context.Context, f *os.File, args ...string) error {
 	return nil
 }
 
-// classify puts a failed write into ErrNoSpace where it belongs.
+// classify wraps a failed write in ErrNoSpace if the file system was full.
 func classify(err error) error {
 	if isNoSpace(err) {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
@@ -102,11 +103,11 @@ func classify(err error) error {
 	return err
 }
 
-// noSpace are the errors of a file system that takes no more: full, or over its quota.
+// noSpace are the errors of a file system that accepts no more data: full, or over its quota.
 var noSpace = []error{unix.ENOSPC, unix.EDQUOT}
 
-// isNoSpace says whether a file system was full. QEMU reports a failed block job in words only (those of
-// strerror in the C locale, in which libvirtd and QEMU run here), so that words are all there is to look at.
+// isNoSpace says whether a file system was full. QEMU reports a failed block job in words only (those of strerror in
+// the C locale, in which libvirtd and QEMU run here), so the text is all there is to check.
 func isNoSpace(err error) bool {
 	for _, full := range noSpace {
 		if errors.Is(err, full) || strings.Contains(strings.ToLower(err.Error()), full.Error()) {

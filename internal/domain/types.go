@@ -8,17 +8,17 @@ import (
 // AgentChannel is the name of the virtio channel of the QEMU guest agent.
 const AgentChannel = "org.qemu.guest_agent.0"
 
-// State is what a domain does.
+// State is the state of a domain.
 type State string
 
 const (
-	// StateRunning: the guest runs.
+	// StateRunning: the guest is running.
 	StateRunning State = "Running"
-	// StatePaused: the guest's processors stand still; Reason says why.
+	// StatePaused: the guest's processors are stopped; Reason says why.
 	StatePaused State = "Paused"
-	// StateShuttingDown: the guest has powered off and QEMU ends.
+	// StateShuttingDown: the guest has powered off and QEMU is exiting.
 	StateShuttingDown State = "ShuttingDown"
-	// StateShutOff: there is no QEMU; Reason says how it ended.
+	// StateShutOff: no QEMU is running; Reason says how it ended.
 	StateShutOff State = "ShutOff"
 )
 
@@ -36,13 +36,13 @@ const (
 	ReasonFailed Reason = "Failed"
 	// ReasonIOError: the guest was paused because a disk failed or is full.
 	ReasonIOError Reason = "IOError"
-	// ReasonUser: somebody paused it.
+	// ReasonUser: a user paused it.
 	ReasonUser Reason = "User"
-	// ReasonOther: anything else that libvirt knows.
+	// ReasonOther: any other reason that libvirt gives.
 	ReasonOther Reason = "Other"
 )
 
-// Info is what libvirt and the guest agent say of a domain.
+// Info is what libvirt and the guest agent report about a domain.
 type Info struct {
 	State  State
 	Reason Reason
@@ -57,17 +57,17 @@ type Info struct {
 
 // Interface is a network interface of the guest.
 type Interface struct {
-	// Name is the interface's name in the instance's spec; empty for one that only the agent knows.
+	// Name is the interface's name in the instance's spec. It is empty for an interface that only the agent reports.
 	Name string
 	// MAC is in lower case with colons.
 	MAC string
-	// GuestName and IPs (without prefix length) come from the agent; empty without it.
+	// GuestName and IPs (without prefix length) come from the agent. They are empty without it.
 	GuestName string
 	IPs       []string
 	FromAgent bool
 }
 
-// GuestOS is what the agent says of the operating system, in the words of its os-release.
+// GuestOS is what the agent reports about the operating system, in the terms of its os-release.
 type GuestOS struct {
 	ID, Name, PrettyName, Version, KernelRelease string
 }
@@ -75,14 +75,14 @@ type GuestOS struct {
 // DiskInfo is a disk of the domain.
 type DiskInfo struct {
 	Volume string
-	// Target is libvirt's name of the device, such as vda.
+	// Target is libvirt's device name, such as vda.
 	Target       string
 	VirtualBytes uint64
-	// Tracked says that an overlay is under the disk.
+	// Tracked says that the disk has an overlay.
 	Tracked bool
 }
 
-// Checkpoint is a point in time from which libvirt knows the changes of some disks.
+// Checkpoint is a point in time since which libvirt tracks the changes of some disks.
 type Checkpoint struct {
 	Name string
 	// CreationTime is in whole seconds, as libvirt keeps it.
@@ -91,11 +91,11 @@ type Checkpoint struct {
 	Volumes []string
 }
 
-// Backup is a push backup: libvirt writes each disk's state of one moment into a file.
+// Backup is a push backup: libvirt writes the state of each disk at one moment into a file.
 type Backup struct {
-	// Checkpoint is the name of the checkpoint to make at that moment; empty makes none. A name must never be used twice.
+	// Checkpoint is the name of the checkpoint to create at that moment; empty creates none. Never use a name twice.
 	Checkpoint string
-	// Disks are what is backed up. The domain's other disks are left out.
+	// Disks are the disks to back up. The domain's other disks are left out.
 	Disks []BackupDisk
 }
 
@@ -104,27 +104,29 @@ type BackupDisk struct {
 	Volume string
 	// Target is the path of a file that CreateTarget made.
 	Target string
-	// Incremental is the checkpoint whose changes since then are written; empty writes the whole disk.
+	// Incremental is a checkpoint: only the changes since then are written. Empty writes the whole disk.
 	Incremental string
 }
 
-// BeginFunc starts a prepared backup and returns when its moment is fixed: from then on the guest may write, and the copy
-// goes on in the background until EventBackupCompleted. It is not idempotent: look at BackupJob after an error that is not one of these classes.
+// BeginFunc starts a prepared backup. It returns when the backup's moment is fixed: from then on the guest may write,
+// and the copy continues in the background until EventBackupCompleted. It is not idempotent: check BackupJob after an
+// error of no class listed here.
 //
-// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrNotRunning: the domain does not run.
+// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrNotRunning: the domain is not
+// running.
 type BeginFunc func(ctx context.Context) error
 
-// JobInfo is how the backup job goes or how the last one ended.
+// JobInfo is the progress of the backup job, or the outcome of the last one.
 type JobInfo struct {
-	// Active says that a backup job runs. The other fields are its, or the last job's if none runs.
+	// Active says that a backup job is running. The other fields describe it, or the last job if none is running.
 	Active bool
-	// Known says that there is a job to speak of: without one all other fields are zero.
+	// Known says that there is or was a job. Without one all other fields are zero.
 	Known bool
-	// ProcessedBytes of TotalBytes are done. For an incremental disk the total is the dirty bytes.
+	// ProcessedBytes of TotalBytes are done. For an incremental disk the total counts the dirty bytes.
 	ProcessedBytes, TotalBytes uint64
 	// TempBytes are used in scratch files (pull mode).
 	TempBytes uint64
-	// Err is why the last job failed, with a class if there is one; nil for an active or a successful one.
+	// Err is why the last job failed, wrapped in a class if one fits. It is nil for an active or a successful job.
 	Err error
 }
 
@@ -134,21 +136,21 @@ type EventKind string
 const (
 	// EventLifecycle: State and Reason changed.
 	EventLifecycle EventKind = "Lifecycle"
-	// EventAgent: the guest agent came or went: Connected.
+	// EventAgent: the guest agent connected or disconnected, see Connected.
 	EventAgent EventKind = "Agent"
-	// EventBackupCompleted: a backup job ended: Err is nil on success.
+	// EventBackupCompleted: a backup job ended. Err is nil on success.
 	EventBackupCompleted EventKind = "BackupCompleted"
-	// EventIOError: a disk failed: Volume, Message (libvirt's reason, "enospc" if space ran out), Paused.
+	// EventIOError: a disk failed. Volume, Message (libvirt's reason, "enospc" if space ran out) and Paused are set.
 	EventIOError EventKind = "IOError"
-	// EventThreshold: a block threshold was passed: Message is the device.
+	// EventThreshold: a block threshold was exceeded. Message is the device.
 	EventThreshold EventKind = "Threshold"
-	// EventConnectionClosed: libvirtd is gone; no event follows.
+	// EventConnectionClosed: the connection to libvirtd is gone; no event follows.
 	EventConnectionClosed EventKind = "ConnectionClosed"
-	// EventResync: events were lost, because nobody read them in time; read everything again with Info and BackupJob.
+	// EventResync: events were lost because nobody read them in time. Read everything again with Info and BackupJob.
 	EventResync EventKind = "Resync"
 )
 
-// Event is something that happened to the domain. Which fields mean something depends on Kind.
+// Event is something that happened to the domain. Kind decides which fields have a meaning.
 type Event struct {
 	Kind      EventKind
 	State     State

@@ -16,27 +16,28 @@ type Disk struct {
 	// RawPath is the raw disk: a file, or a device if Block.
 	RawPath string
 	Block   bool
-	// Overlay is the qcow2 file that tracks the disk; empty: not tracked.
+	// Overlay is the qcow2 file that tracks the disk. Empty: the disk is not tracked.
 	Overlay string
 }
 
-// Options are what the instance itself does not say.
+// Options are the settings that the instance itself does not contain.
 type Options struct {
 	// UseEmulation asks for software emulation instead of KVM.
 	UseEmulation bool
 	// Disks has an entry for each disk of the instance.
 	Disks []Disk
-	// KernelPath and InitrdPath are files to boot directly; empty: the disks are booted.
+	// KernelPath and InitrdPath are files to boot directly. Empty: the guest boots from its disks.
 	KernelPath, InitrdPath string
-	// SerialLog is a file that gets what the guest writes to its first serial console; empty: it goes nowhere.
+	// SerialLog is a file that receives the guest's output on its first serial console. Empty: the output is not
+	// logged.
 	SerialLog string
 	// AgentSocketDir is the directory of the guest agent's socket; empty: libvirt chooses.
 	AgentSocketDir string
 }
 
-// DomainXML is the libvirt document of an instance. It is the same whenever it is asked for the same:
-// UUID, hardware addresses, device names and aliases are derived from the instance's namespace and names.
-// ErrInvalid: the instance asks for something that no domain can be.
+// DomainXML returns the libvirt document of an instance. The same input always gives the same document: UUID,
+// hardware addresses, device names and aliases are derived from the instance's namespace and names. ErrInvalid: the
+// instance asks for something that no domain can provide.
 func DomainXML(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (string, error) {
 	d, err := document(vmi, opts)
 	if err != nil {
@@ -72,7 +73,7 @@ func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml
 		CPU:    cpu,
 		OS:     boot,
 		Features: &libvirtxml.DomainFeatureList{
-			ACPI: &libvirtxml.DomainFeature{}, // without it no guest hears the power button
+			ACPI: &libvirtxml.DomainFeature{}, // without it no guest sees the power button
 			APIC: &libvirtxml.DomainFeatureAPIC{},
 		},
 		Clock:      &libvirtxml.DomainClock{Offset: "utc"},
@@ -94,7 +95,7 @@ func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml
 	return d, nil
 }
 
-// processors are the number of virtual CPUs and their topology. Unset numbers are 1.
+// processors returns the number of virtual CPUs and their topology. Unset numbers are 1.
 func processors(cpu *kubevirtv1.CPU, emulation bool) (uint, *libvirtxml.DomainCPU) {
 	sockets, cores, threads := uint32(1), uint32(1), uint32(1)
 	if cpu != nil {
@@ -103,7 +104,7 @@ func processors(cpu *kubevirtv1.CPU, emulation bool) (uint, *libvirtxml.DomainCP
 	out := &libvirtxml.DomainCPU{
 		Topology: &libvirtxml.DomainCPUTopology{Sockets: int(sockets), Cores: int(cores), Threads: int(threads)},
 	}
-	// Under emulation QEMU's default model is what it emulates; on hardware the guest gets what the host has.
+	// Under emulation QEMU emulates its default model; on hardware the guest gets the host's model.
 	if !emulation {
 		out.Mode = "host-model"
 	}
@@ -130,11 +131,11 @@ func bootOS(spec *kubevirtv1.DomainSpec, opts Options) (*libvirtxml.DomainOS, er
 	return out, nil
 }
 
-// devices are all but the disks.
+// devices returns all devices but the disks.
 func devices(vmi *kubevirtv1.VirtualMachineInstance, opts Options) *libvirtxml.DomainDeviceList {
 	spec := &vmi.Spec.Domain.Devices
 	out := &libvirtxml.DomainDeviceList{
-		// No USB: its controller wakes an idle guest's QEMU a thousand times a second.
+		// No USB: its controller wakes the QEMU of an idle guest a thousand times a second.
 		Controllers: []libvirtxml.DomainController{{Type: "usb", Model: "none"}},
 		MemBalloon:  &libvirtxml.DomainMemBalloon{Model: "none"},
 		Panics:      []libvirtxml.DomainPanic{{Model: "isa"}},
@@ -178,9 +179,10 @@ func serialConsole(log string) libvirtxml.DomainSerial {
 	return out
 }
 
-// networkInterface is one interface behind QEMU's own network stack: the guest reaches what the pod reaches, through an
-// address translation that needs no privilege, no bridge and no second process. passt would also let others reach the guest; it
-// wants a user namespace, which the runtime's default seccomp profile refuses to this pod.
+// networkInterface returns an interface behind QEMU's own network stack. The guest reaches whatever the pod reaches,
+// through an address translation that needs no privilege, no bridge and no second process. passt would also let
+// others reach the guest, but it needs a user namespace, which the runtime's default seccomp profile denies to this
+// pod.
 func networkInterface(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Interface) libvirtxml.DomainInterface {
 	model := i.Model
 	if model == "" {
@@ -191,7 +193,7 @@ func networkInterface(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Inte
 		MAC:    &libvirtxml.DomainInterfaceMAC{Address: MAC(vmi, i)},
 		Source: &libvirtxml.DomainInterfaceSource{User: &libvirtxml.DomainInterfaceSourceUser{}},
 		Model:  &libvirtxml.DomainInterfaceModel{Type: model},
-		// Nothing boots from the network; without the ROM the firmware does not wait for it.
+		// Nothing boots from the network. Without the ROM the firmware does not wait for it.
 		ROM: &libvirtxml.DomainROM{Enabled: "no"},
 	}
 }

@@ -41,7 +41,8 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 			Name:  "qemu",
 			Type:  "raw",
 			Cache: "none",
-			// A full or failing volume stops the guest until somebody mends it; it never gives the guest an I/O error.
+			// A full or failing volume stops the guest until somebody repairs the volume. The guest never sees an I/O
+			// error.
 			ErrorPolicy: "stop",
 			Discard:     "unmap",
 		},
@@ -51,7 +52,8 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 		Alias:  &libvirtxml.DomainAlias{Name: aliasPrefix + spec.Name},
 	}
 	if source.Block {
-		// A device takes native asynchronous I/O without blocking; a sparse file may not, and keeps QEMU's threads.
+		// A device supports native asynchronous I/O without blocking. A sparse file may block, so it keeps QEMU's
+		// threads.
 		d.Driver.IO = "native"
 	}
 	if source.Overlay != "" {
@@ -76,7 +78,7 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 	return d, nil
 }
 
-// diskSource is the raw disk itself.
+// diskSource returns the source element of the raw disk itself.
 func diskSource(source Disk) *libvirtxml.DomainDiskSource {
 	if source.Block {
 		return &libvirtxml.DomainDiskSource{Block: &libvirtxml.DomainDiskSourceBlock{Dev: source.RawPath}}

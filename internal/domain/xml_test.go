@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// fullInstance has something of everything that the API has.
+// fullInstance returns an instance with everything that the API supports.
 func fullInstance() (*kubevirtv1.VirtualMachineInstance, Options) {
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm"}}
 	vmi.Spec.Domain = kubevirtv1.DomainSpec{
@@ -52,7 +52,7 @@ func fullInstance() (*kubevirtv1.VirtualMachineInstance, Options) {
 	}
 }
 
-// minimalInstance has what must be there.
+// minimalInstance returns an instance with only what is required.
 func minimalInstance() (*kubevirtv1.VirtualMachineInstance, Options) {
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "small"}}
 	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
@@ -116,7 +116,7 @@ func TestNamesAreStableAndApart(t *testing.T) {
 		return &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	}
 	nic := &kubevirtv1.Interface{Name: "default"}
-	// These are what guests have seen: they never change.
+	// Guests have seen these values, so they must never change.
 	if got, want := UUID(instance("ns", "vm")), "cfadc38b-ddb4-53f3-ba65-e2d82aa083cc"; got != want {
 		t.Errorf("UUID %s, want %s", got, want)
 	}

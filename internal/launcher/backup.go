@@ -15,12 +15,12 @@ import (
 // checkpointsTimeout bounds one call that changes checkpoints, because a stop waits for it.
 const checkpointsTimeout = time.Minute
 
-// errNotUp answers what needs a guest that runs and is not being stopped.
+// errNotUp is the answer to a call that needs a guest that is running and not being stopped.
 func errNotUp(what string) error {
 	return status.Errorf(codes.FailedPrecondition, "%s: the guest does not run or is being stopped", what)
 }
 
-// ready says that checkpoints and backups can be made.
+// ready says that backups can begin and checkpoints can be changed.
 func (l life) ready() bool { return l.up() && !l.stop && l.phase != pb.State_SHUTTING_DOWN }
 
 // BeginBackup implements launcher.proto.
@@ -38,7 +38,7 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 	if !l.currentLife().ready() {
 		return nil, errNotUp("begin backup")
 	}
-	// The job outlives this call; its end is the guest's, a failure or success.
+	// The job outlives this call. The guest's end ends it, as a failure or a success.
 	job, err := push.New(context.Background(), l.pushConfig(), req)
 	if err != nil {
 		return nil, failure(err)
@@ -46,9 +46,9 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 	l.change(func() { l.job = job })
 	l.work.Go(func() {
 		job.Run()
-		l.wakeRefresher() // a checkpoint came, or went again
+		l.wakeRefresher() // a checkpoint was created, or deleted again
 	})
-	// The guest may have ended, or its stop begun, since it was looked at.
+	// The guest may have ended, or its stop begun, since the check above.
 	if now := l.currentLife(); now.ended() {
 		job.GuestEnded(guestEnd(now))
 	}
@@ -81,7 +81,7 @@ func (l *Launcher) AbortBackup(_ context.Context, req *pb.AbortBackupRequest) (*
 	return &pb.AbortBackupResponse{}, nil
 }
 
-// ForgetBackup implements launcher.proto. A backup that runs is not forgotten: FAILED_PRECONDITION.
+// ForgetBackup implements launcher.proto. It does not forget a running backup: FAILED_PRECONDITION.
 func (l *Launcher) ForgetBackup(_ context.Context, req *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {
 	l.operations.Lock()
 	defer l.operations.Unlock()
@@ -135,7 +135,7 @@ func (l *Launcher) DeleteCheckpoints(ctx context.Context, req *pb.DeleteCheckpoi
 	return &pb.DeleteCheckpointsResponse{}, nil
 }
 
-// checkpointsFree says whether checkpoints may be changed.
+// checkpointsFree returns an error if checkpoints must not be changed now.
 func (l *Launcher) checkpointsFree(what string) error {
 	if !l.currentLife().ready() {
 		return errNotUp(what)

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// refreshEvery is how often what has no event is read: addresses and operating system from the guest agent.
+	// refreshEvery is how often data without events is read: addresses and operating system from the guest agent.
 	refreshEvery = 10 * time.Second
-	// refreshTimeout bounds one reading, which may wait for the guest agent.
+	// refreshTimeout bounds one read, which may wait for the guest agent.
 	refreshTimeout = 20 * time.Second
 )
 
-// follow gives events to whom they concern until ctx ends or the guest has.
+// follow handles events until ctx ends or the channel is closed.
 func (l *Launcher) follow(ctx context.Context, events <-chan domain.Event) {
 	for {
 		select {
@@ -52,8 +52,8 @@ func (l *Launcher) handle(e domain.Event) {
 	l.wakeRefresher()
 }
 
-// resync tells a backup what a lost event would have told: that its guest stands still. (The end of its job it
-// finds itself, the rest the refresher.)
+// resync tells a backup what a lost event would have told it: that its guest is paused. (The backup finds the end of
+// its job itself, and the refresher finds the rest.)
 func (l *Launcher) resync() {
 	job := l.currentJob()
 	if job == nil || !job.Running() {
@@ -76,7 +76,7 @@ func (l *Launcher) wakeRefresher() {
 	}
 }
 
-// refreshLoop reads again what libvirt and the agent say: after each event and every 10 seconds.
+// refreshLoop reads the state from libvirt and the agent again: after each event and every 10 seconds.
 func (l *Launcher) refreshLoop(ctx context.Context) {
 	ticker := l.cfg.Clock.NewTicker(refreshEvery)
 	defer ticker.Stop()
@@ -95,13 +95,13 @@ func (l *Launcher) refreshLoop(ctx context.Context) {
 	}
 }
 
-// readAgain also finds what a lost event would have told: the domain's state.
+// readAgain also finds the domain's state, which a lost event would have reported.
 func (l *Launcher) readAgain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	info, err := l.guest.Info(ctx)
 	if err != nil {
-		// A domain on its way out has no information; its end is an event.
+		// A domain that is shutting down has no information. An event reports its end.
 		l.cfg.Log.Debug("read domain", "error", err)
 		return
 	}
@@ -114,7 +114,7 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		if known {
 			l.checkpoints, l.strayBitmaps = checkpoints, stray
 		} else {
-			// Whoever sees the disks relies on the checkpoints being there, too.
+			// A reader who sees the disks expects to see their checkpoints, too.
 			info.Disks = l.info.Disks
 		}
 		if info.State != domain.StateShutOff {
@@ -134,7 +134,7 @@ func (l *Launcher) watchLibvirt(ctx context.Context) {
 	}
 }
 
-// libvirtLost ends QEMU, so that no guest runs that nobody controls, and with it the guest.
+// libvirtLost ends QEMU and with it the guest, so that no guest runs without control.
 func (l *Launcher) libvirtLost(message string) {
 	if l.currentLife().ended() {
 		return

@@ -22,8 +22,8 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-// fakeGuest is a fake of the domain, for what the launcher does around it: a guest that obeys when it is told to.
-// What libvirt really does is tested with the real one (cmd/varve-launcher).
+// fakeGuest is a fake of the domain, to test what the launcher does around it: a guest that obeys when it is told to.
+// The behavior of libvirt itself is tested with the real one (cmd/varve-launcher).
 type fakeGuest struct {
 	mu     sync.Mutex
 	calls  []string
@@ -55,7 +55,7 @@ func (f *fakeGuest) count(name string) int {
 	return n
 }
 
-// is makes the domain enter a state, and says so.
+// is puts the domain into a state and sends the event.
 func (f *fakeGuest) is(state domain.State, reason domain.Reason) {
 	f.mu.Lock()
 	f.info.State, f.info.Reason = state, reason
@@ -63,7 +63,7 @@ func (f *fakeGuest) is(state domain.State, reason domain.Reason) {
 	f.events <- domain.Event{Kind: domain.EventLifecycle, State: state, Reason: reason}
 }
 
-// agent makes the guest agent come or go, and says so.
+// agent connects or disconnects the guest agent and sends the event.
 func (f *fakeGuest) agent(connected bool) {
 	f.mu.Lock()
 	f.info.AgentConnected = connected
@@ -163,7 +163,7 @@ func (f *fakeGuest) DirtyBytes(context.Context, string) (map[string]uint64, erro
 	return map[string]uint64{}, nil
 }
 
-// fakeOverlays keeps what it is told.
+// fakeOverlays records its calls.
 type fakeOverlays struct {
 	mu              sync.Mutex
 	started, clean  []string
@@ -242,7 +242,7 @@ func (f *fakeOverlays) MarkClean(volumes map[string]domain.Opened) error {
 	return nil
 }
 
-// bench is a launcher with everything around it.
+// bench is a launcher with a fake environment.
 type bench struct {
 	*Launcher
 	t        *testing.T
@@ -255,7 +255,7 @@ type bench struct {
 	began    time.Time
 }
 
-// newBench runs a launcher whose guest would have one 1 MiB disk, "root".
+// newBench runs a launcher for a guest with one 1 MiB disk, "root".
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	dir := t.TempDir()

@@ -22,13 +22,13 @@ const (
 	lingerTime = 10 * time.Second
 	// connectTimeout bounds how long libvirtd may take to answer for the first time.
 	connectTimeout = 2 * time.Minute
-	// jobEndTimeout bounds how long a backup may take to end after its guest did.
+	// jobEndTimeout bounds how long a backup may take to end after its guest has ended.
 	jobEndTimeout = time.Minute
 	// emulatorGrace is how long QEMU may take to close its disks after libvirt was lost.
 	emulatorGrace = 20 * time.Second
 )
 
-// Guest is what the launcher needs of the guest's domain; domain.Session is one.
+// Guest is what the launcher needs of the guest's domain. domain.Session implements it.
 type Guest interface {
 	push.Guest
 	Start(ctx context.Context, xml string) error
@@ -40,7 +40,7 @@ type Guest interface {
 	Close() error
 }
 
-// Overlays keeps the files that track the disks; domain.Overlays is one.
+// Overlays keeps the files that track the disks. domain.Overlays implements it.
 type Overlays interface {
 	Prepare(ctx context.Context, volume, rawPath string, id domain.Identity, run domain.Run) (domain.Renewed, error)
 	HandOn(volume, claimUID string, run domain.Run) error
@@ -53,15 +53,15 @@ type Overlays interface {
 	Retain(volumes []string) error
 }
 
-// Paths says where things are.
+// Paths says where the launcher finds its files.
 type Paths struct {
 	DiskFile, DiskDevice func(volume string) string
 	Kernel, Initrd       string
-	// OverlayDir is made below the state volume.
+	// OverlayDir is a directory that the launcher creates on the state volume.
 	OverlayDir string
 }
 
-// PodPaths are those of the launcher pod.
+// PodPaths returns the paths in a launcher pod.
 func PodPaths() Paths {
 	return Paths{
 		DiskFile: layout.DiskFile, DiskDevice: layout.DiskDevice,
@@ -69,7 +69,7 @@ func PodPaths() Paths {
 	}
 }
 
-// Config is what a launcher works with.
+// Config is the configuration of a launcher.
 type Config struct {
 	// Connect opens the session with libvirt. It is called until it succeeds.
 	Connect  func() (Guest, error)
@@ -78,7 +78,7 @@ type Config struct {
 	// OpenTarget opens a utility volume.
 	OpenTarget func(name string) (*target.Volume, error)
 	Paths      Paths
-	// SerialLog gets the guest's serial console. Empty: it goes nowhere.
+	// SerialLog receives the output of the guest's serial console. Empty: the output is not logged.
 	SerialLog string
 	// LibvirtGone is closed when libvirtd has ended.
 	LibvirtGone <-chan struct{}
@@ -88,7 +88,7 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Launcher runs one guest. Make it with New, serve it with Register, and Run it.
+// Launcher runs one guest. Create it with New, serve it with Register, and Run it.
 type Launcher struct {
 	pb.UnimplementedLauncherServer
 	cfg Config
@@ -100,7 +100,7 @@ type Launcher struct {
 	// guestLife ends with the guest.
 	guestLife    context.Context //nolint:containedctx // the guest's life, not a call's
 	endGuestLife context.CancelFunc
-	// ended is closed when the guest has.
+	// ended is closed when the guest has ended.
 	ended chan struct{}
 	// exit is closed when the launcher may end at once; leave is closed when it ends.
 	exit     chan struct{}
@@ -108,9 +108,9 @@ type Launcher struct {
 	leave    chan struct{}
 	// refresh wakes the refresher.
 	refresh chan struct{}
-	// work are the goroutines that Run waits for.
+	// work tracks the goroutines that Run waits for.
 	work sync.WaitGroup
-	// operations is held by whatever changes checkpoints or begins a backup.
+	// operations is held by every call that changes checkpoints or begins a backup.
 	operations sync.Mutex
 
 	mu          sync.Mutex
@@ -121,11 +121,11 @@ type Launcher struct {
 	job         *push.Job
 	info        domain.Info
 	checkpoints []domain.Checkpoint
-	// strayBitmaps are those in the overlays that belong to none of checkpoints.
+	// strayBitmaps are the overlays' bitmaps that belong to none of the checkpoints.
 	strayBitmaps []string
 }
 
-// New makes a launcher without a guest.
+// New returns a launcher without a guest.
 func New(cfg Config) *Launcher {
 	l := &Launcher{
 		cfg:       cfg,
@@ -136,18 +136,18 @@ func New(cfg Config) *Launcher {
 	return l
 }
 
-// Outcome is how a launcher ended.
+// Outcome says how a launcher ended.
 type Outcome struct {
 	// ExitCode is 0 after a shutdown and 1 after a crash or a failed start.
 	ExitCode int
 	End      pb.State_End
 	Message  string
-	// NeverStarted says that Start was never called, so that nothing was done to any disk or overlay.
+	// NeverStarted says that Start was never called, so that no disk and no overlay was touched.
 	NeverStarted bool
 }
 
-// Run connects to libvirt, and returns when the guest has ended and its state was seen. When ctx ends, the guest is
-// shut down within its own grace period.
+// Run connects to libvirt. It returns when the guest has ended and its state was seen. When ctx ends, Run shuts the
+// guest down within the guest's own grace period.
 func (l *Launcher) Run(ctx context.Context) Outcome {
 	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -174,7 +174,7 @@ func (l *Launcher) outcome() Outcome {
 	return Outcome{ExitCode: l.life.exitCode(), End: l.life.end, Message: l.life.message, NeverStarted: l.start == nil}
 }
 
-// afterEnd completes what the guest's end leaves to do before anybody is let go.
+// afterEnd finishes the work that the guest's end leaves, before anyone waiting is released.
 func (l *Launcher) afterEnd() {
 	if job := l.currentJob(); job != nil {
 		timer := l.cfg.Clock.NewTimer(jobEndTimeout)
@@ -186,7 +186,7 @@ func (l *Launcher) afterEnd() {
 		}
 	}
 	if err := l.markClean(); err != nil {
-		// The overlays stay marked as not clean: the next backup is full, and nothing is wrong.
+		// The overlays stay marked as not clean. The next backup is full, and nothing is wrong.
 		l.cfg.Log.Error("overlays not marked as clean", "error", err)
 	}
 }
@@ -206,7 +206,7 @@ func (l *Launcher) freezerWait() {
 	}
 }
 
-// connect opens the session and then follows the domain's events until ctx ends or there are no more.
+// connect opens the session and then follows the domain's events until ctx ends or the channel is closed.
 func (l *Launcher) connect(ctx context.Context) {
 	guest, err := l.dial(ctx)
 	if err != nil {
@@ -224,7 +224,7 @@ func (l *Launcher) connect(ctx context.Context) {
 	}
 }
 
-// dial tries until libvirtd answers.
+// dial retries until libvirtd answers.
 func (l *Launcher) dial(ctx context.Context) (Guest, error) {
 	const every = 100 * time.Millisecond
 	deadline := l.cfg.Clock.Now().Add(connectTimeout)
@@ -249,8 +249,8 @@ func (l *Launcher) dial(ctx context.Context) (Guest, error) {
 	}
 }
 
-// change changes the state behind the mutex and tells everybody who waits for a change. When the guest has
-// ended by it, everything that lives with the guest ends.
+// change runs f, which changes the state, with the mutex held, and wakes everyone who waits for a change. If f ends
+// the guest, everything that lives with the guest ends.
 func (l *Launcher) change(f func()) {
 	l.mu.Lock()
 	wasEnded := l.life.ended()

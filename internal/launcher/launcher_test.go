@@ -26,7 +26,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Every test runs in a bubble of testing/synctest: its timers fire at once, and goroutines that outlive the launcher fail it.
+// Every test runs in a bubble of testing/synctest: its timers fire at once, and a goroutine that outlives the
+// launcher fails it.
 func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -71,7 +72,7 @@ func TestExitEndsTheLingering(t *testing.T) {
 		b := newBench(t)
 		b.up()
 		for range 2 {
-			if _, err := b.Exit(t.Context(), &pb.ExitRequest{}); err != nil { // too early: it waits for the guest's end
+			if _, err := b.Exit(t.Context(), &pb.ExitRequest{}); err != nil { // too early: the launcher waits for the guest's end
 				t.Fatal(err)
 			}
 		}
@@ -151,7 +152,7 @@ func TestStartIsIdempotent(t *testing.T) {
 		}
 		b.guest.is(domain.StateShutOff, domain.ReasonShutdown)
 		synctest.Wait()
-		b.up() // after the end it changes nothing
+		b.up() // after the end, Start changes nothing
 		<-b.outcome
 		if b.guest.count("Start") != 1 {
 			t.Error("started again")
@@ -202,7 +203,8 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
-// TestStart_aDiskThatFailsCostsTheOthersNothing: every overlay is handed on to the run, although no guest comes of it.
+// TestStart_aDiskThatFailsCostsTheOthersNothing: every overlay is handed on to the run, although the guest does not
+// start.
 func TestStart_aDiskThatFailsCostsTheOthersNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b, req := newBench(t), startRequest(t)
@@ -231,7 +233,8 @@ func TestStart_aDiskThatFailsCostsTheOthersNothing(t *testing.T) {
 	})
 }
 
-// TestStart_aDiskOfAnOddSizeIsNotTracked: QEMU's overlays have whole sectors. The guest starts, and the state says why the disk is in no backup.
+// TestStart_aDiskOfAnOddSizeIsNotTracked: QEMU's overlays have whole sectors. The guest starts, and the state says
+// why no backup has the disk.
 func TestStart_aDiskOfAnOddSizeIsNotTracked(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
@@ -254,7 +257,7 @@ func TestStart_aDiskOfAnOddSizeIsNotTracked(t *testing.T) {
 	})
 }
 
-// TestStart_refusesABlankDiskInPlaceOfALostOne: a claim that comes up empty, as when an NFS export is not mounted.
+// TestStart_refusesABlankDiskInPlaceOfALostOne: a claim is empty, for example because an NFS export is not mounted.
 func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -294,7 +297,8 @@ func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 	}
 }
 
-// A launcher that was never told to start a guest says so: the controller takes its run back from the claims by that.
+// A launcher that was never told to start a guest says so. The controller relies on that to withdraw its run from the
+// claims.
 func TestOutcome_saysThatNoStartWasAskedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
@@ -508,7 +512,7 @@ func TestRedefineAndDelete(t *testing.T) {
 	})
 }
 
-// fakeStream is a Watch's other end.
+// fakeStream is the other end of a Watch.
 type fakeStream struct {
 	grpc.ServerStreamingServer[pb.State]
 	ctx   context.Context
@@ -571,7 +575,7 @@ func TestALostEventIsFoundByReading(t *testing.T) {
 	})
 }
 
-// A guest that stands still because of an I/O error ends its backup and goes on, whichever event says so, and even if that
+// A guest that an I/O error has paused ends its backup and continues, whichever event reports it, and even if that
 // event was lost.
 func TestAPauseEndsTheBackupAndTheGuestGoesOn(t *testing.T) {
 	t.Parallel()

@@ -7,23 +7,23 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// life is where the guest is between its start and its end: a value, and functions from one to the next.
-// ENDED is final: what ended the guest first is what counts.
+// life is the state of the guest between its start and its end: a value, and functions from one value to the next.
+// ENDED is final: the first cause of the end counts.
 type life struct {
 	phase   pb.State_Phase
 	end     pb.State_End
 	message string
-	// stop: Shutdown was called. kill: the guest was not left a choice.
+	// stop: Shutdown was called. kill: the guest is being destroyed.
 	stop, kill bool
-	// panicked: the guest's kernel said so before it was gone.
+	// panicked: the guest's kernel reported a panic before the guest was gone.
 	panicked bool
-	// trouble is the last I/O error, for the message of a pause.
+	// trouble describes the last I/O error, for the message of a pause.
 	trouble string
 }
 
 func (l life) ended() bool { return l.phase == pb.State_ENDED }
 
-// up says that there is a guest that backups and checkpoints can be made of.
+// up says that the guest exists: it is running, paused or shutting down.
 func (l life) up() bool {
 	return l.phase == pb.State_RUNNING || l.phase == pb.State_PAUSED || l.phase == pb.State_SHUTTING_DOWN
 }
@@ -36,7 +36,7 @@ func (l life) ending(end pb.State_End, message string) life {
 	return l
 }
 
-// starting: Start was called.
+// starting records that Start was called.
 func (l life) starting() life {
 	if l.phase == pb.State_IDLE {
 		l.phase = pb.State_STARTING
@@ -44,10 +44,10 @@ func (l life) starting() life {
 	return l
 }
 
-// startFailed: there never was a guest.
+// startFailed records that the guest never started.
 func (l life) startFailed(err error) life { return l.ending(pb.State_START_FAILED, err.Error()) }
 
-// started: libvirt says that the domain was created.
+// started records that libvirt has created the domain.
 func (l life) started() life {
 	if l.phase == pb.State_STARTING {
 		l.phase = pb.State_RUNNING
@@ -58,7 +58,7 @@ func (l life) started() life {
 	return l
 }
 
-// stopping: Shutdown was called. A guest that was not started yet ends here.
+// stopping records that Shutdown was called. A guest that has not been started yet ends here.
 func (l life) stopping() life {
 	l.stop = true
 	switch l.phase {
@@ -67,18 +67,18 @@ func (l life) stopping() life {
 	case pb.State_RUNNING, pb.State_PAUSED:
 		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
 	case pb.State_STARTING, pb.State_SHUTTING_DOWN, pb.State_ENDED:
-		// A guest that starts is stopped once it runs (see started); the others need nothing.
+		// A guest that is starting is stopped once it runs (see started). The others need nothing.
 	}
 	return l
 }
 
-// killing: the guest is about to be destroyed.
+// killing records that the guest is about to be destroyed.
 func (l life) killing() life {
 	l.kill = true
 	return l
 }
 
-// lost: libvirt is gone, and the guest with it.
+// lost records that libvirt is gone, and the guest with it.
 func (l life) lost(message string) life {
 	if l.phase == pb.State_IDLE || l.phase == pb.State_STARTING {
 		return l.ending(pb.State_START_FAILED, message)
@@ -86,7 +86,7 @@ func (l life) lost(message string) life {
 	return l.ending(pb.State_CRASHED, message)
 }
 
-// ioError remembers why a pause may follow.
+// ioError records an I/O error, which a pause may follow.
 func (l life) ioError(volume, why string) life {
 	l.trouble = fmt.Sprintf("I/O error on disk %s", volume)
 	if why != "" {
@@ -95,8 +95,8 @@ func (l life) ioError(volume, why string) life {
 	return l
 }
 
-// domain: libvirt says what the domain does. Until it is started that is not believed: a domain that is being created
-// pauses and, if it fails, shuts off, and Start says so itself.
+// domain records the state that libvirt reports. It ignores reports until the guest is started: a domain that is
+// being created pauses and, if that fails, shuts off, and Start itself reports the failure.
 func (l life) domain(state domain.State, reason domain.Reason) life {
 	if !l.up() {
 		return l
@@ -154,7 +154,7 @@ func (l life) clean() bool {
 	return l.end == pb.State_GUEST_SHUTDOWN || l.end == pb.State_REQUESTED_SHUTDOWN || l.end == pb.State_KILLED
 }
 
-// exitCode is the launcher's.
+// exitCode returns the launcher's exit code.
 func (l life) exitCode() int {
 	if l.end == pb.State_CRASHED || l.end == pb.State_START_FAILED || l.end == pb.State_END_UNSPECIFIED {
 		return 1

@@ -16,16 +16,16 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/push"
 )
 
-// watchEvery is the least time between two states of one Watch.
+// watchEvery is the minimum time between two states of one Watch.
 const watchEvery = 250 * time.Millisecond
 
-// Register serves the launcher on a gRPC server.
+// Register registers the launcher on a gRPC server.
 func (l *Launcher) Register(s grpc.ServiceRegistrar) { pb.RegisterLauncherServer(s, l) }
 
 // Start implements launcher.proto.
 func (l *Launcher) Start(ctx context.Context, req *pb.StartRequest) (*pb.StartResponse, error) {
 	s := l.begin(req)
-	if s == nil { // stopped before it was started
+	if s == nil { // stopped before the start
 		return &pb.StartResponse{}, nil
 	}
 	select {
@@ -39,7 +39,7 @@ func (l *Launcher) Start(ctx context.Context, req *pb.StartRequest) (*pb.StartRe
 	return &pb.StartResponse{}, nil
 }
 
-// Watch implements launcher.proto. It ends with the launcher, after the last state was sent.
+// Watch implements launcher.proto. It ends with the launcher, after it has sent the last state.
 func (l *Launcher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.State]) error {
 	ctx := stream.Context()
 	var sent *pb.State
@@ -64,7 +64,7 @@ func (l *Launcher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[p
 	}
 }
 
-// pause waits until the next state may be sent, and says whether the caller has gone.
+// pause waits until the next state may be sent, and says whether the caller is gone.
 func (l *Launcher) pause(ctx context.Context) bool {
 	timer := l.cfg.Clock.NewTimer(watchEvery)
 	defer timer.Stop()
@@ -98,7 +98,7 @@ func (l *Launcher) Exit(context.Context, *pb.ExitRequest) (*pb.ExitResponse, err
 	return &pb.ExitResponse{}, nil
 }
 
-// codeOf maps the classes of errors to gRPC's.
+// codeOf maps the classes of errors to gRPC codes.
 func codeOf(err error) codes.Code {
 	switch {
 	case errors.Is(err, push.ErrRequest), errors.Is(err, domain.ErrInvalid):

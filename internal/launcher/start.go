@@ -23,24 +23,25 @@ const (
 	startTimeout = 5 * time.Minute
 	// sectorBytes divides the size of every disk that can be tracked.
 	sectorBytes = 512
-	// defaultGrace is terminationGracePeriodSeconds' default.
+	// defaultGrace is the default of terminationGracePeriodSeconds.
 	defaultGrace = 30 * time.Second
 )
 
-// start is the one start of the guest. Its fields but done are valid once done is closed; disks from then on never change.
+// start is the one start of the guest. Its fields other than done are valid once done is closed. After that, disks
+// never change.
 type start struct {
 	done    chan struct{}
 	err     error
 	grace   time.Duration
 	disks   map[string]push.Disk
 	renewed map[string]domain.Renewed
-	// untracked says why volumes that were to be tracked are not.
+	// untracked says why volumes are not tracked although they should be.
 	untracked map[string]string
-	// tracked are the volumes with an overlay. Set before the overlays are marked as started.
+	// tracked are the volumes with an overlay. It is set before the overlays are marked as started.
 	tracked map[string]domain.Opened
 }
 
-// begin starts the guest, once, and goes on whatever becomes of the caller.
+// begin starts the guest, once. The start continues no matter what happens to the caller.
 func (l *Launcher) begin(req *pb.StartRequest) *start {
 	var begun *start
 	l.change(func() {
@@ -102,14 +103,14 @@ func (l *Launcher) startGuest(ctx context.Context, s *start, req *pb.StartReques
 	}
 	if err := l.guest.Start(ctx, xml); err != nil {
 		if ctx.Err() != nil {
-			return err // libvirt may still be at it, so the disks may still be opened
+			return err // libvirt may still be starting it, so the disks may still be opened
 		}
 		return errors.Join(err, l.markNotStarted(s))
 	}
 	return nil
 }
 
-// markNotStarted keeps the overlays of a guest that could not be started as they were.
+// markNotStarted restores the marks of the overlays if the guest could not be started.
 func (l *Launcher) markNotStarted(s *start) error {
 	if len(s.tracked) == 0 {
 		return nil
@@ -130,7 +131,7 @@ func (l *Launcher) options(vmi *kubevirtv1.VirtualMachineInstance, req *pb.Start
 	return opts
 }
 
-// prepareDisks makes every volume's raw disk ready, and the overlays of those that are to be tracked.
+// prepareDisks makes every volume's raw disk ready, and the overlays of the volumes that are to be tracked.
 func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.VirtualMachineInstance, req *pb.StartRequest) ([]domain.Disk, error) {
 	var eligible []string
 	if req.ChangedBlockTracking {
@@ -144,7 +145,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 			return nil, err
 		}
 	}
-	// Before anything is removed that knows of a disk.
+	// This must come before Retain removes anything that knows about a disk.
 	if err := l.refuseLostDisks(req); err != nil {
 		return nil, err
 	}
@@ -193,7 +194,8 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 	return disks, errors.Join(errs...)
 }
 
-// handOn hands every overlay on to this run, before anything that may fail: a start that fails must cost no disk its base.
+// handOn hands every overlay on to this run, before anything that can fail: a failed start must not cost any disk its
+// base.
 func (l *Launcher) handOn(req *pb.StartRequest, eligible []string) error {
 	for _, source := range req.Disks {
 		if !slices.Contains(eligible, source.Volume) {
@@ -224,7 +226,8 @@ func (l *Launcher) rawDisk(source *pb.DiskSource) (domain.Disk, int64, error) {
 	return disk, size, err
 }
 
-// refuseLostDisks looks for disks that the claims, or the overlays of a tracked machine, know of and that are not there.
+// refuseLostDisks looks for disks that the claims, or the overlays of a tracked machine, know about but that are
+// missing.
 func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 	var errs []error
 	for _, source := range req.Disks {
@@ -238,10 +241,11 @@ func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 	return errors.Join(errs...)
 }
 
-// refuseLostDisk is an error if the claim has no disk and is known to have had one: a blank disk in its place would hide the loss.
+// refuseLostDisk returns an error if the claim has no disk but is known to have had one. A blank disk in its place
+// would hide the loss.
 func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string, tracked bool) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		return nil // what else may be wrong with it is found by whoever opens it
+		return nil // whoever opens the disk finds any other problem with it
 	}
 	had := ""
 	if source.HadDisk {
@@ -263,7 +267,8 @@ func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string, tracked bo
 		"To start with a blank disk, set the annotation %s of the claim to another value", rawdisk.ErrUnusable, had, layout.AnnotationContentGeneration)
 }
 
-// markStarted takes back that the overlays are clean. From here on only markClean can say so again, or markNotStarted.
+// markStarted withdraws the mark that the overlays are clean. From here on only markClean or markNotStarted can
+// restore it.
 func (l *Launcher) markStarted(s *start, disks []domain.Disk, req *pb.StartRequest) error {
 	runs := map[string]string{}
 	for _, source := range req.Disks {
@@ -284,7 +289,7 @@ func (l *Launcher) markStarted(s *start, disks []domain.Disk, req *pb.StartReque
 	return l.cfg.Overlays.MarkStarted(volumes)
 }
 
-// markClean marks the overlays as clean, after a clean end only.
+// markClean marks the overlays as clean, but only after a clean end.
 func (l *Launcher) markClean() error {
 	l.mu.Lock()
 	state, s, stopped := l.life, l.start, l.stop
@@ -298,7 +303,7 @@ func (l *Launcher) markClean() error {
 	return l.cfg.Overlays.MarkClean(s.tracked)
 }
 
-// makeOverlayDir makes the directory of the overlays. The state volume that it is on must be there.
+// makeOverlayDir creates the directory of the overlays. Its state volume must exist.
 func makeOverlayDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("changed block tracking needs the state volume: %w", err)
@@ -306,7 +311,7 @@ func makeOverlayDir(dir string) error {
 	return nil
 }
 
-// grace is how long the guest has to shut down when nobody says otherwise.
+// grace returns how long the guest has to shut down if nobody says otherwise.
 func (l *Launcher) grace() time.Duration {
 	l.mu.Lock()
 	s := l.start

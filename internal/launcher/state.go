@@ -7,7 +7,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// State is everything that is known now, and a channel that is closed at the next change.
+// State returns everything that is known now, and a channel that is closed at the next change.
 func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 	frozen := l.frozen()
 	l.mu.Lock()
@@ -53,7 +53,7 @@ func guestOS(os *domain.GuestOS) *pb.GuestOS {
 	return &pb.GuestOS{Id: os.ID, Name: os.Name, PrettyName: os.PrettyName, Version: os.Version, KernelRelease: os.KernelRelease}
 }
 
-// disks joins what libvirt says with why an overlay was renewed at this start.
+// disks combines libvirt's data with why an overlay was renewed at this start.
 func disks(from []domain.DiskInfo, s *start) []*pb.Disk {
 	var out []*pb.Disk
 	for _, d := range from {

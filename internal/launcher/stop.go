@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// askEvery is how often the guest is asked to shut down: an early boot, and some installers, miss the first time.
+	// askEvery is how often the guest is asked to shut down: a guest in early boot, and some installers, miss the
+	// first request.
 	askEvery = 5 * time.Second
 	// askTimeout bounds one request.
 	askTimeout = 10 * time.Second
@@ -20,28 +21,30 @@ const (
 	destroyTimeout = 30 * time.Second
 	giveUpAfter    = 2 * time.Minute
 	destroyEvery   = 2 * time.Second
-	// sigkillAfter is before libvirt's SIGKILL, which follows its SIGTERM after 10 seconds (virProcessKillPainfully). A
-	// domain that was destroyed within it ended by SIGTERM, and closed its disks.
+	// sigkillAfter is shorter than the time after which libvirt's SIGTERM is followed by SIGKILL, 10 seconds
+	// (virProcessKillPainfully). A domain that was destroyed within it was ended by SIGTERM, and closed its disks.
 	sigkillAfter = 9 * time.Second
 )
 
-// stop is the guest's stopping. It begins with the first call of Stop.
+// stop is the stop of the guest. It begins with the first call of Stop.
 type stop struct {
-	// deadline is when the guest is killed, and sooner wakes whoever waits for it. Both are behind the launcher's mutex.
+	// deadline is when the guest is killed, and closing sooner wakes whoever waits for it. The launcher's mutex
+	// guards both.
 	deadline time.Time
 	sooner   chan struct{}
-	// slow: destroying took so long that libvirt may have used SIGKILL. finished is closed when that is known.
+	// slow: destroying took so long that libvirt may have used SIGKILL. finished is closed when slow is final.
 	slow     bool
 	finished chan struct{}
 }
 
-// mayBeDirty says that QEMU may have been killed. It waits for the end of the stop, which the guest's end is the reason for.
+// mayBeDirty says that QEMU may have been killed. It waits until the stop, which the guest's end ends, is finished.
 func (s *stop) mayBeDirty() bool {
 	<-s.finished
 	return s.slow
 }
 
-// Stop asks the guest to shut down and kills it after the grace period. It returns at once. A later call can only shorten the wait.
+// Stop asks the guest to shut down and kills it after the grace period. It returns at once. A later call can only
+// shorten the wait.
 func (l *Launcher) Stop(grace time.Duration) {
 	deadline := l.cfg.Clock.Now().Add(grace)
 	var begun *stop
@@ -98,9 +101,9 @@ func (l *Launcher) timeLeft(s *stop) (time.Duration, <-chan struct{}) {
 	return s.deadline.Sub(l.cfg.Clock.Now()), s.sooner
 }
 
-// failJob ends a running backup first: libvirt would lose it in any case, and here it is cleaned up in order.
+// failJob first ends a running backup. libvirt would lose it in any case, and here it is cleaned up in order.
 func (l *Launcher) failJob() {
-	// Whoever is about to begin one has done so, or sees the stop.
+	// With the lock, a call that was about to begin a backup has begun it; a later call sees the stop.
 	l.operations.Lock()
 	job := l.currentJob()
 	l.operations.Unlock()
@@ -118,7 +121,7 @@ func (l *Launcher) failJob() {
 	}
 }
 
-// ask asks once. A paused guest hears nothing, so it is resumed.
+// ask asks once. A paused guest cannot react, so it is resumed.
 func (l *Launcher) ask() {
 	ctx, cancel := context.WithTimeout(l.guestLife, askTimeout)
 	defer cancel()
@@ -152,7 +155,7 @@ func (l *Launcher) destroy(s *stop) {
 			return
 		case <-timer.C():
 		}
-		// The event may have been lost: Info tells as well.
+		// The event may have been lost. The refresher's Info finds the end as well.
 		l.wakeRefresher()
 		if l.cfg.Clock.Now().After(giveUp) {
 			message := fmt.Sprintf("libvirt could not end the guest: %v", err)

@@ -1,3 +1,3 @@
-// Package admission tests what the API server itself holds: the rules and the texts of the CRDs, their columns, and the
-// ValidatingAdmissionPolicies of deploy/admission. Nothing of Varve runs.
+// Package admission tests what the API server itself enforces: the rules and messages of the CRDs, their columns, and
+// the ValidatingAdmissionPolicies of deploy/admission. No part of Varve runs.
 package admission

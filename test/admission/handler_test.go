@@ -24,14 +24,14 @@ const (
 	unbound     = "a handler's token must be bound to its pod and node"
 )
 
-// placed is a machine's objects, all of which are about node-b.
+// placed is the objects of one machine, all of which belong to node-b.
 type placed struct {
 	vmi     *kubevirtv1.VirtualMachineInstance
 	backup  *backupv1.VirtualMachineBackup
 	tracker *backupv1.VirtualMachineBackupTracker
 }
 
-// place makes an instance that runs on node-b, a backup of it that is being copied, and its tracker with two disks.
+// place creates an instance that runs on node-b, a backup of it that is being copied, and its tracker with two disks.
 func place(t *testing.T) placed {
 	t.Helper()
 	ns := cluster.Namespace(t)
@@ -61,16 +61,16 @@ func place(t *testing.T) placed {
 	return p
 }
 
-// machine is what a handler's events are about.
+// machine returns the reference that a handler's events are about.
 func (p *placed) machine() corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Namespace: p.vmi.Namespace, Name: p.vmi.Name}
 }
 
-// attack is what a handler writes that it must not write.
+// attack is a write that a handler must not make.
 type attack struct {
 	name string
 	edit func(*placed) client.Object
-	// says is the refusal on the object's own node. Empty: what the edit does is a handler's work there.
+	// says is the refusal on the object's own node. Empty: a handler may make this edit there.
 	says string
 }
 
@@ -149,7 +149,7 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 			o := a.edit(&p)
 			copied := func() client.Object { return o.DeepCopyObject().(client.Object) }
 			_, tracker := o.(*backupv1.VirtualMachineBackupTracker)
-			// A token without a node meets several policies, and which one speaks is not defined.
+			// A token without a node violates several policies, and it is undefined which one answers.
 			why := []string{unbound}
 			if !tracker {
 				why = append(why, notThisNode)
@@ -158,7 +158,7 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 				why = append(why, a.says)
 			}
 			refused(t, cluster.Client(t, controlplane.UnboundHandler).Status().Update(t.Context(), copied()), why...)
-			if !tracker { // whose node it is, the webhook says
+			if !tracker { // for trackers the webhook checks the node
 				refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Status().Update(t.Context(), copied()), notThisNode)
 			}
 			err := cluster.Client(t, controlplane.HandlerOn("node-b")).Status().Update(t.Context(), copied())
@@ -172,7 +172,7 @@ func TestHandler_hasNoAuthorityOverOtherNodes(t *testing.T) {
 	}
 }
 
-// TestHandler_tokenMustBeBound writes what no policy but that of tokens keeps from a handler.
+// TestHandler_tokenMustBeBound makes writes that only the policy for tokens denies a handler.
 func TestHandler_tokenMustBeBound(t *testing.T) {
 	t.Parallel()
 	p := place(t)
@@ -192,7 +192,7 @@ func TestHandler_tokenMustBeBound(t *testing.T) {
 	}
 }
 
-// event is one that a handler writes.
+// event returns an event as a handler writes them.
 func event(about corev1.ObjectReference) *eventsv1.Event {
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: about.Namespace, GenerateName: "event-"}, EventTime: metav1.NowMicro(),
@@ -200,7 +200,8 @@ func event(about corev1.ObjectReference) *eventsv1.Event {
 	}
 }
 
-// TestHandler_tellsOfMachinesAlone: events are how people learn what happened, and a handler's are about what it does.
+// TestHandler_tellsOfMachinesAlone: people rely on events to learn what happened, so a handler may write events only
+// about what it does.
 func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	t.Parallel()
 	p := place(t)
@@ -223,7 +224,7 @@ func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	}), text)
 }
 
-// A handler that finds an ended backup, or one that is the controller's at the moment, leaves it as it is.
+// A handler cannot change a backup that has ended or that is currently the controller's.
 func TestHandler_leavesOtherPhasesAlone(t *testing.T) {
 	t.Parallel()
 	for from, to := range map[backupv1.BackupPhase]backupv1.BackupPhase{
@@ -238,7 +239,7 @@ func TestHandler_leavesOtherPhasesAlone(t *testing.T) {
 	}
 }
 
-// TestHandler_tokenOfAPodNamesItsNode uses real tokens: the API server itself says on which node their pod is.
+// TestHandler_tokenOfAPodNamesItsNode uses real tokens: the API server itself adds the node of their pod.
 func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
 	t.Parallel()
 	admitted(t, cluster.InstallRoles(t.Context()))
@@ -247,7 +248,7 @@ func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
 		admitted(t, admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}))
 	}
 	p := place(t)
-	// The handler's role lets it patch an instance's status, and nothing else.
+	// The handler's role allows it to patch an instance's status, and nothing else.
 	mounted := func(node string) error {
 		now := p.vmi.DeepCopy()
 		now.Status.VolumeStatus[0].Phase = kubevirtv1.VolumeMountedToPod
@@ -259,7 +260,8 @@ func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
 	admitted(t, mounted("node-b"))
 }
 
-// withToken is a client with a token of the handler's service account, bound to a pod on the node; node "": bound to nothing.
+// withToken returns a client with a token of the handler's service account, bound to a pod on the node. With node ""
+// it is not bound.
 func withToken(t *testing.T, node string) client.Client {
 	t.Helper()
 	admin := cluster.Client(t, controlplane.Admin)

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// tenant is a user who may edit machines, pods and claims of a namespace, and no more.
+// tenant returns the client of a user who may edit machines, pods and claims of a namespace, and no more.
 func tenant(t *testing.T, ns string) client.Client {
 	t.Helper()
 	admitted(t, cluster.InstallRoles(t.Context()))
@@ -133,7 +133,7 @@ func TestMetadata_ofPodsIsNotForged(t *testing.T) {
 	}
 }
 
-// The API server lets whoever may write a pod's status change its labels and finalizers, too.
+// The API server allows whoever may write a pod's status to change its labels and finalizers, too.
 func TestMetadata_ofPodsIsNotForgedByStatus(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)

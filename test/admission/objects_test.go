@@ -78,7 +78,7 @@ func utility(name, claim string) kubevirtv1.UtilityVolume {
 	}
 }
 
-// refused fails the test unless err is the API server's refusal with one of these texts.
+// refused fails the test unless err is a refusal by the API server with one of these texts.
 func refused(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	switch {

@@ -48,7 +48,7 @@ func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
 	refused(t, user.Update(t.Context(), vmi.DeepCopy()), notYours)
 	admitted(t, varve.Update(t.Context(), vmi))
 
-	// What stands there does not keep others from what they may write.
+	// Existing utility volumes do not keep others from the writes that they may make.
 	vmi.Labels = map[string]string{"mine": "yes"}
 	admitted(t, user.Update(t.Context(), vmi))
 	vmi.Spec.UtilityVolumes = nil
@@ -131,10 +131,10 @@ func TestOnlyVarveWritesStatus(t *testing.T) {
 		}
 		admitted(t, varve.Status().Update(t.Context(), o))
 	}
-	// What a typed client sends back is not always what it read: a time that is not set becomes null.
+	// A typed client does not always send back what it read: an unset time becomes null.
 	admitted(t, varve.Status().Patch(t.Context(), vm, client.RawPatch(types.MergePatchType,
 		[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2026-11-20T00:00:00Z"}]}}`))))
-	// Users ask for starts and stops in status, and for nothing else.
+	// Users request starts and stops in status, and may change nothing else there.
 	vm.Status.StateChangeRequests = []kubevirtv1.StateChangeRequest{{Action: kubevirtv1.StartRequest}}
 	admitted(t, user.Status().Update(t.Context(), vm))
 	vm.Status.Created = true
@@ -187,7 +187,7 @@ func TestEndedLabel_isVarvesAlone(t *testing.T) {
 	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
 }
 
-// TestFeatureGates changes the cluster's configuration: it runs alone.
+// TestFeatureGates changes the cluster's configuration, so it does not run in parallel.
 func TestFeatureGates(t *testing.T) {
 	ns := cluster.Namespace(t)
 	admin, varve := cluster.Client(t, controlplane.Admin), cluster.Client(t, controlplane.Controller)
@@ -209,7 +209,7 @@ func TestFeatureGates(t *testing.T) {
 	where := "add it to spec.configuration.developerConfiguration.featureGates of KubeVirt varve/kubevirt"
 	eventuallyRefused := func(o client.Object, text string) {
 		t.Helper()
-		controlplane.Eventually(t, func() error { // the policy sees the configuration a moment later
+		controlplane.Eventually(t, func() error { // the policy sees the configuration after a moment
 			err := varve.Create(t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll)
 			if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), where) {
 				return &unexpected{err}
@@ -224,7 +224,7 @@ func TestFeatureGates(t *testing.T) {
 	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
 	admitted(t, varve.Create(t.Context(), newInstance(ns)))
 
-	// What is attached can be detached with the gate off.
+	// An attached volume can be detached with the gate off.
 	attached.Spec.UtilityVolumes = nil
 	admitted(t, varve.Update(t.Context(), attached))
 
@@ -232,7 +232,7 @@ func TestFeatureGates(t *testing.T) {
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
 
-	// Without any configuration the backup controller judges.
+	// Without any configuration the backup controller decides.
 	admitted(t, admin.Delete(t.Context(), kv))
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 	kv = controlplane.DefaultKubeVirt()
@@ -240,8 +240,9 @@ func TestFeatureGates(t *testing.T) {
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 }
 
-// TestFeatureGates_admitWhatTheyCannotJudge installs the policy of backups with a kind of parameters that the API server does not
-// know. KubeVirt is such a kind for up to half a minute after an API server has started, and a CronJob makes its backup once.
+// TestFeatureGates_admitWhatTheyCannotJudge installs the policy of backups with a parameter kind that the API server
+// does not know. KubeVirt is such a kind for up to half a minute after an API server has started, and a CronJob
+// creates its backup only once.
 func TestFeatureGates_admitWhatTheyCannotJudge(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
@@ -254,7 +255,7 @@ func TestFeatureGates_admitWhatTheyCannotJudge(t *testing.T) {
 	policy.Spec.FailurePolicy = ptr.To(admissionv1.Fail)
 	admitted(t, admin.Create(t.Context(), policy))
 	admitted(t, admin.Create(t.Context(), binding))
-	// The policy is in force: it would refuse if it were not for how it is shipped.
+	// With failure policy Fail the policy refuses, which shows that it is in force.
 	controlplane.Eventually(t, func() error {
 		if err := user.Create(t.Context(), newBackup(ns), client.DryRunAll); err == nil || !strings.Contains(err.Error(), policy.Name) {
 			return &unexpected{err}
@@ -266,7 +267,7 @@ func TestFeatureGates_admitWhatTheyCannotJudge(t *testing.T) {
 	controlplane.Eventually(t, func() error { return user.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 }
 
-// gatePolicy reads a policy and its binding as they are installed.
+// gatePolicy reads a policy and its binding from the installed manifest.
 func gatePolicy(t *testing.T, name string) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
 	t.Helper()
 	file, err := os.Open("../../deploy/admission/feature-gates.yaml")

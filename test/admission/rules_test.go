@@ -15,11 +15,11 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-// rule is a way to break a rule of a CRD, and what the API server says then.
+// rule is a way to break a rule of a CRD, and the API server's message.
 type rule struct {
 	name, message string
 	object        func(ns string) client.Object
-	// update breaks an object that exists; without it object itself is refused.
+	// update breaks an existing object. Without it, object itself is refused.
 	update func(client.Object)
 }
 
@@ -250,7 +250,7 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 	refused(t, c.Create(t.Context(), o), `unknown field "spec.livenessProbe"`)
 }
 
-// Upstream's clients set forceFullBackup whatever the source is; a backup of a source is always full.
+// Upstream's clients set forceFullBackup whatever the source is. A backup of a source is always full.
 func TestForceFullBackup_isAcceptedWithASource(t *testing.T) {
 	t.Parallel()
 	b := newBackup(cluster.Namespace(t))
@@ -258,7 +258,7 @@ func TestForceFullBackup_isAcceptedWithASource(t *testing.T) {
 	admitted(t, cluster.Client(t, controlplane.Plain).Create(t.Context(), b))
 }
 
-// client-go's default client is not strict: what the schema did not know was dropped, and the machine stayed halted.
+// client-go's default client is not strict: fields unknown to the schema were dropped, and the machine stayed halted.
 func TestRunning_isKeptForEveryClient(t *testing.T) {
 	t.Parallel()
 	m := newMachine(cluster.Namespace(t))

@@ -62,7 +62,7 @@ func schemas(t *testing.T) map[string]map[string]any {
 	return all
 }
 
-// walk visits a schema and all below it.
+// walk visits a schema and everything below it.
 func walk(node map[string]any, path string, visit func(path string, node map[string]any)) {
 	visit(path, node)
 	properties, _ := node["properties"].(map[string]any)
@@ -77,7 +77,7 @@ func walk(node map[string]any, path string, visit func(path string, node map[str
 	}
 }
 
-// TestEveryFieldIsExplained is for `kubectl explain`.
+// TestEveryFieldIsExplained makes sure that `kubectl explain` explains every field.
 func TestEveryFieldIsExplained(t *testing.T) {
 	t.Parallel()
 	for crd, schema := range schemas(t) {

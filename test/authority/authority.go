@@ -1,4 +1,5 @@
-// Package authority makes certificates for tests: for both sides of a connection to this machine, in memory and in files.
+// Package authority makes certificates for tests, for both sides of a connection to this machine, in memory and in
+// files.
 package authority
 
 import (
@@ -19,14 +20,14 @@ import (
 
 // Authority signs the certificates of one test.
 type Authority struct {
-	// Server and Client are for each side; both demand the other's.
+	// Server and Client are the configurations of the two sides. Each side demands the other's certificate.
 	Server, Client *tls.Config
 
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// New makes an authority, and with it a certificate for each side.
+// New makes an authority and a certificate for each side.
 func New(tb testing.TB) *Authority {
 	tb.Helper()
 	a := &Authority{key: newKey(tb)}
@@ -78,8 +79,8 @@ func (a *Authority) issue(tb testing.TB, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: key, Leaf: c}
 }
 
-// Files writes a directory as QEMU, nbdkit and libnbd want it: ca-cert.pem, and server-cert.pem, server-key.pem, client-cert.pem and
-// client-key.pem.
+// Files writes the files that QEMU, nbdkit and libnbd expect into a directory and returns it: ca-cert.pem,
+// server-cert.pem, server-key.pem, client-cert.pem and client-key.pem.
 func (a *Authority) Files(tb testing.TB) string {
 	tb.Helper()
 	dir := tb.TempDir()

@@ -10,7 +10,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// The names that VEP 25 gives for push. Released KubeVirt has others in this alpha group; here the VEP's are the
+// The names that VEP 25 defines for push. Released KubeVirt has others in this alpha group; here the VEP's are the
 // contract. The fields of pull (tokenSecretRef, ttl, cert, the endpoints, pullTunnelSecret) come with pull.
 func TestBackupFieldsAreTheSpecs(t *testing.T) {
 	t.Parallel()
@@ -26,7 +26,7 @@ func TestBackupFieldsAreTheSpecs(t *testing.T) {
 			t.Errorf("%s has fields %v, want %v", c.typ, got, c.want)
 		}
 	}
-	// Status may have more than the spec says, and nothing less.
+	// Status may have more fields than the spec says, but not fewer.
 	atLeast := []struct {
 		typ  reflect.Type
 		want []string
@@ -57,7 +57,7 @@ func TestBackupConstantsAreTheSpecs(t *testing.T) {
 	}
 }
 
-// The VEP's own documents.
+// The documents in the VEP itself.
 const trackerDocument = `
 apiVersion: backup.kubevirt.io/v1alpha1
 kind: VirtualMachineBackupTracker

@@ -1,3 +1,3 @@
-// Package compat tests that what Varve serves is what other programs read: kubevirt.io/v1 is a subset of the released
+// Package compat tests that other programs can read what Varve serves: kubevirt.io/v1 is a subset of the released
 // KubeVirt API, and backup.kubevirt.io/v1alpha1 has the names of VEP 25.
 package compat

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// filler sets every field that reflection reaches to a value that is not zero, each time another one.
+// filler sets every field that reflection reaches to a different nonzero value.
 type filler struct {
 	t *testing.T
 	n int
@@ -58,7 +58,7 @@ func (f *filler) fill(v reflect.Value, path string) {
 	}
 }
 
-// leaf sets types whose JSON is not that of their fields.
+// leaf sets types whose JSON differs from their fields.
 func (f *filler) leaf(v reflect.Value) bool {
 	switch value := v.Addr().Interface().(type) {
 	case *metav1.Time:
@@ -82,7 +82,7 @@ func full[T any](t *testing.T) *T {
 	return o
 }
 
-// zeroFields returns the paths that a filled value left at zero: then the comparison would prove nothing.
+// zeroFields returns the paths that are zero in a filled value. With any, the comparison would prove nothing.
 func zeroFields(v reflect.Value, path string) []string {
 	if v.Type() == reflect.TypeFor[metav1.Time]() || v.Type() == reflect.TypeFor[resource.Quantity]() {
 		return nil

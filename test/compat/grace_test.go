@@ -8,7 +8,7 @@ import (
 	upstream "kubevirt.io/api/core/v1"
 )
 
-// A guest that says nothing of its grace period has the same as upstream.
+// A guest without a grace period gets the same default as upstream.
 func TestGracePeriod_defaultIsUpstreams(t *testing.T) {
 	t.Parallel()
 	if upstream.DefaultGracePeriodSeconds != 30 {

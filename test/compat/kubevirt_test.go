@@ -27,7 +27,7 @@ func TestKubeVirtTypesAreUpstreams(t *testing.T) {
 	t.Run("VirtualMachineInstance", func(t *testing.T) { t.Parallel(); roundTrip(t, vmi, &upstream.VirtualMachineInstance{}) })
 }
 
-// roundTrip holds that theirs knows every field of ours, and that nothing of ours is lost or changed on the way
+// roundTrip checks that theirs has every field of ours, and that nothing of ours is lost or changed on the way
 // through theirs.
 func roundTrip[Ours, Theirs any](t *testing.T, ours *Ours, theirs *Theirs) {
 	t.Helper()
@@ -43,7 +43,7 @@ func roundTrip[Ours, Theirs any](t *testing.T, ours *Ours, theirs *Theirs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not strictly: upstream marshals some of its own fields although they are empty.
+	// Not strict: upstream marshals some of its own fields even if they are empty.
 	back := new(Ours)
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(returned, back); err != nil {
 		t.Fatalf("decode what upstream encodes: %v", err)
@@ -60,7 +60,7 @@ func roundTrip[Ours, Theirs any](t *testing.T, ours *Ours, theirs *Theirs) {
 	}
 }
 
-// decodeStrictly fails on unknown, duplicate and wrongly spelled fields.
+// decodeStrictly fails on unknown, duplicate and misspelled fields.
 func decodeStrictly(t *testing.T, content []byte, into any) {
 	t.Helper()
 	strict, err := kjson.UnmarshalStrict(content, into)
@@ -72,7 +72,7 @@ func decodeStrictly(t *testing.T, content []byte, into any) {
 	}
 }
 
-// Constants go over the wire as strings.
+// Constants are sent as strings.
 func TestKubeVirtConstantsAreUpstreams(t *testing.T) {
 	t.Parallel()
 	pairs := [][2]string{

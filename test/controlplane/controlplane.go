@@ -1,8 +1,8 @@
 // Package controlplane gives tests a real control plane: etcd and kube-apiserver, and nothing else. There is no
-// controller manager, no scheduler and no kubelet: a test plays them by writing what they would write, and objects
-// whose owner is deleted stay (nobody collects garbage).
+// controller manager, no scheduler and no kubelet. A test plays their part and writes what they would write. Objects
+// whose owner is deleted stay, because there is no garbage collector.
 //
-// One API server serves all tests of a package, and each test has a namespace of its own:
+// One API server serves all tests of a package, and each test has its own namespace:
 //
 //	var cluster *controlplane.Cluster
 //
@@ -15,10 +15,10 @@
 //		…
 //	}
 //
-// The CRDs of deploy/crd and the policies of deploy/admission are applied and enforced before the first test
-// runs. Webhook configurations are not: nothing would answer them; a test that serves one applies it with Apply.
-// Every user may do everything as far as RBAC goes, so that what is refused is refused by validation or admission; a user that
-// is Restricted has the roles of deploy/rbac alone.
+// The CRDs of deploy/crd and the policies of deploy/admission are applied and enforced before the first test runs.
+// Webhook configurations are not, because nothing would answer them. A test that serves a webhook applies it with
+// Apply. RBAC allows every user everything, so a refusal always comes from validation or admission. A user that is
+// Restricted has only the roles of deploy/rbac.
 //
 // The programs come from KUBEBUILDER_ASSETS, or from build/kube/bin, which `make kube` builds.
 package controlplane
@@ -53,10 +53,11 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// SystemNamespace is where Varve is installed: the namespace of the KubeVirt object and of Varve's service accounts.
+// SystemNamespace is the namespace in which Varve is installed, with the KubeVirt object and Varve's service
+// accounts.
 const SystemNamespace = "varve"
 
-// Cluster is a running control plane. It may be used by many tests at the same time.
+// Cluster is a running control plane. Many tests may use it at the same time.
 type Cluster struct {
 	// Config connects as Admin.
 	Config *rest.Config
@@ -67,7 +68,8 @@ type Cluster struct {
 	admin       client.Client
 }
 
-// Main runs a package's tests against one control plane, which *cluster points to while they run. It ends the process.
+// Main runs a package's tests against one control plane, which *cluster points to while they run. It exits the
+// process.
 func Main(m *testing.M, cluster **Cluster) {
 	os.Exit(run(m, cluster))
 }
@@ -88,7 +90,7 @@ func run(m *testing.M, cluster **Cluster) int {
 	return code
 }
 
-// logger keeps the controllers silent, unless VARVE_TEST_LOG is set: conflicts and refusals are part of the tests.
+// logger discards the controllers' logs, unless VARVE_TEST_LOG is set: conflicts and refusals are part of the tests.
 func logger() logr.Logger {
 	if os.Getenv("VARVE_TEST_LOG") == "" {
 		return logr.Discard()
@@ -96,7 +98,7 @@ func logger() logr.Logger {
 	return logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// Start starts a control plane, installs Varve's kinds and policies, and waits until they are in force. Stop ends it.
+// Start starts a control plane, installs Varve's kinds and policies, and waits until they are enforced. Stop ends it.
 func Start(ctx context.Context) (*Cluster, error) {
 	root, err := repositoryRoot()
 	if err != nil {
@@ -122,7 +124,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 	if err != nil {
 		return nil, errors.Join(err, environment.Stop())
 	}
-	// Tests run side by side on one client configuration: client-side throttling would only slow them.
+	// Tests share one client configuration and run in parallel, so client-side throttling would only slow them down.
 	cfg.QPS, cfg.Burst = -1, -1
 	c := &Cluster{Config: cfg, Scheme: scheme, environment: environment}
 	if err := c.install(ctx, root); err != nil {
@@ -134,7 +136,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 // Stop ends the control plane and removes its data.
 func (c *Cluster) Stop() error { return c.environment.Stop() }
 
-// Namespace makes a namespace for one test, named after it. Labels are optional.
+// Namespace makes a namespace for one test and returns its name. Labels are optional.
 func (c *Cluster) Namespace(tb testing.TB, labels ...map[string]string) string {
 	tb.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
@@ -147,14 +149,14 @@ func (c *Cluster) Namespace(tb testing.TB, labels ...map[string]string) string {
 	return ns.Name
 }
 
-// Manager makes a manager that acts as user. Its servers and leader election are off, and many managers may have
-// controllers of the same name. Set options with edit; StartManager starts it.
+// Manager makes a manager that acts as user. Its servers and leader election are off, and several managers may have
+// controllers of the same name. edit changes its options; StartManager starts it.
 func (c *Cluster) Manager(tb testing.TB, user User, edit ...func(*ctrl.Options)) ctrl.Manager {
 	tb.Helper()
 	return c.ManagerFor(tb, c.ConfigFor(user), edit...)
 }
 
-// ManagerFor is Manager with a configuration that the test has changed, as to count requests.
+// ManagerFor is Manager with a configuration that the test has changed, for example to count requests.
 func (c *Cluster) ManagerFor(tb testing.TB, cfg *rest.Config, edit ...func(*ctrl.Options)) ctrl.Manager {
 	tb.Helper()
 	options := ctrl.Options{
@@ -173,8 +175,8 @@ func (c *Cluster) ManagerFor(tb testing.TB, cfg *rest.Config, edit ...func(*ctrl
 	return mgr
 }
 
-// StartManager runs a manager until the test ends or until the function that it returns is called, which waits for
-// its end. It returns when the caches are filled.
+// StartManager runs a manager until the test ends or until the test calls stop, which waits for the manager's end. It
+// returns when the caches are filled.
 func StartManager(tb testing.TB, mgr ctrl.Manager) (stop func()) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -211,7 +213,7 @@ func Eventually(tb testing.TB, check func() error) {
 	tb.Fatalf("not within %s: %v", limit, err)
 }
 
-// Consistently calls check every 20 ms for the given time and fails the test at its first error.
+// Consistently calls check every 20 ms for the given time and fails the test at the first error.
 func Consistently(tb testing.TB, during time.Duration, check func() error) {
 	tb.Helper()
 	for deadline := time.Now().Add(during); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -221,7 +223,8 @@ func Consistently(tb testing.TB, during time.Duration, check func() error) {
 	}
 }
 
-// Update reads an object, lets edit change it, and writes it (status: its status subresource), again after a conflict.
+// Update reads an object, lets edit change it, and writes it (with status, its status subresource). It retries after
+// a conflict.
 func Update[T client.Object](tb testing.TB, c client.Client, obj T, status bool, edit func(T)) {
 	tb.Helper()
 	Eventually(tb, func() error {
@@ -252,7 +255,7 @@ func newScheme() (*kruntime.Scheme, error) {
 	return scheme, nil
 }
 
-// repositoryRoot is found from this file's own path, so that a test may run in any directory.
+// repositoryRoot derives the root from this file's own path, so that a test may run in any directory.
 func repositoryRoot() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {

@@ -24,8 +24,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// install makes what an installation of Varve has: its namespace, the KubeVirt object with every feature gate
-// on, and its policies.
+// install creates what an installation of Varve has: its namespace, the KubeVirt object with every feature gate on,
+// and its policies.
 func (c *Cluster) install(ctx context.Context, root string) error {
 	admin, err := client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme})
 	if err != nil {
@@ -48,7 +48,7 @@ func (c *Cluster) install(ctx context.Context, root string) error {
 	return c.waitForPolicies(ctx)
 }
 
-// DefaultKubeVirt is the configuration that a control plane starts with: every feature gate, and no selector.
+// DefaultKubeVirt returns the initial configuration of a control plane: every feature gate, and no selector.
 func DefaultKubeVirt() *kubevirtv1.KubeVirt {
 	kv := &kubevirtv1.KubeVirt{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "kubevirt"}}
 	kv.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{
@@ -103,12 +103,12 @@ func (c *Cluster) Apply(ctx context.Context, path string) error {
 	return nil
 }
 
-// InstallRoles applies the roles and bindings of deploy/rbac, for users that are Restricted.
+// InstallRoles applies the roles and bindings of deploy/rbac for Restricted users.
 func (c *Cluster) InstallRoles(ctx context.Context) error {
 	return c.Apply(ctx, filepath.Join("deploy", "rbac"))
 }
 
-// read returns the objects of the YAML files at or below path. A kustomization is no object.
+// read returns the objects of the YAML files at or below path. It skips kustomizations.
 func read(path string) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	err := filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
@@ -146,8 +146,8 @@ func decode(name string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// waitForPolicies returns when the policies are enforced. The API server takes them over within about a second,
-// all at once; a policy made last, which refuses one ConfigMap, shows when it has.
+// waitForPolicies returns when the policies are enforced. The API server starts to enforce them all at once, within
+// about a second. A policy that is created last and refuses one ConfigMap shows when it has.
 func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	const name = "test-sentinel"
 	fail := admissionv1.Fail

@@ -18,11 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// seedBatch is how many objects one transaction of etcd takes: its default limit.
+// seedBatch is how many objects go into one etcd transaction: etcd's default limit.
 const seedBatch = 128
 
-// Seed puts custom resources, status and all, straight into etcd, where the API server finds them as if it had stored them
-// itself. Thousands take a second this way and minutes through the API server. Nothing is validated.
+// Seed writes custom resources, including their status, directly into etcd, where the API server finds them as if it
+// had stored them itself. That takes a second for thousands of objects, and minutes through the API server. Nothing
+// is validated.
 func (c *Cluster) Seed(tb testing.TB, objects []client.Object) {
 	tb.Helper()
 	for batch := range slices.Chunk(objects, seedBatch) {
@@ -75,7 +76,7 @@ func (c *Cluster) seed(ctx context.Context, objects []client.Object) error {
 	return err
 }
 
-// stored returns the key of an object in etcd and what the API server stores there.
+// stored returns the key of an object in etcd and the value that the API server would store there.
 func (c *Cluster) stored(o client.Object) (string, []byte, error) {
 	kind, err := apiutil.GVKForObject(o, c.Scheme)
 	if err != nil {

@@ -19,17 +19,17 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Traffic counts what a controller asks of the API server, without watches and events.
+// Traffic counts a controller's requests to the API server, except watches and events.
 type Traffic struct {
 	mu   sync.Mutex
 	cost Cost
 }
 
-// Cost is what was asked since the last Reset.
+// Cost is the requests since the last Reset.
 type Cost struct {
-	// Requests is how many requests there were, and Bytes the size of their answers.
+	// Requests is the number of requests, and Bytes is the size of their answers.
 	Requests, Bytes int
-	// Lists are the paths of those that list objects.
+	// Lists are the paths of the requests that list objects.
 	Lists []string
 }
 
@@ -38,19 +38,19 @@ func (c Cost) String() string {
 	return fmt.Sprintf("%d requests, %d bytes, %d lists: %v", c.Requests, c.Bytes, len(c.Lists), c.Lists)
 }
 
-// Wrap counts the requests of clients that are made with cfg.
+// Wrap makes c count the requests of clients that are created with cfg.
 func (c *Traffic) Wrap(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{c, next} })
 }
 
-// Reset begins to count anew.
+// Reset restarts the count.
 func (c *Traffic) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cost = Cost{}
 }
 
-// Cost is what was asked since the last Reset.
+// Cost returns the requests since the last Reset.
 func (c *Traffic) Cost() Cost {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +72,7 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	c.mu.Lock()
 	c.cost.Requests++
-	// Core kinds have one part less in their paths.
+	// The paths of core kinds have one part less.
 	core, parts := strings.HasPrefix(r.URL.Path, "/api/"), strings.Count(r.URL.Path, "/")
 	if r.Method == http.MethodGet && (parts%2 == 0) != core {
 		c.cost.Lists = append(c.cost.Lists, r.URL.RequestURI())
@@ -96,7 +96,8 @@ func (b countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// EndedBackups are n backups that have ended, of n machines with a tracker each, as the controller leaves them.
+// EndedBackups returns n backups that have ended, each of another machine with its own tracker, in the state in which
+// the controller leaves them, and the trackers.
 func EndedBackups(ns string, n int) []client.Object {
 	var objects []client.Object
 	for i := range n {

@@ -7,44 +7,46 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// User is somebody who talks to the API server.
+// User is a user of the API server.
 type User struct {
 	// Name is the user's name as admission sees it.
 	Name string
-	// Groups are the user's groups beside system:authenticated.
+	// Groups are the user's groups apart from system:authenticated.
 	Groups []string
-	// Extra is what the user's credentials say beside name and groups.
+	// Extra is what the user's credentials contain apart from name and groups.
 	Extra map[string][]string
-	// Restricted says that the user may do no more than the roles of deploy/rbac grant; InstallRoles applies them. Everybody else
-	// may do everything.
+	// Restricted says that the user may do only what the roles of deploy/rbac grant. InstallRoles applies them. All
+	// other users may do everything.
 	Restricted bool
 }
 
-// nodeNameKey is where the API server says which node the pod of a token is on.
+// nodeNameKey is the key under which the API server puts the node of the pod that a token belongs to.
 const nodeNameKey = "authentication.kubernetes.io/node-name"
 
-// everything is the group of whoever may do everything.
+// everything is the group of users who may do everything.
 const everything = "test:everything"
 
 var (
-	// Admin is the cluster's administrator, in group system:masters, and no service account of Varve.
+	// Admin is the cluster's administrator, in group system:masters, and not a service account of Varve.
 	Admin = User{Name: "admin", Groups: []string{"system:masters"}}
-	// Plain is somebody who owns virtual machines.
+	// Plain is a user who owns virtual machines.
 	Plain = User{Name: "plain"}
 	// Controller is the service account of `varve controller`.
 	Controller = ServiceAccount(SystemNamespace, "varve-controller")
-	// UnboundHandler is the service account of `varve handler` with a token that is bound to no node, which no handler has.
+	// UnboundHandler is the service account of `varve handler` with a token that is not bound to a node. No real
+	// handler has such a token.
 	UnboundHandler = ServiceAccount(SystemNamespace, "varve-handler")
 )
 
-// HandlerOn is the service account of `varve handler` with the token that the kubelet of a node gives to its handler's pod.
+// HandlerOn returns the service account of `varve handler` with the token that a node's kubelet gives to the
+// handler's pod.
 func HandlerOn(node string) User {
 	user := UnboundHandler
 	user.Extra = map[string][]string{nodeNameKey: {node}}
 	return user
 }
 
-// ServiceAccount is a service account as a user.
+// ServiceAccount returns a service account as a user.
 func ServiceAccount(namespace, name string) User {
 	return User{
 		Name:   "system:serviceaccount:" + namespace + ":" + name,
@@ -52,7 +54,7 @@ func ServiceAccount(namespace, name string) User {
 	}
 }
 
-// ConfigFor is a configuration that connects as user.
+// ConfigFor returns a configuration that connects as user.
 func (c *Cluster) ConfigFor(user User) *rest.Config {
 	cfg := rest.CopyConfig(c.Config)
 	groups := append([]string{"system:authenticated"}, user.Groups...)
@@ -63,7 +65,7 @@ func (c *Cluster) ConfigFor(user User) *rest.Config {
 	return cfg
 }
 
-// Client reads and writes as user, without a cache. Unknown and duplicate fields are refused.
+// Client returns a client that acts as user, without a cache. It refuses unknown and duplicate fields.
 func (c *Cluster) Client(tb testing.TB, user User) client.Client {
 	tb.Helper()
 	cl, err := client.New(c.ConfigFor(user), client.Options{Scheme: c.Scheme})

@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// TestInterruptedBackups interrupts backups of one machine in every way that users and guests have, one after the other. Whatever becomes of the backup, the
-// next one is right.
+// TestInterruptedBackups interrupts backups of one machine in every way that users and guests can, one after the
+// other. Whatever happens to the backup, the next one is right.
 func TestInterruptedBackups(t *testing.T) {
 	s := newScene(t, "interrupted")
 	s.boot(lab.Disk{Name: "data", Bytes: 2 * gib})
@@ -30,7 +30,7 @@ func TestInterruptedBackups(t *testing.T) {
 	s.step("QEMU dies", (*scene).qemuDies)
 }
 
-// interrupted makes a base and enough changed data that the next backup takes seconds, and starts that backup.
+// interrupted makes a base backup and enough changed data that the next backup takes seconds, and starts that backup.
 func (s *scene) interrupted(name string) (base, cut *backupv1alpha1.VirtualMachineBackup) {
 	s.t.Helper()
 	s.guest(`rm -f /disks/data/x; sync; fstrim /disks/data || true`)
@@ -75,7 +75,7 @@ func (s *scene) stopWaits() {
 		s.t.Error("the instance never said that its stop waits for the backup")
 	}
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
-	// The disk is at rest now: the chain must rebuild all that was written before the backup.
+	// The disk is at rest now: the chain must rebuild everything that was written before the backup.
 	s.strategy(kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
@@ -104,7 +104,7 @@ func (s *scene) guestShutsDown() {
 	s.nextIsIncremental("off", base)
 }
 
-// powerOff has the guest end itself. The agent may be gone before it answers.
+// powerOff makes the guest power off. The agent may be gone before it answers.
 func (s *scene) powerOff() {
 	s.t.Helper()
 	g, err := s.Guest(s.t.Context(), s.vm)
@@ -112,7 +112,7 @@ func (s *scene) powerOff() {
 	_, _ = g.Run(s.t.Context(), `(sleep 0.2; poweroff -f) >/dev/null 2>&1 &`)
 }
 
-// nextIsIncremental checks that an interrupted backup did not move the tracker, and that its base still is good.
+// nextIsIncremental checks that an interrupted backup did not move the tracker, and that its base is still good.
 func (s *scene) nextIsIncremental(name string, base *backupv1alpha1.VirtualMachineBackup) {
 	s.t.Helper()
 	if got := s.checkpoint("daily"); got == nil || got.Name != base.Status.CheckpointName {
@@ -174,7 +174,7 @@ func TestWriteBehindTheOverlayMakesTheNextBackupFull(t *testing.T) {
 	_, err = s.WaitAgent(t.Context(), s.vm, bootTimeout)
 	s.must(err)
 
-	// The disk that was written goes full alone; the other stays incremental.
+	// Only the disk that was written gets a full backup; the other stays incremental.
 	p := s.point(s.Backup("second", "daily", "backups"), incremental)
 	for _, v := range p.Backup.Status.IncludedVolumes {
 		want, reason := incremental, backupv1alpha1.FullReason("")

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package e2e holds what only a cluster can show: real pods, real libvirt, real guests under software
-// emulation. Every test compares bytes, and each that takes a backup rebuilds it with qemu-img alone.
+// Package e2e tests what only a cluster can show: real pods, real libvirt, real guests under software emulation.
+// Every test compares bytes, and each test that takes a backup rebuilds it with qemu-img alone.
 package e2e
 
 import (
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// scene is one test's namespace with one running machine that is tracked.
+// scene is one test's namespace with one running, tracked machine.
 type scene struct {
 	*lab.Lab
 	t     *testing.T
@@ -52,7 +52,7 @@ type scene struct {
 	disks []lab.Disk
 }
 
-// newScene makes a namespace of the test's own; it is deleted with everything in it, and nothing may be left.
+// newScene makes a namespace for the test. It is deleted with everything in it, and nothing may remain.
 func newScene(t *testing.T, name string) *scene {
 	t.Helper()
 	t.Parallel()
@@ -73,7 +73,8 @@ func newScene(t *testing.T, name string) *scene {
 	return s
 }
 
-// step runs a part of a test, which finds the machine as the part before left it. After one that failed there is no other.
+// step runs a part of a test, which finds the machine as the previous part left it. After a failed part no other
+// runs.
 func (s *scene) step(name string, test func(*scene)) {
 	s.t.Helper()
 	if !s.t.Run(name, func(t *testing.T) {
@@ -123,7 +124,8 @@ func (s *scene) must(err error) {
 	}
 }
 
-// boot makes the claims and starts a tracked machine with these disks. Filesystem claims get an ext4 file system of most of their size.
+// boot creates the claims and starts a tracked machine with these disks. Filesystem claims get an ext4 file system of
+// most of their size.
 func (s *scene) boot(disks ...lab.Disk) {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -143,7 +145,7 @@ func (s *scene) boot(disks ...lab.Disk) {
 	s.must(s.WaitTracking(ctx, s.vm, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
 }
 
-// target makes a claim for backups.
+// target creates a claim for backups.
 func (s *scene) target(name string, bytes int64) {
 	s.t.Helper()
 	s.must(s.Claim(s.t.Context(), name, bytes, corev1.PersistentVolumeFilesystem))
@@ -164,7 +166,7 @@ func (s *scene) guest(script string) string {
 	return out
 }
 
-// verify rebuilds the last backup of a chain and compares each disk with what it held.
+// verify rebuilds the last backup of a chain and compares each disk with what it held at that point.
 func (s *scene) verify(claim string, chain []*lab.PointInTime) {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -213,7 +215,7 @@ func (s *scene) failed(name, reason string) *backupv1alpha1.VirtualMachineBackup
 	return b
 }
 
-// waitFor waits until a backup is in a phase, or has a reason while it waits.
+// waitFor waits until done returns true for a backup's status.
 func (s *scene) waitFor(name, what string, done func(*backupv1alpha1.VirtualMachineBackupStatus) bool) *backupv1alpha1.VirtualMachineBackup {
 	s.t.Helper()
 	b, err := s.WaitBackup(s.t.Context(), name, 2*time.Minute, what, done, nil)
@@ -221,7 +223,7 @@ func (s *scene) waitFor(name, what string, done func(*backupv1alpha1.VirtualMach
 	return b
 }
 
-// checkpoint returns the tracker's present checkpoint.
+// checkpoint returns the tracker's current checkpoint.
 func (s *scene) checkpoint(tracker string) *backupv1alpha1.Checkpoint {
 	s.t.Helper()
 	obj := &backupv1alpha1.VirtualMachineBackupTracker{}
@@ -229,8 +231,8 @@ func (s *scene) checkpoint(tracker string) *backupv1alpha1.Checkpoint {
 	return obj.Status.LatestCheckpoint
 }
 
-// clean checks that no backup left anything: no lock, no utility volume, no attachment pod, no mount, and in libvirt
-// just the checkpoints that trackers name; on the target no partial directory.
+// clean checks that no backup left anything: no lock, no utility volume, no attachment pod, no mount, no partial
+// directory on the target, and in libvirt only the checkpoints that trackers name.
 func (s *scene) clean(target string, checkpoints ...string) {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -278,7 +280,7 @@ func (s *scene) vmObject() *kubevirtv1.VirtualMachine {
 	return vm
 }
 
-// instance is the machine's present one.
+// instance returns the machine's current instance.
 func (s *scene) instance() *kubevirtv1.VirtualMachineInstance {
 	s.t.Helper()
 	vmi := &kubevirtv1.VirtualMachineInstance{}

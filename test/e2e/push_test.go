@@ -53,7 +53,7 @@ func TestChainIsBitForBit(t *testing.T) {
 	chain = append(chain, s.point(s.Backup("b1", "daily", "backups"), full))
 	s.verify("backups", chain)
 	for _, v := range chain[0].Backup.Status.IncludedVolumes {
-		// A device has no holes that could be skipped; its zeroes do not stay on the target.
+		// A device has no holes that could be skipped, but its zeros must not stay on the target.
 		if v.Name == "vblock" && (v.MovedBytes < 20_000_000 || v.MovedBytes > 22*mib) {
 			t.Errorf("20 MB of data on a block device cost %d bytes", v.MovedBytes)
 		}
@@ -64,7 +64,7 @@ func TestChainIsBitForBit(t *testing.T) {
 	}
 	s.clean("backups", first.Name)
 
-	// Overwritten, deleted, zeroed and discarded blocks must all show.
+	// Overwritten, deleted, zeroed and discarded blocks must all show up.
 	s.guest(`for d in vfs sfs afs; do dd if=/dev/zero of=/disks/$d/x/1 bs=1M count=2 conv=notrunc; rm /disks/$d/x/2; head -c 700000 /dev/urandom >/disks/$d/x/5; done
 		b=/dev/$(grep -lx vblock /sys/block/*/serial | cut -d/ -f4); dd if=/dev/zero of=$b bs=1M seek=3 count=4 conv=notrunc; sync; fstrim /disks/vfs || true`)
 	chain = append(chain, s.point(s.Backup("b2", "daily", "backups"), incremental))
@@ -78,7 +78,7 @@ func TestChainIsBitForBit(t *testing.T) {
 	chain = append(chain, s.point(s.Backup("b3", "daily", "backups"), incremental))
 	s.verify("backups", chain)
 
-	// A forced full starts a chain of its own, and the tracker follows it.
+	// A forced full backup starts its own chain, and the tracker follows it.
 	forced := s.Backup("b4", "daily", "backups")
 	forced.Spec.ForceFullBackup = true
 	p := s.point(forced, full)
@@ -154,7 +154,7 @@ func (s *scene) targetCannotTakeIt() {
 	t := s.t
 	s.tracker("daily")
 
-	// Missing: waits, says so, proceeds when it appears.
+	// Missing: the backup waits, says so, and proceeds when the claim appears.
 	s.must(s.Create(t.Context(), s.Backup("missing", "daily", "later")))
 	s.waitFor("missing", "waiting for its claim", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Reason == backupv1alpha1.ReasonPVCNotFound && strings.Contains(st.Message, "later")

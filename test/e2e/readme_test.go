@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// TestReadme runs what the README tells a newcomer to try after the demo, word for word but for the namespace.
+// TestReadme runs what the README tells a newcomer to try after the demo, word for word except the namespace.
 func TestReadme(t *testing.T) {
 	s := newScene(t, "readme")
 	s.vm = "demo"

@@ -19,7 +19,8 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// TestBlockClaim_everyRunCounts: whatever writes to a Block claim between two tracked runs, the guest reads it and the next backup has it.
+// TestBlockClaim_everyRunCounts: whatever writes to a Block claim between two tracked runs, the guest reads it and
+// the next backup has it.
 func TestBlockClaim_everyRunCounts(t *testing.T) {
 	s := newScene(t, "runs")
 	ctx := t.Context()
@@ -53,7 +54,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 		}
 	}
 
-	// The machine's own restart keeps the base. Meanwhile another machine on the claim waits.
+	// The machine's own restart keeps the base. Meanwhile another machine on the claim has to wait.
 	rescue, err := s.Machine("rescue", lab.TestSystem, nil, lab.Disk{Name: "raw", Block: true})
 	s.must(err)
 	*rescue.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
@@ -90,7 +91,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	s.must(err)
 	next("b3", backupv1alpha1.Full, backupv1alpha1.FullDiskReplaced)
 
-	// No second machine at all: the volume has another name for one run.
+	// There is no second machine at all, but the volume has another name for one run.
 	rename := func(to string) {
 		t.Helper()
 		vm := s.vmObject()
@@ -105,5 +106,5 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	rename("renamed")
 	s.guest(write("raw", 4, 40)) // the serial stays
 	rename("raw")
-	next("b4", backupv1alpha1.Full, backupv1alpha1.FullBitmapLost) // a volume that is gone takes its overlay with it
+	next("b4", backupv1alpha1.Full, backupv1alpha1.FullBitmapLost) // the overlay of a volume that is gone is removed
 }

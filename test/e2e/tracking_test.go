@@ -53,7 +53,7 @@ func TestTrackingOnAndOffKeepsTheData(t *testing.T) {
 	s.verify("backups", []*lab.PointInTime{p})
 }
 
-// TestMachine holds what a machine does that nobody backs up.
+// TestMachine tests a machine that nobody backs up.
 func TestMachine(t *testing.T) {
 	s := newScene(t, "machine")
 	s.boot(lab.Disk{Name: "data", Bytes: 64 * mib})

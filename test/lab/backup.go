@@ -15,7 +15,7 @@ import (
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// Tracker describes a tracker of a machine.
+// Tracker returns a tracker of a machine. It does not create it.
 func (l *Lab) Tracker(name, vm string) *backupv1alpha1.VirtualMachineBackupTracker {
 	return &backupv1alpha1.VirtualMachineBackupTracker{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
@@ -25,7 +25,7 @@ func (l *Lab) Tracker(name, vm string) *backupv1alpha1.VirtualMachineBackupTrack
 	}
 }
 
-// Backup describes a push backup through a tracker to a claim.
+// Backup returns a push backup through a tracker to a claim. It does not create it.
 func (l *Lab) Backup(name, tracker, claim string) *backupv1alpha1.VirtualMachineBackup {
 	return &backupv1alpha1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
@@ -33,7 +33,7 @@ func (l *Lab) Backup(name, tracker, claim string) *backupv1alpha1.VirtualMachine
 	}
 }
 
-// WaitBackup waits until done says true of a backup's status. seen, if not nil, gets each status.
+// WaitBackup waits until done returns true for a backup's status. It calls seen, if not nil, with each status.
 func (l *Lab) WaitBackup(ctx context.Context, name string, timeout time.Duration, what string,
 	done func(*backupv1alpha1.VirtualMachineBackupStatus) bool, seen func(*backupv1alpha1.VirtualMachineBackupStatus),
 ) (*backupv1alpha1.VirtualMachineBackup, error) {
@@ -50,7 +50,7 @@ func (l *Lab) WaitBackup(ctx context.Context, name string, timeout time.Duration
 	return b, err
 }
 
-// WaitDone waits until a backup ended and makes a failed one an error.
+// WaitDone waits until a backup has ended. A failed backup is an error.
 func (l *Lab) WaitDone(ctx context.Context, name string, timeout time.Duration, seen func(*backupv1alpha1.VirtualMachineBackupStatus)) (*backupv1alpha1.VirtualMachineBackup, error) {
 	b, err := l.WaitBackup(ctx, name, timeout, "over", func(s *backupv1alpha1.VirtualMachineBackupStatus) bool { return s.Phase.Final() }, seen)
 	if err == nil && b.Status.Phase != backupv1alpha1.BackupDone {
@@ -62,14 +62,14 @@ func (l *Lab) WaitDone(ctx context.Context, name string, timeout time.Duration, 
 // Restored is a volume that was rebuilt from the files of a chain of backups.
 type Restored struct {
 	SHA256 string
-	// Fsck is what `e2fsck -fn` printed; empty when it was not asked for.
+	// Fsck is the output of `e2fsck -fn`. It is empty if fsck was not requested.
 	Fsck string
 }
 
-// Restore rebuilds a volume in a toolbox that has the target claim, from copies of its files with qemu-img alone:
-// rebase each incremental onto its predecessor, in order, and convert the last to raw (VEP 25, Restore).
-// chain is the full backup and the incrementals up to the wanted point, oldest first.
-// With fsck the file system on the restored disk must be clean.
+// Restore rebuilds a volume in a toolbox that has the target claim. It works on copies of the volume's files with
+// qemu-img alone: it rebases each incremental onto its predecessor, in order, and converts the last one to raw (VEP
+// 25, Restore). chain is the full backup and the incrementals up to the wanted point, oldest first. With fsck the
+// file system on the restored disk must be clean.
 func (t *Toolbox) Restore(ctx context.Context, claim string, chain []*backupv1alpha1.VirtualMachineBackup, volume string, fsck bool) (*Restored, error) {
 	var script strings.Builder
 	script.WriteString("d=$(mktemp -d); trap 'rm -rf $d' EXIT; cd $d\n")

@@ -15,13 +15,13 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Guest is the inside of a running instance, reached through its agent.
+// Guest gives access to the inside of a running instance through its agent.
 type Guest struct {
 	lab *Lab
 	pod string
 }
 
-// Guest returns the inside of the machine's present instance.
+// Guest returns access to the inside of the machine's current instance.
 func (l *Lab) Guest(ctx context.Context, vm string) (*Guest, error) {
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi); err != nil {
@@ -40,10 +40,11 @@ func (g *Guest) Launcher(ctx context.Context, command ...string) (string, error)
 	return g.lab.Exec(ctx, g.pod, "compute", nil, command...)
 }
 
-// Pod is the launcher pod's name.
+// Pod returns the launcher pod's name.
 func (g *Guest) Pod() string { return g.pod }
 
-// agentShell begins a script in the launcher pod: agent sends a request to the guest's agent. The launcher runs one domain; its name is libvirt's business.
+// agentShell is the beginning of a script in the launcher pod. Its function agent sends a request to the guest's
+// agent. The launcher runs only one domain, so the script asks libvirt for the name.
 const agentShell = `set -eu
 	domain=$(virsh --quiet --connect qemu:///system list --name | head -n 1)
 	agent() { virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$domain" "$1"; }
@@ -56,7 +57,7 @@ func (g *Guest) agent(ctx context.Context, command string) error {
 	return nil
 }
 
-// Run runs a shell script in the guest and returns what it printed. A script that fails is an error with its output.
+// Run runs a shell script in the guest and returns its output. If the script fails, the error contains the output.
 func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 	request, err := json.Marshal(map[string]any{"execute": "guest-exec", "arguments": map[string]any{
 		"path": "/bin/sh", "arg": []string{"-euc", script}, "capture-output": true,
@@ -66,7 +67,7 @@ func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	// One command in the pod waits for the end: a command costs the node more than a look at the guest does.
+	// One command in the pod waits for the end: on the node, starting a command costs more than polling the guest.
 	const wait = agentShell + `
 		started=$(agent "$0")
 		pid=$(echo "$started" | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
@@ -116,7 +117,8 @@ func (g *Guest) Freeze(ctx context.Context) error {
 // Thaw undoes Freeze.
 func (g *Guest) Thaw(ctx context.Context) error { return g.agent(ctx, "guest-fsfreeze-thaw") }
 
-// DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes.
+// DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes to the
+// disks.
 func (g *Guest) DiskSums(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (map[string]string, error) {
 	sums := make([]string, len(vmi.Spec.Volumes))
 	group, ctx := errgroup.WithContext(ctx)

@@ -1,8 +1,8 @@
-// Package lab runs virtual machines on a cluster for whoever wants to see Varve work: the demo, the
-// end-to-end tests and the benchmarks. It talks to the cluster as a user would (objects, exec, logs)
-// and to guests through their agent, by way of virsh in the launcher pod.
+// Package lab runs virtual machines on a cluster for everyone who wants to see Varve work: the demo, the end-to-end
+// tests and the benchmarks. It talks to the cluster as a user would (objects, exec, logs), and to guests through
+// their agent, with virsh in the launcher pod.
 //
-// A Lab owns one namespace. Its methods return errors that name the object; every wait has a deadline.
+// A Lab owns one namespace. Its methods return errors that name the object. Every wait has a deadline.
 package lab
 
 import (
@@ -30,7 +30,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Lab is a namespace on a cluster with Varve in it.
+// Lab is a namespace on a cluster that runs Varve.
 type Lab struct {
 	client.Client
 
@@ -39,18 +39,18 @@ type Lab struct {
 	Namespace string
 	// Images maps an image's name (varve, varve-launcher, varve-guest-test, …) to its reference.
 	Images map[string]string
-	// GuestDir is the directory with kernels and root disks that `make guest` fills.
+	// GuestDir is the directory with the kernels and root disks from `make guest`.
 	GuestDir string
 }
 
-// Scheme knows Kubernetes' own kinds and Varve's.
+// Scheme returns a scheme with Kubernetes' own kinds and Varve's.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s))
 }
 
-// Open connects to the cluster of kubeconfig and makes the namespace with these labels if it is not there.
-// build is the repository's build directory.
+// Open connects to the cluster of kubeconfig, and creates the namespace with these labels if it does not exist. build
+// is the repository's build directory.
 func Open(ctx context.Context, kubeconfig, build, namespace string, labels map[string]string) (*Lab, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -81,7 +81,8 @@ func Open(ctx context.Context, kubeconfig, build, namespace string, labels map[s
 	return l, nil
 }
 
-// OpenFresh is Open after everything that an earlier lab left in the namespace is gone, for which it has the timeout.
+// OpenFresh first removes everything that an earlier lab left in the namespace, within the timeout, and then calls
+// Open.
 func OpenFresh(ctx context.Context, kubeconfig, build, namespace string, timeout time.Duration) (*Lab, error) {
 	old, err := Open(ctx, kubeconfig, build, namespace, nil)
 	if err != nil {
@@ -119,8 +120,8 @@ func (l *Lab) Image(name string) (string, error) {
 	return "", fmt.Errorf("image %s is not in build/images/images.json (make images)", name)
 }
 
-// Wait polls done every 200 ms until it says true. what stands in the error after the deadline, with
-// the last thing that done said.
+// Wait polls done every 200 ms until it returns true. After the deadline the error contains what, and the last value
+// of seen.
 func Wait(ctx context.Context, timeout time.Duration, what string, done func(ctx context.Context) (ok bool, seen string, err error)) error {
 	var last string
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
@@ -134,7 +135,7 @@ func Wait(ctx context.Context, timeout time.Duration, what string, done func(ctx
 	return nil
 }
 
-// WaitGone waits until an object does not exist any more.
+// WaitGone waits until an object no longer exists.
 func (l *Lab) WaitGone(ctx context.Context, obj client.Object, timeout time.Duration) error {
 	what := fmt.Sprintf("%T %s to be gone", obj, obj.GetName())
 	return Wait(ctx, timeout, what, func(ctx context.Context) (bool, string, error) {
@@ -146,11 +147,12 @@ func (l *Lab) WaitGone(ctx context.Context, obj client.Object, timeout time.Dura
 	})
 }
 
-// annotationLook changes on a namespace that is being deleted.
+// annotationLook is an annotation that DeleteNamespace changes on a namespace that is being deleted.
 const annotationLook = "lab.varvebackup.io/look"
 
-// DeleteNamespace deletes the lab's namespace and waits until it is gone. Kubernetes looks at a namespace again when half of the longest
-// grace period of its pods has passed, which is 46 seconds for a launcher's, or five seconds after a change of the namespace.
+// DeleteNamespace deletes the lab's namespace and waits until it is gone. Kubernetes checks a namespace again after
+// half of the longest grace period of its pods, which is 46 seconds for a launcher pod, or five seconds after a
+// change of the namespace. So it changes the namespace every second.
 func (l *Lab) DeleteNamespace(ctx context.Context, timeout time.Duration) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.Namespace}}
 	if err := client.IgnoreNotFound(l.Delete(ctx, ns)); err != nil {

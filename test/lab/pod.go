@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Claim makes a claim of bytes on the default StorageClass.
+// Claim creates a claim with this size in bytes on the default StorageClass.
 func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.PersistentVolumeMode) error {
 	pvc := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
@@ -35,14 +35,14 @@ func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.P
 	return nil
 }
 
-// Toolbox is a running pod with qemu-img, e2fsprogs and the claims that it was made with, each
-// mounted at /mnt/<claim> or, if it is a Block claim, as the device /dev/<claim>.
+// Toolbox is a running pod with qemu-img, e2fsprogs and the claims that it was created with. Each claim is mounted at
+// /mnt/<claim> or, if it is a Block claim, is the device /dev/<claim>.
 type Toolbox struct {
 	lab  *Lab
 	name string
 }
 
-// Toolbox starts a toolbox pod. It must be closed: it holds its claims.
+// Toolbox starts a toolbox pod. The caller must close it, because it holds its claims.
 func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Toolbox, error) {
 	image, err := l.Image("varve-launcher")
 	if err != nil {
@@ -105,7 +105,7 @@ func describePod(pod *corev1.Pod) string {
 	return s
 }
 
-// Run runs a shell script in the toolbox and returns what it printed. A script that fails is an error with its output.
+// Run runs a shell script in the toolbox and returns its output. If the script fails, the error contains the output.
 func (t *Toolbox) Run(ctx context.Context, script string) (string, error) {
 	return t.RunWithInput(ctx, script, nil)
 }
@@ -124,7 +124,7 @@ func (t *Toolbox) Close(ctx context.Context) error {
 	return t.lab.WaitGone(ctx, pod, time.Minute)
 }
 
-// Exec runs a command in a container and returns its standard output. Its standard error stands in the error.
+// Exec runs a command in a container and returns its standard output. An error contains its standard error.
 func (l *Lab) Exec(ctx context.Context, pod, container string, stdin io.Reader, command ...string) (string, error) {
 	req := l.Clientset.CoreV1().RESTClient().Post().Resource("pods").Namespace(l.Namespace).Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{

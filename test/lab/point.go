@@ -19,8 +19,9 @@ type PointInTime struct {
 	Sums map[string]string
 }
 
-// PointInTime takes a backup at a moment at which the disks are known exactly: it freezes the guest's file
-// systems, hashes every raw disk, creates the backup, thaws once its point in time is fixed, and waits for its end.
+// PointInTime takes a backup at a moment at which the content of the disks is known exactly. It freezes the guest's
+// file systems, hashes every raw disk, creates the backup, thaws the guest once the point in time is fixed, and waits
+// for the backup's end.
 func (l *Lab) PointInTime(ctx context.Context, vm string, b *backupv1alpha1.VirtualMachineBackup, timeout time.Duration,
 	seen func(*backupv1alpha1.VirtualMachineBackupStatus),
 ) (_ *PointInTime, err error) {

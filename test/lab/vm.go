@@ -18,18 +18,19 @@ import (
 
 const kernelArgs = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
 
-// System is what a guest boots.
+// System describes what a guest boots.
 type System struct {
-	// Image holds the kernel: a name in build/images/images.json.
+	// Image is the image with the kernel: a name in build/images/images.json.
 	Image          string
 	Kernel, Initrd string
 	Args           string
-	// RootDisk is a qcow2 file in the guest directory that Populate writes; empty for a guest that runs from its initrd.
+	// RootDisk is a qcow2 file in the guest directory, which PopulateRoot writes. It is empty for a guest that runs
+	// from its initrd.
 	RootDisk string
 	Memory   string
 }
 
-// Debian is a real Debian that boots from its first disk, TestSystem a busybox that runs from its initrd.
+// Debian is a real Debian that boots from its first disk. TestSystem is a busybox system that runs from its initrd.
 var (
 	Debian = System{
 		Image: "varve-guest-debian", Kernel: "/boot/debian-vmlinuz", Initrd: "/boot/debian-initrd.img",
@@ -41,19 +42,20 @@ var (
 	}
 )
 
-// Disk is a disk of a machine: the claim has the same name as the machine's with the disk's appended.
+// Disk is a disk of a machine. ClaimName is the name of its claim.
 type Disk struct {
 	Name string
-	// Bytes is the claim's size; a Filesystem claim holds a somewhat smaller disk.
+	// Bytes is the claim's size. The disk on a Filesystem claim is somewhat smaller.
 	Bytes int64
 	Block bool
 	Bus   string
 }
 
-// ClaimName is the name of the claim behind a machine's disk.
+// ClaimName returns the name of the claim behind a machine's disk: the machine's name with the disk's name appended.
 func ClaimName(vm, disk string) string { return vm + "-" + disk }
 
-// Machine describes a virtual machine with Varve's defaults for tests: halted, one core, agent, network.
+// Machine returns a virtual machine with Varve's defaults for tests: halted, one core, agent, network. It does not
+// create it.
 func (l *Lab) Machine(name string, sys System, labels map[string]string, disks ...Disk) (*kubevirtv1.VirtualMachine, error) {
 	image, err := l.Image(sys.Image)
 	if err != nil {
@@ -99,7 +101,7 @@ func (l *Lab) Machine(name string, sys System, labels map[string]string, disks .
 	}, nil
 }
 
-// CreateClaims makes the claims behind a machine's disks.
+// CreateClaims creates the claims behind a machine's disks.
 func (l *Lab) CreateClaims(ctx context.Context, vm string, disks ...Disk) error {
 	for _, d := range disks {
 		mode := corev1.PersistentVolumeFilesystem
@@ -135,8 +137,8 @@ func (l *Lab) PopulateRoot(ctx context.Context, vm, disk string, sys System) (er
 	return err
 }
 
-// PopulateExt4 makes a sparse raw disk of bytes with an ext4 file system on a machine's Filesystem claim. With fillMiB, a file
-// "filler" with that much random data is on it.
+// PopulateExt4 makes a sparse raw disk with this size in bytes and an ext4 file system on a machine's Filesystem
+// claim. If fillMiB is not 0, the file system has a file "filler" with that many MiB of random data.
 func (l *Lab) PopulateExt4(ctx context.Context, vm, disk string, bytes int64, label string, fillMiB int64) (err error) {
 	claim := ClaimName(vm, disk)
 	t, err := l.Toolbox(ctx, "populate-"+claim, claim)
@@ -154,7 +156,7 @@ truncate -s %[2]d $f; mkfs.ext4 -q -L %[3]s -d $d $f; sync -f $f`, claim, bytes,
 	return err
 }
 
-// WaitAgent waits until the machine's guest runs and its agent answers, and returns the instance.
+// WaitAgent waits until the machine's guest is running and its agent answers, and returns the instance.
 func (l *Lab) WaitAgent(ctx context.Context, vm string, timeout time.Duration) (*kubevirtv1.VirtualMachineInstance, error) {
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: vm}}
 	err := Wait(ctx, timeout, "the guest agent of "+vm, func(ctx context.Context) (bool, string, error) {
@@ -172,10 +174,10 @@ func (l *Lab) WaitAgent(ctx context.Context, vm string, timeout time.Duration) (
 	return vmi, err
 }
 
-// TrackingLabel is the label by which the box's configuration selects machines for changed block tracking.
+// TrackingLabel is the label with which the box's configuration selects machines for changed block tracking.
 const TrackingLabel = "changedBlockTracking"
 
-// WatchTracking shows each state of changed block tracking until done says true.
+// WatchTracking calls done with the state of changed block tracking at each poll, until done returns true.
 func (l *Lab) WatchTracking(ctx context.Context, vm string, timeout time.Duration, done func(kubevirtv1.ChangedBlockTrackingState) bool) error {
 	obj := &kubevirtv1.VirtualMachine{}
 	return Wait(ctx, timeout, "changed block tracking of "+vm, func(ctx context.Context) (bool, string, error) {
@@ -190,7 +192,7 @@ func (l *Lab) WatchTracking(ctx context.Context, vm string, timeout time.Duratio
 	})
 }
 
-// WaitTracking waits until changed block tracking of the machine is in a state.
+// WaitTracking waits until changed block tracking of the machine is in this state.
 func (l *Lab) WaitTracking(ctx context.Context, vm string, state kubevirtv1.ChangedBlockTrackingState, timeout time.Duration) error {
 	err := l.WatchTracking(ctx, vm, timeout, func(s kubevirtv1.ChangedBlockTrackingState) bool { return s == state })
 	if err != nil {
@@ -199,7 +201,7 @@ func (l *Lab) WaitTracking(ctx context.Context, vm string, state kubevirtv1.Chan
 	return nil
 }
 
-// Restart asks for a restart as kubectl varve vm restart does and waits until the old instance is gone.
+// Restart requests a restart as `kubectl varve vm restart` does, and waits until the old instance is gone.
 func (l *Lab) Restart(ctx context.Context, vm string) error {
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi); err != nil {
@@ -223,8 +225,8 @@ func (l *Lab) Restart(ctx context.Context, vm string) error {
 	})
 }
 
-// Fill is a shell command that writes a file of mib MiB in a guest: one random MiB, sixteen times,
-// then the next, because an emulated processor makes random numbers slowly. Different files have nothing in common.
+// Fill returns a shell command that writes a file of mib MiB in a guest: one random MiB sixteen times, then the next,
+// because an emulated processor generates random numbers slowly. Different files have nothing in common.
 func Fill(file string, mib int) string {
 	return fmt.Sprintf(`s=$(mktemp); : >%[1]s; i=0; while [ $i -lt %[2]d ]; do head -c 1048576 /dev/urandom >$s; `+
 		`for j in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do cat $s; done >>%[1]s; i=$((i+16)); done; rm $s; `, file, mib)

@@ -1,4 +1,4 @@
-// Package loop makes block devices for tests that run as root.
+// Package loop creates block devices for tests that run as root.
 package loop
 
 import (
@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is a block device over a file. It goes with the test, or with the process.
+// Device attaches a block device to a file and returns the device's path. It is detached when the test, or the
+// process, ends.
 func Device(tb testing.TB, file string) string {
 	tb.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
@@ -35,7 +36,7 @@ func Device(tb testing.TB, file string) string {
 		}
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
-		if errors.Is(err, unix.EBUSY) { // somebody else was faster
+		if errors.Is(err, unix.EBUSY) { // another process was faster
 			_ = device.Close()
 			continue
 		}
@@ -51,7 +52,7 @@ func Device(tb testing.TB, file string) string {
 	}
 }
 
-// Resize gives a device the size that its file has by now.
+// Resize gives a device the current size of its file.
 func Resize(tb testing.TB, path string) {
 	tb.Helper()
 	device, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// certify gives the server an authority and a certificate of it, in files of dir.
+// certify gives the server an authority and a certificate from it, in files in dir.
 func (s *Server) certify(dir string) error {
 	authority, certificate, key, err := makeCertificate()
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *Server) certify(dir string) error {
 	return errors.Join(os.WriteFile(certificateFile, certificate, 0o644), os.WriteFile(keyFile, key, 0o600))
 }
 
-// makeCertificate makes an authority, and a certificate of it for loopback with its key, all in PEM.
+// makeCertificate makes an authority, and a certificate from it for loopback with its key, all in PEM.
 func makeCertificate() (authority, certificate, key []byte, err error) {
 	authorityKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -41,7 +41,7 @@ func makeCertificate() (authority, certificate, key []byte, err error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	// The clocks of client and server are one clock, and tests do not take days.
+	// Client and server share one clock, and tests do not take days.
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
 	parent := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotBefore: from, NotAfter: to,

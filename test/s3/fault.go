@@ -11,21 +11,21 @@ import (
 	"time"
 )
 
-// Fault is what happens to a request. next asks the server. To end the connection without a reply, or in the middle of one, it panics
-// with http.ErrAbortHandler. Tests may write their own.
+// Fault replaces the handling of a request. next passes the request to the server. To end the connection without a
+// reply, or in the middle of one, a fault panics with http.ErrAbortHandler. Tests may write their own faults.
 type Fault func(w http.ResponseWriter, r *http.Request, next http.Handler)
 
-// InternalError is Amazon's answer when something broke: 500. The server is not asked.
+// InternalError replies as Amazon does to an internal failure: 500. The request does not reach the server.
 func InternalError(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 	refuse(w, r, http.StatusInternalServerError, "InternalError", "We encountered an internal error. Please try again.")
 }
 
-// SlowDown is Amazon's answer when there are too many requests: 503. The server is not asked.
+// SlowDown replies as Amazon does to too many requests: 503. The request does not reach the server.
 func SlowDown(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 	refuse(w, r, http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate.")
 }
 
-// refuse replies with an error as S3 has them (Amazon S3 API Reference, "Error responses").
+// refuse replies with an error in S3's format (Amazon S3 API Reference, "Error responses").
 func refuse(w http.ResponseWriter, r *http.Request, status int, code, message string) {
 	body, err := xml.Marshal(struct {
 		XMLName                            xml.Name `xml:"Error"`
@@ -34,24 +34,25 @@ func refuse(w http.ResponseWriter, r *http.Request, status int, code, message st
 	if err != nil {
 		panic(err)
 	}
-	// The client reads its answer when it has sent everything.
+	// The client reads the reply only after it has sent everything.
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
-	_, _ = w.Write(append([]byte(xml.Header), body...)) // to a client that may have gone
+	_, _ = w.Write(append([]byte(xml.Header), body...)) // the client may be gone
 }
 
-// DropReply has the server do what is asked, and closes the connection instead of saying so.
+// DropReply lets the server handle the request, and closes the connection instead of passing on the reply.
 func DropReply(_ http.ResponseWriter, r *http.Request, next http.Handler) {
 	next.ServeHTTP(nowhere{}, r)
 	panic(http.ErrAbortHandler)
 }
 
-// CutRequest resets the connection to the server after half of the request's body, and closes that to the client. A request without a
-// body does not reach the server. (Reset and not closed: over TLS versitygw 1.8.0 takes a connection that is closed with a goodbye for
-// the end of the object and keeps half of it, unless the client sent a checksum. So it does when a client gives up.)
+// CutRequest resets the connection to the server after half of the request's body, and closes the connection to the
+// client. A request without a body does not reach the server. (It resets the connection because over TLS versitygw
+// 1.8.0 takes a connection that is closed with a close notification for the end of the object and keeps half of it,
+// unless the client sent a checksum. The same happens when a client gives up.)
 func CutRequest(_ http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.ContentLength > 0 {
 		body := &halfBody{ReadCloser: r.Body, left: r.ContentLength / 2}
@@ -63,13 +64,13 @@ func CutRequest(_ http.ResponseWriter, r *http.Request, next http.Handler) {
 	panic(http.ErrAbortHandler)
 }
 
-// CutResponse closes the connection after half of the response's body. One without a body is dropped whole.
+// CutResponse closes the connection after half of the response's body. It drops a response without a body completely.
 func CutResponse(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	next.ServeHTTP(&halfResponse{ResponseWriter: w}, r)
 	panic(http.ErrAbortHandler)
 }
 
-// Reset resets the connection. The server is not asked.
+// Reset resets the connection. The request does not reach the server.
 func Reset(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -78,10 +79,10 @@ func Reset(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 	reset(conn)
 }
 
-// reset closes a connection such that its peer sees an error and not an end.
+// reset closes a connection in such a way that its peer sees an error instead of an end.
 func reset(conn net.Conn) {
 	if t, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		conn = t.NetConn() // TLS would say goodbye
+		conn = t.NetConn() // TLS would send a close notification
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // makes Close send RST
@@ -89,7 +90,8 @@ func reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// Delay asks the server after a time, unless the test has ended by then, or the client was seen to go.
+// Delay passes the request to the server after a time, unless the test has ended by then or the client has visibly
+// gone.
 func Delay(d time.Duration) Fault {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		timer := time.NewTimer(d)
@@ -123,7 +125,7 @@ func (b *halfBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// halfResponse refuses everything after half of the announced length, and sends what is before.
+// halfResponse sends the first half of the announced length and refuses everything after it.
 type halfResponse struct {
 	http.ResponseWriter
 
@@ -131,7 +133,7 @@ type halfResponse struct {
 }
 
 func (w *halfResponse) WriteHeader(status int) {
-	// Without an announced length nothing is sent.
+	// If no length is announced, nothing is sent.
 	length, _ := strconv.ParseInt(w.Header().Get("Content-Length"), 10, 64)
 	w.left = length / 2
 	w.ResponseWriter.WriteHeader(status)
@@ -146,7 +148,7 @@ func (w *halfResponse) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// nowhere is the client of a request whose reply nobody gets.
+// nowhere is a ResponseWriter that discards the reply.
 type nowhere struct{}
 
 func (nowhere) Header() http.Header         { return http.Header{} }

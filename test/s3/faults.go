@@ -15,29 +15,31 @@ import (
 	"testing"
 )
 
-// Rule is a fault and the requests that it happens to: those that match all of Method, Key and Match, except for the first Skip of
-// them, with the given Probability, and at most Times in all. So the nth match alone is Skip: n-1, Times: 1.
+// Rule is a fault and the requests that it applies to: those that match all of Method, Key and Match, except the
+// first Skip of them, with the given Probability, and at most Times in total. So Skip: n-1, Times: 1 selects only the
+// nth match.
 type Rule struct {
 	Fault Fault
 
-	// Method is an HTTP method; "" is every one.
+	// Method is an HTTP method; "" matches every method.
 	Method string
-	// Key is what the object's key begins with; "" is every key, and every request that is about no object (a list, for example).
+	// Key is the prefix of the object's key; "" matches every key, and every request without an object (a list, for
+	// example).
 	Key string
-	// Match decides on anything else, such as the query; nil is every request. It is called under a lock.
+	// Match decides on anything else, such as the query; nil matches every request. It is called with a lock held.
 	Match func(*http.Request) bool
 
-	// Skip is how many matches pass before the rule begins.
+	// Skip is how many matches pass before the rule applies.
 	Skip int
-	// Times is how often the fault happens at most; 0 is without limit.
+	// Times is how often the fault happens at most; 0 means without limit.
 	Times int
-	// Probability is between 0 and 1; 0 is always.
+	// Probability is between 0 and 1; 0 means always.
 	Probability float64
 }
 
-// Faults is a proxy before a server. Signatures stay valid: the server sees the Host that the client signed, and S3 servers
-// with path-style addresses serve any. A request that meets no fault is passed on as it is, and one that the server cannot be
-// asked, because it is dead, ends like a fault: with the connection and without a reply.
+// Faults is a proxy in front of a server. Signatures stay valid: the server sees the Host that the client signed, and
+// S3 servers with path-style addresses accept any Host. The proxy passes a request without a fault on unchanged. If
+// the server is dead, the request ends like a fault: the connection is closed without a reply.
 type Faults struct {
 	Endpoint
 
@@ -51,9 +53,9 @@ type Faults struct {
 	random *rand.Rand
 }
 
-// StartFaults starts a proxy before server that ends with the test. The first rule that has a fault for a request decides; what it
-// takes is not seen, and not counted, by those after it. The seed decides where a Probability is; 0 chooses one. It is logged: with one
-// connection at a time it repeats a run.
+// StartFaults starts a proxy in front of server that ends with the test. The first rule that has a fault for a
+// request decides; the rules after it neither see nor count that request. The seed decides all cases with a
+// Probability; 0 chooses a seed. It is logged: with one connection at a time the same seed repeats a run.
 func StartFaults(tb testing.TB, server *Server, seed uint64, rules ...Rule) *Faults {
 	tb.Helper()
 	if seed == 0 {
@@ -69,7 +71,7 @@ func StartFaults(tb testing.TB, server *Server, seed uint64, rules ...Rule) *Fau
 		tb.Fatalf("start a proxy: %v", err)
 	}
 	transport := server.transport()
-	// A request must not fail, nor be tried again, because a connection was left over from before the server was killed.
+	// A request must not fail or be retried because a connection is left over from before the server was killed.
 	transport.DisableKeepAlives = true
 	f := &Faults{
 		Endpoint: server.Endpoint,
@@ -91,14 +93,14 @@ func StartFaults(tb testing.TB, server *Server, seed uint64, rules ...Rule) *Fau
 	return f
 }
 
-// serve serves until the test ends. The cleanup returns when every request has.
+// serve serves until the test ends. The cleanup returns when every request has ended.
 func (f *Faults) serve(listener net.Listener, certificate tls.Certificate) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var connections sync.WaitGroup
 	proxy := &http.Server{
 		Handler:      f,
 		BaseContext:  func(net.Listener) context.Context { return ctx },
-		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // no HTTP/2: a fault is one of a connection
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // no HTTP/2: a fault affects a whole connection
 		ErrorLog:     log.New(io.Discard, "", 0),
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
@@ -116,7 +118,7 @@ func (f *Faults) serve(listener net.Listener, certificate tls.Certificate) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = proxy.Serve(listener) // ends with Close, and says so
+		_ = proxy.Serve(listener) // returns an error after Close
 	}()
 	f.tb.Cleanup(func() {
 		cancel()
@@ -126,21 +128,21 @@ func (f *Faults) serve(listener net.Listener, certificate tls.Certificate) {
 	})
 }
 
-// Set replaces the rules. All counts begin again.
+// Set replaces the rules and resets all counts.
 func (f *Faults) Set(rules ...Rule) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rules, f.seen, f.fired = rules, make([]int, len(rules)), make([]int, len(rules))
 }
 
-// Fired is how many faults the rule with this index has had.
+// Fired returns how many faults the rule with this index has caused.
 func (f *Faults) Fired(rule int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.fired[rule]
 }
 
-// ServeHTTP passes a request on, or has its fault happen to it.
+// ServeHTTP passes a request on, or applies a fault to it.
 func (f *Faults) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rule, fault := f.choose(r)
 	if fault == nil {
@@ -151,7 +153,7 @@ func (f *Faults) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fault(w, r, f.forward)
 }
 
-// choose counts a request and gives it the fault that it meets, or nil.
+// choose counts a request and returns the fault that applies to it, or nil.
 func (f *Faults) choose(r *http.Request) (rule int, fault Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// scene is what a fault is seen in: a server, and clients before and behind the proxy.
+// scene is a server, a proxy, and clients with and without the proxy.
 type scene struct {
 	*Server
 
@@ -24,10 +24,10 @@ type scene struct {
 	direct, through *minio.Client // through tries once
 }
 
-// key is the object that the tests of faults are about.
+// key is the object that the tests of faults use.
 const key = "dir/key"
 
-// everyScene is with and without TLS.
+// everyScene runs check with and without TLS.
 func everyScene(t *testing.T, check func(*testing.T, scene)) {
 	t.Helper()
 	for name, options := range map[string]Options{"plain": {}, "TLS": {TLS: true}} {
@@ -40,7 +40,7 @@ func everyScene(t *testing.T, check func(*testing.T, scene)) {
 	}
 }
 
-// put puts data through the proxy under a rule that has one fault.
+// put puts data through the proxy under a rule with one fault.
 func (s scene) put(t *testing.T, fault Fault, data []byte) error {
 	t.Helper()
 	s.faults.Set(Rule{Method: http.MethodPut, Key: key, Times: 1, Fault: fault})
@@ -115,7 +115,7 @@ func TestReset(t *testing.T) {
 	everyScene(t, func(t *testing.T, s scene) {
 		wantNoReply(t, s.put(t, Reset, content(8, 1000)))
 		wantAbsent(t, s.direct, s.Bucket, key)
-		// What a client sees that is sending is a matter of luck.
+		// It is undefined what a client sees that is still sending.
 		s.faults.Set(Rule{Method: http.MethodGet, Fault: Reset})
 		if _, err := read(t.Context(), s.through, s.Bucket, key, ""); !errors.Is(err, syscall.ECONNRESET) {
 			t.Error(err)
@@ -134,7 +134,7 @@ func TestDelay(t *testing.T) {
 	})
 }
 
-// A client that goes away ends the wait, and so does the end of the test: goleak would find who waits.
+// A client that goes away ends the wait, and so does the end of the test: goleak would find a waiting goroutine.
 func TestDelayBeyondTheTest(t *testing.T) {
 	t.Parallel()
 	everyScene(t, func(t *testing.T, s scene) {

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reservePort gives a loopback address whose port nobody gets by chance until release is called, even while no server listens there: a
-// socket is bound to it that never listens. A server that sets SO_REUSEADDR, as Go's do, can listen on it all the same.
+// reservePort returns a loopback address whose port nobody gets by chance until release is called, even while no
+// server listens there. It binds a socket to the port and never listens on it. A server that sets SO_REUSEADDR, as
+// Go's servers do, can still listen on it.
 func reservePort() (address string, release func(), err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -22,7 +23,7 @@ func reservePort() (address string, release func(), err error) {
 }
 
 func bind(fd int) (string, error) {
-	// In this order: the kernel chooses a port that nobody has, and then lets it be shared.
+	// The order matters: the kernel chooses a port that nobody has, and only then allows sharing it.
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return "", err
 	}

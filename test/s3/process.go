@@ -14,25 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// healthPath is where the server says that it is there. No bucket can have this name.
+// healthPath is the path of the server's health check. No bucket can have this name.
 const healthPath = "/-/health"
 
 // process is a program that runs until it is killed.
 type process struct {
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when err is set
+	ended chan struct{} // closed after err is set
 	err   error
 }
 
 func startProcess(program string, arguments, environment []string, output *os.File) (*process, error) {
 	cmd := exec.CommandContext(context.Background(), program, arguments...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = environment, output, output
-	// A test that times out runs no cleanup.
+	// The cleanup does not run if a test times out.
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	p := &process{cmd: cmd, ended: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		// That signal comes when the thread ends that started the process, so one thread stays with it.
+		// The kernel sends that signal when the thread that started the process ends, so that thread stays with it.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -49,9 +49,9 @@ func startProcess(program string, arguments, environment []string, output *os.Fi
 	return p, nil
 }
 
-// kill ends the process and waits for its end.
+// kill kills the process and waits for its end.
 func (p *process) kill() {
-	// An error says that it has ended already.
+	// An error means that it has already ended.
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
@@ -98,7 +98,7 @@ func healthy(ctx context.Context, transport http.RoundTripper, url string) error
 	return nil
 }
 
-// tail is the end of a log, or why it cannot be read.
+// tail returns the end of a log, or why it cannot be read.
 func tail(log *os.File) string {
 	const most = 64 << 10 // bytes
 	info, err := log.Stat()

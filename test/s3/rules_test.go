@@ -16,7 +16,7 @@ func scripted(seed uint64, rules ...Rule) *Faults {
 	return f
 }
 
-// fates has a letter for each request: that of the rule that had a fault for it, or a dot.
+// fates returns a letter for each request: that of the rule whose fault applied to it, or a dot.
 func fates(f *Faults, requests ...string) string {
 	var b strings.Builder
 	for _, line := range requests {

@@ -1,5 +1,5 @@
-// Package s3 gives tests a real S3 server, versitygw, with a directory below it, and a proxy in front of it that does what networks and
-// overloaded servers do.
+// Package s3 gives tests a real S3 server, versitygw, on top of a directory, and a proxy in front of it that imitates
+// networks and overloaded servers.
 //
 //	server := s3.Start(t, s3.Options{ObjectLock: true})
 //	client := server.Client(t)
@@ -10,8 +10,8 @@
 //	faults := s3.StartFaults(t, server, 0, s3.Rule{Method: http.MethodPut, Key: "p", Skip: 2, Times: 1, Fault: s3.DropReply})
 //	client = faults.Client(t)
 //
-// Each server is a process of its own on a loopback port of its own, so that tests run side by side. It ends with the test, or with
-// the process of the test. When the test fails, its log is printed.
+// Each server is a separate process on its own loopback port, so that tests can run in parallel. It ends with the
+// test, or with the process of the test. If the test fails, the server's log is printed.
 //
 // The program comes from the directory VARVE_PEERS, or from build/peers/bin, which `make peers` fills.
 package s3
@@ -34,29 +34,30 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Options are how a server is to be. The zero value is plain HTTP and a bucket without versions.
+// Options configure a server. The zero value is plain HTTP and a bucket without versions.
 type Options struct {
-	// Bucket is made before Start returns; "" is "varve".
+	// Bucket is created before Start returns; "" means "varve".
 	Bucket string
-	// TLS has the server speak it, with a certificate of an authority that is made for the test.
+	// TLS makes the server use TLS, with a certificate from an authority that is created for the test.
 	TLS bool
-	// Versioning keeps what is overwritten or deleted in the bucket.
+	// Versioning keeps objects that are overwritten or deleted in the bucket.
 	Versioning bool
-	// ObjectLock lets objects of the bucket be locked. It includes Versioning.
+	// ObjectLock allows locking objects in the bucket. It includes Versioning.
 	ObjectLock bool
 }
 
-// Endpoint is all that a client needs to know.
+// Endpoint is everything that a client needs to know.
 type Endpoint struct {
 	// Address is host and port.
 	Address              string
 	AccessKey, SecretKey string
 	Region, Bucket       string
-	// Authority is the certificate, in PEM, that the server's is to be checked with; nil if the server does not speak TLS.
+	// Authority is the certificate, in PEM, that verifies the server's certificate; nil if the server does not use
+	// TLS.
 	Authority []byte
 }
 
-// Server is an S3 server that runs, except between Kill and Restart. Its methods may be called from many goroutines.
+// Server is an S3 server that is running, except between Kill and Restart. Many goroutines may call its methods.
 type Server struct {
 	Endpoint
 
@@ -69,7 +70,7 @@ type Server struct {
 	process *process // nil while it is killed
 }
 
-// Start starts a server and makes its bucket.
+// Start starts a server and creates its bucket.
 func Start(tb testing.TB, options Options) *Server {
 	tb.Helper()
 	s, err := start(tb, options)
@@ -83,7 +84,7 @@ func Start(tb testing.TB, options Options) *Server {
 	return s
 }
 
-// start prepares everything but the process, which it ends when the test does.
+// start prepares everything except the process. When the test ends, it ends the process.
 func start(tb testing.TB, options Options) (*Server, error) {
 	tb.Helper()
 	program, err := find("versitygw")
@@ -111,8 +112,9 @@ func start(tb testing.TB, options Options) (*Server, error) {
 			Address: address, AccessKey: rand.Text(), SecretKey: rand.Text(), Region: "us-east-1", Bucket: options.Bucket,
 		},
 		program: program,
-		// Without a place for accounts, a wrong key is answered with 404 and not as S3 does. And never --keep-alive: with versitygw
-		// 1.8.0, what it left of a signed upload is now and then taken for the connection's next request.
+		// Without a directory for accounts, the server answers a wrong key with 404, unlike S3. And never use
+		// --keep-alive: versitygw 1.8.0 sometimes takes what it left of a signed upload for the connection's next
+		// request.
 		arguments: []string{"--port", address, "--health", healthPath, "--iam-dir", accounts},
 		log:       log,
 	}
@@ -143,7 +145,7 @@ func (s *Server) makeBucket(tb testing.TB, options Options) error {
 	return err
 }
 
-// URL is the server's.
+// URL returns the server's URL.
 func (e Endpoint) URL() string {
 	if e.Authority != nil {
 		return "https://" + e.Address
@@ -151,8 +153,8 @@ func (e Endpoint) URL() string {
 	return "http://" + e.Address
 }
 
-// Client is a client whose connections end with the test. It tries again what fails, as minio-go does by default, unless edit sets
-// MaxRetries to 1.
+// Client returns a client whose connections end with the test. It retries failures, as minio-go does by default,
+// unless edit sets MaxRetries to 1.
 func (e Endpoint) Client(tb testing.TB, edit ...func(*minio.Options)) *minio.Client {
 	tb.Helper()
 	transport := e.transport()
@@ -175,7 +177,7 @@ func (e Endpoint) Client(tb testing.TB, edit ...func(*minio.Options)) *minio.Cli
 }
 
 func (e Endpoint) transport() *http.Transport {
-	// Not compressed behind the client's back: S3 signs what is asked for, and an object is what was put.
+	// No transparent compression: S3 signs the request, and an object is exactly what was put.
 	t := &http.Transport{DisableCompression: true}
 	if e.Authority != nil {
 		pool := x509.NewCertPool()
@@ -185,7 +187,7 @@ func (e Endpoint) transport() *http.Transport {
 	return t
 }
 
-// Kill ends the server at once, as kill -9 does, and returns when it is dead. Its address refuses connections until Restart.
+// Kill kills the server, as kill -9 does, and returns when it is dead. Its address refuses connections until Restart.
 func (s *Server) Kill(tb testing.TB) {
 	tb.Helper()
 	s.mu.Lock()
@@ -197,7 +199,8 @@ func (s *Server) Kill(tb testing.TB) {
 	s.process = nil
 }
 
-// Restart starts the server with the data and the address that it had, and returns when it answers. One that runs is killed before.
+// Restart starts the server with its previous data and address, and returns when it answers. It kills a running
+// server first.
 func (s *Server) Restart(tb testing.TB) {
 	tb.Helper()
 	s.mu.Lock()
@@ -217,7 +220,7 @@ func (s *Server) Restart(tb testing.TB) {
 	}
 }
 
-// end kills what runs and prints the log of a test that failed.
+// end kills the running process and prints the log if the test failed.
 func (s *Server) end(tb testing.TB) {
 	tb.Helper()
 	s.mu.Lock()
@@ -234,7 +237,7 @@ func (s *Server) end(tb testing.TB) {
 	}
 }
 
-// Program is the path of a program that `make peers` builds: versitygw or kopia.
+// Program returns the path of a program that `make peers` builds: versitygw or kopia.
 func Program(tb testing.TB, name string) string {
 	tb.Helper()
 	path, err := find(name)
@@ -244,11 +247,11 @@ func Program(tb testing.TB, name string) string {
 	return path
 }
 
-// find is the path of a peer's program.
+// find returns the path of a peer's program.
 func find(program string) (string, error) {
 	dir := os.Getenv("VARVE_PEERS")
 	if dir == "" {
-		// From this file's own path, so that a test may run in any directory.
+		// Derived from this file's own path, so that a test may run in any directory.
 		_, file, _, ok := runtime.Caller(0)
 		if !ok || !filepath.IsAbs(file) {
 			return "", errors.New("find the repository: run the tests without -trimpath, or set VARVE_PEERS")

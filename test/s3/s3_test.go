@@ -24,7 +24,7 @@ var everyKind = map[string]Options{
 	"object lock": {ObjectLock: true, TLS: true},
 }
 
-// once has a client fail at the first error.
+// once makes a client fail at the first error.
 func once(o *minio.Options) { o.MaxRetries = 1 }
 
 func content(seed byte, n int) []byte {
@@ -42,7 +42,7 @@ func put(tb testing.TB, c *minio.Client, bucket, key string, data []byte, o mini
 	return info
 }
 
-// read is what a version of an object holds ("" is the newest), or the error, asked for once.
+// read returns the content of a version of an object ("" is the newest), or the error. It does not retry.
 func read(ctx context.Context, c *minio.Client, bucket, key, version string) ([]byte, error) {
 	body, _, _, err := minio.Core{Client: c}.GetObject(ctx, bucket, key, minio.GetObjectOptions{VersionID: version})
 	if err != nil {
@@ -66,7 +66,7 @@ func wantAbsent(tb testing.TB, c *minio.Client, bucket, key string) {
 	}
 }
 
-// wantNoReply wants a connection that ended without a reply. (minio-go replaces io.EOF by an error of its own.)
+// wantNoReply checks that the connection ended without a reply. (minio-go replaces io.EOF by its own error.)
 func wantNoReply(tb testing.TB, err error) {
 	tb.Helper()
 	var broken *url.Error
@@ -96,7 +96,7 @@ func TestObjects(t *testing.T) {
 			t.Parallel()
 			server := Start(t, options)
 			bucket := server.Bucket
-			// Through the proxy, which has no fault for anybody.
+			// Through a proxy without faults as well.
 			for _, c := range []*minio.Client{server.Client(t), StartFaults(t, server, 0).Client(t)} {
 				small, large := content(1, 1000), content(2, 6<<20)
 				put(t, c, bucket, "a/small", small, minio.PutObjectOptions{})
@@ -149,7 +149,7 @@ func TestLockedObjectsCannotBeDeleted(t *testing.T) {
 		if code(err) != "AccessDenied" {
 			t.Errorf("%s: %v", mode, err)
 		}
-		// Without a version it is hidden, and there all the same.
+		// Without a version the removal hides it, but it still exists.
 		if err := c.RemoveObject(t.Context(), server.Bucket, "locked", minio.RemoveObjectOptions{}); err != nil {
 			t.Error(err)
 		}
@@ -163,7 +163,7 @@ func TestLockedObjectsCannotBeDeleted(t *testing.T) {
 			t.Errorf("%s, bypassed: %v", mode, err)
 		}
 	}
-	// What is not locked can go.
+	// An object that is not locked can be removed.
 	free := put(t, c, server.Bucket, "free", nil, minio.PutObjectOptions{})
 	if err := c.RemoveObject(t.Context(), server.Bucket, "free", minio.RemoveObjectOptions{VersionID: free.VersionID}); err != nil {
 		t.Error(err)
@@ -192,7 +192,7 @@ func TestDataOutlivesTheServer(t *testing.T) {
 				put(t, c, server.Bucket, "after", data, minio.PutObjectOptions{})
 				wantContent(t, c, server.Bucket, "after", data)
 			}
-			server.Restart(t) // one that runs
+			server.Restart(t) // restarts a running server
 			wantContent(t, server.Client(t), server.Bucket, "after", data)
 		})
 	}

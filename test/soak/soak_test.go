@@ -31,7 +31,7 @@ const (
 	gib       = int64(1) << 30
 )
 
-// victims are what is killed, with the namespace and labels of its pod and the executable.
+// victims are the processes to kill, with the namespace and label of their pod and the executable.
 var victims = []struct {
 	name, namespace, label, value, exe string
 	shim                               bool
@@ -143,15 +143,15 @@ func (s *soak) guest(script string) (string, error) {
 	return g.Run(s.t.Context(), script)
 }
 
-// round changes something, starts a backup, kills something at a random moment (in two rounds of three), and
-// compares what is restorable.
+// round changes something, starts a backup, kills something at a random moment (in two rounds of three), and compares
+// what can be restored.
 func (s *soak) round(i int) {
 	ctx := s.t.Context()
 	s.ready()
 	change := fmt.Sprintf(`for d in one two; do head -c %[1]d /disks/$d/base >/disks/$d/r%[2]d; head -c 500000 /dev/urandom >>/disks/$d/r%[2]d; dd if=/dev/urandom of=/disks/$d/base bs=64k count=3 seek=%[3]d conv=notrunc; done; rm -f /disks/one/r%[4]d; sync`,
 		1000000+s.rand.IntN(60000000), i%4, s.rand.IntN(2000), (i+2)%4)
 	if _, err := s.guest(change); err != nil {
-		// A guest that was killed a moment ago comes back; the next round tries again.
+		// A guest that was just killed comes back, and the next round tries again.
 		s.t.Logf("round %d: guest: %v", i, err)
 		return
 	}
@@ -189,15 +189,15 @@ func (s *soak) round(i int) {
 	}
 	s.chain = append(s.chain, b)
 	if err != nil || p == nil || len(p.Sums) != len(b.Status.IncludedVolumes) {
-		// The guest died around the point in time, so that what the disks held is not known: the chain goes on through
-		// this backup, and the next one that is known proves it.
+		// The guest died around the point in time, so it is not known what the disks held. The chain continues
+		// through this backup, and the next backup with known content proves it.
 		s.t.Logf("round %d: the point in time is not known exactly: %v", i, err)
 		return
 	}
 	s.compare(p.Sums)
 }
 
-// strike kills a victim after a while and says what it killed.
+// strike kills a victim after a while and returns what it killed.
 func (s *soak) strike(which int, after time.Duration) string {
 	v := victims[which]
 	timer := time.NewTimer(after)
@@ -241,10 +241,10 @@ func (s *soak) compare(sums map[string]string) {
 	s.must(tool.Close(ctx))
 }
 
-// notYet has Wait look again: the last kill may still be on its way through the layers.
+// notYet makes Wait check again: the last kill may still be on its way through the layers.
 func notYet(err error) (bool, string, error) { return false, err.Error(), nil }
 
-// leaks checks that nothing is left once everything came to rest.
+// leaks checks that nothing is left once everything has come to rest.
 func (s *soak) leaks() {
 	ctx := s.t.Context()
 	s.ready()

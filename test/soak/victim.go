@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// processes returns the processes of a pod on this machine, by executable name. A process belongs to the pod when one of
-// its mounts comes from the pod's directory under the kubelet's.
+// processes returns the processes of a pod on this machine, by executable name. A process belongs to the pod if its
+// /etc/hosts is mounted from the pod's directory under the kubelet's.
 func processes(pod types.UID) (map[string][]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -30,7 +30,8 @@ func processes(pod types.UID) (map[string][]int, error) {
 			continue
 		}
 		mounts, err := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
-		// The node's own processes see every pod's mounts; the pod's see only its own, with the hosts file at /etc/hosts.
+		// The node's own processes see every pod's mounts. The pod's processes see only its own, with the hosts file
+		// at /etc/hosts.
 		if err != nil || !strings.Contains(string(mounts), "/pods/"+string(pod)+"/etc-hosts /etc/hosts ") {
 			continue
 		}
@@ -43,7 +44,7 @@ func processes(pod types.UID) (map[string][]int, error) {
 	return found, nil
 }
 
-// shim returns the parent of a container's first process.
+// shim returns the containerd shim that is the parent of a container's first process.
 func shim(pid int) (int, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

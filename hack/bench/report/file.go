@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Merge writes rows to a file. Each takes the place of the one with its ID; the others that are there stay.
+// Merge writes rows to a file. A row replaces the one with its ID; the other rows in the file stay.
 func Merge(file string, rows []Row) error {
 	var all []Row
 	if err := read(file, &all); err != nil {
@@ -27,8 +27,8 @@ func Merge(file string, rows []Row) error {
 	return Write(file, all)
 }
 
-// MergeMachine writes to a file what figures were measured on: the machine, and what is special to this part of the benchmark. What is
-// there about other parts stays.
+// MergeMachine writes to a file what the figures were measured on: the machine, and the facts of this part of the
+// benchmark. The facts of other parts in the file stay.
 func MergeMachine(file, part string, facts map[string]any) error {
 	all := map[string]any{}
 	if err := read(file, &all); err != nil {
@@ -48,7 +48,7 @@ func MergeMachine(file, part string, facts map[string]any) error {
 	return Write(file, all)
 }
 
-// model is the name of the processor.
+// model returns the name of the processor.
 func model(cpuinfo string) string {
 	for line := range strings.Lines(cpuinfo) {
 		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
@@ -58,7 +58,7 @@ func model(cpuinfo string) string {
 	return ""
 }
 
-// read decodes a file, if there is one.
+// read decodes a file if it exists.
 func read(file string, v any) error {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

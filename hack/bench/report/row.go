@@ -1,10 +1,10 @@
-// Package report has the figures of the benchmarks: rows that compare Varve with a peer, and the files that they go to.
-// Nothing in it may be used from several goroutines at once.
+// Package report contains the figures of the benchmarks: rows that compare Varve with a peer, and the files that they
+// are written to. It is not safe for use by several goroutines at once.
 package report
 
 import "slices"
 
-// Row is one figure. Ratio is above 1 when Varve is better than the peer.
+// Row is one figure. Ratio is above 1 if Varve is better than the peer.
 type Row struct {
 	ID        string  `json:"id"`
 	What      string  `json:"what"`
@@ -16,25 +16,25 @@ type Row struct {
 	// Min and Max are the spread of Value.
 	Min float64 `json:"min"`
 	Max float64 `json:"max"`
-	// Cost and PeerCost are what the figure's runs used, where that was measured.
+	// Cost and PeerCost are what the figure's runs used, if that was measured.
 	Cost     *Cost `json:"cost,omitempty"`
 	PeerCost *Cost `json:"peerCost,omitempty"`
 }
 
-// Cost is what a run used beside time, as medians over the rounds; 0 where it was not measured.
+// Cost is what a run used apart from time, as medians over the rounds. 0 means not measured.
 type Cost struct {
-	// CPUSeconds of the program and of all that it started.
+	// CPUSeconds of the program and of everything that it started.
 	CPUSeconds float64 `json:"cpuSeconds,omitempty"`
 	// MemoryMiB is the largest resident set of the program, or of one that it started.
 	MemoryMiB float64 `json:"memoryMiB,omitempty"`
-	// StoredMiB is by how much the repository's directory grew.
+	// StoredMiB is how much the repository's directory grew.
 	StoredMiB float64 `json:"storedMiB,omitempty"`
 }
 
-// Sample is what repeated rounds measured.
+// Sample is the measurements of repeated rounds.
 type Sample []float64
 
-// Median is 0 of nothing.
+// Median returns the median, or 0 for an empty sample.
 func (s Sample) Median() float64 {
 	if len(s) == 0 {
 		return 0
@@ -44,7 +44,7 @@ func (s Sample) Median() float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// Smaller makes a row of a figure that is better when it is smaller. s is not empty.
+// Smaller returns a row for a figure that is better if it is smaller. s must not be empty.
 func Smaller(id, what, unit string, s Sample, peer string, p Sample) Row {
 	r := Larger(id, what, unit, s, peer, p)
 	if r.Ratio != 0 {
@@ -53,7 +53,7 @@ func Smaller(id, what, unit string, s Sample, peer string, p Sample) Row {
 	return r
 }
 
-// Larger makes a row of a figure that is better when it is larger. s is not empty.
+// Larger returns a row for a figure that is better if it is larger. s must not be empty.
 func Larger(id, what, unit string, s Sample, peer string, p Sample) Row {
 	r := Row{ID: id, What: what, Unit: unit, Value: s.Median(), Peer: peer, PeerValue: p.Median(), Min: slices.Min(s), Max: slices.Max(s)}
 	if r.PeerValue != 0 {

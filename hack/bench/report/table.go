@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// Table prints rows for people. What runs cost is shown as Varve's and the peer's, if any row has it.
+// Table prints rows for people. It shows the costs of Varve and of the peer if any row has them.
 func Table(out io.Writer, rows []Row) {
 	costs := slices.ContainsFunc(rows, func(r Row) bool { return r.Cost != nil })
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)

@@ -14,17 +14,17 @@ import (
 	"github.com/varvebackup/varve/hack/bench/repository/corpus"
 )
 
-// seed is what everything random of a run follows from.
+// seed is the seed of all randomness in a run.
 const seed = 1
 
-// machineName is the name that Varve's restore points are kept under.
+// machineName is the name of the machine to which Varve's restore points belong.
 const machineName = "bench"
 
-// bench is one run.
+// bench is one run of the benchmark.
 type bench struct {
 	*options
 	dir string
-	// varve and kopia are the programs, image the disk that is backed up.
+	// varve and kopia are the programs, and image is the disk that is backed up.
 	varve, kopia, image string
 	// dropsAll says that the whole page cache can be dropped.
 	dropsAll bool
@@ -33,7 +33,7 @@ type bench struct {
 	system *corpus.Files
 	sizes  corpus.Sizes
 	runs   []corpus.Run
-	// changes counts what was written to the image, so that no two are the same.
+	// changes numbers the random streams, so that no two changes of the image are the same.
 	changes uint64
 }
 
@@ -70,31 +70,32 @@ func newBench(ctx context.Context, o *options, dir string) (*bench, error) {
 	return b, nil
 }
 
-// makeImage makes the image as it is at the beginning.
+// makeImage writes the image in its initial state.
 func (b *bench) makeImage(ctx context.Context) error {
 	fmt.Fprintf(b.log, "image of %d GiB: %s\n", b.imageGiB, b.content())
 	b.changes = 0
 	return corpus.Write(ctx, b.image, seed, b.imageGiB*gib, b.runs, b.system)
 }
 
-// content is what the image has, for people.
+// content describes the content of the image for people.
 func (b *bench) content() string {
 	return fmt.Sprintf("%d MiB OS files, %d text, %d random, %d zeroes, the rest holes",
 		b.sizes[corpus.System]/mib, b.sizes[corpus.Text]/mib, b.sizes[corpus.Random]/mib, b.sizes[corpus.Zero]/mib)
 }
 
-// disk is the image in a row's text.
+// disk describes the image in a row's text.
 func (b *bench) disk() string {
 	return fmt.Sprintf("%d GiB image with %d MiB in it", b.imageGiB, b.corpusMiB)
 }
 
-// part measures some rows.
+// part measures some of the rows.
 type part struct {
 	ids []string
 	run func(context.Context) ([]report.Row, error)
 }
 
-// parts runs what was asked for, one after the other; each leaves nothing behind but the image, which the second group changes.
+// parts runs the requested parts one after the other. Each leaves nothing behind but the image, which the second part
+// changes.
 func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
 	if b.only.wants(slices.Concat(fullIDs, readIDs, changeIDs)...) {
 		if err := b.makeImage(ctx); err != nil {
@@ -119,7 +120,7 @@ func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
 	return rows, nil
 }
 
-// facts are what the figures depend on beside the machine.
+// facts returns what the figures depend on apart from the machine.
 func (b *bench) facts(ctx context.Context) (map[string]any, error) {
 	versions := map[string]string{}
 	for name, args := range map[string][]string{

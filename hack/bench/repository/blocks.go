@@ -14,10 +14,11 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// blockRow is what one block size costs.
+// blockRow is the costs of one block size.
 type blockRow struct {
 	Block string `json:"block"`
-	// Full is a first full, in MiB stored; Runs and Scattered are 1 % changed, Worst is 0.1 %, in bytes stored for each byte changed.
+	// Full is a first full, in MiB stored. Runs and Scattered are 1 % changed, Worst is 0.1 %, in bytes stored per
+	// byte changed.
 	Full      blockCost `json:"full"`
 	Runs      blockCost `json:"runs"`
 	Scattered blockCost `json:"scattered"`
@@ -100,7 +101,7 @@ func (b *bench) blockTebibyte(ctx context.Context, size string, r *blockRow) (er
 	return nil
 }
 
-// blockChanges measures the changes that rows of the benchmark measure, without kopia.
+// blockChanges measures the same changes as rows of the benchmark, without kopia.
 func (h *history) blockChanges(ctx context.Context, r *blockRow) error {
 	if _, err := h.begin(ctx); err != nil {
 		return err
@@ -124,7 +125,7 @@ func (h *history) blockChanges(ctx context.Context, r *blockRow) error {
 	return nil
 }
 
-// printBlocks shows for each measurement the seconds, those of the processors, the memory in MiB and what was stored.
+// printBlocks prints for each measurement the seconds, the processor seconds, the memory in MiB and what was stored.
 func printBlocks(out io.Writer, rows []blockRow) {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "BLOCK\tWHAT\tS\tCPU S\tMEMORY MIB\tSTORED")

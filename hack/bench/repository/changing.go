@@ -14,23 +14,24 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// granule is what QEMU's dirty bitmap tells apart.
+// granule is the granularity of QEMU's dirty bitmap.
 const granule = 64 * kib
 
-// change is a kind of change: pieces of a length at multiples of align, together 1/share of the disk.
+// change is a kind of change: pieces of one length at multiples of align, which together make up 1/share of the disk.
 type change struct{ length, align, share int64 }
 
 var (
 	inRuns    = change{length: mib, align: granule, share: 100}
 	scattered = change{length: granule, align: granule, share: 100}
-	// worst are few pieces that lie across blocks. They are put where nothing compresses, so that nothing that is stored again becomes smaller.
+	// worst is few pieces that cross block boundaries. They are in random data, so that no compression makes the
+	// blocks that are stored again smaller.
 	worst = change{length: granule, align: corpus.Grain, share: 1000}
 )
 
-// count is how many pieces a disk has.
+// count returns the number of pieces for a disk of this size.
 func (c change) count(bytes int64) int { return int(bytes / c.share / c.length) }
 
-// amplificationAim is what a scattered change may store for each byte of it.
+// amplificationAim is how many bytes a scattered change may store per changed byte.
 const amplificationAim = 6
 
 // changing measures restore points after changes.
@@ -53,7 +54,7 @@ func (h *history) changing(ctx context.Context) (rows []report.Row, err error) {
 	return rows, h.check(ctx)
 }
 
-// step is a kind of change: Varve's restore points and kopia's snapshots after each.
+// step is one kind of change, with the costs of Varve's restore points and kopia's snapshots after it.
 type step struct {
 	*history
 	name string
@@ -63,7 +64,7 @@ type step struct {
 	alone bool
 }
 
-// round writes pieces, and has them backed up by both, in an order that changes from round to round.
+// round writes pieces and has both tools back them up, in an order that alternates from round to round.
 func (s *step) round(ctx context.Context, round int, pieces []extent.Extent) error {
 	return s.changed(ctx, pieces, func(x *export, bitmap string) error {
 		both := []func() error{
@@ -90,19 +91,19 @@ func (s *step) round(ctx context.Context, round int, pieces []extent.Extent) err
 	})
 }
 
-// snapshot measures a snapshot of kopia's of the raw image.
+// snapshot measures a kopia snapshot of the raw image.
 func (h *history) snapshot(ctx context.Context, name string) (usage, error) {
 	u, _, err := h.measure(ctx, task{name: "kopia " + name, args: h.kopiaSnapshot(), repository: h.theirs.repository})
 	return u, err
 }
 
-// touch makes the image look changed, as the file of a guest that runs always does.
+// touch makes the image look changed, as the file of a running guest always does.
 func (h *history) touch() error {
 	now := time.Now()
 	return os.Chtimes(h.image, now, now)
 }
 
-// unchanged measures restore points of what is the same as before.
+// unchanged measures restore points of unchanged content.
 func (h *history) unchanged(ctx context.Context) ([]report.Row, error) {
 	fmt.Fprintln(h.log, "unchanged")
 	var reread, untouched usages
@@ -138,14 +139,14 @@ func (h *history) unchanged(ctx context.Context) ([]report.Row, error) {
 	}, nil
 }
 
-// fromBitmap is the text of a row about changes.
+// fromBitmap returns the text of a row about changes.
 func (h *history) fromBitmap(pieces string) string {
 	return fmt.Sprintf("1 %% of a %s changed in %s, from an export with a bitmap, %s, synced", h.disk(), pieces, h.coldness())
 }
 
 const kopiasSnapshot = "kopia's snapshot of the raw file"
 
-// whole is the whole image as a place for changes.
+// whole returns the whole image as the place for changes.
 func (h *history) whole() []extent.Extent { return []extent.Extent{{Length: h.bytes}} }
 
 func (h *history) runs1pct(ctx context.Context) ([]report.Row, error) {
@@ -176,7 +177,7 @@ func (h *history) worstPieces(ctx context.Context) ([]report.Row, error) {
 	return []report.Row{aim("repo-amplification-worst", what, "ratio", s.amplification, s.ours, amplificationAim)}, nil
 }
 
-// repeat measures a step in each round, with changes in these extents.
+// repeat measures a step in each round, with changes within these extents.
 func (h *history) repeat(ctx context.Context, s *step, within []extent.Extent) (*step, error) {
 	fmt.Fprintln(h.log, s.name)
 	for round := range h.rounds {
@@ -191,12 +192,13 @@ func (h *history) repeat(ctx context.Context, s *step, within []extent.Extent) (
 	return s, nil
 }
 
-// amplification is how many bytes were stored for each one that was changed.
+// amplification returns how many bytes were stored per changed byte.
 func (s *step) amplification(u usage) float64 {
 	return float64(u.stored) / float64(int64(s.change.count(s.bytes))*s.change.length)
 }
 
-// check restores the last restore point of Varve's and compares it with the image: fast restore points of something else are none.
+// check restores Varve's last restore point and compares it with the image: a fast restore point with wrong content
+// is worthless.
 func (h *history) check(ctx context.Context) error {
 	out, err := h.run(ctx, h.varve, "disk", "list", machineName, "-o", "name")
 	if err != nil {

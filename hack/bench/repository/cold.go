@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropCaches is where the kernel is told to forget what it has read.
+// dropCaches is the file through which the kernel is told to drop its caches.
 const dropCaches = "/proc/sys/vm/drop_caches"
 
-// cold sees to it that what a command reads comes from storage: everything is written, then forgotten by the page cache.
+// cold makes sure that a command reads from storage: it writes everything back and then drops it from the page cache.
 func (b *bench) cold() error {
 	unix.Sync()
 	if b.dropsAll {
@@ -32,7 +32,8 @@ func (b *bench) cold() error {
 	})
 }
 
-// ready makes caches cold for what a program reads, but not for the program itself: how long it takes to load is of no interest.
+// ready makes the caches cold for what a program reads, but not for the program itself: its load time is of no
+// interest.
 func (b *bench) ready(ctx context.Context, program string) error {
 	if err := b.cold(); err != nil {
 		return fmt.Errorf("drop caches: %w", err)
@@ -45,7 +46,7 @@ func (b *bench) ready(ctx context.Context, program string) error {
 	return err
 }
 
-// coldness is how cold does it, for a row's text.
+// coldness describes how cold drops the caches, for a row's text.
 func (b *bench) coldness() string {
 	if b.dropsAll {
 		return "caches dropped"

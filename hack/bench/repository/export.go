@@ -21,24 +21,24 @@ import (
 	"github.com/varvebackup/varve/internal/qmp"
 )
 
-// exportName is how the disk is called on NBD.
+// exportName is the disk's export name on NBD.
 const exportName = "disk"
 
-// export is a qemu-storage-daemon with a raw image: what is written through it gets into a dirty bitmap, as it does in the QEMU of a running guest, and
-// is backed up through it. Its processor time counts as Varve's.
+// export is a qemu-storage-daemon with a raw image. What is written through it gets into a dirty bitmap, as in the
+// QEMU of a running guest, and it is backed up through it. Its processor time counts as Varve's.
 type export struct {
 	cmd    *exec.Cmd
 	socket string
 	qmp    *qmp.Client
-	// out is the monitor's side of the process' standard output.
+	// out is our end of the pipe that is the process's standard output, with the monitor's answers.
 	out *os.File
-	// ended is closed when the process is gone, after err was set.
+	// ended is closed when the process is gone, after err is set.
 	ended chan struct{}
 	err   error
 	said  bytes.Buffer
 }
 
-// serve starts an export of an image with a bitmap that is empty.
+// serve starts an export of an image with an empty bitmap.
 func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err error) {
 	x = &export{socket: filepath.Join(b.dir, "disk.sock"), ended: make(chan struct{})}
 	x.cmd = exec.CommandContext(ctx, "qemu-storage-daemon",
@@ -53,7 +53,7 @@ func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err
 	if err != nil {
 		return nil, err
 	}
-	// A pipe of our own: Wait would close one of the command's while the last answer is still read.
+	// Use our own pipe: Wait would close one of the command's pipes while the last answer is still being read.
 	var theirs *os.File
 	if x.out, theirs, err = os.Pipe(); err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err
 	return x, nil
 }
 
-// start runs the process. The kernel kills it at the end of the thread that started it, so that one stays.
+// start starts the process. The kernel kills the process when the thread that started it ends, so that thread stays.
 func (x *export) start() error {
 	started := make(chan error, 1)
 	go func() {
@@ -94,13 +94,14 @@ func (x *export) open(in io.Writer, bitmap string) error {
 	}, nil)
 }
 
-// uri is where Varve finds the export.
+// uri returns the URI of the export for Varve.
 func (x *export) uri() string { return "nbd+unix:///" + exportName + "?socket=" + x.socket }
 
-// pid is the process that works for whoever reads the export.
+// pid returns the process that works for the reader of the export.
 func (x *export) pid() int { return x.cmd.Process.Pid }
 
-// writers is how many requests are under way. What they hold counts as the memory of every command that follows (see measure).
+// writers is how many requests are in flight. Their buffers count as the memory of every following command (see
+// measure).
 const writers = 4
 
 // write fills pieces with bytes that do not compress, and flushes.
@@ -126,7 +127,7 @@ func (x *export) write(ctx context.Context, pieces []extent.Extent, stream uint6
 	return client.Flush(ctx)
 }
 
-// stop ends the process in order. Its bitmap goes with it.
+// stop ends the process in an orderly way. Its bitmap is lost with it.
 func (x *export) stop() error {
 	if err := x.qmp.Run("quit", map[string]any{}, nil); err != nil {
 		return errors.Join(err, x.kill())
@@ -143,7 +144,7 @@ func (x *export) stop() error {
 
 // kill ends the process at once.
 func (x *export) kill() error {
-	_ = x.cmd.Process.Kill() // it may be gone
+	_ = x.cmd.Process.Kill() // it may be gone already
 	<-x.ended
 	return errors.Join(x.failure(), x.out.Close())
 }

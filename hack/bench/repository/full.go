@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/hack/bench/report"
 )
 
-// fullRow compares the first backup of two tools.
+// fullRow compares the first backups of two tools.
 type fullRow struct {
 	id, ours, theirs, peer string
 	unit                   string
@@ -62,7 +62,7 @@ func (b *bench) fulls(ctx context.Context) ([]report.Row, error) {
 	return rows, nil
 }
 
-// fullTools are the tools that rows want, each once.
+// fullTools returns the tools that the wanted rows need, each once.
 func (b *bench) fullTools() []string {
 	var names []string
 	for _, r := range fullRows {
@@ -75,7 +75,7 @@ func (b *bench) fullTools() []string {
 	return names
 }
 
-// full measures one first backup, and removes the repository again.
+// full measures one first backup, and removes the repository afterwards.
 func (b *bench) full(ctx context.Context, t *tool) (usage, error) {
 	if err := b.fresh(ctx, t); err != nil {
 		return usage{}, err
@@ -84,7 +84,7 @@ func (b *bench) full(ctx context.Context, t *tool) (usage, error) {
 	return u, errors.Join(err, t.remove())
 }
 
-// fresh makes an empty repository in the place of the one that a tool has.
+// fresh replaces a tool's repository with an empty one.
 func (b *bench) fresh(ctx context.Context, t *tool) error {
 	if err := t.remove(); err != nil {
 		return err

@@ -13,20 +13,21 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// history is the restore points of one raw image, which changes from one to the next: in a repository of Varve's and, where it is compared, in one of kopia's.
+// history is the restore points of one raw image, which changes between them: in a Varve repository and, if it is
+// compared, in a kopia one.
 type history struct {
 	*bench
 	image string
 	bytes int64
-	// ours is Varve, theirs kopia.
+	// ours is Varve, and theirs is kopia.
 	ours, theirs *tool
 	// block is Varve's --block-size; "" is its default.
 	block string
-	// points is how many restore points there are. The dirty bitmap since the last one is named after it.
+	// points is the number of restore points. The dirty bitmap since the last one is named after it.
 	points int
 }
 
-// point is a restore point as `varve -o json` shows it.
+// point is a restore point in the output of `varve -o json`.
 type point struct {
 	ID    string `json:"id"`
 	Disks []struct {
@@ -34,7 +35,7 @@ type point struct {
 	} `json:"disks"`
 }
 
-// history measures what begins with a repository that has one restore point: reading it, and adding others.
+// history measures everything that starts from a repository with one restore point: reading it, and adding others.
 func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
 	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.tools()[varve], theirs: b.tools()[kopia]}
 	defer func() { err = errors.Join(err, h.ours.remove(), h.theirs.remove(), os.Remove(b.image)) }()
@@ -62,7 +63,8 @@ func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
 	return rows, nil
 }
 
-// begin makes an empty repository of Varve's and the first restore point, and returns its ID. It is read from the export that the next ones are read from.
+// begin makes an empty Varve repository and the first restore point, and returns its ID. It reads from the same kind
+// of export as the following restore points.
 func (h *history) begin(ctx context.Context) (id string, err error) {
 	if err := h.fresh(ctx, h.ours); err != nil {
 		return "", err
@@ -76,7 +78,7 @@ func (h *history) begin(ctx context.Context) (id string, err error) {
 	return p.ID, err
 }
 
-// kopiaBegin makes an empty repository of kopia's and the first snapshot, and returns its ID.
+// kopiaBegin makes an empty kopia repository and the first snapshot, and returns its ID.
 func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 	if err := h.fresh(ctx, h.theirs); err != nil {
 		return "", err
@@ -94,10 +96,12 @@ func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 	return snapshot.ID, nil
 }
 
-// checkpoint is the name of the last restore point in the tracking of changes, in the form of those that `varve disk checkpoint` prints.
+// checkpoint returns the name of the last restore point in change tracking, in the form that `varve disk checkpoint`
+// prints.
 func (h *history) checkpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
 
-// backUp measures a restore point of what the export has. It is incremental from the bitmap, or reads everything if bitmap is "".
+// backUp measures a restore point of the export. It is incremental from the bitmap, or reads everything if bitmap is
+// "".
 func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {
 	h.points++
 	args := []string{
@@ -127,19 +131,19 @@ func (h *history) backUp(ctx context.Context, name string, x *export, bitmap str
 	return u, p, nil
 }
 
-// pieces chooses where the image is changed.
+// pieces chooses where to change the image.
 func (h *history) pieces(c change, within []extent.Extent) ([]extent.Extent, error) {
 	return corpus.Pieces(rand.New(rand.NewPCG(seed, h.next())), within, c.length, c.align, c.count(h.bytes))
 }
 
-// next is another stream of randomness for each use.
+// next returns a new random stream for each use.
 func (h *history) next() uint64 {
 	h.changes++
 	return h.changes
 }
 
-// changed writes pieces to the image and calls measure with the export and the name of the bitmap that has them. A bitmap lasts for one change: what a
-// guest's QEMU would go on with begins anew.
+// changed writes pieces to the image and calls measure with the export and the name of the bitmap that recorded them.
+// A bitmap lasts for one change. In a guest's QEMU it would continue; here each change starts with a new one.
 func (h *history) changed(ctx context.Context, pieces []extent.Extent, measure func(x *export, bitmap string) error) (err error) {
 	bitmap := h.checkpoint()
 	x, err := h.serve(ctx, h.image, bitmap)

@@ -2,7 +2,7 @@ package main
 
 import "slices"
 
-// IDs of rows, by the part that measures them.
+// The IDs of the rows, by the part that measures them.
 var (
 	fullIDs     = idsOf(fullRows)
 	readIDs     = []string{"repo-restore-qemuimg", "repo-restore-kopia", "repo-verify"}

@@ -18,10 +18,10 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// stretch is how much of a file is read at once.
+// stretch is how many bytes of a file are read at once.
 const stretch = 1 << 20
 
-// dataOf is where a file has data.
+// dataOf returns the extents of a file that have data.
 func dataOf(f *os.File) (extent.Set, error) {
 	var set extent.Set
 	info, err := f.Stat()
@@ -39,7 +39,7 @@ func dataOf(f *os.File) (extent.Set, error) {
 	return set, nil
 }
 
-// stretches calls visit with the extents of a set, cut into stretches.
+// stretches calls visit with the extents of a set, split into stretches.
 func stretches(ctx context.Context, set extent.Set, visit func(extent.Extent) error) error {
 	for e := range set.All() {
 		for at := e.Offset; at < e.End(); at += stretch {
@@ -54,7 +54,7 @@ func stretches(ctx context.Context, set extent.Set, visit func(extent.Extent) er
 	return nil
 }
 
-// same is an error if two files differ.
+// same returns an error if two files differ.
 func same(ctx context.Context, a, b string) (err error) {
 	var files [2]*os.File
 	var data extent.Set
@@ -92,7 +92,8 @@ func same(ctx context.Context, a, b string) (err error) {
 	})
 }
 
-// sha256 measures what it takes to read and hash the image's data with as many goroutines as there are cores, each a part of it. It returns how much that is.
+// sha256 measures how long it takes to read and hash the image's data with one goroutine per core, each hashing a
+// part. It also returns the number of bytes.
 func (h *history) sha256(ctx context.Context) (usage, int64, error) {
 	f, err := os.Open(h.image)
 	if err != nil {
@@ -131,7 +132,7 @@ func hashAll(ctx context.Context, f *os.File, data extent.Set) error {
 				if _, err := f.ReadAt(buffer[:e.Length], e.Offset); err != nil && !errors.Is(err, io.EOF) {
 					return err
 				}
-				hash.Write(buffer[:e.Length]) // a hash takes everything
+				hash.Write(buffer[:e.Length]) // writing to a hash never fails
 			}
 			hash.Sum(nil)
 			return nil
@@ -151,7 +152,7 @@ func hashAll(ctx context.Context, f *os.File, data extent.Set) error {
 	return g.Wait()
 }
 
-// ownTime is the processor time of this process.
+// ownTime returns the processor time of this process.
 func ownTime() (time.Duration, error) {
 	var r unix.Rusage
 	err := unix.Getrusage(unix.RUSAGE_SELF, &r)

@@ -1,5 +1,6 @@
-// Command repository measures Varve's disk repository against the kopia CLI, restic, borg and qemu-img: whole commands, in one run, on the same
-// image, alternately. It prints medians with their spread and puts the rows into build/bench.json. docs/testing.md says what each row is.
+// Command repository measures Varve's disk repository against the kopia CLI, restic, borg and qemu-img: whole
+// commands, in one run, on the same image, alternately. It prints medians with their spread and writes the rows to
+// build/bench.json. docs/testing.md describes the rows.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 
 func main() { command.Main("bench-repository", run) }
 
-// roundTimeout bounds a round: no program may hang for ever.
+// roundTimeout bounds a round, so that no program can hang for ever.
 const roundTimeout = 30 * time.Minute
 
 func run(ctx context.Context, args []string) (err error) {
@@ -43,7 +44,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	report.Table(os.Stdout, rows)
-	if o.profile != "" { // Profiling costs time: these figures are not those of the product.
+	if o.profile != "" { // Profiling costs time, so these figures are not the product's.
 		return nil
 	}
 	facts, err := b.facts(ctx)

@@ -16,28 +16,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lastWords is how long a command that was told to end may take.
+// lastWords is how long a command may take to exit after it was told to.
 const lastWords = 10 * time.Second
 
-// task is a command of a program as a user would type it, and what is measured with it.
+// task is a command as a user would type it, and what is measured with it.
 type task struct {
-	// name is what it is called in the log, and how its profile is named.
+	// name is the task's name in the log and in the names of its profiles.
 	name string
 	args []string
-	// repository is a directory whose growth counts; "" if nothing is stored.
+	// repository is a directory whose growth is measured; "" if nothing is stored.
 	repository string
-	// beside is a process that works for the command, whose processor time counts too; 0 if there is none.
+	// beside is a process that works for the command and whose processor time counts too; 0 if there is none.
 	beside int
 }
 
-// usage is what a command took.
+// usage is what a command used.
 type usage struct {
 	wall, cpu time.Duration
-	// memory is the largest resident set of the command, or of one that it started; stored by how much the repository grew. Bytes.
+	// memory is the largest resident set of the command, or of one that it started. stored is how much the repository
+	// grew. Both are in bytes.
 	memory, stored int64
 }
 
-// measure runs a task from cold caches. Its time is that of the whole command and of a sync of the file system that it wrote to.
+// measure runs a task with cold caches. Its time includes the whole command and a sync of the file system that it
+// wrote to.
 func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 	before, err := t.size()
 	if err != nil {
@@ -64,7 +66,8 @@ func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 		return usage{}, nil, err
 	}
 	after, err := t.size()
-	// The kernel begins a child's maximum with what this process has: some 30 MiB, of all programs only qemu-img needs less.
+	// The kernel starts a child's maximum at this process's own size, some 30 MiB. Of all programs only qemu-img
+	// needs less.
 	u.memory = state.SysUsage().(*syscall.Rusage).Maxrss * kib
 	u.cpu, u.stored = state.UserTime()+state.SystemTime()+helper-helped, after-before
 	fmt.Fprintf(b.log, "  %-34s %7.2f s  cpu %7.2f s  %5d MiB", t.name, u.wall.Seconds(), u.cpu.Seconds(), u.memory/mib)
@@ -82,7 +85,8 @@ func (t *task) size() (int64, error) {
 	return bytesIn(t.repository)
 }
 
-// profiling makes a program leave profiles that are named after a task, if it is the one that can.
+// profiling returns the variable that makes the profiling varve write profiles named after the task, if profiling is
+// on.
 func (b *bench) profiling(name string) []string {
 	if b.profile == "" {
 		return nil
@@ -90,15 +94,16 @@ func (b *bench) profiling(name string) []string {
 	return []string{"VARVE_PROFILE=" + filepath.Join(b.profile, strings.ReplaceAll(name, " ", "-"))}
 }
 
-// run runs a program to its end and returns its output.
+// run runs a program until it exits and returns its output.
 func (b *bench) run(ctx context.Context, args ...string) ([]byte, error) {
 	out, _, err := b.runWith(ctx, nil, args...)
 	return out, err
 }
 
-// runWith runs a program with these variables beside its usual ones. It sees nothing else of the user's surroundings, and dies with this process.
+// runWith runs a program with these variables in addition to the usual ones. The program sees nothing else of the
+// user's environment, and dies with this process.
 func (b *bench) runWith(ctx context.Context, variables []string, args ...string) ([]byte, *os.ProcessState, error) {
-	// The kernel kills the program at the end of the thread that started it.
+	// The kernel kills the program when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
@@ -119,7 +124,7 @@ func (b *bench) runWith(ctx context.Context, variables []string, args ...string)
 	return out.Bytes(), cmd.ProcessState, nil
 }
 
-// syncAll writes what the file system of a directory still has in memory.
+// syncAll writes back everything that the file system of a directory still has in memory.
 func syncAll(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -132,7 +137,7 @@ func syncAll(dir string) error {
 // clockTick is the unit of the kernel's processor times, everywhere on Linux.
 const clockTick = 10 * time.Millisecond
 
-// processorTime is what a process that runs has used so far; 0 of no process.
+// processorTime returns what a running process has used so far, and 0 if pid is 0.
 func processorTime(pid int) (time.Duration, error) {
 	if pid == 0 {
 		return 0, nil
@@ -144,7 +149,8 @@ func processorTime(pid int) (time.Duration, error) {
 	return parseStat(string(stat))
 }
 
-// parseStat reads user and system time from /proc/PID/stat (proc(5)): fields 14 and 15, of which the second may have spaces and parentheses.
+// parseStat reads user and system time, fields 14 and 15, from /proc/PID/stat (proc(5)). Field 2 may contain spaces
+// and parentheses.
 func parseStat(stat string) (time.Duration, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 13 {

@@ -15,7 +15,7 @@ const (
 	tib = int64(1) << 40
 )
 
-// options are the flags.
+// options are the command's flags.
 type options struct {
 	build, dir, profile string
 	rounds              int
@@ -56,14 +56,14 @@ func (o *options) complete() (err error) {
 	return nil
 }
 
-// needs is how much space the run may take at its fullest: the image, two repositories of it and a restored copy; each round adds some 15 % of
-// the image to kopia's repository. The sparse disk comes when all that is gone.
+// needs returns how many bytes the run may take at its peak: the image, two repositories of it and a restored copy.
+// Each round adds some 15 % of the image to kopia's repository. The sparse disk is made when all that is gone.
 func (o *options) needs() int64 {
 	rounds := int64(o.rounds)
 	return max(5*o.corpusMiB*mib+rounds*o.imageGiB*gib/5, (4+4*rounds)*gib)
 }
 
-// idList is the IDs of rows.
+// idList is a list of row IDs.
 type idList []string
 
 // Set implements flag.Value.
@@ -80,15 +80,15 @@ func (l *idList) Set(text string) error {
 // String implements flag.Value.
 func (l *idList) String() string { return strings.Join(*l, ",") }
 
-// wants says whether one of these rows is to be measured.
+// wants says whether any of these rows is to be measured.
 func (l *idList) wants(ids ...string) bool {
 	return len(*l) == 0 || slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(*l, id) })
 }
 
-// blockSizes are block sizes as `varve disk backup --block-size` has them.
+// blockSizes are block sizes in the form of `varve disk backup --block-size`.
 type blockSizes []string
 
-// offered are the block sizes that Varve offers, by what -blocks calls them.
+// offered maps the names that -blocks accepts to Varve's block sizes.
 var offered = map[string]string{"256k": "256KiB", "1m": "1MiB", "4m": "4MiB"}
 
 // Set implements flag.Value.

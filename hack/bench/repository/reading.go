@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/hack/bench/report"
 )
 
-// reading measures restores of a restore point of Varve's and a snapshot of kopia's, and how fast Varve verifies.
+// reading measures restores of a Varve restore point and of a kopia snapshot, and how fast Varve verifies.
 func (h *history) reading(ctx context.Context, id, snapshot string) ([]report.Row, error) {
 	var rows []report.Row
 	if h.only.wants("repo-restore-qemuimg", "repo-restore-kopia") {
@@ -41,7 +41,7 @@ func (h *history) restores(ctx context.Context, id, snapshot string) ([]report.R
 				return err
 			}
 			*took = append(*took, u)
-			if round == 0 { // A fast restore of something else is none.
+			if round == 0 { // A fast restore with wrong content is worthless.
 				if err := same(ctx, h.image, target); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}

@@ -4,10 +4,10 @@ import (
 	"github.com/varvebackup/varve/hack/bench/report"
 )
 
-// usages are what the rounds of one command took.
+// usages is what the rounds of one command used.
 type usages []usage
 
-// sample is a figure of each round.
+// sample returns one figure of each round.
 func (u usages) sample(figure func(usage) float64) report.Sample {
 	var s report.Sample
 	for _, x := range u {
@@ -28,22 +28,22 @@ func (u usages) cost() *report.Cost {
 	}
 }
 
-// versus makes a row of a figure that is better when it is smaller, with what both cost.
+// versus returns a row for a figure that is better if it is smaller, with the costs of both.
 func versus(id, what, unit string, figure func(usage) float64, ours usages, peer string, theirs usages) report.Row {
 	r := report.Smaller(id, what, unit, ours.sample(figure), peer, theirs.sample(figure))
 	r.Cost, r.PeerCost = ours.cost(), theirs.cost()
 	return r
 }
 
-// aim makes a row of a figure that is compared with what it should be.
+// aim returns a row for a figure that is compared with its target value.
 func aim(id, what, unit string, figure func(usage) float64, ours usages, value float64) report.Row {
 	r := report.Smaller(id, what, unit, ours.sample(figure), "aim", report.Sample{value})
 	r.Cost = ours.cost()
 	return r
 }
 
-// inRounds calls each function once a round, beginning with another one each time: what one leaves behind, in the file system or the storage, must not
-// always be to the disadvantage of the same one.
+// inRounds calls each function once per round, and starts with a different one each time: what one leaves behind in
+// the file system or the storage must not always slow down the same one.
 func inRounds(rounds int, each ...func(round int) error) error {
 	for round := range rounds {
 		for i := range each {

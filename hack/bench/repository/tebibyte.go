@@ -10,13 +10,13 @@ import (
 	"github.com/varvebackup/varve/hack/bench/report"
 )
 
-// dirty is 1 GiB of the sparse disk, which has as much to begin with. In runs it is easier.
+// dirty is 1 GiB of the sparse disk, which also has 1 GiB of content to begin with. In runs it is easier.
 var (
 	dirty       = change{length: granule, align: granule, share: 1024}
 	dirtyInRuns = change{length: mib, align: granule, share: 1024}
 )
 
-// What a restore point after such a change may take.
+// The limits of a restore point after such a change.
 const tebibyteSeconds, tebibyteMiB = 20, 512
 
 // tebibyte measures restore points of a sparse disk of 1 TiB.
@@ -48,14 +48,14 @@ func (b *bench) tebibyte(ctx context.Context) (rows []report.Row, err error) {
 	return rows, nil
 }
 
-// sparseHistory makes the disk, and the first restore point of it with this block size.
+// sparseHistory makes the disk and its first restore point with this block size.
 func (b *bench) sparseHistory(ctx context.Context, block string) (h *history, err error) {
 	fmt.Fprintln(b.log, "1 TiB")
 	h = &history{bench: b, image: filepath.Join(b.dir, "tebibyte.img"), bytes: tib, ours: b.tools()[varve], block: block}
 	if err := h.sparse(); err != nil {
 		return nil, err
 	}
-	// What is there to begin with is written as the changes are.
+	// The initial content is written in the same way as the changes.
 	content, err := h.pieces(dirty, h.whole())
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func (b *bench) sparseHistory(ctx context.Context, block string) (h *history, er
 	return h, err
 }
 
-// sparse makes the image, with nothing in it.
+// sparse makes an empty image.
 func (h *history) sparse() error {
 	f, err := os.Create(h.image)
 	if err != nil {

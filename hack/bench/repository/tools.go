@@ -8,18 +8,19 @@ import (
 // tool is a program that keeps backups in a repository.
 type tool struct {
 	name string
-	// repository is the directory that it stores in; state is what else it keeps of a repository: configuration and caches.
+	// repository is the directory that it stores in. state is everything else that it keeps about a repository:
+	// configuration and caches.
 	repository string
 	state      []string
 	// create makes a repository.
 	create [][]string
-	// full backs the image up.
+	// full backs up the image.
 	full []string
-	// slow says that this takes minutes, so that only every other round has it.
+	// slow says that this takes minutes, so that it runs only in every other round.
 	slow bool
 }
 
-// Names of tools. The second Varve is one with the compression that restic has.
+// The names of the tools. The second Varve uses the same compression as restic.
 const (
 	varve, varveZstd = "varve", "varve-zstd"
 	kopia            = "kopia"
@@ -27,10 +28,11 @@ const (
 	borg             = "borg"
 )
 
-// password is the repositories'.
+// password is the password of all repositories.
 const password = "bench"
 
-// environment is all that the programs see. They keep their files in this run's directory, ask nobody and look for no updates.
+// environment returns the whole environment of the programs. They keep their files in this run's directory, ask no
+// questions and check for no updates.
 func (b *bench) environment() []string {
 	in := func(name string) string { return filepath.Join(b.dir, name) }
 	return []string{
@@ -44,7 +46,7 @@ func (b *bench) environment() []string {
 	}
 }
 
-// tools are all that back up the image, by name.
+// tools returns all tools that back up the image, by name.
 func (b *bench) tools() map[string]*tool {
 	in := func(name string) string { return filepath.Join(b.dir, name) }
 	varveTool := func(name string, flags ...string) *tool {
@@ -57,13 +59,13 @@ func (b *bench) tools() map[string]*tool {
 	return map[string]*tool{
 		varve:     varveTool(varve),
 		varveZstd: varveTool(varveZstd, "--compression", "zstd"),
-		// What is stored is hashed, encrypted and compressed as Varve does it; blocks are cut as kopia does it.
+		// Hash, encryption and compression are the same as Varve's; blocks are cut in kopia's way.
 		kopia: {
 			name: kopia, repository: in("kopia"), state: []string{in("kopia.config"), in("kopia.config.kopia-password"), in("kopia-logs")},
 			create: [][]string{
 				{
 					b.kopia, "repository", "create", "filesystem", "--path", in("kopia"), "--block-hash", "BLAKE3-256-128", "--encryption", "AES256-GCM-HMAC-SHA256",
-					"--content-cache-size-mb", "0", // no caches, as Varve has none for a directory: kopia restores faster without
+					"--content-cache-size-mb", "0", // no caches, as Varve has none for a directory: kopia restores faster without them
 				},
 				{b.kopia, "policy", "set", "--global", "--compression", "s2-default"},
 			},
@@ -84,8 +86,9 @@ func (b *bench) tools() map[string]*tool {
 	}
 }
 
-// kopiaSnapshot backs the image's directory up with kopia: a file that is the source itself it reads even if its time is that of the last snapshot.
-// Its maintenance would run whenever it is due; Varve's runs when it is asked for.
+// kopiaSnapshot backs up the image's directory with kopia. If the source is the file itself, kopia reads it even if
+// its time is that of the last snapshot. Automatic maintenance is off: it would run whenever it is due, whereas
+// Varve's runs on request.
 func (b *bench) kopiaSnapshot() []string {
 	return []string{b.kopia, "snapshot", "create", "--no-progress", "--no-auto-maintenance", "--json", filepath.Dir(b.image)}
 }

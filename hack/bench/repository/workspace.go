@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workspaceName is the directory below -dir, which is removed at the end. Its name is always the same, so that what a killed run
-// left behind goes with the next one.
+// workspaceName is the directory below -dir that is removed at the end. Its name is always the same, so that the next
+// run removes what a killed run left behind.
 const workspaceName = "bench-repository"
 
-// openWorkspace makes an empty directory for this run alone, where there is enough space.
+// openWorkspace makes an empty directory for this run alone, and checks that there is enough space.
 func openWorkspace(parent string, needs int64) (dir string, remove func() error, err error) {
 	dir = filepath.Join(parent, workspaceName)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -54,7 +54,7 @@ func empty(dir string) error {
 	return errors.Join(failures...)
 }
 
-// bytesIn is the length of all files in a directory.
+// bytesIn returns the total size of all files in a directory.
 func bytesIn(dir string) (int64, error) {
 	var sum int64
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {

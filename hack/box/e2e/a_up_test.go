@@ -33,7 +33,7 @@ func TestLoadSkipsWhatIsThere(t *testing.T) {
 	}
 }
 
-// A changed image takes the name over, and the old one goes.
+// A changed image takes over the name, and the old image is removed.
 func TestLoadReplaces(t *testing.T) {
 	before := imageIDs(t)
 	if out := loadProbe(t, imagetar.File{Path: "more", Data: []byte("more"), Mode: 0o644}); !strings.Contains(out, "imported") {
@@ -69,7 +69,7 @@ func TestSecondNode(t *testing.T) {
 	}
 }
 
-// kubectl exec is in every other test.
+// Every other test uses kubectl exec.
 func TestLogs(t *testing.T) {
 	start(t, probePod("logs", "node2"))
 	eventually(t, "the log", func() error {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Every pair of {pod on node1, pod on node2, node1, node2, host} that starts a connection, to each pod and to the Service.
+// Connections from each of {pod on node1, pod on node2, node1, node2, host} to each pod and to the Service.
 func TestNetwork(t *testing.T) {
 	pods := map[string]*corev1.Pod{}
 	for _, node := range []string{"node1", "node2"} {
@@ -69,7 +69,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// fromNode asks with curl's poor relation: bash. The test image's program is not on the nodes.
+// fromNode sends the request with bash, because the test image's program is not on the nodes.
 func fromNode(node, url string) (string, error) {
 	host, path, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
 	name, port, found := strings.Cut(host, ":")
@@ -86,7 +86,7 @@ func fromNode(node, url string) (string, error) {
 }
 
 func fromHost(url string) (string, error) {
-	// A connection of its own each time, so that kube-proxy chooses again.
+	// A new connection each time, so that kube-proxy chooses again.
 	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := c.Get(url)
 	if err != nil {
@@ -96,7 +96,8 @@ func fromHost(url string) (string, error) {
 	return string(body), errors.Join(err, resp.Body.Close())
 }
 
-// A mount that one pod makes in a hostPath reaches another pod on the node, not the other node, and not the host.
+// A mount that one pod makes in a hostPath reaches another pod on the same node, but not the other node and not the
+// host.
 func TestMountPropagation(t *testing.T) {
 	share := func(mode corev1.MountPropagationMode) func(*corev1.PodSpec) {
 		return func(s *corev1.PodSpec) {

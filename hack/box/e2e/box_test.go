@@ -1,8 +1,8 @@
 //go:build box
 
-// Package e2e tests the box as its users see it: through its command line, the Kubernetes API and the host. It needs root
-// and what `make kube box` builds; `make test-box` runs it. The box under test has its own directory, bridge and network, and
-// disturbs none that runs.
+// Package e2e tests the box as its users see it: through its command line, the Kubernetes API and the host. It needs
+// root and what `make kube box` builds; `make test-box` runs it. The box under test has its own directory, bridge and
+// network, and does not disturb a running box.
 package e2e
 
 import (
@@ -32,11 +32,12 @@ const (
 )
 
 var (
-	bin    string // the folder of the built programs
+	bin    string // the directory of the built programs
 	client kubernetes.Interface
 )
 
-// The tests share one box and run in the order of the files' names and of their lines: each leaves it healthy.
+// The tests share one box and run in the order of the file names and of the lines in them. Each leaves the box
+// healthy.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := setup(); err != nil {
@@ -59,13 +60,13 @@ func setup() error {
 	if bin, err = filepath.Abs("../../../build/bin"); err != nil {
 		return err
 	}
-	if out, err := run("down"); err != nil { // what an interrupted run left
+	if out, err := run("down"); err != nil { // what an interrupted run has left
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return up("--nodes=1")
 }
 
-// up brings the box under test up, and points client at it.
+// up brings up the box under test, and connects client to it.
 func up(args ...string) error {
 	if out, err := run(append([]string{"up", "--bridge", bridge}, args...)...); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
@@ -89,7 +90,7 @@ func run(args ...string) (string, error) {
 	return string(out), err
 }
 
-// mustRun is run for what has to succeed.
+// mustRun is run, but a failure fails the test.
 func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := run(args...)
@@ -99,7 +100,7 @@ func mustRun(t *testing.T, args ...string) string {
 	return out
 }
 
-// mustUp is up for what has to succeed.
+// mustUp is up, but a failure fails the test.
 func mustUp(t *testing.T, args ...string) {
 	t.Helper()
 	if err := up(args...); err != nil {
@@ -107,7 +108,7 @@ func mustUp(t *testing.T, args ...string) {
 	}
 }
 
-// loadProbe builds the tests' image, with more files in it if any are given, and loads it.
+// loadProbe builds the tests' image, with additional files if given, and loads it.
 func loadProbe(t *testing.T, more ...imagetar.File) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "probe")
@@ -146,7 +147,7 @@ func kubectl(args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// eventually polls until check succeeds, for two minutes at most: the machine may be busy with other things.
+// eventually polls until check succeeds, for at most two minutes: the machine may be busy with other work.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -162,7 +163,7 @@ func eventually(t *testing.T, what string, check func() error) {
 	}
 }
 
-// state is the part of the box's state file that the tests look at.
+// state is the part of the box's state file that the tests use.
 type state struct {
 	Nodes []struct {
 		Init struct {

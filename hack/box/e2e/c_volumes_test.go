@@ -17,7 +17,7 @@ import (
 
 const mib = 1 << 20
 
-// allocated is the disk space, in bytes, that a volume's file takes.
+// allocated returns the disk space, in bytes, that a volume's file occupies.
 func allocated(t *testing.T, volume, node string) int64 {
 	t.Helper()
 	var st syscall.Stat_t
@@ -31,7 +31,7 @@ func volumeFile(volume, node string) string {
 	return filepath.Join(string(dir), node, "volumes", volume+".img")
 }
 
-// loops lists the loop devices whose files are the box's.
+// loops lists the loop devices whose files belong to the box.
 func loops(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE").CombinedOutput()
@@ -47,7 +47,8 @@ func loops(t *testing.T) string {
 	return strings.Join(ours, "\n")
 }
 
-// noLoops waits until kubelet has unstaged what no pod uses any more, which it does after the pod is gone.
+// noLoops waits until kubelet has unstaged the volumes that no pod uses any more, which it does after the pod is
+// gone.
 func noLoops(t *testing.T) {
 	t.Helper()
 	eventually(t, "the loop devices to be detached", func() error {

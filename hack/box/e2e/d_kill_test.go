@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// servicePID is the number of a service's process inside its node.
+// servicePID returns the PID of a service inside its node.
 func servicePID(t *testing.T, node, service string) int {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(string(dir), node, "status.json"))
@@ -34,7 +34,7 @@ func servicePID(t *testing.T, node, service string) int {
 	return all[service].PID
 }
 
-// witness is a pod with a Filesystem and a Block volume, whose content survives whatever is killed.
+// witness is a pod with a Filesystem and a Block volume, whose content must survive every kill.
 type witness struct{ files, device string }
 
 func newWitness(t *testing.T) witness {
@@ -69,7 +69,7 @@ func (w witness) check(t *testing.T) {
 	}
 }
 
-// TestKillServices kills each service; the node's init starts it again, and no container notices.
+// TestKillServices kills each service. The node's init restarts it, and no container notices.
 func TestKillServices(t *testing.T) {
 	w := newWitness(t)
 	for _, name := range []string{
@@ -153,7 +153,7 @@ func killUp(t *testing.T, after time.Duration) {
 	if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it was killed: that is no news
+	_ = cmd.Wait() // it was killed, so an error is expected
 }
 
 // TestReset does to the box what a reset of the machine does: no process, no bridge, another boot, damaged files.
@@ -183,7 +183,7 @@ func TestReset(t *testing.T) {
 	w.check(t)
 }
 
-// TestDamagedImageStore: containerd cannot read its database; the node gets a fresh one, and the images come back.
+// TestDamagedImageStore: containerd cannot read its database. The node gets a fresh one, and the images come back.
 func TestDamagedImageStore(t *testing.T) {
 	w := newWitness(t)
 	kill(t, 1)
@@ -192,7 +192,7 @@ func TestDamagedImageStore(t *testing.T) {
 	w.check(t)
 }
 
-// TestDamagedEtcd: nothing can bring the data back; the box starts a fresh cluster, and says so.
+// TestDamagedEtcd: nothing can restore the data. The box starts a fresh cluster, and says so.
 func TestDamagedEtcd(t *testing.T) {
 	kill(t, 1)
 	garbage(t, filepath.Join(dir.Node(1).Etcd(), "member/snap/db"))
@@ -204,7 +204,7 @@ func TestDamagedEtcd(t *testing.T) {
 	start(t, probePod("fresh", "node2")) // its image was loaded into the old cluster's nodes
 }
 
-// TestDamagedState: the record of what the box owns is lost while the box runs.
+// TestDamagedState: the record of what the box owns is lost while the box is running.
 func TestDamagedState(t *testing.T) {
 	truncate(t, dir.State())
 	out := mustRun(t, "up", "--bridge", bridge, "--nodes=2")
@@ -221,7 +221,7 @@ func kill(t *testing.T, node int) {
 	}
 }
 
-// TestUpDuringDeath runs `box up` at once after each of two kills, when the killed node may still look alive.
+// TestUpDuringDeath runs `box up` immediately after each of two kills, when the killed node may still look alive.
 func TestUpDuringDeath(t *testing.T) {
 	w := newWitness(t)
 	for range 2 {

@@ -65,7 +65,8 @@ func TestDownLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFrozenNode freezes a whole node, as runc freezes a container, and removes the box. On v1 what is frozen does not die.
+// TestFrozenNode freezes a whole node, as runc freezes a container, and removes the box. On v1 a frozen process does
+// not die.
 func TestFrozenNode(t *testing.T) {
 	mustUp(t)
 	freezer := filepath.Join("/sys/fs/cgroup/freezer", dir.Node(1).Cgroup(), "freezer.state")
@@ -81,7 +82,7 @@ func TestFrozenNode(t *testing.T) {
 	noProcesses(t)
 }
 
-// TestKillFirstUp kills `box up` at several moments of a box's first start, and `box down` cleans up after each.
+// TestKillFirstUp kills `box up` at several moments of a box's first start. `box down` must clean up after each.
 func TestKillFirstUp(t *testing.T) {
 	for _, after := range []int{2, 10, 20, 50, 150, 300, 700, 2000} {
 		mustRun(t, "down")

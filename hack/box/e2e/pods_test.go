@@ -17,7 +17,7 @@ import (
 
 const namespace = "default"
 
-// probePod is a pod that serves, on the given node.
+// probePod returns a pod that serves requests on the given node.
 func probePod(name, node string, change ...func(*corev1.PodSpec)) *corev1.Pod {
 	grace := int64(1)
 	pod := &corev1.Pod{
@@ -36,7 +36,7 @@ func probePod(name, node string, change ...func(*corev1.PodSpec)) *corev1.Pod {
 	return pod
 }
 
-// withClaim gives the pod a claim's volume: a folder at /data, or a device at /dev/data.
+// withClaim gives the pod a claim's volume: a directory at /data, or a device at /dev/data.
 func withClaim(claim string, mode corev1.PersistentVolumeMode) func(*corev1.PodSpec) {
 	return func(s *corev1.PodSpec) {
 		s.Volumes = append(s.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -50,7 +50,7 @@ func withClaim(claim string, mode corev1.PersistentVolumeMode) func(*corev1.PodS
 	}
 }
 
-// start makes a pod and waits until it is ready. It ends with the test.
+// start creates a pod and waits until it is ready. The pod is removed with the test.
 func start(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	ctx := context.Background()
@@ -82,7 +82,7 @@ func waitReady(t *testing.T, name string) *corev1.Pod {
 	return ready
 }
 
-// stop deletes a pod and waits until it is gone. A pod that is gone already is fine.
+// stop deletes a pod and waits until it is gone. A missing pod is no error.
 func stop(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, "the pod "+name+" to end", func() error {
@@ -94,7 +94,7 @@ func stop(t *testing.T, name string) {
 	})
 }
 
-// probe runs the probe in a pod, by kubectl exec.
+// probe runs the probe in a pod with kubectl exec.
 func probe(t *testing.T, pod string, args ...string) string {
 	t.Helper()
 	out, err := kubectl(append([]string{"exec", pod, "--", "/probe"}, args...)...)
@@ -104,7 +104,7 @@ func probe(t *testing.T, pod string, args ...string) string {
 	return out
 }
 
-// claim makes a PVC of the given class ("" for the default) and deletes it with the test.
+// claim creates a PVC of the given class ("" for the default) and deletes it with the test.
 func claim(t *testing.T, name, class, size string, mode corev1.PersistentVolumeMode) {
 	t.Helper()
 	pvc := &corev1.PersistentVolumeClaim{
@@ -166,7 +166,7 @@ func boundVolume(t *testing.T, name string) string {
 	return volume
 }
 
-// within fails the test when f takes longer than limit.
+// within fails the test if f takes longer than limit.
 func within(t *testing.T, limit time.Duration, f func()) {
 	t.Helper()
 	begin := time.Now()

@@ -20,7 +20,7 @@ const URI = "qemu:///system"
 
 const libvirtSocket = "/run/libvirt/libvirt-sock"
 
-// libvirtState is everything that libvirt keeps, but for its cache of what QEMU can do.
+// libvirtState is everything that libvirt keeps, except its cache of QEMU's capabilities.
 var libvirtState = []string{"/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt"}
 
 // Libvirt is a running libvirtd.
@@ -29,8 +29,8 @@ type Libvirt struct {
 	log bytes.Buffer
 }
 
-// StartLibvirt starts a libvirtd that knows no domain, and ends it and every QEMU with the test. What it
-// logged is shown if the test fails.
+// StartLibvirt starts a libvirtd that knows no domain. When the test ends, it ends libvirtd and every QEMU, and shows
+// libvirtd's log if the test failed.
 func StartLibvirt(tb testing.TB) *Libvirt {
 	tb.Helper()
 	l := &Libvirt{}
@@ -46,7 +46,7 @@ func StartLibvirt(tb testing.TB) *Libvirt {
 	return l
 }
 
-// wipe removes everything that libvirt knows of domains.
+// wipe removes everything that libvirt knows about domains.
 func wipe(tb testing.TB) {
 	tb.Helper()
 	for _, dir := range libvirtState {
@@ -56,7 +56,8 @@ func wipe(tb testing.TB) {
 	}
 }
 
-// Renew ends libvirtd and every QEMU with SIGKILL and starts a libvirtd that knows nothing, as the next launcher pod has it.
+// Renew ends libvirtd and every QEMU with SIGKILL and starts a libvirtd that knows nothing, as in the next launcher
+// pod.
 func (l *Libvirt) Renew(tb testing.TB) {
 	tb.Helper()
 	l.Kill(tb)
@@ -65,14 +66,14 @@ func (l *Libvirt) Renew(tb testing.TB) {
 	l.start(tb)
 }
 
-// Restart kills libvirtd and starts it again; QEMU goes on.
+// Restart kills libvirtd and starts it again. QEMU keeps running.
 func (l *Libvirt) Restart(tb testing.TB) {
 	tb.Helper()
 	l.Kill(tb)
 	l.start(tb)
 }
 
-// Kill ends libvirtd with SIGKILL, and waits.
+// Kill ends libvirtd with SIGKILL and waits for it.
 func (l *Libvirt) Kill(tb testing.TB) {
 	tb.Helper()
 	if l.cmd == nil {
@@ -81,7 +82,7 @@ func (l *Libvirt) Kill(tb testing.TB) {
 	if err := l.cmd.Process.Kill(); err != nil {
 		tb.Errorf("kill libvirtd: %v", err)
 	}
-	_ = l.cmd.Wait() // it was killed: that is no news
+	_ = l.cmd.Wait() // it was killed, so an error is expected
 	l.cmd = nil
 	if err := os.Remove(libvirtSocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		tb.Errorf("remove libvirtd's socket: %v", err)
@@ -92,7 +93,7 @@ func (l *Libvirt) start(tb testing.TB) {
 	tb.Helper()
 	l.cmd = exec.Command("libvirtd", "--config", "/etc/libvirt/libvirtd.conf")
 	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
-	// Own process group, so that an interrupted test binary ends before its libvirtd does.
+	// A process group of its own, so that an interrupted test binary ends before its libvirtd does.
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := l.cmd.Start(); err != nil {
 		tb.Fatalf("start libvirtd: %v", err)
@@ -103,7 +104,7 @@ func (l *Libvirt) start(tb testing.TB) {
 	})
 }
 
-// QEMUPID is the process of the only guest.
+// QEMUPID returns the process ID of the only guest.
 func QEMUPID(tb testing.TB) int {
 	tb.Helper()
 	pids := qemuPIDs(tb)
@@ -121,7 +122,7 @@ func qemuPIDs(tb testing.TB) []int {
 	}
 	var out []int
 	for _, file := range files {
-		// A process that ended meanwhile has no such link any more.
+		// The link of a process that has ended meanwhile is gone.
 		exe, err := os.Readlink(file)
 		if err != nil || !strings.HasPrefix(filepath.Base(exe), "qemu-system-") {
 			continue
@@ -152,7 +153,7 @@ func killQEMU(tb testing.TB) {
 	Eventually(tb, 20*time.Second, "QEMU is gone", func() bool { return len(qemuPIDs(tb)) == 0 })
 }
 
-// GuestKernel is the test guest's kernel and initial RAM disk.
+// GuestKernel returns the test guest's kernel and initial RAM disk.
 func GuestKernel(tb testing.TB) (kernel, initrd string) {
 	tb.Helper()
 	kernel, initrd = GuestDir+"/vmlinux", GuestDir+"/initrd-test.img"
@@ -164,7 +165,7 @@ func GuestKernel(tb testing.TB) (kernel, initrd string) {
 	return kernel, initrd
 }
 
-// Eventually waits until something holds, and fails the test if it does not in time.
+// Eventually waits until a condition holds, and fails the test if it does not hold in time.
 func Eventually(tb testing.TB, within time.Duration, what string, holds func() bool) {
 	tb.Helper()
 	deadline := time.NewTimer(within)

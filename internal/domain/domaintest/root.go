@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where things are in the repository.
+// Paths in the repository.
 const (
 	rootDir  = "build/launcher-root"
 	guestDir = "build/guest"
 )
 
-// Where things are inside.
+// Paths inside the root.
 const (
 	// GuestDir has the test guest's kernel and initial RAM disk.
 	GuestDir = "/guest"
@@ -27,7 +27,7 @@ const (
 	testBinary    = "/package.test"
 )
 
-// runInit is process 1: it builds the root, starts the tests in it and reaps.
+// runInit is process 1: it builds the root, starts the tests in it and reaps orphans.
 func runInit(repo, base string) (int, error) {
 	work, err := os.Getwd()
 	if err != nil {
@@ -55,8 +55,8 @@ func runInit(repo, base string) (int, error) {
 	return reapUntil(cmd.Process.Pid)
 }
 
-// reapUntil reaps every process that is left to process 1 until this one ends. QEMU is among them: libvirt
-// takes one that is not reaped for one that does not die.
+// reapUntil reaps every process that falls to process 1 until the process pid ends. QEMU is among them: libvirt takes
+// a QEMU that is not reaped for one that does not die.
 func reapUntil(pid int) (int, error) {
 	for {
 		var status unix.WaitStatus
@@ -73,7 +73,7 @@ func reapUntil(pid int) (int, error) {
 	}
 }
 
-// buildRoot mounts everything that the tests see and returns where.
+// buildRoot mounts everything that the tests see and returns the path of the root.
 func buildRoot(repo, base string) (string, error) {
 	lower, err := filepath.EvalSymlinks(filepath.Join(repo, rootDir))
 	if err != nil {
@@ -85,7 +85,7 @@ func buildRoot(repo, base string) (string, error) {
 			return "", err
 		}
 	}
-	// Nothing that is mounted from here on is seen outside.
+	// Mounts from here on are not visible outside.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return "", os.NewSyscallError("make mounts private", err)
 	}
@@ -129,8 +129,8 @@ func bindReadOnly(root, source, target string) error {
 	return mountAt(root, "", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
 }
 
-// bindGuest shows the guest's files, if they are built: a test that needs them says so (GuestKernel). Each may be a link
-// to somewhere that is not inside.
+// bindGuest mounts the guest's files, if they are built. A test that needs them reports their absence (GuestKernel).
+// Each may be a link to a place outside the root.
 func bindGuest(root, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +150,7 @@ func bindGuest(root, dir string) error {
 	return nil
 }
 
-// bindFile shows the file that source is, or links to, at target, read-only.
+// bindFile mounts source, or the file that it links to, at target, read-only.
 func bindFile(source, target string) error {
 	source, err := filepath.EvalSymlinks(source)
 	if err != nil {
@@ -165,7 +165,7 @@ func bindFile(source, target string) error {
 	return os.NewSyscallError("mount read-only", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// bindResults shows the directories into which `go test` told the binary to write profiles.
+// bindResults mounts the directories into which `go test` told the binary to write profiles.
 func bindResults(root string, args []string) error {
 	for _, arg := range args {
 		flag, value, _ := strings.Cut(arg, "=")

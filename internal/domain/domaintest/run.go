@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// Environment of the inner processes.
+// Environment variables of the inner processes.
 const (
 	stageVariable  = "VARVE_DOMAINTEST_STAGE"
 	baseVariable   = "VARVE_DOMAINTEST_BASE"
@@ -43,9 +43,9 @@ func Run(m *testing.M) int {
 	return code
 }
 
-func report(w io.Writer, err error) { _, _ = fmt.Fprintln(w, "domaintest:", err) } // nobody is left to tell
+func report(w io.Writer, err error) { _, _ = fmt.Fprintln(w, "domaintest:", err) } // nobody is left to report a failure to
 
-// runOutside makes the directory for everything the tests write and enters the namespaces.
+// runOutside creates the directory for everything that the tests write and enters the namespaces.
 func runOutside() (code int, err error) {
 	if os.Geteuid() != 0 {
 		return 0, errors.New("these tests need root: they mount a root file system")
@@ -79,13 +79,13 @@ func runOutside() (code int, err error) {
 	return exitCode(cmd.Run())
 }
 
-// innerArgs drops the log of opened files: it would name files of the root, and with it `go test` would
-// cache results although root and guest may have changed.
+// innerArgs drops the log of opened files. It would name files of the root, and with it `go test` would cache results
+// although root and guest may have changed.
 func innerArgs(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.HasPrefix(a, "-test.testlogfile=") })
 }
 
-// exitCode is the code of a process that ended, or an error if it did not even run.
+// exitCode returns the exit code of a process that ended, or an error if it did not run or died of a signal.
 func exitCode(err error) (int, error) {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -96,7 +96,7 @@ func exitCode(err error) (int, error) {
 	return 0, err
 }
 
-// repository is the directory of go.mod above the working directory.
+// repository returns the directory of go.mod, at or above the working directory.
 func repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

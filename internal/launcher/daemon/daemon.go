@@ -1,7 +1,7 @@
 // Package daemon runs libvirtd beside the launcher and ends what it leaves behind.
 //
-// libvirtd stays in the foreground, its output goes line by line to the launcher's log with a prefix, and nobody restarts it: a
-// launcher whose libvirtd died has lost control of its guest, and ends.
+// libvirtd stays in the foreground, and its output goes line by line to the launcher's log, with a prefix. Nothing
+// restarts it: a launcher whose libvirtd died has lost control of its guest, and ends.
 package daemon
 
 import (
@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// maxLine is the longest line of output in bytes that is kept in one piece.
+// maxLine is the longest line of output, in bytes, that is kept in one piece.
 const maxLine = 64 << 10
 
 // Spec says what to run.
@@ -25,7 +25,7 @@ type Spec struct {
 	// Path is the program and Args its arguments, without the name.
 	Path string
 	Args []string
-	// Output receives the program's standard output and error by whole lines, each with Prefix.
+	// Output receives the program's standard output and standard error as whole lines, each with Prefix.
 	Output io.Writer
 	Prefix string
 }
@@ -57,7 +57,8 @@ func Start(spec Spec) (*Process, error) {
 	go func() {
 		defer close(p.done)
 		p.err = cmd.Wait()
-		// A grandchild such as QEMU may keep the pipe open for ever: what the daemon itself wrote is in it already.
+		// A grandchild such as QEMU may keep the pipe open for ever, but everything that the daemon itself wrote is
+		// already in the pipe.
 		_ = out.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) //nolint:forbidigo // a deadline of the operating system
 		copied.Wait()
 		_ = out.Close()
@@ -65,7 +66,7 @@ func Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// copyLines writes each line of r with the prefix, in one Write. A line that is too long is broken.
+// copyLines writes each line of r with the prefix, in one Write. It splits a line that is too long.
 func copyLines(w io.Writer, prefix string, r io.Reader) {
 	lines := bufio.NewReaderSize(r, maxLine)
 	for {
@@ -74,7 +75,7 @@ func copyLines(w io.Writer, prefix string, r io.Reader) {
 			if line[len(line)-1] == '\n' {
 				line = line[:len(line)-1]
 			}
-			// The log is the only place where a failing log could be reported.
+			// A failure to log could only be reported to the log.
 			_, _ = fmt.Fprintf(w, "%s%s\n", prefix, line)
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
@@ -86,7 +87,7 @@ func copyLines(w io.Writer, prefix string, r io.Reader) {
 // Done is closed when the daemon has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err says how the daemon ended, and is nil before and after exit code 0.
+// Err says how the daemon ended. It is nil while the daemon runs and after exit code 0.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -96,9 +97,9 @@ func (p *Process) Err() error {
 	}
 }
 
-// Stop asks the daemon to end, kills it when ctx is done, and returns when it is gone.
+// Stop asks the daemon to exit, kills it when ctx is done, and returns when it is gone.
 func (p *Process) Stop(ctx context.Context) {
-	// A daemon that has ended cannot be signalled, and need not.
+	// A daemon that has ended cannot be signaled and does not need to be.
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.done:

@@ -99,7 +99,7 @@ func TestStopKillsWhatIgnoresSIGTERM(t *testing.T) {
 	}
 }
 
-// emulator starts a shell under a name like QEMU's, with a pid file.
+// emulator starts a shell under a name like QEMU's, with a PID file.
 func emulator(t *testing.T, dir, name, script string) *exec.Cmd {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)

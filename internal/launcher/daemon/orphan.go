@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollInterval is how often an ending process is looked at, in case it cannot be waited for otherwise.
+// pollInterval is how often ctx is checked while a process ends.
 const pollInterval = 50 * time.Millisecond
 
-// EndEmulators ends the QEMU processes that a dead libvirtd left behind: SIGTERM, on which QEMU flushes
-// its disks and saves its bitmaps, and SIGKILL when ctx is done. It finds them by the files *.pid in dir, where libvirt
+// EndEmulators ends the QEMU processes that a dead libvirtd left behind. It sends SIGTERM, on which QEMU flushes its
+// disks and saves its bitmaps, and SIGKILL when ctx is done. It finds them by the files *.pid in dir, where libvirt
 // keeps them. It returns when they are gone.
 func EndEmulators(ctx context.Context, dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.pid"))
@@ -50,9 +50,9 @@ func endEmulator(ctx context.Context, pidFile string) error {
 		return fmt.Errorf("end emulator %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// The id may have been given to another process meanwhile; the descriptor now holds the one that is looked at.
+	// The ID may have been given to another process meanwhile. The descriptor now pins the process that is checked.
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(comm), "qemu") {
-		return nil // no such process any more: nothing to end
+		return nil // the process is gone: nothing to end
 	}
 	if err := signalAndWait(ctx, fd, unix.SIGTERM); err == nil || ctx.Err() == nil {
 		return err
@@ -60,7 +60,7 @@ func endEmulator(ctx context.Context, pidFile string) error {
 	return signalAndWait(context.WithoutCancel(ctx), fd, unix.SIGKILL)
 }
 
-// signalAndWait signals the process behind a pidfd and waits until it has ended or ctx is done.
+// signalAndWait signals the process behind a pidfd and waits until it has exited or ctx is done.
 func signalAndWait(ctx context.Context, pidfd int, sig unix.Signal) error {
 	if err := unix.PidfdSendSignal(pidfd, sig, nil, 0); err != nil {
 		if errors.Is(err, unix.ESRCH) {

@@ -2,11 +2,12 @@
 // and reaps every orphan of the container.
 //
 // Init and launcher are two processes of one program on purpose. A process that reaps with wait4(-1) steals the
-// children that os/exec waits for; one that does not leaves zombies, and libvirt takes a zombie QEMU for a living one and
-// waits 15 seconds for it. The init has exactly one child of its own, so it can reap everything at once.
+// children that os/exec waits for. A process that does not reap leaves zombies, and libvirt takes a zombie QEMU for a
+// living one and waits 15 seconds for it. The init has exactly one child of its own, so it can reap everything at
+// once.
 //
-// When the child ends, the rest of the container gets SIGTERM and a short while, so that a QEMU that lost its launcher
-// closes its files properly. When the init dies, the kernel kills the whole container.
+// When the child exits, the init sends SIGTERM to the rest of the container and gives it a short time, so that a QEMU
+// that lost its launcher closes its files properly. When the init dies, the kernel kills the whole container.
 package pid1
 
 import (
@@ -20,19 +21,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lastGrace is how long what the child leaves behind has to end after SIGTERM.
+// lastGrace is how long the processes that the child leaves behind have to exit after SIGTERM.
 const lastGrace = 5 * time.Second
 
-// Status is how the child ended.
+// Status says how the child ended.
 type Status struct {
 	// Code is the exit code: the child's own, or 128 + Signal.
 	Code int
-	// Signal killed the child. 0: it exited by itself.
+	// Signal is the signal that killed the child. 0: it exited by itself.
 	Signal syscall.Signal
 }
 
-// Run starts path with args (args[0] is the name) and the environment of this process, forwards SIGTERM and SIGINT to it, reaps
-// orphans, and returns when the child ended. It must be the only code of the process that starts or waits for children.
+// Run starts path with args (args[0] is the name) and the environment of this process. It forwards SIGTERM and SIGINT
+// to the child, reaps orphans, and returns when the child has ended. It must be the only code in the process that
+// starts or waits for children.
 func Run(path string, args []string) (Status, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGTERM, syscall.SIGINT)
@@ -44,7 +46,7 @@ func Run(path string, args []string) (Status, error) {
 	}
 	for s := range signals {
 		if s != syscall.SIGCHLD {
-			// A child that has just ended cannot be signalled, and its SIGCHLD is on the way.
+			// A child that has just ended cannot be signaled, and its SIGCHLD is on the way.
 			_ = child.Signal(s)
 			continue
 		}
@@ -60,7 +62,7 @@ func Run(path string, args []string) (Status, error) {
 	return Status{}, errors.New("signals ended")
 }
 
-// reap takes every zombie that there is. SIGCHLD is not queued: one may stand for many.
+// reap reaps all current zombies. SIGCHLD is not queued: one may stand for many.
 func reap(child int) (status Status, ended bool, err error) {
 	for {
 		var ws unix.WaitStatus
@@ -86,8 +88,8 @@ func statusOf(ws unix.WaitStatus) Status {
 	return Status{Code: ws.ExitStatus()}
 }
 
-// endTheRest asks all other processes of the container to end and reaps them for a while. Only PID 1
-// may: for anybody else kill(-1) reaches strangers.
+// endTheRest asks all other processes of the container to exit and reaps them for a while. Only PID 1 may do this:
+// from any other process kill(-1) would reach strangers.
 func endTheRest(signals <-chan os.Signal) {
 	if os.Getpid() != 1 || unix.Kill(-1, unix.SIGTERM) != nil {
 		return
@@ -106,7 +108,7 @@ func endTheRest(signals <-chan os.Signal) {
 	}
 }
 
-// hasChildren says whether a child, living or zombie, is left.
+// hasChildren says whether any child, living or zombie, is left.
 func hasChildren() bool {
 	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 	return !errors.Is(err, unix.ECHILD)

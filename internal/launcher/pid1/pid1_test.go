@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests run an init in a process of its own, because it reaps everything that it can get. A sub-reaper
-// adopts orphans as PID 1 does.
+// The tests run an init in a separate process, because it reaps every child that it gets. A sub-reaper adopts orphans
+// as PID 1 does.
 func TestMain(m *testing.M) {
 	if script := os.Getenv("PID1_TEST_SCRIPT"); script != "" {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -96,7 +96,7 @@ func TestSIGTERMReachesTheChild(t *testing.T) {
 	}
 }
 
-// Twenty orphans end while the child lives: none stays a zombie.
+// Twenty orphans end while the child is alive. None stays a zombie.
 func TestOrphansAreReaped(t *testing.T) {
 	t.Parallel()
 	cmd, out := start(t, `for i in $(seq 20); do (sleep 0.1 & ) ; done; echo ready; sleep 2`)

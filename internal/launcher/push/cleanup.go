@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// settleTime is how long after a failed job the guest's own end may take to become known.
+	// settleTime is how long after a failed job the launcher waits to learn that the guest has ended.
 	settleTime = 2 * time.Second
-	// abortTimeout bounds how long libvirt's job may take to end after it was aborted.
+	// abortTimeout bounds how long libvirt's job may take to end after an abort.
 	abortTimeout = 30 * time.Second
 )
 
-// cleanup undoes what a failed backup left, in the order that frees the guest first, and says why it failed. What could not be
-// undone is in the message; the handler deletes unnamed checkpoints and partial directories again later.
+// cleanup undoes what a failed backup left, in the order that frees the guest first, and returns why the backup
+// failed. The message lists what could not be undone; the handler later deletes unnamed checkpoints and partial
+// directories again.
 func (j *Job) cleanup(err error) *Failure {
 	s := j.look()
 	if j.progress.begun {
@@ -34,20 +35,20 @@ func (j *Job) cleanup(err error) *Failure {
 	return failure
 }
 
-// look takes in what cleaning up destroys.
+// look records the facts that the cleanup destroys.
 func (j *Job) look() sight {
 	var s sight
 	if j.progress.volume == nil {
 		return s
 	}
-	// Without the number the failure is not the target's.
+	// If the free space is unknown, the failure is not blamed on the target.
 	if free, err := j.progress.volume.FreeBytes(); err == nil {
 		s.freeBytes, s.freeKnown = free, j.progress.begun
 	}
 	return s
 }
 
-// endJob aborts libvirt's job if it runs and waits for its end.
+// endJob aborts libvirt's job if it is running and waits for its end.
 func (j *Job) endJob() error {
 	if j.progress.copied || j.guestEnd() != GuestLives {
 		return nil
@@ -55,8 +56,8 @@ func (j *Job) endJob() error {
 	return j.abortUntilIdle()
 }
 
-// endStray ends a job that an earlier backup left: one whose beginning or whose abort libvirt did not answer in time. The
-// launcher makes one backup at a time, so that a job which runs before this one has begun is nobody's.
+// endStray ends a job that an earlier backup left because libvirt did not answer its begin or its abort in time. The
+// launcher makes one backup at a time, so a job that runs before this backup has begun belongs to no current backup.
 func (j *Job) endStray(ctx context.Context) error {
 	job, err := j.backupJob(ctx)
 	if err != nil || !job.Active {
@@ -77,7 +78,7 @@ func (j *Job) abortUntilIdle() error {
 		case ctx.Err() != nil:
 			return fmt.Errorf("the backup job does not end: %w", ctx.Err())
 		}
-		// Asked again each time: libvirt refuses while it is busy with the job's beginning.
+		// Try again each time: libvirt refuses while it is still busy beginning the job.
 		abortErr := j.cfg.Guest.AbortBackup(ctx)
 		if gone(abortErr) {
 			return nil
@@ -92,12 +93,12 @@ func (j *Job) abortUntilIdle() error {
 	}
 }
 
-// gone says that there is no running domain to ask.
+// gone says that no domain is running that could answer.
 func gone(err error) bool {
 	return errors.Is(err, domain.ErrNotRunning) || errors.Is(err, domain.ErrNotFound) || errors.Is(err, domain.ErrClosed)
 }
 
-// settle waits for the end of the guest to become known, because it fails the job before it is told itself.
+// settle waits for the news of the guest's end, because that end fails the job before the launcher learns about it.
 func (j *Job) settle() {
 	timer := j.cfg.Clock.NewTimer(settleTime)
 	defer timer.Stop()
@@ -107,7 +108,7 @@ func (j *Job) settle() {
 		}
 		wait := j.cfg.Clock.NewTimer(progressEvery)
 		select {
-		case <-j.ctx.Done(): // ended by the guest's end, among others
+		case <-j.ctx.Done(): // the guest's end, among others, ends it
 			wait.Stop()
 			return
 		case <-timer.C():
@@ -128,7 +129,7 @@ func (j *Job) guestIsEnding() bool {
 	return info.State == domain.StateShutOff || info.State == domain.StateShuttingDown
 }
 
-// freeGuest resumes a guest that the backup's end let go on, and deletes the failed backup's checkpoint.
+// freeGuest resumes a guest that an I/O error paused, and deletes the failed backup's checkpoint.
 func (j *Job) freeGuest() error {
 	if !j.progress.begun || j.guestEnd() != GuestLives {
 		return nil
@@ -151,7 +152,8 @@ func (j *Job) freeGuest() error {
 	return errors.Join(errs...)
 }
 
-// freeTarget removes the partial directory. The volume is open, so that this works, or does nothing, when it was unmounted meanwhile.
+// freeTarget removes the partial directory. The volume is open, so if it was unmounted meanwhile, this still works or
+// does nothing.
 func (j *Job) freeTarget() error {
 	if j.progress.volume == nil {
 		return nil

@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// progressEvery is how often libvirt is asked how far it is.
+	// progressEvery is how often libvirt is asked for the job's progress.
 	progressEvery = 250 * time.Millisecond
-	// idlePolls is after how many answers "no job runs" the job counts as ended although no event said so.
+	// idlePolls is how many "no job runs" answers make the job count as ended although no event said so.
 	idlePolls = 4
-	// failedPolls is how many answers in a row may be missing.
+	// failedPolls is how many calls may fail before the backup does, if the job is not seen active in between.
 	failedPolls = 20
-	// stalledAfter is for how long the job may move nothing. A write of the guest to a cluster that was not copied yet
-	// waits for the target as long as the job runs: a target that has hung holds up the guest, so that the bound is the guest's.
+	// stalledAfter is how long the job may copy nothing. While the job runs, a guest's write to a cluster that is not
+	// copied yet waits for the target, so a target that hangs holds up the guest. This bounds how long.
 	stalledAfter = time.Minute
-	// callTimeout bounds one short call of libvirt.
+	// callTimeout bounds one short call to libvirt.
 	callTimeout = 10 * time.Second
 )
 
-// copy waits for the end of libvirt's job. The event is only the reason to look: what libvirt says of the job counts, because an event
-// may be lost, or be a late one of an earlier job.
+// copy waits for the end of libvirt's job. An event is only a reason to check; what libvirt says about the job
+// counts, because an event may be lost, or be a late one of an earlier job.
 func (j *Job) copy(ctx context.Context) error {
 	ticker := j.cfg.Clock.NewTicker(progressEvery)
 	defer ticker.Stop()
@@ -62,7 +62,7 @@ func (j *Job) copy(ctx context.Context) error {
 	}
 }
 
-// movement is how far a job was when it was last seen to be further than before.
+// movement is how far a job was when it last made progress, and when that was.
 type movement struct {
 	processed uint64
 	since     time.Time
@@ -88,14 +88,15 @@ func (j *Job) backupJob(ctx context.Context) (domain.JobInfo, error) {
 	return j.cfg.Guest.BackupJob(ctx)
 }
 
-// report counts what the files cost to hash from the beginning, so that the total stays the same.
+// report includes the bytes that will be hashed in the total from the beginning, so that the total stays the same.
 func (j *Job) report(job domain.JobInfo) {
 	j.update(func(b *pb.Backup) {
 		b.TotalBytes, b.ProcessedBytes = job.TotalBytes+j.progress.sealBytes, job.ProcessedBytes
 	})
 }
 
-// jobEnded judges libvirt's job, which runs no more. Success must be said: a job of which nothing is known has failed.
+// jobEnded judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about
+// has failed.
 func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
 	j.progress.copied = true
 	switch {

@@ -12,12 +12,14 @@ import (
 
 const (
 	cluster = domain.TargetClusterBytes
-	// spaceMargin in bytes is for the manifest, the directories and what the guest writes between estimate and beginning.
+	// spaceMargin, in bytes, is for the manifest, the directories and what the guest writes between the estimate and
+	// the begin.
 	spaceMargin = 4 << 20
 )
 
-// targetBytes is an upper bound of what a qcow2 file with 64 KiB clusters needs for dataBytes of a disk
-// of virtualBytes: the data in whole clusters, an L2 table for each 512 MiB of the disk that has any, 16-bit reference counts, the L1 table and the header.
+// targetBytes returns an upper bound of what a qcow2 file with 64 KiB clusters needs for dataBytes of a disk of
+// virtualBytes: the data in whole clusters, an L2 table for each 512 MiB of the disk that has data, 16-bit reference
+// counts, the L1 table and the header.
 func targetBytes(dataBytes, virtualBytes uint64) uint64 {
 	const (
 		entries     = cluster / 8 // of an L2 or L1 table
@@ -34,8 +36,8 @@ func targetBytes(dataBytes, virtualBytes uint64) uint64 {
 
 func ceil(n, unit uint64) uint64 { return (n + unit - 1) / unit }
 
-// estimate is how many bytes the target needs. Incremental volumes cost what their bitmaps have dirty. The error is a
-// *Failure BASE_LOST if a bitmap is unusable.
+// estimate returns how many bytes the target needs. An incremental volume needs its dirty bytes. The error is a
+// *Failure with BASE_LOST if a bitmap is unusable.
 func (j *Job) estimate(ctx context.Context) (uint64, error) {
 	var dirty map[string]uint64
 	if wanted := incremental(j.req); len(wanted) > 0 {
@@ -83,7 +85,7 @@ func missing(wanted []string, dirty map[string]uint64) []string {
 	return names
 }
 
-// checkSpace is nil if the estimate fits.
+// checkSpace returns nil if the estimate fits.
 func checkSpace(need, free uint64) error {
 	if need <= free {
 		return nil
@@ -95,7 +97,7 @@ func checkSpace(need, free uint64) error {
 	}
 }
 
-// human writes a number of bytes with a binary unit.
+// human formats a number of bytes with a binary unit.
 func human(n uint64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)

@@ -13,12 +13,12 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-// Failure is why a backup failed: an error with its class on the wire.
+// Failure says why a backup failed: an error with its class on the wire.
 type Failure struct { //nolint:errname // the name it has on the wire
 	Kind pb.Backup_Failure
 	// Message says what failed and what to do.
 	Message string
-	// Lost are the volumes whose base is unusable, with BASE_LOST.
+	// Lost are the volumes whose base is unusable. It is set with BASE_LOST.
 	Lost []string
 }
 
@@ -47,7 +47,7 @@ func stalled() *Failure {
 	return &Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("nothing was copied for %s, while the guest's writes may wait for the target", stalledAfter)}
 }
 
-// guestFailure is what an end of the guest makes of a backup.
+// guestFailure returns the failure of a backup whose guest has ended.
 func guestFailure(end GuestEnd) *Failure {
 	if end == GuestShutDown {
 		return &Failure{Kind: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup"}
@@ -57,7 +57,7 @@ func guestFailure(end GuestEnd) *Failure {
 
 func baseLost(lost, wanted []string, err error) *Failure {
 	if len(lost) == 0 {
-		lost = wanted // libvirt names no disk: none of them can be relied on
+		lost = wanted // libvirt names no disk, so none of them can be relied on
 	}
 	f := &Failure{Kind: pb.Backup_BASE_LOST, Lost: lost}
 	f.Message = fmt.Sprintf("the bitmap of %s is unusable and needs a full backup", strings.Join(lost, ", "))
@@ -77,21 +77,23 @@ func (e *pausedError) Error() string {
 	return fmt.Sprintf("the guest was paused by an I/O error on disk %s (%s)", e.disk, e.why)
 }
 
-// targetFullBelow is the free space in bytes below which a failed job is the target's fault: less than a qcow2 file grows by at once.
+// targetFullBelow is the free space in bytes below which a failed job is blamed on the target: a qcow2 file grows by
+// more at once.
 const targetFullBelow = 1 << 20
 
-// sight is what was seen when a backup failed.
+// sight is what is known when a backup has failed.
 type sight struct {
-	// cause is why the backup was ended from outside, if it was.
+	// cause is why the backup was ended from outside, or nil.
 	cause error
 	guest GuestEnd
-	// freeBytes of the target, and whether they are known.
+	// freeBytes is the target's free space; freeKnown says whether it is known.
 	freeBytes uint64
 	freeKnown bool
 }
 
-// classify makes the failure out of an error and what was seen. Who ended the backup from outside comes first, because everything
-// that fails afterwards follows from it; then the guest's end, which fails libvirt's job in many words; then the target.
+// classify derives the failure from an error and what is known. A cause from outside comes first, because everything
+// that fails afterwards follows from it. Then comes the guest's end, which fails libvirt's job with many different
+// messages. The target comes last.
 func classify(err error, s sight) *Failure {
 	var f *Failure
 	switch {

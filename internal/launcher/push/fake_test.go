@@ -19,14 +19,14 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-// fakeGuest is a fake of the domain, for the order of calls and the failures that a real one shows rarely. Whatever depends on
-// what libvirt does is tested with the real one (cmd/varve-launcher).
+// fakeGuest is a fake of the domain, to test the order of calls and failures that are rare with a real one.
+// Everything that depends on libvirt's behavior is tested with the real one (cmd/varve-launcher).
 type fakeGuest struct {
 	mu    sync.Mutex
 	calls []string
 	// fail maps a call to its error.
 	fail map[string]error
-	// on runs when a call is made.
+	// on maps a call to a function that runs when the call is made.
 	on map[string]func()
 
 	info   domain.Info
@@ -36,9 +36,10 @@ type fakeGuest struct {
 	// thawedBefore is how many file systems somebody thaws without the agent.
 	thawedBefore int
 	targets      []string
-	// begun is the last backup that was begun.
+	// begun is the last backup that began.
 	begun domain.Backup
-	// beginTakes is how long libvirt takes to begin. It goes on when its caller has given up, and refuses an abort until then.
+	// beginTakes is how long libvirt takes to begin. libvirt continues when its caller has given up, and refuses an
+	// abort until it has begun.
 	beginTakes time.Duration
 }
 
@@ -75,12 +76,12 @@ func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	return f.frozen, err
 }
 
-// fileSystems is how many the guest has.
+// fileSystems is how many file systems the guest has.
 const fileSystems = 2
 
 func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {
 	err := f.call("Freeze")
-	f.set(func() { f.frozen = true }) // a freeze that fails may have frozen something
+	f.set(func() { f.frozen = true }) // a failed freeze may have frozen something
 	return fileSystems, err
 }
 
@@ -172,7 +173,7 @@ func (f *fakeGuest) count(name string) int {
 	return n
 }
 
-// fakeImages writes plain files in place of qcow2 ones.
+// fakeImages writes plain files instead of qcow2 files.
 type fakeImages struct {
 	mu      sync.Mutex
 	fail    error
@@ -193,7 +194,7 @@ func (f *fakeImages) SetBacking(_ context.Context, path, backing string) error {
 	return nil
 }
 
-// bench is a job with everything around it.
+// bench is a job with a fake environment.
 type bench struct {
 	*testing.T
 	guest   *fakeGuest
@@ -208,7 +209,7 @@ type bench struct {
 	gone bool
 }
 
-// newBench has two tracked disks with 1 MiB of data each, and a target that counts as mounted.
+// newBench returns a bench with two tracked disks with 1 MiB of data each, and a target that counts as mounted.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{T: t, dir: t.TempDir(), agent: true}
@@ -271,7 +272,7 @@ func (b *bench) job(req *pb.BeginBackupRequest) *Job {
 	return j
 }
 
-// complete makes libvirt's job end well as soon as it is begun.
+// complete makes libvirt's job succeed as soon as it has begun.
 func (b *bench) complete(j *Job) {
 	b.guest.on["BeginBackup"] = func() {
 		go func() {
@@ -282,7 +283,7 @@ func (b *bench) complete(j *Job) {
 	}
 }
 
-// run runs the job to its end; everything else must have ended with it when the guest ends.
+// run runs the job to its end. When the guest ends, everything else must have ended with it.
 func (b *bench) run(j *Job) *pb.Backup {
 	b.Helper()
 	j.Run()

@@ -12,10 +12,10 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// sealAtOnce is how many files are hashed at the same time. More would only move the target's disk head.
+// sealAtOnce is how many files are hashed at the same time. More would only make the target's disk seek.
 const sealAtOnce = 2
 
-// finish makes the backup durable and visible. The rename is the moment from which it exists.
+// finish makes the backup durable and visible. The backup exists from the rename on.
 func (j *Job) finish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -28,7 +28,7 @@ func (j *Job) finish(ctx context.Context) error {
 	if err != nil {
 		return causeOr(ctx, err)
 	}
-	// From here on the backup is not ended from outside any more.
+	// From here on nothing outside ends the backup.
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -66,12 +66,12 @@ func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
 	return sealed, nil
 }
 
-// hashed reports bytes that were read again. The estimate that they count against is an upper bound.
+// hashed reports bytes that were read for hashing. The total that they count against is an upper bound.
 func (j *Job) hashed(bytes int) {
 	j.update(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
 }
 
-// causeOr is why the context was ended, or err.
+// causeOr returns why the context was canceled, or err if it was not.
 func causeOr(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

@@ -14,18 +14,20 @@ import (
 const (
 	// freezeTimeout is how long the guest agent has to freeze the file systems.
 	freezeTimeout = 10 * time.Second
-	// frozenAtMost is after how long, counted from the request, the watchdog thaws whatever else happens.
+	// frozenAtMost is the time after the request at which the watchdog thaws the guest no matter what.
 	frozenAtMost = 30 * time.Second
-	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two.
+	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two attempts.
 	thawTimeout = 5 * time.Second
 	thawEvery   = 500 * time.Millisecond
-	// confirmTimeout is how long the guest agent has to say that a guest that somebody else froze is still frozen.
+	// confirmTimeout is how long the guest agent has to confirm that a guest that somebody else froze is still
+	// frozen.
 	confirmTimeout = 2 * time.Second
-	// thawPatience is how long a backup waits for its guest to be thawed before it goes on and leaves that to the watchdog.
+	// thawPatience is how long a backup waits for the thaw of its guest before it continues and leaves the thaw to
+	// the watchdog.
 	thawPatience = 5 * time.Second
 )
 
-// ErrFrozen says that the guest still is frozen for an earlier backup.
+// ErrFrozen says that the guest is still frozen for an earlier backup.
 var ErrFrozen = errors.New("the guest is still frozen")
 
 // Agent freezes and thaws the guest's file systems.
@@ -36,8 +38,9 @@ type Agent interface {
 	Thaw(ctx context.Context) (thawed int, err error)
 }
 
-// Freezer freezes a guest and sees to it that it never stays frozen: from before each freeze on, a goroutine
-// of its own waits for the thaw to be asked for, at most 30 s, and then thaws again and again until it works or the guest has ended.
+// Freezer freezes a guest and makes sure that it never stays frozen. Each freeze has its own goroutine, started
+// before the freeze. It waits at most 30 s for a request to thaw, and then thaws again and again until that works or
+// the guest has ended.
 type Freezer struct {
 	agent   Agent
 	clock   clock.WithTicker
@@ -51,19 +54,19 @@ type Freezer struct {
 	holders sync.WaitGroup
 }
 
-// NewFreezer makes the freezer of a guest whose life ends with life. changed is called whenever Frozen changes.
+// NewFreezer returns the freezer of a guest whose life ends with life. It calls changed whenever Frozen changes.
 func NewFreezer(life context.Context, agent Agent, c clock.WithTicker, log *slog.Logger, changed func()) *Freezer {
 	return &Freezer{agent: agent, clock: c, log: log, changed: changed, life: life}
 }
 
-// Frozen says whether the guest is frozen or may be.
+// Frozen says whether the guest is, or may be, frozen.
 func (f *Freezer) Frozen() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current != nil
 }
 
-// Wait returns when no goroutine of the freezer is left: soon after life has ended.
+// Wait returns when the freezer has no goroutine left, which is soon after life has ended.
 func (f *Freezer) Wait() { f.holders.Wait() }
 
 // Frozen is a frozen guest. Thaw must be called.
@@ -72,21 +75,22 @@ type Frozen struct {
 	since time.Time
 
 	once sync.Once
-	// foreign: somebody else had frozen the guest, and thaws it.
+	// foreign: somebody else froze the guest before, and will thaw it.
 	foreign bool
 	// count is how many file systems were frozen.
 	count   int
 	release chan struct{} // closed by Thaw
-	expired chan struct{} // closed before the guest is thawed although nobody asked
+	expired chan struct{} // closed before the guest is thawed without a request
 	thawed  chan struct{} // closed when the guest is thawed or has ended
 	after   time.Duration // valid once thawed is closed
-	// early is what the first attempt to thaw said against a freeze that held until then, valid once thawed is closed. A guest that cannot be
-	// frozen for long, such as Windows, tells only then that it did not wait.
+	// early says why the first attempt to thaw suggests that the freeze did not hold until then. It is valid once
+	// thawed is closed. A guest that cannot stay frozen for long, such as Windows, shows only at the thaw that it did
+	// not wait for it.
 	early error
 }
 
-// Freeze freezes the guest's file systems. A guest that somebody else has frozen already is as good; it is not thawed then.
-// After an error the guest is not frozen, or is being thawed.
+// Freeze freezes the guest's file systems. A guest that somebody else has already frozen counts as frozen, and is not
+// thawed later. After an error the guest is not frozen, or is being thawed.
 func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
 	z := &Frozen{clock: f.clock, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
 	if !f.claim(z) {
@@ -150,7 +154,8 @@ func (f *Freezer) hold(z *Frozen) {
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended, with what the first attempt said against a freeze that held until then.
+// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that the freeze did
+// not hold, or nil.
 func (f *Freezer) thaw(z *Frozen) (early error) {
 	for first := true; f.life.Err() == nil; first = false {
 		ctx, cancel := context.WithTimeout(f.life, thawTimeout)
@@ -177,8 +182,8 @@ func (f *Freezer) thaw(z *Frozen) (early error) {
 	return early
 }
 
-// StillFrozen returns nil if a guest that somebody else froze is frozen now, and otherwise what speaks against it: it was
-// thawed, or its agent does not say.
+// StillFrozen returns nil if a guest that somebody else froze is still frozen. Otherwise it says why that is
+// doubtful: the guest was thawed, or its agent does not answer.
 func (f *Freezer) StillFrozen(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
 	defer cancel()
@@ -192,11 +197,12 @@ func (f *Freezer) StillFrozen(ctx context.Context) error {
 	return nil
 }
 
-// Foreign says that somebody else had frozen the guest.
+// Foreign says that somebody else froze the guest.
 func (z *Frozen) Foreign() bool { return z.foreign }
 
-// ThawedEarly is nil if the guest was frozen from Freeze until Thaw, and otherwise what speaks against it: this freezer thawed it
-// after the limit, it thawed by itself, somebody else thawed it, or its agent does not say. It is asked after Thaw.
+// ThawedEarly returns nil if the guest was frozen from Freeze until Thaw. Otherwise it says why that is doubtful:
+// this freezer thawed it at the limit, it thawed by itself, somebody else thawed it, or its agent does not answer.
+// Call it after Thaw.
 func (z *Frozen) ThawedEarly() error {
 	select {
 	case <-z.expired:
@@ -211,8 +217,9 @@ func (z *Frozen) ThawedEarly() error {
 	}
 }
 
-// Thaw asks for the guest to be thawed and waits for it for a while. It returns how long the guest was frozen: from the request
-// to freeze until the thaw was answered, or until now if it was not yet. That is an upper bound of what a writer in the guest felt.
+// Thaw requests the thaw and waits for it for a while. It returns how long the guest was frozen: from the request to
+// freeze until the agent answered the thaw, or until now if it has not answered. That is an upper bound of what a
+// writer in the guest felt.
 func (z *Frozen) Thaw() time.Duration {
 	z.once.Do(func() { close(z.release) })
 	timer := z.clock.NewTimer(thawPatience)

@@ -10,7 +10,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// A backup is quiesced only if the guest was frozen without a break until libvirt had begun.
+// A backup is quiesced only if the guest was frozen without interruption until libvirt had begun.
 func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -75,7 +75,7 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 	}
 }
 
-// libvirt's beginning is given up before the watchdog has to thaw.
+// libvirt's begin times out before the watchdog has to thaw.
 func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
 	t.Parallel()
 	if most := freezeTimeout + beginFrozenTimeout + confirmTimeout; most >= frozenAtMost {
@@ -103,7 +103,7 @@ func frozenNow(t *testing.T, b *bench) *Frozen {
 	return frozen
 }
 
-// before has something happen before what the call does otherwise.
+// before runs happen before the call's other effects.
 func (b *bench) before(call string, happen func()) {
 	then := b.guest.on[call]
 	b.guest.on[call] = func() {

@@ -22,25 +22,26 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// modelBase is what a tracker records of its last backup, with the claim that the files are on.
+// modelBase is what a tracker records about its last backup, with the claim that has the files.
 type modelBase struct {
 	checkpoint, uid, directory, digest string
 	claim                              int
 }
 
-// modelBackup is a backup that said DONE, and what the disk held then.
+// modelBackup is a backup that ended DONE, and what the disk held then.
 type modelBackup struct {
 	claim     int
 	directory string
 	content   map[byte]byte
 }
 
-// copyingGuest is a fake of QEMU's copy: a disk of a few blocks, a bitmap a checkpoint, and files that list blocks.
+// copyingGuest is a fake of QEMU's copy: a disk of a few blocks, one bitmap per checkpoint, and files that list
+// blocks.
 type copyingGuest struct {
 	*fakeGuest
 	disk    map[byte]byte
 	bitmaps map[string]map[byte]bool
-	// during runs while data is copied; its error is the job's.
+	// during runs while data is copied. Its error becomes the job's error.
 	during func() error
 }
 
@@ -81,8 +82,8 @@ func (g *copyingGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain
 	}, nil
 }
 
-// model is one machine, its trackers and two claims. Claims are directories: a deleted one is gone with its files, and one
-// that is made again has another number.
+// model is one machine, its trackers and two claims. Claims are directories. A deleted claim is gone with its files,
+// and a claim that is created again has another number.
 type model struct {
 	t        *testing.T
 	guest    *copyingGuest
@@ -108,7 +109,8 @@ func (m *model) deleteClaim(slot int) {
 	m.makeClaim(slot)
 }
 
-// backup plays controller and handler around the launcher's job: the plan, and the tracker that moves after DONE.
+// backup does the work of controller and handler around the launcher's job: the plan, and the tracker that moves
+// after DONE.
 func (m *model) backup(tracker string, slot int, during func() error) {
 	m.next++
 	claim, base := m.claims[slot], m.trackers[tracker]
@@ -117,7 +119,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 		Uid: uid, Name: uid, Namespace: "ns", Vm: "vm", Tracker: tracker, Checkpoint: tracker + uid,
 		Volumes: []*pb.BackupVolume{{Volume: "root", FullReason: "NoCheckpoint"}}, TargetVolume: "x", Directory: "vm/" + uid, SkipQuiesce: true,
 	}
-	// As handler/backup plans it: the bitmap is valid, and the claim is the base's by UID.
+	// As handler/backup plans it: the bitmap must be valid, and the claim must be the base's by UID.
 	if base != nil && m.guest.bitmaps[base.checkpoint] != nil && base.claim == claim {
 		req.BaseCheckpoint, req.BaseBackupUid, req.BaseDirectory, req.BaseManifestSha256 = base.checkpoint, base.uid, base.directory, base.digest
 		req.Volumes[0].Incremental, req.Volumes[0].FullReason = true, ""
@@ -125,7 +127,8 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 	content := maps.Clone(m.guest.disk)
 	m.guest.during = during
 	got := m.run(req, claim)
-	// As controller/backup decides: the tracker moves only after DONE, while the claim is still the one that was written.
+	// As controller/backup decides it: the tracker moves only after DONE, and only while the claim is still the one
+	// that was written.
 	if got.Phase != pb.Backup_DONE || m.claims[slot] != claim {
 		delete(m.guest.bitmaps, req.Checkpoint)
 		return
@@ -135,7 +138,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 	}
 	m.trackers[tracker] = &modelBase{checkpoint: req.Checkpoint, uid: uid, directory: req.Directory, digest: got.ManifestSha256, claim: claim}
 	m.done = append(m.done, modelBackup{claim: claim, directory: req.Directory, content: content})
-	// At this moment everything that the new restore point needs is there.
+	// At this moment everything that the new restore point needs must exist.
 	if restored, err := m.restore(claim, req.Directory); err != nil || !maps.Equal(restored, content) {
 		m.t.Fatalf("%s (incremental %v) restores %v, want %v: %v", req.Directory, got.Volumes[0].Incremental, restored, content, err)
 	}
@@ -164,7 +167,7 @@ func (m *model) run(req *pb.BeginBackupRequest, claim int) *pb.Backup {
 	return j.Snapshot()
 }
 
-// restore resolves a chain as a user does: by the manifests alone.
+// restore resolves a chain as a user does: from the manifests alone.
 func (m *model) restore(claim int, directory string) (map[byte]byte, error) {
 	data, err := os.ReadFile(filepath.Join(m.dir(claim), directory, "backup.json"))
 	if err != nil {
@@ -187,8 +190,8 @@ func (m *model) restore(claim int, directory string) (map[byte]byte, error) {
 	return content, err
 }
 
-// TestModel_everyDoneBackupRestores plays random histories of trackers, claims, failures and meddling with the targets.
-// Each backup that says DONE must restore, at that moment, to what the disk held.
+// TestModel_everyDoneBackupRestores plays random histories of trackers, claims, failures and tampering with the
+// targets. Each backup that ends DONE must restore, at that moment, to what the disk held.
 func TestModel_everyDoneBackupRestores(t *testing.T) {
 	t.Parallel()
 	incrementals := 0
@@ -249,8 +252,8 @@ func (m *model) step(r *rapid.T) {
 	m.backup(tracker, slot, during)
 }
 
-// meddle is what somebody does to a complete backup on a claim: removes it, plants a copy of it under another name, puts another
-// in its place, or removes its disk's file.
+// meddle tampers with a complete backup on a claim: it removes the backup, plants a copy of it under another name,
+// puts another in its place, or removes its disk's file.
 func (m *model) meddle(r *rapid.T, slot int) {
 	found, err := filepath.Glob(filepath.Join(m.dir(m.claims[slot]), "vm", "u*", "backup.json"))
 	if err != nil || len(found) == 0 {

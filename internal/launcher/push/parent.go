@@ -14,8 +14,8 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// checkParent makes each incremental disk full whose chain is not whole on the target. A target that cannot be read
-// fails the backup: an error says nothing about what is there, and the parent may be back with the next attempt.
+// checkParent makes each incremental disk full whose chain on the target is not whole. A target that cannot be read
+// fails the backup: a read error says nothing about what is there, and the parent may be back at the next attempt.
 func (j *Job) checkParent() error {
 	broken, err := j.brokenChains()
 	if err != nil {
@@ -60,7 +60,7 @@ func (j *Job) brokenChains() (map[string]error, error) {
 	return broken, nil
 }
 
-// linkToParent gives the incremental files their backing files and returns what the manifest says of the parent. The
+// linkToParent sets the backing files of the incremental files and returns the manifest's entry for the parent. The
 // parent must still be there: somebody may have removed it while data was copied.
 func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
 	wanted := incremental(j.req)

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// parentManifest is the manifest of the full backup that incrementalRequest continues.
+// parentManifest returns the manifest of the full backup that incrementalRequest continues.
 func parentManifest(volumes ...string) []byte {
 	m := manifest.Manifest{
 		Namespace: "ns", VM: "vm", Backup: manifest.Backup{Name: "b1", UID: "u1"}, Tracker: "t", Checkpoint: "cp1", PointInTime: time.Unix(1, 0),
@@ -31,7 +31,7 @@ func parentManifest(volumes ...string) []byte {
 	return data
 }
 
-// makeParent makes that backup on the target.
+// makeParent creates that backup on the target.
 func (b *bench) makeParent(volumes ...string) {
 	b.makeBackup("vm/b1", parentManifest(volumes...), volumes...)
 }
@@ -61,7 +61,7 @@ func (b *bench) readManifest(directory string) *manifest.Manifest {
 	return m
 }
 
-// What is on the target when an incremental of root and data is asked for, and what becomes of each.
+// What is on the target when an incremental of root and data is requested, and what happens to each disk.
 func TestParent_isProvenOrTheDiskIsFull(t *testing.T) {
 	t.Parallel()
 	both := []string{"root", "data"}
@@ -132,12 +132,12 @@ func TestParent_isProvenOrTheDiskIsFull(t *testing.T) {
 	}
 }
 
-// A target that answers with an error says nothing about the parent: the backup fails, and does not go full.
+// A target that returns an error says nothing about the parent. The backup fails and does not become full.
 func TestParent_anErrorFailsTheBackup(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		// A loop of links is an error that even root gets.
+		// A symlink loop is an error even for root.
 		if err := errors.Join(os.MkdirAll(b.dir+"/vm", 0o755), os.Symlink("b1", b.dir+"/vm/b1")); err != nil {
 			t.Fatal(err)
 		}
@@ -148,7 +148,7 @@ func TestParent_anErrorFailsTheBackup(t *testing.T) {
 	})
 }
 
-// Somebody tidies the target while the incremental is written.
+// Somebody cleans up the target while the incremental is written.
 func TestParent_mustStillBeThereAtTheEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,14 +16,14 @@ import (
 const (
 	// prepareTimeout bounds everything before the guest is touched.
 	prepareTimeout = 2 * time.Minute
-	// beginTimeout bounds virDomainBackupBegin; libvirt itself gives up on a busy domain after 30 s.
+	// beginTimeout bounds virDomainBackupBegin. libvirt itself gives up on a busy domain after 30 s.
 	beginTimeout = 60 * time.Second
-	// beginFrozenTimeout bounds it while the guest is frozen. With the time to freeze, and to ask whether it held, it is
-	// below frozenAtMost.
+	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze, and to ask whether
+	// the freeze held, it is below frozenAtMost.
 	beginFrozenTimeout = 15 * time.Second
 )
 
-// prepare makes the target and libvirt's job ready. The guest does not notice.
+// prepare makes the target and libvirt's job ready. The guest does not notice it.
 func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
@@ -43,7 +43,7 @@ func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 		return nil, err
 	}
 	j.progress.sealBytes = need
-	// What an earlier attempt left is removed first: its space counts as free.
+	// Begin removes what an earlier attempt left, so check the free space after it.
 	j.progress.partial = true
 	if err := volume.Begin(j.req.Directory, j.req.Uid); err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func (j *Job) targetPath(volume string) string {
 	return j.progress.volume.Path(target.PartialFile(j.req.Directory, volume))
 }
 
-// begin fixes the point in time, with the guest frozen if that can be.
+// begin fixes the point in time, with the guest frozen if possible.
 func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
 	return nil
 }
 
-// beginJob begins libvirt's job and thaws at once, even when this panics.
+// beginJob begins libvirt's job and thaws the guest at once, even if the begin panics.
 func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	if frozen == nil {
 		return j.beginWithin(beginTimeout, begin)
@@ -115,14 +115,14 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	return nil
 }
 
-// beginWithin is not cut off by an abort: half a beginning is worse than a whole one that is undone.
+// beginWithin ignores an abort: half a begin is worse than a complete one that is undone.
 func (j *Job) beginWithin(limit time.Duration, begin domain.BeginFunc) error {
 	ctx, cancel := j.bounded(limit)
 	defer cancel()
 	return begin(ctx)
 }
 
-// freeze never fails a backup: without it the backup is crash consistent, and the state says so.
+// freeze never fails a backup. Without a freeze the backup is crash consistent, and the state says so.
 func (j *Job) freeze(ctx context.Context) (*Frozen, pb.Backup_Quiesce, string) {
 	switch {
 	case j.req.SkipQuiesce:
@@ -152,11 +152,11 @@ func (j *Job) plan() domain.Backup {
 	return b
 }
 
-// beginFailed finds out which disks' bases are lost, if that is what it was.
+// beginFailed finds out which disks have lost their base, if that is why the begin failed.
 func (j *Job) beginFailed(err error) error {
 	wanted := incremental(j.req)
 	if !isLost(err) || len(wanted) == 0 {
-		return err // it says what was attempted
+		return err // the error says what was attempted
 	}
 	ctx, cancel := j.bounded(callTimeout)
 	defer cancel()

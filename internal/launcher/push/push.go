@@ -1,15 +1,15 @@
-// Package push makes one push backup of a running guest: libvirt writes each disk's state of one moment into a
+// Package push makes one push backup of a running guest: libvirt writes the state of each disk at one moment into a
 // qcow2 file on the target volume.
 //
-// The phases are those of launcher.proto: PREPARING checks and makes the target's files and touches the guest only at its end, when
-// it freezes it for the moment of the backup's beginning; COPYING waits for libvirt; FINISHING makes the files durable, writes the manifest and
-// gives the directory its name. A backup ends DONE or FAILED, and then nothing of it is left behind: no job, no checkpoint of a
-// failed backup, no partial directory, no paused guest.
+// The phases are those of launcher.proto. PREPARING checks, creates the target's files, and touches the guest only at
+// its end, when it freezes the guest while the backup begins. COPYING waits for libvirt. FINISHING makes the files
+// durable, writes the manifest and gives the directory its final name. A backup ends DONE or FAILED. A failed backup
+// leaves nothing behind: no job, no checkpoint, no partial directory, no paused guest.
 //
-// The guest always comes first. It is frozen for a bounded time (Freezer), a guest that stops for want of space on the target makes
-// the backup die and goes on, and an end of the guest ends the backup.
+// The guest always comes first. It is frozen for a bounded time (Freezer). If the guest pauses because the target is
+// out of space, the backup fails and the guest continues. The end of the guest ends the backup.
 //
-// A Job has one goroutine, Run. Its other methods may be called from any.
+// A Job has one goroutine, Run. Any goroutine may call its other methods.
 package push
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-// Guest is what a backup needs of the guest's domain; domain.Session is one. Its errors are of the classes of
-// package domain, and each call is bounded by its context or by itself.
+// Guest is what a backup needs of the guest's domain. domain.Session implements it. Its errors wrap the classes of
+// package domain. Each call is bounded by its context or by itself.
 type Guest interface {
 	Agent
 	Info(ctx context.Context) (domain.Info, error)
@@ -41,11 +41,11 @@ type Guest interface {
 	DeleteCheckpoint(ctx context.Context, name string) error
 }
 
-// Images makes and changes the target's qcow2 files.
+// Images creates and changes the target's qcow2 files.
 type Images interface {
-	// CreateTarget makes an empty qcow2 file for a disk of virtualBytes.
+	// CreateTarget creates an empty qcow2 file for a disk of virtualBytes.
 	CreateTarget(ctx context.Context, path string, virtualBytes int64) error
-	// SetBacking names the file's backing file, relative to its directory.
+	// SetBacking sets the file's backing file, relative to the file's directory.
 	SetBacking(ctx context.Context, path, relativeBacking string) error
 }
 
@@ -53,22 +53,22 @@ type Images interface {
 type Disk struct {
 	// RawPath is the raw disk below the overlay.
 	RawPath string
-	// VirtualBytes is its size.
+	// VirtualBytes is the size of the disk in bytes.
 	VirtualBytes int64
-	// Tracked says that an overlay is under it, so that it can have a checkpoint.
+	// Tracked says that the disk has an overlay, so that it can have a checkpoint.
 	Tracked bool
 }
 
-// Config is what a backup works with.
+// Config is the configuration of a backup.
 type Config struct {
 	Guest   Guest
 	Images  Images
 	Freezer *Freezer
 	Clock   clock.WithTicker
 	Log     *slog.Logger
-	// Disks are the guest's, by volume.
+	// Disks are the guest's disks, by volume.
 	Disks map[string]Disk
-	// AgentConnected says whether a guest agent answers.
+	// AgentConnected says whether a guest agent is connected.
 	AgentConnected func() bool
 	// OpenTarget opens a utility volume by its name.
 	OpenTarget func(name string) (*target.Volume, error)
@@ -81,7 +81,7 @@ type Job struct {
 	cfg Config
 	req *pb.BeginBackupRequest
 
-	// ctx ends the work before its cleanup; the cause is a *Failure.
+	// ctx ends the work, but not its cleanup. Its cause is a *Failure or a *pausedError.
 	ctx    context.Context //nolint:containedctx // the job's life, not a call's
 	cancel context.CancelCauseFunc
 	done   chan struct{}
@@ -92,11 +92,11 @@ type Job struct {
 	state *pb.Backup
 	end   GuestEnd
 
-	// These belong to Run's goroutine.
+	// progress belongs to Run's goroutine.
 	progress progress
 }
 
-// progress is how far a backup came, and so what must be undone.
+// progress is how far a backup has come, and so what must be undone.
 type progress struct {
 	volume *target.Volume
 	// partial: the partial directory may exist.
@@ -105,29 +105,30 @@ type progress struct {
 	begun bool
 	// copied: libvirt's job has ended.
 	copied bool
-	// sealBytes is the estimate of what finish reads again, in bytes.
+	// sealBytes is the estimate, in bytes, of what finish reads for hashing.
 	sealBytes uint64
 }
 
-// GuestEnd says how the guest ended.
+// GuestEnd says whether and how the guest ended.
 type GuestEnd int
 
 const (
-	// GuestLives: it has not ended.
+	// GuestLives: the guest has not ended.
 	GuestLives GuestEnd = iota
-	// GuestShutDown: it shut down.
+	// GuestShutDown: the guest shut down.
 	GuestShutDown
-	// GuestCrashed: it, its QEMU or its libvirt died.
+	// GuestCrashed: the guest, its QEMU or its libvirt died.
 	GuestCrashed
 )
 
-// New makes a backup that Run will carry out. ctx ends with the launcher. An error says what is wrong with the request.
+// New returns a backup that Run will carry out. ctx ends with the launcher. An error says what is wrong with the
+// request.
 func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
 	if err := validate(req, cfg.Disks); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	req = proto.CloneOf(req) // a disk whose parent is not there becomes full in it
+	req = proto.CloneOf(req) // Run makes a disk full in it if the disk's parent is missing
 	return &Job{
 		cfg: cfg, req: req, ctx: ctx, cancel: cancel,
 		done: make(chan struct{}), completed: make(chan error, 1),
@@ -145,13 +146,13 @@ func planned(req *pb.BeginBackupRequest, disks map[string]Disk) []*pb.BackedUpVo
 	return volumes
 }
 
-// UID is the backup's.
+// UID returns the backup's UID.
 func (j *Job) UID() string { return j.req.Uid }
 
 // Done is closed when the backup has ended and everything is cleaned up.
 func (j *Job) Done() <-chan struct{} { return j.done }
 
-// Snapshot returns the state, for the caller to keep.
+// Snapshot returns a copy of the state.
 func (j *Job) Snapshot() *pb.Backup {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -168,10 +169,10 @@ func (j *Job) Running() bool {
 	}
 }
 
-// Fail ends the backup for a reason from outside. The first reason is the one that counts; after the end it changes nothing.
+// Fail ends the backup for a reason from outside. Only the first reason counts. After the end it changes nothing.
 func (j *Job) Fail(reason *Failure) { j.cancel(reason) }
 
-// GuestEnded tells the backup that there is no guest any more.
+// GuestEnded tells the backup that the guest has ended.
 func (j *Job) GuestEnded(end GuestEnd) {
 	j.mu.Lock()
 	j.end = end
@@ -185,11 +186,11 @@ func (j *Job) guestEnd() GuestEnd {
 	return j.end
 }
 
-// Deliver gives the backup an event of the domain. It never blocks.
+// Deliver passes an event of the domain to the backup. It never blocks.
 func (j *Job) Deliver(e domain.Event) {
 	switch {
 	case e.Kind == domain.EventBackupCompleted:
-		select { // the latest event is the one that counts
+		select { // only the latest event counts
 		case <-j.completed:
 		default:
 		}
@@ -204,7 +205,7 @@ func (j *Job) Deliver(e domain.Event) {
 	}
 }
 
-// pausedByTrouble says that the guest stands still and nobody asked for it.
+// pausedByTrouble says that an I/O error paused the guest.
 func pausedByTrouble(s domain.State, r domain.Reason) bool {
 	return s == domain.StatePaused && r == domain.ReasonIOError
 }
@@ -216,7 +217,7 @@ func (j *Job) update(change func(*pb.Backup)) {
 	j.cfg.Changed()
 }
 
-// Run carries the backup out and returns when it has ended and everything is cleaned up.
+// Run carries out the backup and returns when it has ended and everything is cleaned up.
 func (j *Job) Run() {
 	defer j.cancel(nil)
 	err := j.protected()
@@ -231,7 +232,7 @@ func (j *Job) Run() {
 	j.cfg.Changed()
 }
 
-// protected turns a panic into a failed backup: a mistake here must not end the guest.
+// protected turns a panic into a failed backup: a bug here must not end the guest.
 func (j *Job) protected() (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -263,7 +264,8 @@ func (j *Job) run(ctx context.Context) error {
 	return nil
 }
 
-// bounded is for calls that must not be cut off in the middle: it ends after d and not with the backup.
+// bounded returns a context for calls that must not be cut off in the middle. It ends after d, and not with the
+// backup.
 func (j *Job) bounded(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(j.ctx), d)
 }

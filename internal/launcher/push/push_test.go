@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The tests run in bubbles of testing/synctest: timers fire at once, and a goroutine that is left over fails the test.
+// The tests run in bubbles of testing/synctest: timers fire at once, and a leftover goroutine fails the test.
 
 func TestFullBackup(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,7 @@ func TestFullBackup(t *testing.T) {
 	})
 }
 
-// A disk may take hours to hash, and a copy without progress is given up.
+// Hashing a disk may take hours, while a copy without progress is aborted.
 func TestProgressGoesOnWhileFilesAreHashed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestProgressGoesOnWhileFilesAreHashed(t *testing.T) {
 	})
 }
 
-// mixedRequest has an incremental disk and one whose base is lost.
+// mixedRequest returns a request with an incremental disk and one whose base is lost.
 func mixedRequest() *pb.BeginBackupRequest {
 	req := incrementalRequest()
 	req.Volumes[1].Incremental, req.Volumes[1].FullReason = false, "BitmapLost"
@@ -192,7 +192,8 @@ func TestAbortWhileFilesAreHashed(t *testing.T) {
 	})
 }
 
-// Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor paused.
+// Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor
+// paused.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -331,7 +332,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// undone checks that what libvirt was asked for is taken back while there is a guest.
+// undone checks that everything that libvirt was asked for is undone while the guest exists.
 func (b *bench) undone(begun bool) {
 	b.Helper()
 	deleted := b.guest.count("DeleteCheckpoint cp2")
@@ -424,7 +425,7 @@ func TestQuiesce(t *testing.T) {
 				j := b.job(req)
 				b.complete(j)
 				j.Run()
-				time.Sleep(time.Minute) // what the watchdog needs at most
+				time.Sleep(time.Minute) // the longest that the watchdog takes
 				synctest.Wait()
 				got := j.Snapshot()
 				if got.Phase != pb.Backup_DONE || got.Quiesce != c.want || b.guest.count("Freeze") != c.freezes {
@@ -440,7 +441,7 @@ func TestQuiesce(t *testing.T) {
 	}
 }
 
-// A freeze that failed may have frozen something: it is thawed at once, not when the watchdog wakes up.
+// A failed freeze may have frozen something. It is thawed at once, not when the watchdog fires.
 func TestARefusedFreezeIsThawedAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -458,7 +459,7 @@ func TestARefusedFreezeIsThawedAtOnce(t *testing.T) {
 	})
 }
 
-// A beginning that hangs does not keep the guest frozen.
+// A begin that hangs does not keep the guest frozen.
 func TestTheWatchdogThaws(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -512,7 +513,8 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 func TestTargetBytesBoundsARealFile(t *testing.T) {
 	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30
-	// What qemu-img makes of a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart: 201.5 MiB.
+	// The size that qemu-img produces from a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart:
+	// 201.5 MiB.
 	if got := targetBytes(200*mib, 10*gib); got < 201*mib+mib/2 || got > 205*mib {
 		t.Errorf("%d bytes", got)
 	}

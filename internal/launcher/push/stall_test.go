@@ -10,7 +10,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// A job that moves nothing is aborted after a minute, whatever it had moved before.
+// A job that copies nothing for a minute is aborted, whatever it copied before.
 func TestStall_freesTheGuest(t *testing.T) {
 	t.Parallel()
 	for name, movesFor := range map[string]time.Duration{"from the beginning": 0, "after a while": 10 * time.Minute} {
@@ -44,7 +44,7 @@ func TestStall_freesTheGuest(t *testing.T) {
 	}
 }
 
-// What an earlier backup could not end, because libvirt did not answer, is ended before the next one begins.
+// A job that an earlier backup could not end, because libvirt did not answer, is ended before the next backup begins.
 func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,7 +66,8 @@ func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
 	})
 }
 
-// A beginning that libvirt does not answer in time is given up. Its job is aborted by the same backup, as soon as libvirt lets it.
+// A begin that libvirt does not answer in time is given up. The same backup aborts its job as soon as libvirt allows
+// it.
 func TestStray_jobThatBeginsLateIsAborted(t *testing.T) {
 	t.Parallel()
 	for frozen, limit := range map[bool]time.Duration{true: beginFrozenTimeout, false: beginTimeout} {

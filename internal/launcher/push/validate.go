@@ -8,13 +8,13 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// maxVolumes bounds a request; an instance has at most 64 disks.
+// maxVolumes limits a request. An instance has at most 64 disks.
 const maxVolumes = 64
 
-// ErrRequest is wrapped by New's errors.
+// ErrRequest is the error that New's errors wrap.
 var ErrRequest = errors.New("invalid backup request")
 
-// validate refuses what no later step could do.
+// validate rejects a request that a later step could not carry out.
 func validate(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	switch {
 	case req.Uid == "" || req.Vm == "":

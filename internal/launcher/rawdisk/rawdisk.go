@@ -1,6 +1,6 @@
-// Package rawdisk looks after the raw disks of a guest: the file disk.img on a Filesystem claim, or the
-// device of a Block claim. It makes the file of a blank claim, and tells how much a disk holds. It never
-// changes a disk that has content.
+// Package rawdisk handles the raw disks of a guest: the file disk.img on a Filesystem claim, or the device of a Block
+// claim. It creates the file of a blank claim, and reports how much data a disk holds. It never changes a disk that
+// has content.
 package rawdisk
 
 import (
@@ -14,18 +14,19 @@ import (
 )
 
 const (
-	// reservePercent of a blank claim's free space is left to the file system, whose own tables grow with the disk.
+	// reservePercent of a blank claim's free space is left to the file system, whose own metadata grows with the
+	// disk.
 	reservePercent = 5
-	// granularity of a new disk's size in bytes.
+	// granularity is the unit of a new disk's size, in bytes.
 	granularity = 1 << 20
 )
 
-// ErrUnusable is wrapped by errors that somebody must mend in the claim before the guest can start.
+// ErrUnusable is wrapped by errors that a user must fix in the claim before the guest can start.
 var ErrUnusable = errors.New("disk cannot be used")
 
-// EnsureFile makes path ready as the raw disk of a Filesystem claim. A file that is there is left as it is, but must be regular
-// and not empty. If there is none (the claim is blank) a sparse one is made that fills the claim: the free space less
-// 5 per cent, in whole MiB. It appears under its name only when it is complete and durable.
+// EnsureFile makes path ready as the raw disk of a Filesystem claim. It does not change an existing file, which must
+// be regular and not empty. If there is no file (the claim is blank), it creates a sparse one that fills the claim:
+// the free space less 5 per cent, in whole MiB. The file gets its name only when it is complete and durable.
 func EnsureFile(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -76,7 +77,7 @@ func create(path string) error {
 	return nil
 }
 
-// blankSize is the size in bytes of a new disk on a file system with so many bytes available.
+// blankSize returns the size in bytes of a new disk on a file system with this many bytes available.
 func blankSize(available uint64) int64 {
 	usable := available - available/100*reservePercent
 	return int64(usable / granularity * granularity)

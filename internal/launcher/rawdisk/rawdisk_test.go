@@ -25,7 +25,7 @@ func TestBlankSizeLeavesAReserve(t *testing.T) {
 func TestABlankClaimGetsASparseDisk(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
-	// What a crash while creating leaves is no disk.
+	// What a crash during creation leaves is not a disk.
 	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestDataBytesCountsClusters(t *testing.T) {
 	}
 	block := make([]byte, 4*kib)
 	block[0] = 1
-	// Two in one cluster, one that straddles none, one at the very end.
+	// Two in one cluster, one within a cluster, one at the very end.
 	for _, at := range []int64{64 * kib, 96 * kib, 5 * mib, 10*mib - 4*kib} {
 		if _, err := f.WriteAt(block, at); err != nil {
 			t.Fatal(err)

@@ -15,24 +15,25 @@ import (
 	"github.com/varvebackup/varve/internal/sparse"
 )
 
-// hashBuffer is how many bytes are read at once for hashing; the context is looked at between.
+// hashBuffer is how many bytes are read at once for hashing. The context is checked in between.
 const hashBuffer = 1 << 20
 
-// holeBytes is the size of a block of zeroes that is freed: a cluster of the file.
+// holeBytes is the size of a block of zeros that is freed: a cluster of the file.
 const holeBytes = 64 << 10
 
-// Sealed is what Seal finds of a file.
+// Sealed is what Seal reports about a file.
 type Sealed struct {
-	// SHA256 of the file's bytes in lower case hex.
+	// SHA256 is the hash of the file's bytes in lower case hex.
 	SHA256 string
-	// AllocatedBytes are what the file system allocated for the file (st_blocks): what the backup costs on the
-	// volume. A file system that compresses tells less than what was written.
+	// AllocatedBytes is what the file system allocated for the file (st_blocks): what the backup costs on the volume.
+	// A file system that compresses reports less than was written.
 	AllocatedBytes uint64
 }
 
-// Seal makes a finished file durable, hashes it and frees its zero blocks. All goes on at once: the bytes that are still in memory are
-// hashed while they are written back. Zeroes are what a full backup of a block device has where nothing was ever written, and what
-// a guest has wiped. read is called with the number of bytes that were hashed since its last call.
+// Seal makes a finished file durable, hashes it and frees its zero blocks. It does so at the same time: bytes that
+// are still in memory are hashed while they are written back. A full backup has zeros where a block device was never
+// written, and where a guest has wiped data. Seal calls read with the number of bytes that were hashed since the last
+// call.
 func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (Sealed, error) {
 	f, err := v.root.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

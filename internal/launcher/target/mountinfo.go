@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// mount is what a line of /proc/self/mountinfo says (proc(5)).
+// mount is a line of /proc/self/mountinfo (proc(5)).
 type mount struct {
 	point    string
 	readOnly bool
 }
 
-// findMount returns the topmost mount whose mount point is exactly path, and false if nothing is mounted
-// there. st_dev would not do: a bind mount of a directory has the device of the directory around it.
+// findMount returns the topmost mount whose mount point is exactly path, and false if nothing is mounted there.
+// st_dev would not work: a bind mount of a directory has the device of the directory around it.
 func findMount(mountinfo io.Reader, path string) (mount, bool, error) {
 	var found mount
 	ok := false
@@ -33,7 +33,7 @@ func findMount(mountinfo io.Reader, path string) (mount, bool, error) {
 	return found, ok, lines.Err()
 }
 
-// parseMount reads "36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/x rw,errors=continue".
+// parseMount parses a line such as "36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/x rw,errors=continue".
 func parseMount(line string) (mount, error) {
 	before, after, ok := strings.Cut(line, " - ")
 	fields, super := strings.Fields(before), strings.Fields(after)

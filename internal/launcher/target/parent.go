@@ -17,24 +17,25 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// What BrokenChains finds of a volume.
+// The problems that BrokenChains finds on a volume.
 var (
-	// ErrParentMissing: a directory, a manifest or a disk's file is not there.
+	// ErrParentMissing: a directory, a manifest or a disk's file is missing.
 	ErrParentMissing = errors.New("a backup that this one would continue is missing")
 	// ErrParentChanged: something else is in its place.
 	ErrParentChanged = errors.New("a backup that this one would continue was changed")
 )
 
-// Parent names a backup on the volume. Nothing but these two together says which backup it is: a directory can be made
-// anew, and a copy of a manifest can lie anywhere.
+// Parent identifies a backup on the volume. Only both fields together say which backup it is: a directory can be
+// created again, and a copy of a manifest can be anywhere.
 type Parent struct {
 	// Directory is relative to the volume's root.
 	Directory string
-	// ManifestSHA256 is the hash of its manifest in lower case hex.
+	// ManifestSHA256 is the hash of the backup's manifest in lower case hex.
 	ManifestSHA256 string
 }
 
-// Manifest reads the manifest of a complete backup and its SHA-256 in lower case hex. fs.ErrNotExist: there is none.
+// Manifest returns the manifest of a complete backup and its SHA-256 in lower case hex. fs.ErrNotExist: there is
+// none.
 func (v *Volume) Manifest(directory string) (*manifest.Manifest, string, error) {
 	data, err := v.readManifest(directory)
 	if err != nil {
@@ -52,11 +53,11 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// errNotRegular says that something that must be a file is something else.
+// errNotRegular says that something that must be a regular file is not one.
 var errNotRegular = errors.New("not a regular file")
 
 func (v *Volume) readManifest(directory string) ([]byte, error) {
-	// A named pipe must not keep the reader waiting.
+	// A named pipe must not block the reader.
 	f, err := v.root.OpenFile(path.Join(directory, layout.BackupManifest), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -72,11 +73,12 @@ func (v *Volume) readManifest(directory string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
 }
 
-// BrokenChains follows each volume from the parent to the full backup that its chain begins with, and returns the
-// volumes whose chain is not whole, each with an error that wraps ErrParentMissing or ErrParentChanged. Each manifest
-// is compared with the hash that its child, or for the first one the caller, has of it. Disks' files are not hashed.
+// BrokenChains follows each volume from the parent to the full backup at the beginning of its chain. It returns the
+// volumes whose chain is not whole, each with an error that wraps ErrParentMissing or ErrParentChanged. It compares
+// each manifest with the hash in the child's manifest, or for the first one with the caller's. It does not hash the
+// disks' files.
 //
-// An error means that the volume could not be read: then nothing is known of any chain.
+// An error means that the volume could not be read: then nothing is known about any chain.
 func (v *Volume) BrokenChains(parent Parent, volumes []string) (map[string]error, error) {
 	broken := map[string]error{}
 	for at := parent; len(volumes) > 0; {
@@ -110,7 +112,7 @@ func (v *Volume) BrokenChains(parent Parent, volumes []string) (map[string]error
 	return broken, nil
 }
 
-// verifiedManifest reads the manifest of a backup. problem says that it is not the one that parent names.
+// verifiedManifest reads the manifest of a backup. problem says why it is not the one that parent names.
 func (v *Volume) verifiedManifest(parent Parent) (m *manifest.Manifest, problem, err error) {
 	if !fs.ValidPath(parent.Directory) || parent.Directory == "." {
 		return nil, fmt.Errorf("%w: %q is no directory of a backup", ErrParentChanged, parent.Directory), nil
@@ -132,7 +134,7 @@ func (v *Volume) verifiedManifest(parent Parent) (m *manifest.Manifest, problem,
 	return m, nil, nil
 }
 
-// checkFile says what is wrong with a disk's file. entry is nil if the backup has none of it.
+// checkFile returns what is wrong with a disk's file. entry is nil if the backup does not have the disk.
 func (v *Volume) checkFile(directory string, entry *manifest.Volume) (problem, err error) {
 	if entry == nil {
 		return fmt.Errorf("%w: %s has no file of the disk", ErrParentMissing, directory), nil
@@ -149,7 +151,8 @@ func (v *Volume) checkFile(directory string, entry *manifest.Volume) (problem, e
 	return nil, nil
 }
 
-// RelativeTo is another backup's directory as seen from a backup's own. Both are relative to the volume's root.
+// RelativeTo returns the path of another backup's directory from a backup's own. Both are relative to the volume's
+// root.
 func RelativeTo(own, other string) (string, error) {
 	relative, err := filepath.Rel(own, other)
 	return filepath.ToSlash(relative), err

@@ -12,7 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// chainOf makes a full backup and two incrementals of root and data on the volume and returns them, the newest last.
+// chainOf makes three backups of root and data on the volume and returns them, the newest last. The first is full,
+// the second is incremental, and the third is incremental for root and full for data.
 func chainOf(t *testing.T, v *Volume) []Parent {
 	t.Helper()
 	var chain []Parent
@@ -50,8 +51,8 @@ func chainOf(t *testing.T, v *Volume) []Parent {
 	return chain
 }
 
-// What is done to a chain of three, and which disks can be continued from the newest then. The chain of root has all
-// three backups, and that of data only the newest.
+// What is done to a chain of three, and which disks can be continued from the newest backup afterwards. root's chain
+// has all three backups, and data's chain has only the newest.
 func TestBrokenChains_followTheWholeChain(t *testing.T) {
 	t.Parallel()
 	rename := func(from, to string) func(string) error {
@@ -109,7 +110,7 @@ func TestBrokenChains_followTheWholeChain(t *testing.T) {
 	}
 }
 
-// Who plants a directory with a copy of the parent's manifest, or with one that has the parent's UID, gains nothing.
+// Planting a directory with a copy of the parent's manifest, or with one that has the parent's UID, has no effect.
 func TestBrokenChains_takeTheRecordedDirectoryAlone(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -135,7 +136,7 @@ func TestBrokenChains_anErrorIsNotAbsence(t *testing.T) {
 	dir := t.TempDir()
 	v := open(t, dir)
 	chain := chainOf(t, v)
-	// A loop of links is an error that even root gets.
+	// A symlink loop is an error even for root.
 	path := filepath.Join(dir, "vm/b3")
 	if err := errors.Join(os.RemoveAll(path), os.Symlink("b3", path)); err != nil {
 		t.Fatal(err)

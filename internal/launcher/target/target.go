@@ -1,8 +1,9 @@
-// Package target is the volume that a backup goes to, as the launcher sees it: a directory that must be a
-// mount of its own, the backup's directory in it, and what else is there.
+// Package target is the launcher's view of the volume that a backup goes to: a directory that must be a mount of its
+// own, the backup's directory in it, and the other backups there.
 //
-// Everything goes through an open directory (os.Root): no symbolic link on the volume, which belongs to the user,
-// leads out of it, and if the mount vanishes nothing is ever written into the container's own file system in its place.
+// All access goes through an open directory (os.Root). No symbolic link on the volume, which belongs to the user,
+// leads out of it, and if the mount vanishes, nothing is ever written into the container's own file system in its
+// place.
 package target
 
 import (
@@ -22,7 +23,7 @@ import (
 // ErrInvalid is wrapped by errors that say that the volume cannot take a backup.
 var ErrInvalid = errors.New("target volume cannot be used")
 
-// Volume is an open target volume. It is for one backup and one goroutine at a time.
+// Volume is an open target volume. It serves one backup. Its methods are for one goroutine at a time, except Seal.
 type Volume struct {
 	path string
 	root *os.Root
@@ -31,8 +32,8 @@ type Volume struct {
 // MountInfo is where the kernel lists the mounts of this process.
 const MountInfo = "/proc/self/mountinfo"
 
-// Open opens the volume that is mounted at dir, an absolute path, as the file mountInfo (MountInfo) tells.
-// ErrInvalid: nothing is mounted there, or it is read-only.
+// Open opens the volume that is mounted at dir, an absolute path, according to the file mountInfo (MountInfo).
+// ErrInvalid: nothing is mounted there, or it is mounted read-only.
 func Open(dir, mountInfo string) (*Volume, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -45,7 +46,7 @@ func Open(dir, mountInfo string) (*Volume, error) {
 	return v, nil
 }
 
-// check is made on what is already open, so that nothing can change between the check and its use.
+// check checks what is already open, so that nothing can change between the check and the use.
 func (v *Volume) check(mountInfo string) error {
 	info, err := os.Open(mountInfo)
 	if err != nil {
@@ -71,7 +72,7 @@ func (v *Volume) check(mountInfo string) error {
 	return nil
 }
 
-// stillMounted says whether the path still leads to what is open.
+// stillMounted says whether the path still leads to the open directory.
 func (v *Volume) stillMounted() (bool, error) {
 	opened, err := v.root.Stat(".")
 	if err != nil {
@@ -84,10 +85,10 @@ func (v *Volume) stillMounted() (bool, error) {
 	return os.SameFile(opened, now), nil
 }
 
-// Close lets go of the volume, so that it can be unmounted.
+// Close releases the volume, so that it can be unmounted.
 func (v *Volume) Close() error { return v.root.Close() }
 
-// FreeBytes is how many bytes can be written to the volume.
+// FreeBytes returns how many bytes can be written to the volume.
 func (v *Volume) FreeBytes() (uint64, error) {
 	d, err := v.root.Open(".")
 	if err != nil {
@@ -101,15 +102,15 @@ func (v *Volume) FreeBytes() (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// Path is the absolute path of a file on the volume, for other processes.
+// Path returns the absolute path of a file on the volume, for other processes.
 func (v *Volume) Path(name string) string { return filepath.Join(v.path, filepath.FromSlash(name)) }
 
 // Root gives access to the volume's files.
 func (v *Volume) Root() *os.Root { return v.root }
 
-// Begin makes the partial directory of a backup: <directory>.partial. What an earlier attempt of the same
-// backup left under either name goes first. ErrInvalid: directory is not a relative path on the volume, or
-// holds another backup.
+// Begin creates the partial directory of a backup: <directory>.partial. It first removes what an earlier attempt of
+// the same backup left under either name. ErrInvalid: directory is not a relative path on the volume, or holds
+// another backup.
 func (v *Volume) Begin(directory, backupUID string) error {
 	if !fs.ValidPath(directory) || directory == "." {
 		return fmt.Errorf("%w: %q is not a directory on the volume", ErrInvalid, directory)
@@ -128,7 +129,7 @@ func (v *Volume) Begin(directory, backupUID string) error {
 	return nil
 }
 
-// holdsNoOther refuses a directory that holds, or may hold, another backup.
+// holdsNoOther returns an error if the directory holds, or may hold, another backup.
 func (v *Volume) holdsNoOther(directory, backupUID string) error {
 	if _, err := v.root.Lstat(directory); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -143,7 +144,7 @@ func (v *Volume) holdsNoOther(directory, backupUID string) error {
 	return nil
 }
 
-// writeError adds ErrInvalid where the volume itself refuses to be written.
+// writeError wraps ErrInvalid if the volume itself refuses writes.
 func (v *Volume) writeError(what string, err error) error {
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %s: %w", ErrInvalid, what, err)
@@ -151,8 +152,9 @@ func (v *Volume) writeError(what string, err error) error {
 	return fmt.Errorf("target volume: %s: %w", what, err)
 }
 
-// Commit writes the manifest into the partial directory, gives the directory its final name, and returns the
-// manifest's SHA-256 in lower case hex. All files in it must be durable already. After an error the directory is partial.
+// Commit writes the manifest into the partial directory, renames the directory to its final name, and returns the
+// manifest's SHA-256 in lower case hex. All files in it must already be durable. After an error the directory is
+// still partial.
 func (v *Volume) Commit(directory string, m manifest.Manifest) (string, error) {
 	data, err := manifest.Encode(m)
 	if err != nil {
@@ -183,20 +185,20 @@ func (v *Volume) syncUpwards(directory string) error {
 	}
 }
 
-// Discard removes a backup's partial directory and, if it is empty then, the machine's.
+// Discard removes a backup's partial directory and, if it is then empty, the machine's directory.
 func (v *Volume) Discard(directory string) error {
 	if err := v.root.RemoveAll(partial(directory)); err != nil {
 		return v.writeError("remove directory", err)
 	}
 	if parent := path.Dir(directory); parent != "." {
-		_ = v.root.Remove(parent) // refused while other backups are in it, and that is right
+		_ = v.root.Remove(parent) // fails while other backups are in it, as it should
 	}
 	return nil
 }
 
 func partial(directory string) string { return directory + layout.PartialSuffix }
 
-// PartialFile is where a volume's file is while the backup runs, relative to the root.
+// PartialFile returns the path of a volume's file while the backup runs, relative to the root.
 func PartialFile(directory, volume string) string {
 	return layout.BackupFile(partial(directory), volume)
 }

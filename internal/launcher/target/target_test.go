@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// open opens a directory as if it was mounted.
+// open opens a directory as if it were mounted.
 func open(t *testing.T, dir string) *Volume {
 	t.Helper()
 	info := filepath.Join(t.TempDir(), "mountinfo")
@@ -90,7 +90,7 @@ func TestOnlyAWritableMountIsATarget(t *testing.T) {
 	if _, err := Open(filepath.Join(dir, "missing"), MountInfo); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a missing directory: %v", err)
 	}
-	// The kernel's own table is understood.
+	// The kernel's own table can be parsed.
 	if _, err := Open(dir, MountInfo); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "nothing is mounted") {
 		t.Errorf("an ordinary directory: %v", err)
 	}
@@ -116,7 +116,7 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	if _, _, err := v.Manifest("vm/b1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("before: %v", err)
 	}
-	backup(t, v, "vm/b1", "u1") // what the first attempt left goes
+	backup(t, v, "vm/b1", "u1") // the leftovers of the first attempt are removed
 	m, _, err := v.Manifest("vm/b1")
 	if err != nil || m.Backup.UID != "u1" {
 		t.Errorf("%+v, %v", m, err)
@@ -151,7 +151,7 @@ func TestSealFreesZeroes(t *testing.T) {
 		t.Fatal(err)
 	}
 	sealed, err := v.Seal(t.Context(), name, func(int) {})
-	if err != nil || sealed.AllocatedBytes == 0 || sealed.AllocatedBytes > holeBytes+4<<10 { // the last block is a part of one
+	if err != nil || sealed.AllocatedBytes == 0 || sealed.AllocatedBytes > holeBytes+4<<10 { // the last block is only partly used
 		t.Errorf("%+v, %v", sealed, err)
 	}
 	if want := fmt.Sprintf("%x", sha256.Sum256(data)); sealed.SHA256 != want {

@@ -25,7 +25,7 @@ func TestMix(t *testing.T) {
 	if d := cmp.Diff(Sizes{System: 512 * mib, Text: 192 * mib, Random: 192 * mib, Zero: 128 * mib}, Mix(1024*mib, 5000*mib)); d != "" {
 		t.Error(d)
 	}
-	// A machine with few files gets more of the rest.
+	// A machine with few files gets more of the other kinds.
 	if s := Mix(1024*mib, 12*mib+5); s[System] != 12*mib || s.Total() != 1024*mib || s[Text] != s[Random] {
 		t.Errorf("%v", s)
 	}
@@ -107,7 +107,8 @@ func TestPiecesReachEveryPlace(t *testing.T) {
 	}
 }
 
-// The image must be the same wherever it is made, so that figures can be compared: this is what it is for seed 1 but for the system's files.
+// The image must be the same wherever it is made, so that figures can be compared. This is the image for seed 1,
+// without the system's files.
 func TestImageIsDeterministic(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -1,5 +1,6 @@
-// Package corpus makes the disk image that the repository's benchmark backs up, and says where it is changed. Everything follows from a seed and
-// sizes, but for the files of the system, which are those of the machine. Offsets and lengths are bytes.
+// Package corpus makes the disk image that the repository's benchmark backs up, and chooses where it is changed.
+// Everything is derived from a seed and sizes, except the files of the system, which are the machine's own. Offsets
+// and lengths are in bytes.
 package corpus
 
 import (
@@ -8,7 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Kind is what a part of the image holds.
+// Kind is the kind of content of a part of the image.
 type Kind int
 
 const (
@@ -18,22 +19,23 @@ const (
 	Text
 	// Random does not compress.
 	Random
-	// Zero is zeroes that are written, as a guest leaves them: no holes.
+	// Zero is written zeros, as a guest leaves them: no holes.
 	Zero
 
 	kinds = 4
 )
 
-// Sizes are bytes of each kind, multiples of Grain.
+// Sizes is the bytes of each kind, in multiples of Grain.
 type Sizes [kinds]int64
 
-// Total is the bytes that are not holes.
+// Total returns the number of bytes that are not holes.
 func (s Sizes) Total() int64 { return s[System] + s[Text] + s[Random] + s[Zero] }
 
-// Grain is what everything in the image is aligned to: the block of the usual file systems.
+// Grain is the alignment of everything in the image: the block size of the usual file systems.
 const Grain = 4 << 10
 
-// Mix divides a number of bytes among the kinds: half of it files of the system, if there are as many, and an eighth zeroes.
+// Mix divides a number of bytes among the kinds: half are files of the system, if there are that many, and an eighth
+// are zeros.
 func Mix(bytes, system int64) Sizes {
 	round := func(n int64) int64 { return n &^ (Grain - 1) }
 	s := Sizes{System: round(min(bytes/2, system)), Zero: round(bytes / 8)}
@@ -42,20 +44,20 @@ func Mix(bytes, system int64) Sizes {
 	return s
 }
 
-// Run is an extent that holds one kind.
+// Run is an extent with one kind of content.
 type Run struct {
 	extent.Extent
 	Kind Kind
 }
 
-// How long a run is. Files lie on disks in such pieces, with free space between them.
+// The length of a run. Files are on disks in pieces of such lengths, with free space between them.
 const (
 	minRun = 64 << 10
 	maxRun = 8 << 20
 )
 
-// Layout spreads content over an image, in order, as a file system that has been in use does: runs of different kinds and lengths, and
-// holes between them. The image is at least as large as the content, and a multiple of Grain.
+// Layout spreads content over an image, in order, like a file system that has been in use: runs of different kinds
+// and lengths, with holes between them. The image must be at least as large as the content, and a multiple of Grain.
 func Layout(seed uint64, imageBytes int64, sizes Sizes) []Run {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var runs []Run
@@ -72,7 +74,7 @@ func Layout(seed uint64, imageBytes int64, sizes Sizes) []Run {
 		runs = append(runs, Run{extent.Extent{Length: length}, kind})
 		weigh()
 	}
-	weigh() // the hole behind the last run
+	weigh() // the hole after the last run
 	holes, at := imageBytes-sizes.Total(), int64(0)
 	for i := range runs {
 		at += int64(float64(holes)*weights[i]/sum) &^ (Grain - 1)
@@ -82,7 +84,7 @@ func Layout(seed uint64, imageBytes int64, sizes Sizes) []Run {
 	return runs
 }
 
-// pick chooses a kind, each as often as it has bytes left.
+// pick chooses a kind at random, weighted by the bytes that it has left.
 func (s Sizes) pick(rng *rand.Rand) Kind {
 	at := rng.Int64N(s.Total())
 	for kind, bytes := range s {
@@ -94,7 +96,7 @@ func (s Sizes) pick(rng *rand.Rand) Kind {
 	panic("unreachable: at is less than the total")
 }
 
-// Extents are the runs of one kind.
+// Extents returns the extents of one kind.
 func Extents(runs []Run, kind Kind) []extent.Extent {
 	var out []extent.Extent
 	for _, r := range runs {

@@ -7,10 +7,11 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// crowded is how often in a row Pieces may hit what is taken before it gives up.
+// crowded is how many times in a row Pieces may hit a taken place before it gives up.
 const crowded = 1000
 
-// Pieces chooses count pieces of an equal length that do not overlap, at random multiples of align in the given extents. The pieces are in no order.
+// Pieces chooses count pieces of equal length that do not overlap, at random multiples of align within the given
+// extents. The pieces are in no order.
 func Pieces(rng *rand.Rand, within []extent.Extent, length, align int64, count int) ([]extent.Extent, error) {
 	// places[i] is how many pieces can begin in the first i extents.
 	places := make([]int64, 1, len(within)+1)
@@ -23,7 +24,7 @@ func Pieces(rng *rand.Rand, within []extent.Extent, length, align int64, count i
 		places = append(places, places[len(places)-1]+n)
 	}
 	total := places[len(places)-1]
-	taken := map[int64]int64{} // the piece that begins in a stretch of length bytes
+	taken := map[int64]int64{} // the piece that begins in each stretch of length bytes
 	var out []extent.Extent
 	for misses := 0; len(out) < count; {
 		if total == 0 || misses == crowded {
@@ -41,7 +42,7 @@ func Pieces(rng *rand.Rand, within []extent.Extent, length, align int64, count i
 	return out, nil
 }
 
-// place is where the nth place is.
+// place returns the offset of the nth place.
 func place(within []extent.Extent, places []int64, n, align int64) int64 {
 	low, high := 0, len(within)-1 // the extent with places[i] <= n < places[i+1]
 	for low < high {
@@ -56,7 +57,8 @@ func place(within []extent.Extent, places []int64, n, align int64) int64 {
 	return first + (n-places[low])*align
 }
 
-// overlaps says whether a piece at offset would overlap another one: such a one begins in the same stretch or in a neighbour.
+// overlaps says whether a piece at offset would overlap another one, which must begin in the same stretch or in a
+// neighbor.
 func overlaps(taken map[int64]int64, offset, length int64) bool {
 	for stretch := offset/length - 1; stretch <= offset/length+1; stretch++ {
 		if at, ok := taken[stretch]; ok && at < offset+length && offset < at+length {

@@ -8,17 +8,18 @@ import (
 	"path/filepath"
 )
 
-// systemRoot has the files of the system.
+// systemRoot is the directory with the files of the system.
 const systemRoot = "/usr"
 
-// Files are regular files, to be read one after the other, each from a multiple of Grain.
+// Files is a list of regular files that are read one after the other, each beginning at a multiple of Grain.
 type Files struct {
 	paths []string
-	// Bytes is how much they are, with what aligns them.
+	// Bytes is their total size, including the padding.
 	Bytes int64
 }
 
-// SystemFiles lists the machine's own files in the order of their names, until they are enough. What cannot be read is left out.
+// SystemFiles lists the machine's own files in the order of their names until there are enough bytes. It skips
+// unreadable files.
 func SystemFiles(enough int64) (*Files, error) {
 	files := &Files{}
 	err := filepath.WalkDir(systemRoot, func(path string, d fs.DirEntry, err error) error {
@@ -42,13 +43,13 @@ func SystemFiles(enough int64) (*Files, error) {
 	return files, err
 }
 
-// reader reads the files from the beginning; after the last one it reads zeroes.
+// reader reads the files from the beginning. After the last one it reads zeros.
 func (f *Files) reader() io.ReadCloser { return &filesReader{paths: f.paths} }
 
 type filesReader struct {
 	paths []string
 	file  *os.File
-	// pad is how many zeroes are due before the next file.
+	// pad is how many zeros are due before the next file.
 	pad, at int64
 }
 
@@ -85,7 +86,7 @@ func (r *filesReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// open opens the next file, if it is still there.
+// open opens the next file, if it still exists.
 func (r *filesReader) open() (err error) {
 	r.file, err = os.Open(r.paths[0])
 	r.paths, r.at = r.paths[1:], 0

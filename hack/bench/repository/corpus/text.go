@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// text writes lines as services log them: a time that goes on, words of which some are frequent, and numbers.
+// text generates lines like the logs of services: an advancing time, words of which some are frequent, and numbers.
 type text struct {
 	rng  *rand.Rand
 	now  time.Time
 	line []byte
 	rest []byte
-	// words has frequent words often.
+	// words contains frequent words often.
 	words [1 << 14]string
 }
 
-// textEpoch is when the log begins.
+// textEpoch is the time at which the log begins.
 var textEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func newText(seed uint64) *text {

@@ -10,7 +10,7 @@ import (
 	"os"
 )
 
-// Noise is bytes that do not compress, from a seed: the same for the same seed and stream.
+// Noise returns a reader of bytes that do not compress. They are the same for the same seed and stream.
 func Noise(seed, stream uint64) io.Reader {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
@@ -18,7 +18,7 @@ func Noise(seed, stream uint64) io.Reader {
 	return rand.NewChaCha8(key)
 }
 
-// zeroes reads zeroes without end.
+// zeroes is an endless reader of zeros.
 type zeroes struct{}
 
 // Read implements io.Reader.
@@ -30,7 +30,7 @@ func (zeroes) Read(p []byte) (int, error) {
 // copyBytes is how much is written at once.
 const copyBytes = 1 << 20
 
-// Write makes the image at path, in the place of what is there, and makes it durable.
+// Write writes the image at path, in place of any existing file, and makes it durable.
 func Write(ctx context.Context, path string, seed uint64, imageBytes int64, runs []Run, system *Files) (err error) {
 	f, err := os.Create(path)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command box-pause holds a pod's namespaces open: it reaps orphans and ends on SIGTERM or SIGINT. It is the whole content
-// of the box's pause image.
+// Command box-pause holds a pod's namespaces open: it reaps orphans and exits on SIGTERM or SIGINT. It is the whole
+// content of the box's pause image.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() {
 		select {
 		case <-stop:
 			return
-		case <-children: // with a shared pid namespace this is process 1
+		case <-children: // with a shared PID namespace this is process 1
 			for {
 				if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
 					break

@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/service"
 )
 
-// The commands of this file are run by the box itself.
+// The box itself runs the commands of this file.
 
 func nodeEnterCommand() *cobra.Command {
 	return &cobra.Command{

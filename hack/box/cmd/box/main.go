@@ -1,4 +1,4 @@
-// Command box brings a whole Kubernetes up on one machine, and removes it without a trace. See hack/box/README.md.
+// Command box brings up a whole Kubernetes on one machine, and removes it without a trace. See hack/box/README.md.
 package main
 
 import (

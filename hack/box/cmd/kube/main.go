@@ -1,8 +1,8 @@
 // Command kube is a whole Kubernetes in one binary: etcd, the control plane, the node's agents and kubectl.
 //
-// The program to run is the name that the binary was called by (a symlink, as busybox does it) or, when that name is
-// not a program's, the first argument. One binary links the shared Kubernetes code once: about 150 MB rather than
-// about 500 MB for seven binaries, and one link instead of seven.
+// The name by which the binary is called (a symlink, as with busybox) selects the program to run. If that name is no
+// program's, the first argument selects it. One binary links the shared Kubernetes code once: about 150 MB rather
+// than about 500 MB for seven binaries, and one link instead of seven.
 package main
 
 import (
@@ -30,8 +30,8 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// programs maps each name that the binary answers to onto what it runs; the result is the exit code. Commands are
-// constructed only when chosen, because constructing one registers its flags and metrics in globals.
+// programs maps each program name to the function that runs it and returns the exit code. Commands are constructed
+// only when chosen, because constructing one registers its flags and metrics in globals.
 var programs = map[string]func() int{
 	"etcd":                    runEtcd,
 	"kube-apiserver":          func() int { return cli.Run(apiserver.NewAPIServerCommand()) },
@@ -52,7 +52,7 @@ func main() {
 	os.Exit(programs[args[0]]())
 }
 
-// resolve returns the chosen program's arguments, with its bare name in front.
+// resolve returns the chosen program's arguments, with its bare name first.
 func resolve(args []string) ([]string, error) {
 	if name := filepath.Base(args[0]); programs[name] != nil {
 		return append([]string{name}, args[1:]...), nil
@@ -68,13 +68,13 @@ func resolve(args []string) ([]string, error) {
 	return nil, fmt.Errorf("usage: kube PROGRAM [ARGS...] with PROGRAM one of: %s", strings.Join(names, " "))
 }
 
-// runEtcd ends through os.Exit on failure; it returns after a clean stop.
+// runEtcd returns after a clean stop. On failure etcd calls os.Exit.
 func runEtcd() int {
 	etcdmain.Main(os.Args)
 	return 0
 }
 
-// runKubectl follows cmd/kubectl: kubectl prints its own errors and chooses the exit code that belongs to them.
+// runKubectl follows cmd/kubectl: kubectl prints its own errors and chooses the matching exit code.
 func runKubectl() int {
 	_, _ = logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)) // as upstream: the flag parser reports a bad value later
 	if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {

@@ -1,5 +1,5 @@
-// Command probe is the only program of the end-to-end tests' image: a server to reach, a client to reach it with, and a writer
-// and reader of volumes.
+// Command probe is the only program in the end-to-end tests' image: a server, a client to reach it, and a writer and
+// reader of volumes.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(args []string) error {
 	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | tmpfs PATH: %q", args)
 }
 
-// serve answers every request on port 8080 with the host's name, until SIGTERM.
+// serve answers every request on port 8080 with the host name, until SIGTERM.
 func serve() error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -76,7 +76,7 @@ func get(url string) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// fill writes bytes of noise, the same at each call, and prints their SHA-256.
+// fill writes the given number of bytes of noise, the same at each call, and prints their SHA-256.
 func fill(path, bytes string) error {
 	n, err := strconv.ParseInt(bytes, 10, 64)
 	if err != nil {
@@ -115,7 +115,7 @@ func sum(path, bytes string) error {
 	return nil
 }
 
-// remove deletes a file and makes the file system tell its device.
+// remove deletes a file and syncs, so that the file system discards the freed blocks on its device.
 func remove(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
@@ -124,7 +124,7 @@ func remove(path string) error {
 	return nil
 }
 
-// size prints the bytes of a device or a file, found by seeking to its end.
+// size prints the size in bytes of a device or a file, found by seeking to its end.
 func size(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

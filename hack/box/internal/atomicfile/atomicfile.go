@@ -1,5 +1,5 @@
-// Package atomicfile replaces files so that a reader, or a machine that is reset in the middle, sees the old content or
-// the new, never a part.
+// Package atomicfile replaces files atomically: a reader, or a machine that is reset in the middle, sees the old
+// content or the new, never a part of it.
 package atomicfile
 
 import (
@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 )
 
-// Write replaces path by data: temporary file, fsync, rename, fsync of the directory. Missing directories are made.
+// Write replaces path with data: temporary file, fsync, rename, fsync of the directory. It creates missing
+// directories.
 func Write(path string, data []byte, mode os.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,7 +36,7 @@ func Write(path string, data []byte, mode os.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// WriteJSON is Write of v as indented JSON.
+// WriteJSON writes v as indented JSON, as Write does.
 func WriteJSON(path string, v any, mode os.FileMode) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

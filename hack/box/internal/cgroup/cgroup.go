@@ -1,8 +1,8 @@
-// Package cgroup gives each node a control group of its own, in every hierarchy of a v1 machine or in the one of v2.
+// Package cgroup gives each node its own control group, in every hierarchy of a v1 machine or in the one of v2.
 //
-// A node's init joins the group and then enters a cgroup namespace, so that what the node mounts below /sys/fs/cgroup is
-// this group and nothing above it: kubelet and runc believe to be at the root, and removing the group removes every
-// group that they made. Membership also tells which processes are the box's.
+// A node's init joins the group and then enters a cgroup namespace, so that what the node mounts below /sys/fs/cgroup
+// is this group and nothing above it. kubelet and runc believe that they are at the root, and removing the group
+// removes every group that they made. Membership also identifies the processes of the box.
 package cgroup
 
 import (
@@ -27,12 +27,12 @@ const Root = "/sys/fs/cgroup"
 
 // Hierarchy is one mounted tree of control groups.
 type Hierarchy struct {
-	Mount   string // where it is mounted on the host, and what it is called below /sys/fs/cgroup in a node
-	Options string // mount options that name it; empty for v2
+	Mount   string // the mount point on the host, and the path below /sys/fs/cgroup in a node
+	Options string // the mount options that identify it; empty for v2
 	V2      bool
 }
 
-// Hierarchies lists what the host has mounted below Root.
+// Hierarchies lists the hierarchies that the host has mounted below Root.
 func Hierarchies() ([]Hierarchy, error) {
 	f, err := os.Open("/proc/self/mounts")
 	if err != nil {
@@ -55,7 +55,7 @@ func Hierarchies() ([]Hierarchy, error) {
 	return out, nil
 }
 
-// parseMount reads one line of /proc/self/mounts.
+// parseMount parses one line of /proc/self/mounts.
 func parseMount(line string) (Hierarchy, bool) {
 	f := strings.Fields(line)
 	if len(f) < 4 || (f[1] != Root && !strings.HasPrefix(f[1], Root+"/")) {
@@ -80,7 +80,8 @@ func parseMount(line string) (Hierarchy, bool) {
 	return Hierarchy{}, false
 }
 
-// checkName keeps an empty or a climbing name, which could only come from a damaged record, away from the host's groups.
+// checkName rejects an empty or climbing name, which could only come from a damaged record, to protect the host's
+// groups.
 func checkName(name string) error {
 	if !fs.ValidPath(name) || name == "." {
 		return fmt.Errorf("%q names no cgroup of a box", name)
@@ -88,7 +89,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// Create makes the group name (a path such as "varve-box0/node1") in every hierarchy, and puts process pid into it.
+// Create makes the group name (a path such as "varve-box0/node1") in every hierarchy, and moves process pid into it.
 func Create(name string, pid int) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -150,7 +151,7 @@ func inherit(from, to string) error {
 	return os.WriteFile(to, want, 0)
 }
 
-// delegate gives the children of a v2 group every controller that the group has.
+// delegate enables every controller of a v2 group for its children.
 func delegate(dir string) error {
 	have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -166,7 +167,7 @@ func delegate(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte(strings.Join(on, " ")), 0)
 }
 
-// MountInside mounts the caller's groups below root+Root. The caller is in its cgroup namespace already.
+// MountInside mounts the caller's groups below root+Root. The caller must already be in its cgroup namespace.
 func MountInside(root string, hs []Hierarchy) error {
 	base := filepath.Join(root, Root)
 	if len(hs) == 1 && hs[0].V2 && hs[0].Mount == Root {
@@ -194,8 +195,8 @@ func MountInside(root string, hs []Hierarchy) error {
 	return nil
 }
 
-// splitInit obeys v2's rule that a group with controllers for its children holds no process itself: the node's init, the
-// only process so far, goes into a leaf.
+// splitInit obeys v2's rule that a group with controllers for its children has no processes of its own: it moves the
+// node's init, the only process so far, into a leaf.
 func splitInit(base string) error {
 	leaf := filepath.Join(base, "init")
 	if err := os.MkdirAll(leaf, 0o755); err != nil {
@@ -245,8 +246,9 @@ func Members(name string) ([]int, error) {
 	return pids, nil
 }
 
-// Remove ends the processes of the group name, with end, and removes it and everything below it. The kernel takes a moment to take
-// the dead out, in which others may have come by a fork: Remove tries again, at most until ctx ends.
+// Remove ends the processes of the group name, by calling end, and removes the group and everything below it. The
+// kernel takes a moment to remove dead processes, and others may have been forked meanwhile, so Remove tries again
+// until ctx ends.
 func Remove(ctx context.Context, name string, end func(ctx context.Context, pid int) error) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -288,8 +290,8 @@ func remove(ctx context.Context, hs []Hierarchy, name string, end func(ctx conte
 	return failed
 }
 
-// Thaw lets frozen processes of the group name and below it go on. On v1 a frozen process does not die, and runc, which freezes a
-// container to change its devices, may have been killed in the middle.
+// Thaw resumes frozen processes of the group name and below it. On v1 a frozen process does not die, and runc, which
+// freezes a container to change its devices, may have been killed halfway.
 func Thaw(name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -315,7 +317,7 @@ func thaw(dir string) error {
 	})
 }
 
-// describe says which processes are left in a group, for an error.
+// describe lists the processes that are left in a group, for an error.
 func describe(name string) string {
 	var text strings.Builder
 	pids, err := Members(name)
@@ -323,7 +325,7 @@ func describe(name string) string {
 		return ""
 	}
 	for _, pid := range pids {
-		// A process that has ended meanwhile has no words.
+		// There is no status for a process that has ended meanwhile.
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		fmt.Fprintf(&text, "\nit holds the process %.80s", status)
 	}

@@ -94,7 +94,7 @@ func TestStoreImageReplaces(t *testing.T) {
 	}
 }
 
-// Neither up nor down touches a directory that somebody uses for something else.
+// Neither up nor down touches a directory that is used for something else.
 func TestForeignDirectory(t *testing.T) {
 	t.Parallel()
 	dir := layout.Box(t.TempDir())
@@ -114,7 +114,7 @@ func TestForeignDirectory(t *testing.T) {
 	}
 }
 
-// What an interrupted up or down leaves is no obstacle to down.
+// down can remove what an interrupted up or down has left.
 func TestDownOverRemains(t *testing.T) {
 	t.Parallel()
 	dir := layout.Box(filepath.Join(t.TempDir(), "box"))

@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/netplan"
 )
 
-// Down removes every trace of the box: processes, mounts, loop devices, control groups, the bridge and the directory. An
-// interrupted Down can be run again.
+// Down removes every trace of the box: processes, mounts, loop devices, control groups, the bridge and the directory.
+// After an interruption it can be run again.
 func Down(ctx context.Context, dir layout.Box, p *Progress) error {
 	unlock, err := lock(ctx, dir, false)
 	if missing(err) {
@@ -46,8 +46,8 @@ func down(ctx context.Context, dir layout.Box, p *Progress) error {
 	return nil
 }
 
-// onlyRemains fails if a directory without a box's state holds what no box leaves there: it is somebody's. A box that was
-// interrupted leaves images (after wipe) or an unfinished state.
+// onlyRemains fails if a directory without a box's state contains anything that no box leaves there: then it belongs
+// to someone else. An interrupted box leaves images (after wipe) or an unfinished state.
 func onlyRemains(dir layout.Box) error {
 	entries, err := os.ReadDir(string(dir))
 	if err != nil {
@@ -62,7 +62,8 @@ func onlyRemains(dir layout.Box) error {
 	return nil
 }
 
-// wipe removes the box, except its directory and the images in it. The state goes last, so that it can be run again.
+// wipe removes the box, except its directory and the images in it. It removes the state last, so that it can be run
+// again.
 func wipe(ctx context.Context, dir layout.Box) error {
 	st, err := load(dir)
 	if errors.Is(err, errStateDamaged) {
@@ -93,7 +94,7 @@ func wipe(ctx context.Context, dir layout.Box) error {
 	return nil
 }
 
-// remove ends everything of the box that lives outside its directory.
+// remove removes everything of the box that exists outside its directory.
 func (s *State) remove(ctx context.Context, dir layout.Box) error {
 	for i := 1; i <= netplan.MaxNodes; i++ {
 		if err := s.stopNode(ctx, dir, i); err != nil {
@@ -105,7 +106,7 @@ func (s *State) remove(ctx context.Context, dir layout.Box) error {
 	return errors.Join(cgroup.Remove(ctx, dir.Cgroup(), kill), hostnet.RemoveBridge(s.Bridge, string(dir)))
 }
 
-// salvage finds what a box with a damaged state owns: the bridge by its alias; the rest follows from the directory.
+// salvage finds what a box with a damaged state owns: the bridge by its alias. The rest follows from the directory.
 func salvage(dir layout.Box) (*State, error) {
 	bridge, err := hostnet.Owned(string(dir))
 	if err != nil {
@@ -114,8 +115,8 @@ func salvage(dir layout.Box) (*State, error) {
 	return &State{Bridge: bridge}, nil
 }
 
-// noMounts refuses to go on when something is mounted below the directory: the box mounts nothing in the host's
-// namespace, so it is somebody's data, which removing the directory would delete.
+// noMounts fails if anything is mounted below the directory. The box mounts nothing in the host's namespace, so it is
+// someone else's data, which removing the directory would delete.
 func noMounts(dir layout.Box) error {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(m.Mountpoint, string(dir)+"/"), false

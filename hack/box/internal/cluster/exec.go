@@ -12,8 +12,8 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// Exec replaces the calling process by a command inside a node: its namespaces, its root directory, the box's programs in
-// front of PATH. It returns only on failure.
+// Exec replaces the calling process with a command inside a node: its namespaces, its root directory, and the box's
+// programs at the front of PATH. It returns only on failure.
 func Exec(dir layout.Box, name string, command []string) error {
 	st, err := load(dir)
 	if err != nil {
@@ -41,7 +41,7 @@ func Exec(dir layout.Box, name string, command []string) error {
 	return fmt.Errorf("the box has no node %q: it has node1 to node%d", name, len(st.Nodes))
 }
 
-// without drops the variables that have one of the prefixes: of a variable that is there twice the first one counts.
+// without drops the variables that have one of the prefixes: if a variable is present twice, the first one counts.
 func without(env []string, prefixes ...string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) })

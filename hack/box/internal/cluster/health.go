@@ -19,13 +19,13 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// client returns a client with the administrator's rights.
+// client returns a client with administrator rights.
 func client(dir layout.Box) (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", dir.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read the box's kubeconfig: %w", err)
 	}
-	cfg.Timeout = 10 * time.Second // of one request
+	cfg.Timeout = 10 * time.Second // for one request
 	cfg.QPS, cfg.Burst = 100, 100
 	c, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -34,7 +34,7 @@ func client(dir layout.Box) (*kubernetes.Clientset, error) {
 	return c, nil
 }
 
-// healthy waits for the box to work, layer by layer from below, and applies what the box keeps in the cluster.
+// healthy waits for the box to work, layer by layer from the bottom, and creates the box's objects in the cluster.
 func (s *State) healthy(ctx context.Context, dir layout.Box, p *Progress) error {
 	c, err := client(dir)
 	if err != nil {
@@ -67,10 +67,10 @@ func (s *State) healthy(ctx context.Context, dir layout.Box, p *Progress) error 
 	return s.serviceAnswers(ctx, dir)
 }
 
-// errNodeDied says that a node's init ended while something on the node was waited for.
+// errNodeDied says that a node's init ended during a wait for something on the node.
 var errNodeDied = errors.New("the node's init has ended")
 
-// await is the function await, for something on node i: it gives up when the node dies.
+// await calls the function await for something on node i. It gives up when the node dies.
 func (s *State) await(
 	ctx context.Context, dir layout.Box, i int, what string, limit time.Duration, log string, check func(context.Context) error,
 ) error {
@@ -102,7 +102,7 @@ func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p 
 			return giveUpError{errors.New("it dies at each start")}
 		}
 		err := s.withRuntime(i, func(r runtime) error { return r.version(ctx) })
-		if status.Code(err) == codes.Unimplemented { // it serves, but without its CRI plugin, which could not read the store
+		if status.Code(err) == codes.Unimplemented { // it serves without its CRI plugin, which could not read the store
 			return giveUpError{err}
 		}
 		return err
@@ -141,10 +141,10 @@ func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Inter
 	})
 }
 
-// nodeReady waits until Kubernetes calls the node ready, on a word from the kubelet that runs now, and until the node can
-// take volumes.
+// nodeReady waits until Kubernetes reports the node as ready, based on a heartbeat from the kubelet that runs now,
+// and until the node can take volumes.
 func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Interface, i int) error {
-	l, started := dir.Node(i), s.Nodes[i-1].Started.Truncate(time.Second) // the API's times have seconds
+	l, started := dir.Node(i), s.Nodes[i-1].Started.Truncate(time.Second) // the API's times are in whole seconds
 	err := s.await(ctx, dir, i, l.Name+" to be Ready", 3*time.Minute, l.Log("kubelet"), func(ctx context.Context) error {
 		n, err := c.CoreV1().Nodes().Get(ctx, l.Name, metav1.GetOptions{})
 		if err != nil {
@@ -179,7 +179,8 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 	})
 }
 
-// serviceAnswers reaches the API server by its ClusterIP from the host: bridge, route, kube-proxy and API server in one.
+// serviceAnswers connects to the API server by its ClusterIP from the host, which tests bridge, route, kube-proxy and
+// API server.
 func (s *State) serviceAnswers(ctx context.Context, dir layout.Box) error {
 	l := dir.Node(1)
 	target := net.JoinHostPort(s.Plan.APIService().String(), "443")

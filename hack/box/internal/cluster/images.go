@@ -23,8 +23,8 @@ import (
 // importLimit bounds the import of one image file into one node.
 const importLimit = 5 * time.Minute
 
-// Load imports image files (OCI layout or `docker save`, as tar) into every node. A node that has the images already, by the
-// digests of their configs, is left alone. The box keeps a copy, for nodes that come later.
+// Load imports image files (OCI layout or `docker save`, as tar) into every node. It skips a node that already has
+// the images, by the digests of their configs. The box keeps a copy for nodes that are added later.
 func Load(ctx context.Context, dir layout.Box, files []string, p *Progress) error {
 	unlock, err := lock(ctx, dir, false)
 	if err != nil {
@@ -49,7 +49,7 @@ func Load(ctx context.Context, dir layout.Box, files []string, p *Progress) erro
 	return nil
 }
 
-// ensureImages gives node i every image that the box holds, first of all the pause image.
+// ensureImages imports every image that the box keeps into node i, including the pause image.
 func (s *State) ensureImages(ctx context.Context, dir layout.Box, i int, p *Progress) error {
 	if err := storePause(dir); err != nil {
 		return err
@@ -82,8 +82,8 @@ func storePause(dir layout.Box) error {
 	return atomicfile.Write(path, image, 0o644)
 }
 
-// storeImage copies an image file into the box, named by its content, and drops the copies of images whose every name the
-// new file takes over. It returns the copy.
+// storeImage copies an image file into the box under a name derived from its content, and removes the copies of
+// images all of whose names the new file takes over. It returns the path of the copy.
 func storeImage(dir layout.Box, file string) (string, error) {
 	images, err := inspect(file)
 	if err != nil {
@@ -106,7 +106,7 @@ func storeImage(dir layout.Box, file string) (string, error) {
 	return stored, dropReplaced(dir, stored, refs(images))
 }
 
-// sameImages says whether a stored file holds the images under the same names.
+// sameImages says whether a stored file contains images with the same names.
 func sameImages(stored string, images []imagetar.Image) (bool, error) {
 	have, err := inspect(stored)
 	if missing(err) {
@@ -182,7 +182,7 @@ func refs(images []imagetar.Image) []string {
 	return out
 }
 
-// importImage gives node i the images in file, unless it has them.
+// importImage imports the images in file into node i, unless it has them.
 func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file string, p *Progress) error {
 	images, err := inspect(file)
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file str
 	})
 }
 
-// has fails unless the node has each of the images under each of its names.
+// has returns an error unless the node has each of the images under each of its names.
 func (r runtime) has(ctx context.Context, images []imagetar.Image) error {
 	for _, img := range images {
 		for _, ref := range img.Refs {
@@ -224,7 +224,7 @@ func (r runtime) has(ctx context.Context, images []imagetar.Image) error {
 	return nil
 }
 
-// enterArgs are the arguments with which nsenter(1) enters every namespace of a node.
+// enterArgs returns the arguments with which nsenter(1) enters every namespace of a node.
 func enterArgs(pid int) []string {
 	return []string{"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--"}
 }

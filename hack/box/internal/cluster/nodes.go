@@ -17,11 +17,11 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/proc"
 )
 
-// stopLimit bounds the wait for killed processes and their control groups to go. A process in the middle of slow disk
-// writes ends only when these do.
+// stopLimit bounds the wait for killed processes and their control groups to disappear. A process in the middle of
+// slow disk writes ends only when these do.
 const stopLimit = 60 * time.Second
 
-// startNode starts node i, which does not run, and records its identity before it can do anything.
+// startNode starts node i, which must not be running, and records its identity before it can do anything.
 func (s *State) startNode(ctx context.Context, dir layout.Box, i int) error {
 	l := dir.Node(i)
 	rebooted := false
@@ -31,8 +31,8 @@ func (s *State) startNode(ctx context.Context, dir layout.Box, i int) error {
 		rebooted = old != boot
 	}
 	if rebooted {
-		// Image layers are unpacked without fsync: after a reset some of their files may be empty. Images come back from
-		// the box's own copies.
+		// Image layers are unpacked without fsync, so some of their files may be empty after a reset. Images come
+		// back from the box's own copies.
 		if err := errors.Join(dropKubeletState(l), forgetContainerd(l)); err != nil {
 			return err
 		}
@@ -51,8 +51,8 @@ func (s *State) startNode(ctx context.Context, dir layout.Box, i int) error {
 	return err
 }
 
-// dropKubeletState removes kubelet's checkpoints of resource assignments: after a reset one may be half-written, and kubelet
-// refuses to start with it. No pod of that life is left, so they say nothing.
+// dropKubeletState removes kubelet's checkpoints of resource assignments. After a reset one may be half-written, and
+// kubelet refuses to start with it. No pod of that boot is left, so they mean nothing.
 func dropKubeletState(l layout.Node) error {
 	stale, err := filepath.Glob(filepath.Join(l.Root(), "var/lib/kubelet/*_state"))
 	if err != nil {
@@ -74,8 +74,8 @@ func forgetContainerd(l layout.Node) error {
 	return nil
 }
 
-// stopNode ends everything of node i that lives outside its folder: processes, control groups, loop devices. Its mounts
-// and its network device go with its processes.
+// stopNode removes everything of node i that exists outside its directory: processes, control groups, loop devices.
+// Its mounts and its network device disappear with its processes.
 func (s *State) stopNode(ctx context.Context, dir layout.Box, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
@@ -87,7 +87,7 @@ func (s *State) stopNode(ctx context.Context, dir layout.Box, i int) error {
 			return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 		}
 	}
-	// Killing init took everything with it, unless others killed it and its namespace still drains.
+	// Killing init took everything with it, unless others killed it and its namespace is still draining.
 	if err := cgroup.Remove(ctx, dir.Node(i).Cgroup(), kill); err != nil {
 		return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 	}
@@ -109,7 +109,7 @@ func kill(ctx context.Context, pid int) error {
 	return id.Kill(ctx)
 }
 
-// services returns what the node's init last wrote about its services.
+// services returns the last status that the node's init wrote about its services.
 func services(l layout.Node) (map[string]node.ServiceStatus, error) {
 	data, err := os.ReadFile(l.Status())
 	if err != nil {
@@ -122,8 +122,8 @@ func services(l layout.Node) (map[string]node.ServiceStatus, error) {
 	return out, nil
 }
 
-// crashing decides whether a service gives up right after each start, which for a store means that its data is damaged. One
-// that others kill says nothing about its data.
+// crashing says whether a service exits soon after each start, which for a store means that its data is damaged. A
+// service that others kill says nothing about its data.
 func crashing(s node.ServiceStatus) bool {
 	return s.Restarts >= 3 && s.LastLife < 10*time.Second && !s.Killed
 }

@@ -7,14 +7,14 @@ import (
 	"os/exec"
 )
 
-// tools maps what the box runs of the machine onto the Debian package that has it.
+// tools maps the machine's tools that the box uses to the Debian packages that contain them.
 var tools = map[string]string{
 	"/usr/bin/containerd": "containerd", "runc": "runc", "ctr": "containerd", "/usr/lib/cni/bridge": "containernetworking-plugins",
 	"/usr/lib/cni/portmap": "containernetworking-plugins", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack",
 	"nsenter": "util-linux", "losetup": "mount", "mkfs.ext4": "e2fsprogs",
 }
 
-// preflight names everything that the machine lacks, at once.
+// preflight reports everything that the machine lacks, at once.
 func preflight() error {
 	var failed error
 	if os.Geteuid() != 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// Programs says where the programs come from that the box runs.
+// Programs says where the programs that the box runs come from.
 type Programs struct {
 	Kube  string // the multi-call Kubernetes binary
 	Box   string // this program
@@ -23,7 +23,7 @@ var kubePrograms = []string{
 	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
 }
 
-// install copies the programs into the box, and says whether one of those that run on nodes changed.
+// install copies the programs into the box, and says whether one that runs on nodes changed.
 func (p Programs) install(dir layout.Box) (changed bool, err error) {
 	if err := os.MkdirAll(dir.Bin(), 0o755); err != nil {
 		return false, fmt.Errorf("install programs: %w", err)
@@ -47,8 +47,8 @@ func (p Programs) install(dir layout.Box) (changed bool, err error) {
 	return changed, nil
 }
 
-// installFile copies a file unless the copy has its size and modification time, or its content. The copy is renamed into place, so a
-// program that runs keeps its own file.
+// installFile copies a file unless the copy has the same size and modification time, or the same content. It renames
+// the copy into place, so a running program keeps its own file.
 func installFile(from, to string) (changed bool, err error) {
 	src, err := os.Open(from)
 	if err != nil {
@@ -64,7 +64,7 @@ func installFile(from, to string) (changed bool, err error) {
 		return false, nil
 	}
 	if err == nil && have.Size() == want.Size() {
-		// `go build` writes the same bytes again; restarting every node for that would be rude.
+		// `go build` may write the same bytes again. That is no reason to restart every node.
 		if equal, err := sameContent(from, to); err != nil || equal {
 			return false, errors.Join(err, os.Chtimes(to, want.ModTime(), want.ModTime()))
 		}

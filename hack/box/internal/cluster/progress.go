@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Progress tells a person what happens, one line a step with the seconds since the command started.
+// Progress reports progress to a person, one line per step with the seconds since the command started.
 type Progress struct {
 	w     io.Writer
 	start time.Time
@@ -26,13 +26,13 @@ func (p *Progress) Say(format string, args ...any) {
 	_, _ = fmt.Fprintf(p.w, "[%5.1fs] %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// giveUpError wraps a failure that more waiting does not cure.
+// giveUpError wraps a failure that more waiting does not fix.
 type giveUpError struct{ error }
 
 func (e giveUpError) Unwrap() error { return e.error }
 
-// await polls until check succeeds. When limit is over, or check gives up, the error says what was waited for, why the last
-// look failed, and how the given log ends.
+// await polls until check succeeds. If the limit passes, or check gives up, the error says what it waited for, why
+// the last check failed, and how the given log ends.
 func await(ctx context.Context, what string, limit time.Duration, log string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

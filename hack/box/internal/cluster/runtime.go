@@ -11,10 +11,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runtime asks one node's containerd through the interface that kubelet uses, so that both see the same images.
+// runtime queries one node's containerd through the interface that kubelet uses, so that both see the same images.
 type runtime struct{ conn *grpc.ClientConn }
 
-// withRuntime calls f with the containerd of node i, which it reaches from the host through the root of the node's init.
+// withRuntime calls f with the containerd of node i. It reaches containerd from the host through the root of the
+// node's init.
 func (s *State) withRuntime(i int, f func(runtime) error) (err error) {
 	socket := fmt.Sprintf("unix:///proc/%d/root/run/containerd/containerd.sock", s.Nodes[i-1].Init.PID)
 	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -32,7 +33,7 @@ func (r runtime) version(ctx context.Context) error {
 	return err
 }
 
-// imageID returns the id (the digest of the config) of what ref names on the node, or "".
+// imageID returns the ID (the digest of the config) of the image that ref names on the node, or "".
 func (r runtime) imageID(ctx context.Context, ref string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -43,7 +44,7 @@ func (r runtime) imageID(ctx context.Context, ref string) (string, error) {
 	return resp.GetImage().GetId(), nil
 }
 
-// prune removes the images that have lost every name to a newer one. Containers that run keep their files.
+// prune removes the images that have lost every name to a newer image. Running containers keep their files.
 func (r runtime) prune(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

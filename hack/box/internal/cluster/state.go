@@ -1,9 +1,9 @@
-// Package cluster brings a whole box up and down, and says how it is.
+// Package cluster brings a whole box up and down, and reports its status.
 //
-// Up and Down may be interrupted at any point, by SIGKILL or by a reset of the machine, and are then simply run again:
-// each step looks at what is there before it makes or removes anything. What the box owns is recognised by recorded
-// process identities, by membership in its control group, by the alias of its bridge and by its directory; never by the
-// name of a program.
+// Up and Down may be interrupted at any point, by SIGKILL or by a reset of the machine, and are then simply run
+// again: each step checks what exists before it makes or removes anything. The box recognises what it owns by
+// recorded process identities, by membership in its control group, by the alias of its bridge and by its directory,
+// and never by the name of a program.
 package cluster
 
 import (
@@ -41,10 +41,10 @@ func (s *State) spec(dir layout.Box, i int) node.Spec {
 	return node.Spec{Dir: dir, Index: i, Plan: s.Plan}
 }
 
-// errStateDamaged says that the record of what the box owns cannot be read.
+// errStateDamaged says that the record of what the box owns is unreadable.
 var errStateDamaged = errors.New("the box's state cannot be read")
 
-// load returns fs.ErrNotExist when there is no box in dir, and errStateDamaged when its state is no state.
+// load returns fs.ErrNotExist if there is no box in dir, and errStateDamaged if its state cannot be parsed.
 func load(dir layout.Box) (*State, error) {
 	data, err := os.ReadFile(dir.State())
 	if missing(err) {
@@ -62,8 +62,9 @@ func load(dir layout.Box) (*State, error) {
 
 func (s *State) save(dir layout.Box) error { return atomicfile.WriteJSON(dir.State(), s, 0o644) }
 
-// lock makes sure that one process at a time changes the box, and returns what releases it. The lock is the directory
-// itself, so it leaves nothing behind. create makes the directory; without it a missing one is fs.ErrNotExist.
+// lock ensures that only one process at a time changes the box, and returns the function that releases it. The lock
+// is on the directory itself, so it leaves nothing behind. With create it makes the directory; without it a missing
+// one is fs.ErrNotExist.
 func lock(ctx context.Context, dir layout.Box, create bool) (func(), error) {
 	for {
 		if create {
@@ -83,7 +84,7 @@ func lock(ctx context.Context, dir layout.Box, create bool) (func(), error) {
 		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock %s: %w", dir, err)
 		}
-		select { // another command works on the box, or it removed the directory meanwhile
+		select { // another command works on the box, or it has removed the directory meanwhile
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for another box command on %s to end: %w", dir, ctx.Err())
 		case <-time.After(100 * time.Millisecond):

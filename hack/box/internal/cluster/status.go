@@ -12,11 +12,11 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// ErrUnhealthy says that the box, or a part of it, does not run.
+// ErrUnhealthy says that the box, or a part of it, is not running.
 var ErrUnhealthy = errors.New("the box is not healthy: `box up` repairs it")
 
-// Status writes what runs to w. It returns ErrUnhealthy when something should run and does not, and fs.ErrNotExist when there
-// is no box.
+// Status writes what is running to w. It returns ErrUnhealthy if something should be running and is not, and
+// fs.ErrNotExist if there is no box.
 func Status(ctx context.Context, dir layout.Box, w io.Writer) error {
 	st, err := load(dir)
 	if err != nil {

@@ -13,19 +13,19 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/service"
 )
 
-// Config says which box to bring up.
+// Config describes the box to bring up.
 type Config struct {
 	Dir      layout.Box
 	Nodes    int          // at least this many; a box never loses a node while it is up
-	Bridge   string       // its name on the host; only looked at when the box is made
-	Subnet   netip.Prefix // a /16; invalid to choose a free one; only looked at when the box is made
+	Bridge   string       // the bridge's name on the host; used only when the box is created
+	Subnet   netip.Prefix // a /16; if invalid, Up chooses a free one; used only when the box is created
 	Programs Programs
 }
 
-// errEtcdDamaged says that etcd dies at each start.
+// errEtcdDamaged says that etcd exits soon after each start.
 var errEtcdDamaged = errors.New("etcd cannot read its data")
 
-// Up makes the box run and healthy, whatever there was before: nothing, a running box, or the remains of one.
+// Up makes the box run and healthy, whatever existed before: nothing, a running box, or the remains of one.
 func Up(ctx context.Context, cfg Config, p *Progress) error {
 	if cfg.Nodes < 1 || cfg.Nodes > netplan.MaxNodes {
 		return fmt.Errorf("a box has 1 to %d nodes, not %d", netplan.MaxNodes, cfg.Nodes)
@@ -65,7 +65,7 @@ func up(ctx context.Context, cfg Config, p *Progress) error {
 	if err := service.Credentials(cfg.Dir, st.Plan, len(st.Nodes), time.Now()); err != nil {
 		return err
 	}
-	// A node may die at any time, even now: a process that was killed a moment ago can still look alive.
+	// A node may die at any time, even now: a process that was just killed can still look alive.
 	err = st.converge(ctx, cfg.Dir, changed, p)
 	for again := 0; errors.Is(err, errNodeDied) && again < 2; again++ {
 		err = st.converge(ctx, cfg.Dir, false, p)
@@ -77,7 +77,7 @@ func up(ctx context.Context, cfg Config, p *Progress) error {
 	return nil
 }
 
-// converge starts the nodes that do not run, and waits for all to work.
+// converge starts the nodes that are not running, and waits for all to work.
 func (s *State) converge(ctx context.Context, dir layout.Box, changed bool, p *Progress) error {
 	for i := 1; i <= len(s.Nodes); i++ {
 		if err := service.Configure(s.spec(dir, i)); err != nil {
@@ -90,7 +90,7 @@ func (s *State) converge(ctx context.Context, dir layout.Box, changed bool, p *P
 	return s.healthy(ctx, dir, p)
 }
 
-// open loads the box's state or makes a new one, with room for the wanted nodes.
+// open loads the box's state or creates a new one, with room for the wanted nodes.
 func open(cfg Config, p *Progress) (*State, error) {
 	st, err := load(cfg.Dir)
 	if missing(err) {
@@ -127,7 +127,7 @@ func create(cfg Config, p *Progress) (*State, error) {
 	return &State{Bridge: cfg.Bridge, Plan: plan}, nil
 }
 
-// ensureNode starts node i unless it runs with the present programs.
+// ensureNode starts node i unless it is running with the current programs.
 func (s *State) ensureNode(ctx context.Context, dir layout.Box, i int, changed bool, p *Progress) error {
 	name := layout.NodeName(i)
 	old := s.Nodes[i-1].Init

@@ -63,7 +63,7 @@ func (n *nodeServer) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolu
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// NodePublishVolume binds the staged file system, or the device, to the path that kubelet gives the pod.
+// NodePublishVolume bind-mounts the staged file system, or the device, at the path that kubelet chose for the pod.
 func (n *nodeServer) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if err := n.publish(r); err != nil {
 		return nil, failure("publish", r.GetVolumeId(), err)
@@ -81,7 +81,7 @@ func (n *nodeServer) publish(r *csi.NodePublishVolumeRequest) error {
 		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
 			return err
 		}
-		f, err := os.OpenFile(target, os.O_CREATE|os.O_RDONLY, 0o660) // a file for the device to be bound on
+		f, err := os.OpenFile(target, os.O_CREATE|os.O_RDONLY, 0o660) // a file to bind the device on
 		if err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublish
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// NodeGetVolumeStats reports bytes and inodes of a file system, or the bytes of a device.
+// NodeGetVolumeStats reports bytes and inodes of a file system, or the size of a device in bytes.
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	info, err := os.Stat(r.GetVolumePath())
 	if err != nil {
@@ -140,7 +140,7 @@ func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeS
 	}}, nil
 }
 
-// mountOnce mounts source at target unless something is mounted there already, which an earlier, interrupted call did.
+// mountOnce mounts source at target unless something is already mounted there, by an earlier, interrupted call.
 func mountOnce(source, target, kind string, flags uintptr, data string) error {
 	if flags&unix.MS_BIND == 0 || isDir(source) {
 		if err := os.MkdirAll(target, 0o750); err != nil {
@@ -157,7 +157,7 @@ func mountOnce(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// unmount takes every mount off target. Nothing mounted there, or no such path, is no error.
+// unmount removes every mount from target. It is no error if nothing is mounted there or the path does not exist.
 func unmount(target string) error {
 	for {
 		mounted, err := mountinfo.Mounted(target)
@@ -175,7 +175,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// failure gives an error the code by which kubelet decides.
+// failure converts an error to the gRPC code that kubelet acts on.
 func failure(operation, id string, err error) error {
 	code := codes.Internal
 	switch {

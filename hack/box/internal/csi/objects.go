@@ -14,14 +14,14 @@ import (
 // DriverName is the driver's name in CSIDriver, CSINode, StorageClass and PersistentVolume objects.
 const DriverName = "csi.box.varvebackup.io"
 
-// The StorageClasses that the box brings. ClassName is the cluster's default and binds when the first consumer is
-// scheduled; ImmediateClassName binds at once, on the first node.
+// The StorageClasses of the box. ClassName is the cluster's default and binds when the first consumer is scheduled.
+// ImmediateClassName binds at once, on the first node.
 const (
 	ClassName          = "box"
 	ImmediateClassName = "box-immediate"
 )
 
-// Install makes the driver's objects in the cluster. Objects that exist are left as they are.
+// Install creates the driver's objects in the cluster. It does not change existing objects.
 func Install(ctx context.Context, c kubernetes.Interface) error {
 	no := false
 	fsGroup := storagev1.FileFSGroupPolicy
@@ -52,7 +52,7 @@ func Install(ctx context.Context, c kubernetes.Interface) error {
 	return nil
 }
 
-// Registered fails unless kubelet has announced that the driver serves the node.
+// Registered returns an error unless kubelet has announced that the driver serves the node.
 func Registered(ctx context.Context, c kubernetes.Interface, node string) error {
 	n, err := c.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
@@ -66,7 +66,7 @@ func Registered(ctx context.Context, c kubernetes.Interface, node string) error 
 	return fmt.Errorf("kubelet has not registered %s on %s yet", DriverName, node)
 }
 
-// affinity pins a volume to the node whose disk holds it.
+// affinity pins a volume to the node whose disk has it.
 func affinity(node string) *corev1.VolumeNodeAffinity {
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{

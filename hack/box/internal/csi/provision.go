@@ -15,11 +15,11 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// selectedNode is the annotation by which the scheduler says where a claim's first consumer will run.
+// selectedNode is the annotation with which the scheduler names the node where a claim's first consumer will run.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// provisioner makes and deletes the volumes of one node. Every node runs one, and no two feel responsible for the same
-// claim, so that they need no leader.
+// provisioner creates and deletes the volumes of one node. Every node runs one, and each claim belongs to exactly one
+// of them, so they need no leader.
 type provisioner struct {
 	node  string
 	store store
@@ -38,14 +38,15 @@ func provision(ctx context.Context, client kubernetes.Interface, node string, vo
 		controller.LeaderElection(false),
 		controller.MetricsPort(0),
 		controller.Threadiness(4),
-		controller.FailedProvisionThreshold(0), // try for ever: a claim that is refused says so in its events
+		controller.FailedProvisionThreshold(0), // retry for ever: a refused claim says so in its events
 		controller.FailedDeleteThreshold(0),
 	)
 	c.Run(ctx)
 	return ctx.Err()
 }
 
-// ShouldProvision says whether the claim is this node's: the scheduler chose the node, or nobody did and it is the first.
+// ShouldProvision says whether the claim belongs to this node: the scheduler chose this node, or it chose none and
+// this is the first.
 func (p *provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
 	if chosen := claim.Annotations[selectedNode]; chosen != "" {
 		return chosen == p.node
@@ -53,15 +54,15 @@ func (p *provisioner) ShouldProvision(_ context.Context, claim *corev1.Persisten
 	return p.node == layout.NodeName(1)
 }
 
-// ShouldDelete says whether the volume lies on this node.
+// ShouldDelete says whether the volume is on this node.
 func (p *provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool {
 	return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeAttributes["node"] == p.node
 }
 
-// SupportsBlock says that volumes may be devices.
+// SupportsBlock says that volumes may be block devices.
 func (p *provisioner) SupportsBlock(context.Context) bool { return true }
 
-// Provision makes the volume's file and describes it.
+// Provision creates the volume's file and returns its description.
 func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume, controller.ProvisioningState, error) {
 	if err := acceptable(o.PVC); err != nil {
 		return nil, controller.ProvisioningFinished, err
@@ -96,7 +97,7 @@ func (p *provisioner) Delete(_ context.Context, pv *corev1.PersistentVolume) err
 	return p.store.remove(pv.Spec.CSI.VolumeHandle)
 }
 
-// acceptable refuses what the box's volumes cannot do.
+// acceptable rejects what the box's volumes cannot do.
 func acceptable(claim *corev1.PersistentVolumeClaim) error {
 	for _, m := range []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany, corev1.ReadOnlyMany} {
 		if slices.Contains(claim.Spec.AccessModes, m) {
@@ -109,7 +110,7 @@ func acceptable(claim *corev1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// roundUp makes bytes a whole number of 4 KiB blocks, which direct I/O on the backing file needs.
+// roundUp rounds bytes up to whole 4 KiB blocks, which direct I/O on the backing file needs.
 func roundUp(bytes int64) int64 {
 	const block = 4096
 	return (bytes + block - 1) / block * block

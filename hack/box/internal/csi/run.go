@@ -20,13 +20,13 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/layout"
 )
 
-// Where kubelet looks for plugins; the paths are the node's own.
+// Where kubelet looks for plugins. The paths are inside the node.
 const (
 	driverSocket       = "/var/lib/kubelet/plugins/" + DriverName + "/csi.sock"
 	registrationSocket = "/var/lib/kubelet/plugins_registry/" + DriverName + "-reg.sock"
 )
 
-// Run serves kubelet and provisions for the named node, in whose namespaces it is called, until ctx ends.
+// Run serves kubelet and provisions volumes for the named node until ctx ends. It must run in the node's namespaces.
 func Run(ctx context.Context, dir layout.Box, node string, log *slog.Logger) error {
 	volumes := store{dir: filepath.Join(string(dir), node, "volumes")}
 	cfg, err := clientcmd.BuildConfigFromFlags("", dir.Kubeconfig())
@@ -45,13 +45,13 @@ func Run(ctx context.Context, dir layout.Box, node string, log *slog.Logger) err
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return serve(ctx, driver, driverSocket) })
-	// kubelet calls the driver as soon as it sees the registration, and tries again if it is not there yet.
+	// kubelet calls the driver as soon as it sees the registration, and retries if the driver is not there yet.
 	g.Go(func() error { return serve(ctx, registrar, registrationSocket) })
 	g.Go(func() error { return provision(ctx, client, node, volumes) })
 	return g.Wait()
 }
 
-// serve answers on a unix socket, in place of one that a killed process left.
+// serve serves on a Unix socket. It replaces one that a killed process left.
 func serve(ctx context.Context, s *grpc.Server, socket string) error {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(socket), 0o750), skipMissing(os.Remove(socket))); err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
@@ -78,7 +78,7 @@ func logFailures(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// identity answers who the driver is (CSI specification, "Identity Service RPC").
+// identity answers queries about the driver's identity (CSI specification, "Identity Service RPC").
 type identity struct {
 	csi.UnimplementedIdentityServer
 }

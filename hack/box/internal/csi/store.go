@@ -1,10 +1,11 @@
 // Package csi is the box's storage: a CSI node plugin and a provisioner in one process, one for each node.
 //
 // A volume is one sparse file on the machine's disk, attached to a loop device on the node that it is pinned to. A
-// Filesystem volume holds ext4, mounted with discard; a Block volume is the loop device. So capacity is real (a full volume
-// says ENOSPC), trimmed space returns to the machine, and nothing needs a kernel module beyond loop and ext4.
+// Filesystem volume contains ext4, mounted with discard; a Block volume is the loop device. So capacity is real (a
+// full volume returns ENOSPC), trimmed space returns to the machine, and nothing needs a kernel module beyond loop
+// and ext4.
 //
-// The plugin keeps no state: which file is attached where, and what is mounted, is asked of the kernel. Each call is
+// The plugin keeps no state: it asks the kernel which file is attached where, and what is mounted. Each call is
 // idempotent, and may be killed and called again.
 package csi
 
@@ -21,13 +22,13 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/loop"
 )
 
-// store is the folder with the volumes of one node.
+// store is the directory with the volumes of one node.
 type store struct{ dir string }
 
-// errBadID says that an id is none that this store gave out.
+// errBadID says that an ID cannot have come from this store.
 var errBadID = errors.New("not the id of a volume")
 
-// file is where the volume id lies. Ids come from outside: one that could leave the folder is refused.
+// file returns the path of the volume id. IDs come from outside, so file rejects one that could leave the directory.
 func (s store) file(id string) (string, error) {
 	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") {
 		return "", fmt.Errorf("%q: %w", id, errBadID)
@@ -35,8 +36,8 @@ func (s store) file(id string) (string, error) {
 	return filepath.Join(s.dir, id+".img"), nil
 }
 
-// create makes the volume id with the given bytes; with format it holds an empty ext4. A volume that exists is kept. The
-// file gets its name when it is complete, so that a volume is never half-formatted.
+// create creates the volume id with the given size in bytes. With format it contains an empty ext4. An existing
+// volume is kept. The file gets its name when it is complete, so that a volume is never half-formatted.
 func (s store) create(ctx context.Context, id string, bytes int64, format bool) error {
 	file, err := s.file(id)
 	if err != nil {
@@ -58,7 +59,7 @@ func (s store) create(ctx context.Context, id string, bytes int64, format bool) 
 	return nil
 }
 
-// blank makes a sparse file, in place of any.
+// blank creates a sparse file and replaces an existing one.
 func blank(path string, bytes int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -71,7 +72,7 @@ func formatIf(ctx context.Context, format bool, path string) error {
 	if !format {
 		return nil
 	}
-	// No blocks are reserved for root, and mke2fs must not write zeros over what is sparse.
+	// No blocks are reserved for root, and mkfs.ext4 must not write zeros over holes.
 	out, err := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1", path).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("format: %w: %s", err, out)
@@ -79,7 +80,7 @@ func formatIf(ctx context.Context, format bool, path string) error {
 	return nil
 }
 
-// remove detaches the volume id and deletes its file. A volume that does not exist is no error.
+// remove detaches the volume id and deletes its file. A missing volume is no error.
 func (s store) remove(id string) error {
 	file, err := s.file(id)
 	if err != nil {

@@ -59,7 +59,7 @@ func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	}
 }
 
-// What a kill in the middle of a creation left is no volume, and is replaced.
+// What a kill in the middle of a creation has left is not a volume, and is replaced.
 func TestCreateOverRemains(t *testing.T) {
 	t.Parallel()
 	s := store{dir: t.TempDir()}
@@ -95,7 +95,7 @@ func TestAcceptable(t *testing.T) {
 	}
 }
 
-// Whatever the claim, exactly one node feels responsible.
+// For every claim, exactly one node is responsible.
 func TestShouldProvision(t *testing.T) {
 	t.Parallel()
 	for chosen, want := range map[string]string{"": "node1", "node1": "node1", "node2": "node2"} {

@@ -1,8 +1,9 @@
-// Package hostnet makes and removes what the box puts into the host's network namespace: one bridge, its ports, and
-// routes over it. The routes and the ports go when the bridge and the nodes go; nothing else of the host is changed.
+// Package hostnet creates and removes what the box puts into the host's network namespace: one bridge, its ports, and
+// routes over it. The routes and the ports disappear with the bridge and the nodes. Nothing else on the host is
+// changed.
 //
-// The bridge carries the box's directory as its alias (ip link show prints it), so that a bridge of the same name
-// that is somebody else's is never touched.
+// The bridge has the box's directory as its alias (ip link show prints it), so that a bridge of the same name that
+// belongs to someone else is never touched.
 package hostnet
 
 import (
@@ -18,10 +19,11 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/netplan"
 )
 
-// MaxBridgeName is the longest bridge name, in bytes: ports are named after the bridge, and the kernel allows 15.
+// MaxBridgeName is the longest bridge name, in bytes. Ports are named after the bridge, and the kernel allows 15.
 const MaxBridgeName = 12
 
-// whole lists again while the kernel says that the list changed under it, as on a host where links come and go.
+// whole retries a list while the kernel reports that it changed during the dump, as on a host where links come and
+// go.
 func whole[T any](list func() ([]T, error)) (all []T, err error) {
 	for range 100 {
 		all, err = list()
@@ -33,7 +35,7 @@ func whole[T any](list func() ([]T, error)) (all []T, err error) {
 	return nil, err
 }
 
-// Taken returns the networks that the host has addresses in or routes to.
+// Taken returns the networks in which the host has addresses or to which it has routes.
 func Taken() ([]netip.Prefix, error) {
 	var taken []netip.Prefix
 	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
@@ -57,7 +59,8 @@ func Taken() ([]netip.Prefix, error) {
 	return taken, nil
 }
 
-// EnsureBridge makes the bridge with the plan's address and the routes to pods and Services. owner is the box's directory.
+// EnsureBridge creates the bridge with the plan's address and the routes to pods and Services. owner is the box's
+// directory.
 func EnsureBridge(name, owner string, plan netplan.Plan) error {
 	if len(name) > MaxBridgeName {
 		return fmt.Errorf("the bridge's name %q is longer than %d bytes", name, MaxBridgeName)
@@ -91,12 +94,12 @@ func EnsureBridge(name, owner string, plan netplan.Plan) error {
 			return err
 		}
 	}
-	// Any node's kube-proxy answers for every Service; the first node is always there.
+	// Any node's kube-proxy serves every Service. The first node always exists.
 	return route(link, plan.Services(), plan.Node(1).Addr())
 }
 
-// RemoveBridge removes the bridge, and with it its address and routes, if it is the owner's. Another's bridge of that name is
-// left alone: then the owner has none.
+// RemoveBridge removes the owner's bridge, and with it its address and routes. It does nothing if the bridge of that
+// name belongs to someone else: then the owner has none.
 func RemoveBridge(name, owner string) error {
 	link, err := find(name, owner)
 	if errors.Is(err, errForeign) || err == nil && link == nil {
@@ -114,7 +117,7 @@ func RemoveBridge(name, owner string) error {
 	return nil
 }
 
-// remove removes a link that may be on its way out already, as a port is whose node has died.
+// remove removes a link that may already be disappearing, such as a port whose node has died.
 func remove(link netlink.Link) error {
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
@@ -122,8 +125,8 @@ func remove(link netlink.Link) error {
 	return nil
 }
 
-// unplug removes the ports of a bridge. They go with the nodes' network namespaces, but the kernel takes a namespace down in its
-// own time: a connection that lingers in it can hold it, and the port on the host, for a minute.
+// unplug removes the ports of a bridge. They disappear with the nodes' network namespaces, but the kernel takes its
+// time to remove a namespace: a lingering connection can keep it, and the port on the host, for a minute.
 func unplug(bridge netlink.Link) error {
 	links, err := whole(netlink.LinkList)
 	if err != nil {
@@ -154,8 +157,8 @@ func Owned(owner string) (string, error) {
 	return "", nil
 }
 
-// Plug makes a veth pair between the bridge and the network namespace of process pid, where its end is called eth0.
-// A port that a dead node left behind is replaced.
+// Plug creates a veth pair between the bridge and the network namespace of process pid, where its end is called eth0.
+// It replaces a port that a dead node left behind.
 func Plug(bridge, owner string, node, pid int) error {
 	master, err := find(bridge, owner)
 	if err != nil {
@@ -182,7 +185,7 @@ func Plug(bridge, owner string, node, pid int) error {
 	return nil
 }
 
-// Inside configures the network of the namespace that the calling process is in, as node number i.
+// Inside configures the network of the calling process's namespace as that of node i.
 func Inside(plan netplan.Plan, i int) error {
 	for name, addr := range map[string]netip.Prefix{"lo": netip.MustParsePrefix("127.0.0.1/8"), "eth0": plan.Node(i)} {
 		link, err := netlink.LinkByName(name)
@@ -219,10 +222,10 @@ func route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// errForeign says that a link belongs to somebody else.
+// errForeign says that a link belongs to someone else.
 var errForeign = errors.New("the link is not this box's")
 
-// find returns nil when there is no such link, and an error when there is one that is not the owner's.
+// find returns nil if there is no such link, and an error if there is one that is not the owner's.
 func find(name, owner string) (netlink.Link, error) {
 	if name == "" {
 		return nil, nil

@@ -1,4 +1,4 @@
-// Package imagetar writes container images as tar files, and reads which images a tar file holds, without a registry and
+// Package imagetar writes container images as tar files, and lists the images in a tar file, without a registry and
 // without Docker.
 package imagetar
 
@@ -22,8 +22,8 @@ type File struct {
 	Mode int64
 }
 
-// Build returns an image of one layer in the format of `docker save`. Equal input gives equal bytes: no clock, no order of
-// a map, no owner enters.
+// Build returns an image of one layer in the format of `docker save`. Equal input gives equal bytes: the output does
+// not depend on the clock, map order or file owners.
 func Build(ref string, entrypoint []string, files []File) ([]byte, error) {
 	layer, err := layerTar(files)
 	if err != nil {
@@ -82,10 +82,10 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Image is one image that a tar file holds.
+// Image is one image in a tar file.
 type Image struct {
-	Refs []string // as the file names it
-	ID   string   // the digest of its config ("sha256:..."): what Kubernetes calls the image's id
+	Refs []string // the names in the file
+	ID   string   // the digest of its config ("sha256:..."), which Kubernetes calls the image's ID
 }
 
 type manifestItem struct {
@@ -105,7 +105,7 @@ type index struct {
 	Config    descriptor   `json:"config"`
 }
 
-// jsonLimit bounds what is read of one JSON document of an image, in bytes.
+// jsonLimit bounds the size of one JSON document of an image, in bytes.
 const jsonLimit = 8 << 20
 
 // Inspect lists the images in a tar file: an OCI layout or the format of `docker save`.
@@ -114,7 +114,7 @@ func Inspect(r io.ReadSeeker) ([]Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the image file: %w", err)
 	}
-	// As containerd does: an OCI index wins over a Docker manifest beside it.
+	// As in containerd, an OCI index wins over a Docker manifest beside it.
 	if data, ok := docs["index.json"]; ok {
 		return fromIndex(data, docs)
 	}
@@ -124,7 +124,7 @@ func Inspect(r io.ReadSeeker) ([]Image, error) {
 	return nil, errors.New("read the image file: it holds neither index.json nor manifest.json")
 }
 
-// documents returns the small JSON files of a tar file by name. Layers are passed over.
+// documents returns the small JSON files of a tar file by name. It skips layers.
 func documents(r io.ReadSeeker) (map[string][]byte, error) {
 	if _, err := r.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func fromIndex(data []byte, docs map[string][]byte) ([]Image, error) {
 			ref = d.Annotations["org.opencontainers.image.ref.name"]
 		}
 		if ref == "" {
-			continue // nothing could name it, so nothing could run it
+			continue // nothing can name it, so nothing can run it
 		}
 		id, err := configOf(d, docs, 4)
 		if err != nil {
@@ -191,7 +191,7 @@ func fromIndex(data []byte, docs map[string][]byte) ([]Image, error) {
 	return out, nil
 }
 
-// configOf follows a descriptor to the config of its (first) image; depth bounds nested indexes.
+// configOf follows a descriptor to the config of its (first) image. depth bounds nested indexes.
 func configOf(d descriptor, docs map[string][]byte, depth int) (string, error) {
 	alg, hash := path.Split(pathOf(d.Digest))
 	data, ok := docs[path.Join("blobs", alg, hash)]

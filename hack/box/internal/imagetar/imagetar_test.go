@@ -45,7 +45,7 @@ func TestInspectBuilt(t *testing.T) {
 	}
 }
 
-// An OCI layout, with an index inside the index as buildx writes it; the expected id is the config's digest.
+// An OCI layout with an index inside the index, as buildx writes it. The expected ID is the config's digest.
 func TestInspectOCI(t *testing.T) {
 	t.Parallel()
 	data, err := writeTar([]File{

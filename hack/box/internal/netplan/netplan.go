@@ -13,7 +13,8 @@ import (
 	"net/netip"
 )
 
-// MaxNodes is how many nodes a box can have. The plan has room for more; two are what tests need and what is tested.
+// MaxNodes is how many nodes a box can have. The plan has room for more, but tests need only two, and only two are
+// tested.
 const MaxNodes = 2
 
 // Plan is a box's /16.
@@ -21,7 +22,7 @@ type Plan struct {
 	Base netip.Prefix `json:"base"`
 }
 
-// New returns the plan for the /16 that base names.
+// New returns the plan for the /16 base.
 func New(base netip.Prefix) (Plan, error) {
 	if !base.IsValid() || !base.Addr().Is4() || base.Bits() != 16 {
 		return Plan{}, fmt.Errorf("the box's subnet must be an IPv4 /16 such as 10.213.0.0/16, not %s", base)
@@ -29,7 +30,7 @@ func New(base netip.Prefix) (Plan, error) {
 	return Plan{Base: base.Masked()}, nil
 }
 
-// Choose returns the first plan that overlaps none of the networks that the host knows already.
+// Choose returns the first plan that overlaps none of the host's networks.
 func Choose(taken []netip.Prefix) (Plan, error) {
 	for i := range 150 {
 		second := byte(100 + (113+i)%150) // 10.213 to 10.249, then 10.100 to 10.212
@@ -43,7 +44,7 @@ func Choose(taken []netip.Prefix) (Plan, error) {
 
 func overlaps(p netip.Prefix, taken []netip.Prefix) bool {
 	for _, t := range taken {
-		if t.Bits() > 0 && p.Overlaps(t) { // the default route covers everything, and is no claim
+		if t.Bits() > 0 && p.Overlaps(t) { // the default route covers everything and does not count
 			return true
 		}
 	}
@@ -55,10 +56,10 @@ func (p Plan) addr(third, fourth byte) netip.Addr {
 	return netip.AddrFrom4([4]byte{a[0], a[1], third, fourth})
 }
 
-// Bridge is the host's address, with the length of the bridge's subnet.
+// Bridge is the host's address, with the prefix length of the bridge's subnet.
 func (p Plan) Bridge() netip.Prefix { return netip.PrefixFrom(p.addr(0, 1), 24) }
 
-// Node is the address of node i, counted from 1, with the length of the bridge's subnet.
+// Node is the address of node i, counted from 1, with the prefix length of the bridge's subnet.
 func (p Plan) Node(i int) netip.Prefix { return netip.PrefixFrom(p.addr(0, byte(10+i)), 24) }
 
 // Pods is the subnet of the pods of node i, counted from 1.
@@ -70,8 +71,8 @@ func (p Plan) AllPods() netip.Prefix { return netip.PrefixFrom(p.addr(64, 0), 18
 // Services is the range of the ClusterIPs.
 func (p Plan) Services() netip.Prefix { return netip.PrefixFrom(p.addr(128, 0), 20) }
 
-// APIService is the ClusterIP of the Service "kubernetes": the first of the range, by Kubernetes' own rule.
+// APIService is the ClusterIP of the Service "kubernetes": the first address of the range, by Kubernetes' own rule.
 func (p Plan) APIService() netip.Addr { return p.addr(128, 1) }
 
-// DNS is the ClusterIP that pods are told to ask for names.
+// DNS is the ClusterIP of the name server in the pods' configuration.
 func (p Plan) DNS() netip.Addr { return p.addr(128, 10) }

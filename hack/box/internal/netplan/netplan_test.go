@@ -53,7 +53,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// The parts of a plan lie in its network and do not overlap.
+// The parts of a plan are within its network and do not overlap.
 func TestParts(t *testing.T) {
 	t.Parallel()
 	p, err := New(netip.MustParsePrefix("10.50.1.2/16"))

@@ -15,10 +15,10 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/hostnet"
 )
 
-// Enter is the first life of a node's init: it builds the node around itself and then executes the supervisor, which
-// keeps its process number, 1. It returns only on failure.
+// Enter is the first stage of a node's init. It builds the node around itself and then executes the supervisor, which
+// keeps its process ID, 1. It returns only on failure.
 func Enter() error {
-	// unshare(CLONE_NEWCGROUP) is per thread; execve makes this thread the whole process.
+	// unshare(CLONE_NEWCGROUP) is per thread. execve makes this thread the whole process.
 	runtime.LockOSThread()
 	data, err := io.ReadAll(os.NewFile(goFD, "spec"))
 	if err != nil {
@@ -61,11 +61,11 @@ func Enter() error {
 	return nil
 }
 
-// sysctls sets what is the network namespace's own. br_netfilter's is absent when the host has not loaded it.
+// sysctls sets the sysctls of the network namespace. br_netfilter's is absent if the host has not loaded the module.
 func sysctls() error {
 	for name, value := range map[string]string{
 		"net/ipv4/ip_forward":                "1",
-		"net/bridge/bridge-nf-call-iptables": "1", // or a pod cannot reach a Service whose endpoint is on its own node
+		"net/bridge/bridge-nf-call-iptables": "1", // without it a pod cannot reach a Service whose endpoint is on its own node
 	} {
 		err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 		if err != nil && (!errors.Is(err, os.ErrNotExist) || name == "net/ipv4/ip_forward") {

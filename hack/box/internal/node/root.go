@@ -16,11 +16,11 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/netplan"
 )
 
-// buildRoot makes the node's root directory and moves the calling process into it.
+// buildRoot creates the node's root directory and moves the calling process into it.
 //
-// The root is a plain folder of the box (so containerd's overlays lie on the machine's own file system), with the host's
-// programs bound read-only and everything that a node writes private to it. Standard paths such as /var/lib/kubelet are
-// therefore the same on each node, and none of them exists on the host.
+// The root is a plain directory of the box (so containerd's overlays are on the machine's own file system). The
+// host's programs are bound read-only, and everything that a node writes is private to it. So standard paths such as
+// /var/lib/kubelet are the same on each node, and none of them exists on the host.
 func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 	root := spec.Layout().Root()
 	// Nothing that is mounted here may reach the host, nor the other way round.
@@ -58,7 +58,7 @@ func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// Bidirectional and HostToContainer propagation of pods' mounts need a shared root.
+	// Bidirectional and HostToContainer propagation of pods' mounts needs a shared root.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make the node's root shared: %w", err)
 	}
@@ -80,14 +80,15 @@ func skeleton(root string) error {
 			return fmt.Errorf("make %s: %w", path, err)
 		}
 	}
-	// No container lives when a node starts, so every address that the pods of its last life had is free.
+	// No container runs when a node starts, so all addresses of the pods from its previous run are free.
 	if err := os.RemoveAll(filepath.Join(root, "var/lib/cni")); err != nil {
 		return err
 	}
 	return symlink("/run", filepath.Join(root, "var/run"))
 }
 
-// programs binds /usr read-only and repeats the host's layout of /bin, /lib and the like: links into /usr or folders.
+// programs binds /usr read-only and recreates the host's layout of /bin, /lib and the like: links into /usr or
+// directories.
 func programs(root string) error {
 	if err := bind("/usr", root, unix.MS_RDONLY); err != nil {
 		return err
@@ -109,7 +110,7 @@ func programs(root string) error {
 	return nil
 }
 
-// etc gives the node an /etc of its own: what programs need of the host's, and the node's names.
+// etc gives the node its own /etc: the host's files that programs need, and the node's names.
 func etc(root string, spec Spec) error {
 	for _, name := range []string{
 		"passwd", "group", "nsswitch.conf", "mke2fs.conf", "ethertypes", "protocols", "services", "localtime",
@@ -140,7 +141,7 @@ func kernelMounts(root string) error {
 	}{
 		{"proc", "proc", "", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
 		{"sysfs", "sys", "", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC}, // a new mount shows this network namespace
-		{"devtmpfs", "dev", "", unix.MS_NOSUID},                               // one for the machine: new loop devices appear
+		{"devtmpfs", "dev", "", unix.MS_NOSUID},                               // one for the whole machine: new loop devices appear
 		{"devpts", "dev/pts", "newinstance,ptmxmode=0666,mode=0620", unix.MS_NOSUID | unix.MS_NOEXEC},
 		{"tmpfs", "dev/shm", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
 		{"mqueue", "dev/mqueue", "", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
@@ -162,8 +163,8 @@ func kernelMounts(root string) error {
 	return nil
 }
 
-// pinSysctls covers the machine-wide sysctls that kubelet insists on with files that hold the values that it wants: it
-// reads them, is content, and leaves the machine's own values alone.
+// pinSysctls covers the machine-wide sysctls that kubelet insists on with files that have the expected values.
+// kubelet reads them, is satisfied, and does not change the machine's own values.
 func pinSysctls(root string) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -215,8 +216,8 @@ func symlink(target, path string) error {
 	return os.Symlink(target, path)
 }
 
-// copyTree copies a file, or a folder with the files and links in it. A source that is missing is not copied. The
-// source itself may be a link (resolv.conf often is); links inside a folder stay links.
+// copyTree copies a file, or a directory with the files and links in it. It ignores a missing source. The source
+// itself may be a link (resolv.conf often is); links inside a directory stay links.
 func copyTree(from, to string) error {
 	info, err := os.Stat(from)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,7 +11,7 @@ func TestRotatedIsBounded(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log", "x.log")
 	line := strings.Repeat("x", 9) + "\n"
-	for range 3 { // opened again, as after a restart of the node
+	for range 3 { // reopened, as after a restart of the node
 		r, err := openRotated(path, 100)
 		if err != nil {
 			t.Fatal(err)

@@ -1,9 +1,9 @@
-// Package node is one node of the box: a process tree in its own mount, pid, network, host name, ipc and cgroup
-// namespaces, with a root directory of its own.
+// Package node is one node of the box: a process tree in its own mount, PID, network, host name, IPC and cgroup
+// namespaces, with its own root directory.
 //
 // Start clones the node's init. Init waits until the host side has given it a network device and a control group,
-// builds the root directory (Enter), and becomes the supervisor of the node's services (Run). Killing init makes the
-// kernel kill everything in the node and drop its mounts; loop devices and files are what remains.
+// builds the root directory (Enter), and becomes the supervisor of the node's services (Run). When init is killed,
+// the kernel kills everything in the node and drops its mounts. Only loop devices and files remain.
 package node
 
 import (
@@ -22,13 +22,13 @@ type Spec struct {
 	Plan  netplan.Plan `json:"plan"`
 }
 
-// Layout is where the node's files lie.
+// Layout returns the layout of the node's files.
 func (s Spec) Layout() layout.Node { return s.Dir.Node(s.Index) }
 
 // ControlPlane says whether the node runs etcd, the API server, the controllers and the scheduler.
 func (s Spec) ControlPlane() bool { return s.Index == 1 }
 
-// LoadSpec reads what WriteSpec of an earlier stage left.
+// LoadSpec reads the spec that Enter wrote.
 func LoadSpec(file string) (Spec, error) {
 	var s Spec
 	data, err := os.ReadFile(file)

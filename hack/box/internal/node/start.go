@@ -13,11 +13,12 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/proc"
 )
 
-// goFD is the descriptor on which init gets its Spec.
+// goFD is the descriptor from which init reads its Spec.
 const goFD = 3
 
-// Start clones the node's init, lets prepare equip it (network device, control group, record of its identity), and sends
-// it off. If prepare fails, or if the caller dies before it is through, init ends without having done anything.
+// Start clones the node's init, lets prepare equip it (network device, control group, record of its identity), and
+// then sends it the Spec. If prepare fails, or if the caller dies before that, init ends without having done
+// anything.
 func Start(ctx context.Context, spec Spec, prepare func(proc.ID) error) (id proc.ID, err error) {
 	log, err := openLog(spec.Layout().Log("init"))
 	if err != nil {

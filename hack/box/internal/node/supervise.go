@@ -22,31 +22,31 @@ import (
 const (
 	backoffFirst = 200 * time.Millisecond
 	backoffMost  = 5 * time.Second
-	// A service that lived this long has recovered: its next death restarts it at once again.
+	// A service that ran this long has recovered: its next restart starts with the first backoff again.
 	backoffReset = 20 * time.Second
 )
 
 // Service is one program that a node keeps running.
 type Service struct {
 	Name string
-	Args []string // the program's path first
+	Args []string // the program's path comes first
 	// Needs lists addresses ("tcp:HOST:PORT", "unix:PATH") that must accept a connection before the program is started.
 	Needs []string
 }
 
-// ServiceStatus is what Status files say about one service.
+// ServiceStatus is the entry of one service in Status files.
 type ServiceStatus struct {
-	PID      int       `json:"pid"` // in the node's pid namespace; 0 while it does not run
+	PID      int       `json:"pid"` // in the node's PID namespace; 0 while it is not running
 	Started  time.Time `json:"started"`
 	Restarts int       `json:"restarts"`
 	LastExit string    `json:"lastExit,omitempty"`
-	Killed   bool      `json:"killed,omitempty"` // by SIGKILL: somebody else ended the previous run
+	Killed   bool      `json:"killed,omitempty"` // by SIGKILL: something else ended the previous run
 	// LastLife is how long the previous run lasted.
 	LastLife time.Duration `json:"lastLifeNanos,omitempty"`
 }
 
-// Supervisor runs a node's services as process 1 of its pid namespace: it starts them again when they end, and reaps
-// every orphan of the node. Its state is in the node's Status file after each change.
+// Supervisor runs a node's services as process 1 of its PID namespace. It restarts them when they end, and reaps
+// every orphan of the node. After each change it writes its state to the node's Status file.
 type Supervisor struct {
 	layout layout.Node
 	log    *slog.Logger
@@ -56,7 +56,7 @@ type Supervisor struct {
 	status map[string]ServiceStatus
 }
 
-// NewSupervisor returns the supervisor of the node l; the caller is process 1.
+// NewSupervisor returns the supervisor of the node l. The caller is process 1.
 func NewSupervisor(l layout.Node, log *slog.Logger) *Supervisor {
 	return &Supervisor{
 		layout: l, log: log,
@@ -79,12 +79,12 @@ func (s *Supervisor) Run(ctx context.Context, services []Service, children <-cha
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-children:
-		case <-time.After(time.Second): // signals coalesce: look in any case
+		case <-time.After(time.Second): // signals coalesce, so check in any case
 		}
 	}
 }
 
-// reap collects every child that has ended: services, which someone waits for, and orphans, which nobody does.
+// reap collects every child that has ended: services, which keep waits for, and orphans, which nobody waits for.
 func (s *Supervisor) reap() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,13 +157,13 @@ func (s *Supervisor) start(svc Service, out io.Writer) (<-chan syscall.WaitStatu
 	st.PID, st.Started = child.Pid, time.Now()
 	s.status[svc.Name] = st
 	s.publish()
-	go func() { // ends when the service, and whatever it left its output to, is gone
+	go func() { // ends when the service, and everything that inherited its output, is gone
 		_, err := io.Copy(out, r)
 		if err = errors.Join(err, r.Close()); err != nil {
 			s.log.Error("lost output", "service", svc.Name, "error", err)
 		}
 	}()
-	// Release gives up os.Process' own wait: the reaper waits for everyone.
+	// Release disables os.Process's own wait: the reaper waits for all children.
 	return exit, child.Release()
 }
 
@@ -177,14 +177,14 @@ func (s *Supervisor) ended(name, how string, killed bool, life time.Duration) {
 	s.publish()
 }
 
-// publish writes the Status file; the caller holds mu.
+// publish writes the Status file. The caller holds mu.
 func (s *Supervisor) publish() {
 	if err := atomicfile.WriteJSON(s.layout.Status(), s.status, 0o644); err != nil {
 		s.log.Error("status not written", "error", err)
 	}
 }
 
-// reachable waits until each address accepts a connection; it fails only when ctx ends.
+// reachable waits until each address accepts a connection. It gives up only when ctx ends.
 func reachable(ctx context.Context, addresses []string) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	for _, address := range addresses {

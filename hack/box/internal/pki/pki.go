@@ -1,7 +1,7 @@
-// Package pki makes a box's certificates and keys, and keeps them in files across restarts.
+// Package pki creates a box's certificates and keys, and keeps them in files across restarts.
 //
-// A file that is missing, damaged, near its expiry, of another authority, or for other names is made anew; everything
-// else is left alone. Losing the authority makes every certificate anew.
+// It replaces a file that is missing, damaged, close to its expiry, from another authority, or for other names, and
+// leaves all others alone. If the authority is lost, it replaces every certificate.
 package pki
 
 import (
@@ -30,8 +30,8 @@ const (
 	renewBefore   = 30 * 24 * time.Hour
 )
 
-// Leaf describes a certificate: who it is for (CommonName and Organizations are a Kubernetes user and its groups) and
-// the names and addresses that it serves, if it is a server's.
+// Leaf describes a certificate: its subject (CommonName and Organizations are a Kubernetes user and its groups) and,
+// for a server, the names and addresses that it serves.
 type Leaf struct {
 	CommonName    string
 	Organizations []string
@@ -46,20 +46,20 @@ type Pair struct {
 	key               crypto.Signer
 }
 
-// Authority signs leaves; its files are NAME.crt and NAME.key in the directory.
+// Authority signs leaves. Its files are NAME.crt and NAME.key in the directory.
 type Authority struct {
 	Pair
 	dir string
 	now time.Time
 }
 
-// CertPEM returns the PEM bytes of a certificate file.
+// CertPEM returns the PEM bytes of the certificate file.
 func (p Pair) CertPEM() ([]byte, error) { return os.ReadFile(p.CertFile) }
 
 // KeyPEM returns the PEM bytes of the key file.
 func (p Pair) KeyPEM() ([]byte, error) { return os.ReadFile(p.KeyFile) }
 
-// Open loads the authority name from dir, or makes it. now decides what is near its expiry.
+// Open loads the authority name from dir, or creates it. now decides what is close to its expiry.
 func Open(dir, name string, now time.Time) (*Authority, error) {
 	a := &Authority{Pair: files(dir, name), dir: dir, now: now}
 	if a.load() == nil && a.cert.IsCA && a.fresh(now) {
@@ -75,7 +75,7 @@ func Open(dir, name string, now time.Time) (*Authority, error) {
 	return a, nil
 }
 
-// Ensure loads the leaf's files NAME.crt and NAME.key, or makes them.
+// Ensure loads the leaf's files NAME.crt and NAME.key, or creates them.
 func (a *Authority) Ensure(name string, leaf Leaf) (Pair, error) {
 	p := files(a.dir, name)
 	if p.load() == nil && p.fresh(a.now) && p.cert.CheckSignatureFrom(a.cert) == nil && leaf.matches(p.cert) {
@@ -91,7 +91,8 @@ func (a *Authority) Ensure(name string, leaf Leaf) (Pair, error) {
 	return p, nil
 }
 
-// EnsureKey loads the key pair NAME.key and NAME.pub (for signing service account tokens), or makes it.
+// EnsureKey loads the key NAME.key (for signing service account tokens), or creates it, and writes its public key
+// NAME.pub.
 func EnsureKey(dir, name string) (keyFile, pubFile string, err error) {
 	keyFile, pubFile = filepath.Join(dir, name+".key"), filepath.Join(dir, name+".pub")
 	key, err := readKey(keyFile)
@@ -139,7 +140,8 @@ func (p *Pair) fresh(now time.Time) bool {
 	return now.After(p.cert.NotBefore) && now.Add(renewBefore).Before(p.cert.NotAfter)
 }
 
-// make writes the key before the certificate: a certificate without its key is never seen, and load tells the rest.
+// make writes the key before the certificate, so a new certificate never exists without its key. load detects any
+// other mismatch.
 func (p *Pair) make(tmpl *x509.Certificate, signer *Authority) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

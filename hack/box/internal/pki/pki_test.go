@@ -14,7 +14,7 @@ var leaf = Leaf{
 	CommonName: "server", Organizations: []string{"group"}, DNSNames: []string{"name"}, IPs: []net.IP{net.IPv4(10, 0, 0, 1)},
 }
 
-// made returns the serial number of the leaf that Ensure gives at the time now.
+// made returns the serial number of the leaf that Ensure returns at the time now.
 func made(t *testing.T, dir string, l Leaf, now time.Time) string {
 	t.Helper()
 	ca, err := Open(dir, "ca", now)

@@ -1,4 +1,5 @@
-// Package proc identifies processes so that a recorded one is never confused with another that got its number later.
+// Package proc identifies processes, so that a recorded process is never confused with a later one that has the same
+// PID.
 package proc
 
 import (
@@ -14,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ID identifies one process for ever: its number, when it started (clock ticks after boot, field 22 of /proc/PID/stat)
+// ID identifies one process for ever: its PID, its start time (clock ticks after boot, field 22 of /proc/PID/stat)
 // and the boot that both belong to.
 type ID struct {
 	PID   int    `json:"pid"`
@@ -22,7 +23,7 @@ type ID struct {
 	Boot  string `json:"bootID"`
 }
 
-// Of returns the identity of the process that has the number pid now. A zombie counts as gone: os.ErrNotExist.
+// Of returns the identity of the process that currently has the PID. A zombie counts as gone: os.ErrNotExist.
 func Of(pid int) (ID, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -42,7 +43,7 @@ func Of(pid int) (ID, error) {
 	return ID{PID: pid, Start: start, Boot: boot}, nil
 }
 
-// BootID identifies the machine's present boot.
+// BootID identifies the machine's current boot.
 func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -51,8 +52,8 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(id)), nil
 }
 
-// parseStat takes the state and the start time from a line of /proc/PID/stat. The command name, in parentheses, may
-// itself hold spaces and parentheses.
+// parseStat reads the state and the start time from a line of /proc/PID/stat. The command name, in parentheses, may
+// itself contain spaces and parentheses.
 func parseStat(stat []byte) (state byte, start uint64, err error) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
@@ -69,7 +70,7 @@ func parseStat(stat []byte) (state byte, start uint64, err error) {
 	return fields[0][0], start, nil
 }
 
-// Alive says whether the process still runs.
+// Alive says whether the process is still running.
 func (id ID) Alive() bool {
 	if id.PID <= 0 {
 		return false
@@ -78,7 +79,7 @@ func (id ID) Alive() bool {
 	return err == nil && now == id
 }
 
-// Kill sends SIGKILL to exactly this process and waits until it is gone. A process that is gone already is no error.
+// Kill sends SIGKILL to exactly this process and waits until it is gone. A process that is already gone is no error.
 func (id ID) Kill(ctx context.Context) error {
 	if id.PID <= 0 {
 		return nil
@@ -91,7 +92,7 @@ func (id ID) Kill(ctx context.Context) error {
 		return fmt.Errorf("kill process %d: %w", id.PID, err)
 	}
 	defer unix.Close(fd) //nolint:errcheck // a pidfd holds nothing that closing could lose
-	if !id.Alive() {     // checked after the pidfd pins the number
+	if !id.Alive() {     // checked after the pidfd pins the PID
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

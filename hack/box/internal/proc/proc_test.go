@@ -17,7 +17,7 @@ func TestParseStat(t *testing.T) {
 		bad   bool
 	}{
 		"7 (sh) S" + rest:             {'S', 4242, false},
-		"7 (a) b) (c) Z" + rest:       {'Z', 4242, false}, // a name may hold anything
+		"7 (a) b) (c) Z" + rest:       {'Z', 4242, false}, // a name may contain anything
 		"7 (sh) S 1 2":                {bad: true},
 		"":                            {bad: true},
 		"7 (sh) S 1 1 1 0 -1 4 1 2 3": {bad: true},
@@ -36,13 +36,13 @@ func TestKillOnlyTheRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }() // it is killed: that is no news
+	go func() { _ = cmd.Wait(); close(ended) }() // it is killed, so an error is expected
 	id, err := Of(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := id
-	other.Start++ // a process of an earlier life with the same number
+	other.Start++ // an earlier process with the same PID
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := other.Kill(ctx); err != nil || !id.Alive() || other.Alive() {

@@ -10,10 +10,10 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/node"
 )
 
-// containerdConfig is the same on each node: the paths are the node's own.
+// containerdConfig is the same on each node: the paths are inside the node.
 //
-// restrict_oom_score_adj: without CAP_SYS_RESOURCE (common in containers and small VMs) lowering a score fails, and with it
-// every pod sandbox.
+// restrict_oom_score_adj: without CAP_SYS_RESOURCE (common in containers and small VMs) lowering a score fails, and
+// with it every pod sandbox.
 const containerdConfig = `version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -62,7 +62,7 @@ func kubeletConfig(spec node.Spec) ([]byte, error) {
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               "/pods",
-		"cgroupsPerQOS":            false, // with it kubelet wants controllers that small machines do not mount
+		"cgroupsPerQOS":            false, // if true, kubelet wants controllers that small machines do not mount
 		"enforceNodeAllocatable":   []string{},
 		"failCgroupV1":             false,
 		"failSwapOn":               false,
@@ -70,8 +70,8 @@ func kubeletConfig(spec node.Spec) ([]byte, error) {
 		"clusterDNS":               []string{spec.Plan.DNS().String()},
 		"resolvConf":               "/etc/resolv.conf",
 		"volumePluginDir":          "/var/lib/kubelet/volumeplugins", // the default is below /usr, which is read-only
-		// The machine's disk is shared and may be nearly full: that is no reason to evict a pod or to drop an image that
-		// no registry could give back.
+		// The machine's disk is shared and may be nearly full. That is no reason to evict a pod or to drop an image
+		// that no registry can give back.
 		"evictionHard": object{
 			"memory.available": "16Mi", "nodefs.available": "1Mi", "nodefs.inodesFree": "16",
 			"imagefs.available": "1Mi", "imagefs.inodesFree": "16",
@@ -94,7 +94,7 @@ func proxyConfig(spec node.Spec) ([]byte, error) {
 		"clientConnection": object{"kubeconfig": spec.Layout().Conf("proxy.kubeconfig")},
 		"clusterCIDR":      spec.Plan.AllPods().String(),
 		"detectLocalMode":  "ClusterCIDR",
-		// The conntrack table's size is the machine's and cannot be set from a network namespace.
+		// The size of the conntrack table belongs to the machine and cannot be set from a network namespace.
 		"conntrack": object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	}, "", "  ")
 }
@@ -117,7 +117,7 @@ func cniConfig(spec node.Spec) ([]byte, error) {
 	}, "", "  ")
 }
 
-// writeIfChanged leaves a file that holds data already untouched: rewriting it costs an fsync.
+// writeIfChanged does not touch a file that already contains data: rewriting it costs an fsync.
 func writeIfChanged(path string, data []byte, mode os.FileMode) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil

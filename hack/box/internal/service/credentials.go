@@ -1,5 +1,5 @@
-// Package service decides what runs on a node: the programs with their arguments, their configuration files and their
-// credentials. The control plane is the first node's. Nothing here starts anything.
+// Package service defines what runs on a node: the programs with their arguments, their configuration files and their
+// credentials. The control plane runs on the first node. This package starts nothing.
 package service
 
 import (
@@ -20,10 +20,10 @@ func APIServer(plan netplan.Plan) string { return "https://" + apiAddress(plan) 
 
 func apiAddress(plan netplan.Plan) string { return plan.Node(1).Addr().String() + ":6443" }
 
-// admins is the group that Kubernetes lets do everything, whatever its RBAC objects say.
+// admins is the group that Kubernetes allows everything, whatever its RBAC objects say.
 const admins = "system:masters"
 
-// Credentials makes, or keeps, the certificates of the control plane and of nodes 1 to nodes, and every kubeconfig.
+// Credentials creates, or keeps, the certificates of the control plane and of nodes 1 to nodes, and every kubeconfig.
 func Credentials(box layout.Box, plan netplan.Plan, nodes int, now time.Time) error {
 	dir := box.PKI()
 	ca, err := pki.Open(dir, "ca", now)
@@ -119,7 +119,7 @@ func kubeconfig(path string, ca *pki.Authority, leaf pki.Leaf, plan netplan.Plan
 	return writeIfChanged(path, data, 0o600)
 }
 
-// fileName makes a user's name fit for a file.
+// fileName converts a user's name to a file name.
 func fileName(user string) string {
 	out := []byte(user)
 	for i, c := range out {

@@ -9,7 +9,7 @@ import (
 	"github.com/varvebackup/varve/hack/box/internal/node"
 )
 
-// PauseImage is the image of the process that holds a pod's namespaces; the box builds and imports it itself.
+// PauseImage is the image of the process that holds a pod's namespaces. The box builds and imports it itself.
 const PauseImage = "box.varvebackup.io/pause:1"
 
 const (
@@ -17,7 +17,7 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 )
 
-// Services lists what the node of spec runs, in the order of starting.
+// Services lists the services of the node of spec, in starting order.
 func Services(spec node.Spec) []node.Service {
 	api := "tcp:" + apiAddress(spec.Plan)
 	l := spec.Layout()
@@ -70,8 +70,9 @@ func controlPlane(spec node.Spec) []node.Service {
 			"--log-level=warn",
 			"--auto-compaction-retention=10m",
 			"--quota-backend-bytes=2147483648",
-			// The box is a test bed: it trades durability over a machine's reset for speed on a slow shared disk. Killing
-			// processes loses nothing; data that a reset damages is found by `box up`, which then starts a fresh cluster.
+			// The box is a test bed: it trades durability across a machine reset for speed on a slow shared disk.
+			// Killing processes loses nothing. `box up` detects data that a reset has damaged, and then starts a
+			// fresh cluster.
 			"--unsafe-no-fsync",
 		}},
 		{Name: "kube-apiserver", Args: apiServer(spec.Dir, spec.Plan), Needs: []string{"tcp:127.0.0.1:2379"}},
@@ -131,7 +132,7 @@ func controllerManager(box layout.Box, plan netplan.Plan) []string {
 	}
 }
 
-// Configure writes the configuration files of node i.
+// Configure writes the configuration files of the node of spec.
 func Configure(spec node.Spec) error {
 	l := spec.Layout()
 	for name, data := range map[string]func() ([]byte, error){

@@ -1,8 +1,9 @@
-// Command image builds Varve's container images, the launcher's root and the guests of tests and demo, without Docker.
+// Command image builds Varve's container images, the launcher's root, and the guests of tests and demo, without
+// Docker.
 //
-//	image [flags] build [name...]   images into <out>/images, all of them when none is named
-//	image [flags] guest             kernels, initramfs and disk into <out>/guest
-//	image [flags] root              the launcher's root, unpacked, as <out>/launcher-root
+// image [flags] build [name...]   images into <out>/images, all of them if none is named
+// image [flags] guest             kernels, initramfs and disk into <out>/guest
+// image [flags] root              the launcher's root, unpacked, as <out>/launcher-root
 package main
 
 import (
@@ -35,7 +36,7 @@ func main() {
 	}
 }
 
-// run executes one command line. What it built is printed on errOut, a line each.
+// run executes one command line. It prints what it built on errOut, one per line.
 func run(ctx context.Context, args []string, errOut io.Writer) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	flags.SetOutput(errOut)
@@ -75,7 +76,7 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 	return errors.New("say what to do: build [name...], guest or root (-help lists the flags)")
 }
 
-// build builds images one after the other: each is mostly compression and disk, and roots are shared.
+// build builds images one after the other: each is mostly compression and disk I/O, and they share roots.
 func build(ctx context.Context, k *recipe.Kitchen, out string, names []string) error {
 	if len(names) == 0 {
 		names = recipe.Names()
@@ -125,7 +126,7 @@ func root(ctx context.Context, k *recipe.Kitchen, out string) error {
 	return nil
 }
 
-// link makes name a symbolic link to target, in one step, over one that is there.
+// link makes name a symbolic link to target, atomically, and replaces an existing link.
 func link(target, name string) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err

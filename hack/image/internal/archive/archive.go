@@ -1,7 +1,7 @@
 // Package archive writes container images as docker-archive tar files, which `ctr images import` and go-containerregistry
 // read, and keeps the index of what was built.
 //
-// Layers stand in the file uncompressed: it never crosses a network, and containerd unpacks it at once. The same
+// Layers are stored uncompressed: the file never crosses a network, and containerd unpacks it at once. The same
 // layers and settings give the same file, byte for byte.
 package archive
 
@@ -19,14 +19,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// registry stands in front of every reference. Nothing listens there: images are imported, and pods use
-// imagePullPolicy Never.
+// registry is the prefix of every reference. Nothing listens there: images are imported, and pods use imagePullPolicy
+// Never.
 const registry = "varve.local"
 
 // tagLength is how many hex digits of the config digest make the tag.
 const tagLength = 12
 
-// Image says what an image holds. Layers are paths of uncompressed tar files, lowest first.
+// Image describes the content of an image. Layers are paths of uncompressed tar files, lowest first.
 type Image struct {
 	Name       string
 	Layers     []string
@@ -34,14 +34,14 @@ type Image struct {
 	Env        []string
 }
 
-// Built describes an image that was written.
+// Built describes an image that has been written.
 type Built struct {
-	Ref    string `json:"ref"`    // What a pod names: varve.local/<name>:<first digits of the digest>.
-	Digest string `json:"digest"` // Of the image's config, which covers all layers: containerd's image ID.
-	Tar    string `json:"tar"`    // Where the file is.
+	Ref    string `json:"ref"`    // The name for pods: varve.local/<name>:<first digits of the digest>.
+	Digest string `json:"digest"` // The digest of the image's config, which covers all layers: containerd's image ID.
+	Tar    string `json:"tar"`    // The path of the file.
 }
 
-// Write writes the image into a file in dir, named after the image.
+// Write writes the image to a file in dir, named after the image.
 func Write(dir string, img Image) (Built, error) {
 	image, err := assemble(img)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Index maps the name of an image to what was built.
+// Index maps the name of an image to its description.
 type Index map[string]Built
 
-// indexName is the index's file in the directory of images.
+// indexName is the name of the index file in the directory of images.
 const indexName = "images.json"
 
-// ReadIndex reads the index of a directory of images. Where there is none, the error is fs.ErrNotExist.
+// ReadIndex reads the index of a directory of images. If there is none, the error wraps fs.ErrNotExist.
 func ReadIndex(dir string) (Index, error) {
 	text, err := os.ReadFile(filepath.Join(dir, indexName))
 	if err != nil {
@@ -31,8 +31,9 @@ func ReadIndex(dir string) (Index, error) {
 	return index, nil
 }
 
-// Publish puts images into dir, under build names that stay the same, and enters them in its index. Entries of other images
-// stay. Readers see the old file or the new one, never a part of one; two publishers take turns.
+// Publish puts images into dir, under file names that do not change between builds, and adds them to its index. It
+// keeps the entries of other images. Readers see the old file or the new one, never a part of one. Two publishers
+// take turns.
 func Publish(dir string, images Index) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("publish images: %w", err)
@@ -80,7 +81,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// Place makes dst the same file as src: a second name for it, or a copy where the two are on different file systems. dst
+// Place makes dst the same file as src: a hard link to it, or a copy if the two are on different file systems. dst
 // outlives the cache entry that src is part of.
 func Place(src, dst string) error {
 	tmp := dst + ".tmp"

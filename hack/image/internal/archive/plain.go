@@ -10,12 +10,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// plainLayer is a tar file that is a layer as it is. (go-containerregistry's own layers are compressed whenever they are
-// written, which takes seconds for a root and gains nothing on one machine.)
+// plainLayer is a tar file that is used as a layer unchanged. (go-containerregistry's own layers are compressed
+// whenever they are written, which takes seconds for a root and gains nothing on one machine.)
 type plainLayer struct {
 	path string
-	hash v1.Hash // Of the file: with no compression, digest and diff ID are the same.
-	size int64   // Bytes.
+	hash v1.Hash // Of the file. Without compression, digest and diff ID are the same.
+	size int64   // In bytes.
 }
 
 func newPlainLayer(path string) (_ *plainLayer, err error) {

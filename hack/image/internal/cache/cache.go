@@ -1,8 +1,9 @@
-// Package cache keeps the results of expensive steps in directories that are named by what went into them.
+// Package cache keeps the results of expensive steps in directories that are named by the inputs of the step.
 //
-// An entry is built in a temporary directory and renamed into place when it is complete, so that an entry that exists
-// can be trusted. Any number of processes and goroutines may ask for the same entry: a file lock an entry makes one of them
-// build it while the others wait. A builder that dies leaves a temporary directory, which the next one removes.
+// An entry is built in a temporary directory and renamed into place when it is complete, so an entry that exists can
+// be trusted. Any number of processes and goroutines may ask for the same entry: each entry has a file lock that lets
+// one of them build it while the others wait. A builder that dies leaves a temporary directory, which the next
+// builder removes.
 package cache
 
 import (
@@ -23,16 +24,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keep is how many entries of a kind survive; older ones are removed when another is built.
+// keep is how many entries of a kind survive. Older ones are removed when a new one is built.
 const keep = 4
 
-// poll is how often a waiter looks whether the lock of an entry is free.
+// poll is how often a waiter checks whether the lock of an entry is free.
 const poll = 100 * time.Millisecond
 
 // Cache is a directory of entries, <dir>/<kind>/<key>/.
 type Cache struct{ dir string }
 
-// Open returns the cache in dir, which is created when it is first needed.
+// Open returns the cache in dir, which is created on first use.
 func Open(dir string) *Cache { return &Cache{dir: dir} }
 
 // Default returns the cache in the user's cache directory.
@@ -44,7 +45,8 @@ func Default() (*Cache, error) {
 	return Open(filepath.Join(dir, "varve", "image")), nil
 }
 
-// Key names an entry by its inputs. Inputs are length-prefixed: no two lists of inputs share a key by concatenation.
+// Key names an entry by its inputs. Inputs are length-prefixed, so no two lists of inputs share a key by
+// concatenation.
 func Key(inputs ...string) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -67,7 +69,7 @@ func HashFile(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// HashTree returns one SHA-256 in hex over the names, permissions and contents of all regular files below dir.
+// HashTree returns one SHA-256 in hex over the names, executable bits and contents of all files below dir.
 func HashTree(dir string) (string, error) {
 	h := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -95,8 +97,8 @@ func HashTree(dir string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Dir returns the directory of an entry, and builds it first when it is not there: build fills the directory that it is
-// given. What build leaves there is the entry; when it fails, nothing remains.
+// Dir returns the directory of an entry. If the entry does not exist, it builds it first: build fills the directory
+// that it is given, and what it leaves there is the entry. If build fails, nothing remains.
 func (c *Cache) Dir(ctx context.Context, kind, key string, build func(dir string) error) (string, error) {
 	kindDir := filepath.Join(c.dir, kind)
 	entry := filepath.Join(kindDir, key)
@@ -130,13 +132,13 @@ func (c *Cache) Dir(ctx context.Context, kind, key string, build func(dir string
 	return entry, c.prune(kindDir, key)
 }
 
-// found reports whether an entry is there, and marks it as used now, which prune looks at.
+// found reports whether an entry exists, and marks it as used now, which prune checks.
 func found(entry string) bool {
 	if info, err := os.Stat(entry); err != nil || !info.IsDir() {
 		return false
 	}
 	now := time.Now()
-	// A cache that cannot be written (another user's) still serves.
+	// A cache that is not writable (another user's) can still be used.
 	_ = os.Chtimes(entry, now, now)
 	return true
 }
@@ -150,7 +152,8 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// Closing the descriptor drops the lock; the file stays, because removing it would let two processes lock two files.
+			// Closing the descriptor drops the lock. The file stays, because removing it would let two processes lock
+			// two files.
 			return func() { _ = f.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
@@ -164,7 +167,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// prune removes all entries of a kind but the ones used last.
+// prune removes all entries of a kind except the most recently used ones.
 func (c *Cache) prune(kindDir, current string) error {
 	names, err := os.ReadDir(kindDir)
 	if err != nil {
@@ -178,7 +181,7 @@ func (c *Cache) prune(kindDir, current string) error {
 	for _, n := range names {
 		info, err := n.Info()
 		if err != nil || !n.IsDir() || strings.HasSuffix(n.Name(), ".tmp") || n.Name() == current {
-			continue // Another process may remove or rename it: not this one's to judge.
+			continue // Another process may remove or rename it: leave it alone.
 		}
 		entries = append(entries, entry{n.Name(), info.ModTime()})
 	}

@@ -27,7 +27,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			// Every goroutine has a Cache of its own, as every process has.
+			// Every goroutine has its own Cache, as every process has.
 			entry, err := cache.Open(dir).Dir(t.Context(), "k", "a", func(tmp string) error {
 				built.Add(1)
 				return os.WriteFile(filepath.Join(tmp, "f"), []byte("x"), 0o600)

@@ -1,7 +1,7 @@
-// Package command runs external programs and tells how long steps take.
+// Package command runs external programs and reports how long steps take.
 //
-// A program that fails yields an error that carries the end of what it wrote, so that nobody has to run it again by
-// hand to learn why. A Log may be used by several goroutines; its lines never mix.
+// The error of a failed program contains the end of its output, so that nobody has to run it again by hand to find
+// the cause. Several goroutines may use a Log; its lines never mix.
 package command
 
 import (
@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// tailBytes bounds how much of a failed program's output an error carries.
+// tailBytes limits how much of a failed program's output an error contains.
 const tailBytes = 4 << 10
 
-// Log writes one line for every step that took work.
+// Log writes one line for each step that did some work.
 type Log struct {
 	mu    sync.Mutex
 	w     io.Writer
@@ -26,12 +26,12 @@ type Log struct {
 	start time.Time
 }
 
-// NewLog returns a Log that writes to w; elapsed time counts from this call.
+// NewLog returns a Log that writes to w. Elapsed time counts from this call.
 func NewLog(w io.Writer, now func() time.Time) *Log {
 	return &Log{w: w, now: now, start: now()}
 }
 
-// Printf writes one line, with the seconds since the log was made in front of it.
+// Printf writes one line, prefixed with the seconds since the log was created.
 func (l *Log) Printf(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,7 +40,7 @@ func (l *Log) Printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(l.w, "image %6.1fs  %s\n", elapsed.Seconds(), fmt.Sprintf(format, args...))
 }
 
-// Step announces a step that takes a while, runs it, and says how long it took.
+// Step announces a step that takes a while, runs it, and reports how long it took.
 func (l *Log) Step(what string, run func() error) error {
 	l.Printf("%s ...", what)
 	begin := l.now()
@@ -52,7 +52,7 @@ func (l *Log) Step(what string, run func() error) error {
 }
 
 // Run executes a program and returns its standard output. The error of a failed program ends with the tail of its
-// standard error (of its standard output, where that is empty). env is added to the environment of this process.
+// standard error, or of its standard output if that is empty. env is added to the environment of this process.
 func Run(ctx context.Context, env []string, name string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(cmd.Environ(), env...)
@@ -68,7 +68,7 @@ func Run(ctx context.Context, env []string, name string, args ...string) ([]byte
 	return out.Bytes(), nil
 }
 
-// tail returns the last lines of what a program said, indented, at most tailBytes of it.
+// tail returns the last lines of a program's output, indented, at most about tailBytes of it.
 func tail(said []byte) string {
 	text := strings.TrimSpace(string(said))
 	if len(text) > tailBytes {

@@ -1,8 +1,8 @@
 // Package debian makes Debian roots with mmdebstrap, from the archive that this machine uses.
 //
-// A root is cached by what was asked for: suite, variant, packages and hooks. A newer package in the archive therefore does
-// not change an image behind anybody's back; "image -fresh" asks the archive again. The same request to
-// the same state of the archive gives the same bytes.
+// A root is cached by the request for it: suite, variant, packages and hooks. So a newer package in the archive does
+// not change an image unnoticed; "image -fresh" asks the archive again. The same request to the same state of the
+// archive gives the same bytes.
 package debian
 
 import (
@@ -21,37 +21,38 @@ import (
 // MirrorVariable names the environment variable that overrides the archive's address.
 const MirrorVariable = "VARVE_DEBIAN_MIRROR"
 
-// keyring signs the archive of every suite; package debian-archive-keyring has it.
+// keyring has the keys that sign the archive of every suite. Package debian-archive-keyring provides it.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// format is part of every key: raise it when this package writes something else from the same request.
+// format is part of every key. Raise it when this package writes something else for the same request.
 const format = "1"
 
-// Root says which Debian to make.
+// Root describes the Debian root to make.
 type Root struct {
 	Suite    string
-	Variant  string   // mmdebstrap's: "minbase", or "extract" to unpack packages without installing them.
-	Packages []string // Beyond what the variant brings.
-	Hooks    []Hook   // Run in order on the installed root, before it is packed.
+	Variant  string   // mmdebstrap's variant: "minbase", or "extract" to unpack packages without installing them.
+	Packages []string // In addition to those of the variant.
+	Hooks    []Hook   // They run in order on the installed root, before it is packed.
 	Drop     func(name string) bool
-	// DropVersion tells the cache that Drop changed; a function has no content to compare.
+	// DropVersion tells the cache that Drop has changed: the cache cannot compare functions.
 	DropVersion string
 }
 
-// Hook changes a root: a program that is called with the root's directory as its last argument.
+// Hook changes a root. It is a program that is called with the root's directory as its last argument.
 type Hook struct {
-	Command string // A shell command; the root is "$1" in it.
-	Inputs  string // A hash of all that the command reads: part of the cache's key.
+	Command string // A shell command. "$1" is the root's directory.
+	Inputs  string // A hash of everything that the command reads. It is part of the cache's key.
 }
 
 // Builder makes roots and keeps them in the cache.
 type Builder struct {
 	Cache *cache.Cache
 	Log   *command.Log
-	Fresh string // Anything but the empty string is part of the key: a new value makes a new root.
+	Fresh string // Part of the key: a new value makes a new root.
 }
 
-// Tar returns the path of the root as a tar file, made if it is not in the cache. kind names it in the cache and in messages.
+// Tar returns the path of the root as a tar file, and makes it if it is not in the cache. kind names it in the cache
+// and in messages.
 func (b *Builder) Tar(ctx context.Context, kind string, root Root) (string, error) {
 	dir, err := b.Cache.Dir(ctx, kind+"-tar", b.key(root), func(dir string) error {
 		return b.Log.Step(fmt.Sprintf("Debian %s root for %s (%d packages asked for)", root.Suite, kind, len(root.Packages)),
@@ -63,8 +64,8 @@ func (b *Builder) Tar(ctx context.Context, kind string, root Root) (string, erro
 	return filepath.Join(dir, "root.tar"), nil
 }
 
-// Dir returns the root unpacked as a directory. It is for reading and for chroots; images are made from the tar, so what
-// somebody does in the directory never reaches one.
+// Dir returns the root unpacked as a directory. It is for reading and for chroots. Images are made from the tar, so
+// changes in the directory never reach an image.
 func (b *Builder) Dir(ctx context.Context, kind string, root Root) (string, error) {
 	tarPath, err := b.Tar(ctx, kind, root)
 	if err != nil {
@@ -84,7 +85,7 @@ func (b *Builder) key(root Root) string {
 	return cache.Key(inputs...)
 }
 
-// Key returns what identifies the root's content as far as the cache knows it.
+// Key returns the key that identifies the root's content in the cache.
 func (b *Builder) Key(root Root) string { return b.key(root) }
 
 func (b *Builder) bootstrap(ctx context.Context, dir string, root Root) error {
@@ -102,7 +103,7 @@ func (b *Builder) bootstrap(ctx context.Context, dir string, root Root) error {
 		args = append(args, "--customize-hook="+h.Command)
 	}
 	args = append(args, root.Suite, raw, fmt.Sprintf("deb [signed-by=%s] %s %s main", keyring, uri, root.Suite))
-	// mmdebstrap takes every time that it would write from SOURCE_DATE_EPOCH.
+	// mmdebstrap takes all times that it writes from SOURCE_DATE_EPOCH.
 	if _, err := command.Run(ctx, []string{"SOURCE_DATE_EPOCH=0", "LC_ALL=C.UTF-8"}, "mmdebstrap", args...); err != nil {
 		return err
 	}

@@ -5,29 +5,29 @@ import (
 	"strings"
 )
 
-// DocsVersion changes whenever what Docs drops changes.
+// DocsVersion changes whenever Docs drops something else.
 const DocsVersion = "1"
 
-// emptied are directories that stay, without what is in them: state of the machine that made the root, caches, and what
-// a running system mounts over.
+// emptied are directories that stay but lose their content: state of the machine that made the root, caches, and
+// mount points of a running system.
 var emptied = []string{"dev", "proc", "sys", "run", "tmp", "var/tmp", "var/cache", "var/log", "var/lib/apt/lists"}
 
 // undesired are trees that nobody reads in a container or a test guest.
 var undesired = []string{
 	"usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/bug", "usr/share/groff",
 	"usr/share/bash-completion", "usr/share/zsh", "usr/share/doc-base", "usr/share/linda",
-	// Identity of one machine, or leftovers of the installation.
+	// The identity of one machine, or leftovers of the installation.
 	"etc/machine-id", "var/lib/dbus/machine-id", "etc/hostname", "etc/resolv.conf",
 	"var/lib/dpkg/status-old", "var/lib/dpkg/available-old", "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-",
 	"var/lib/systemd/catalog/database", "etc/apt/sources.list", "var/lib/systemd/random-seed",
 }
 
-// Docs drops documentation, translations, caches and what identifies the machine that made the root. Licences
+// Docs drops documentation, translations, caches and files that identify the machine that made the root. Licences
 // (usr/share/doc/*/copyright) stay.
 func Docs(name string) bool {
 	for _, dir := range emptied {
 		if strings.HasPrefix(name, dir+"/") {
-			// libvirt and dbus expect their own directories below these.
+			// libvirt expects its own directories below these.
 			return !strings.HasPrefix(name, "var/cache/libvirt") && !strings.HasPrefix(name, "var/log/libvirt")
 		}
 	}

@@ -15,13 +15,13 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/recipe"
 )
 
-// Kernel arguments as hack/guest/README.md gives them.
+// Kernel arguments, as in hack/guest/README.md.
 const (
 	testArgs   = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
 	debianArgs = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr root=LABEL=root rw"
 )
 
-// kitchen builds from the repository's files into the user's cache, where everything is after the first time.
+// kitchen builds from the repository's files into the user's cache, which has everything after the first run.
 func kitchen(t *testing.T) *recipe.Kitchen {
 	t.Helper()
 	store, err := cache.Default()
@@ -66,8 +66,8 @@ func drive(id, path string) []string {
 	return []string{"-drive", "if=none,format=raw,id=" + id + ",file=" + path}
 }
 
-// A guest with a virtio, a SATA and a SCSI disk, and one without a file system: which are mounted where, what the agent's freeze
-// reaches, and that what was written is there after the power button.
+// A guest with a virtio, a SATA and a SCSI disk, and a disk without a file system. It checks which are mounted where,
+// what the agent's freeze reaches, and that written data survives the power button.
 func TestTestGuest(t *testing.T) {
 	t.Parallel()
 	g, err := kitchen(t).Guest.Test(t.Context())
@@ -87,7 +87,7 @@ func TestTestGuest(t *testing.T) {
 	t.Logf("the agent answered after %.1f s", took.Seconds())
 
 	for _, dir := range []string{"/disks/DATA-1", "/disks/vdb", "/disks/SATA1", "/disks/SCSI1"} {
-		// SATA and SCSI come when the kernel has found them.
+		// SATA and SCSI disks appear when the kernel has found them.
 		m.must("i=0; until grep -q ' " + dir + " ext4 ' /proc/mounts; do i=$((i+1)); [ $i -lt 100 ] || exit 1; usleep 100000; done")
 	}
 	if out := m.must("grep -c '^/dev/vdc' /proc/mounts || true"); strings.TrimSpace(out) != "0" {
@@ -109,8 +109,8 @@ func TestTestGuest(t *testing.T) {
 	}
 }
 
-// freezeHolds checks that a freeze reaches as many file systems as are mounted, and that the disk below dir does not change
-// while it lasts, although a program in the guest writes to it all the time.
+// freezeHolds checks that a freeze reaches as many file systems as are mounted, and that the disk below dir does not
+// change during the freeze, although a program in the guest writes to it all the time.
 func freezeHolds(t *testing.T, m *machine, dir, disk string, mounted int) {
 	t.Helper()
 	m.must("(while [ ! -e /tmp/stop ]; do date >>" + dir + "/ticks; sync; sleep 0.1; done; touch /tmp/stopped) >/dev/null 2>&1 &")
@@ -130,7 +130,7 @@ func freezeHolds(t *testing.T, m *machine, dir, disk string, mounted int) {
 		t.Errorf("status after freeze: %s", status)
 	}
 	frozen := hash(t, disk)
-	time.Sleep(time.Second) // Ten times what the writer waits between two writes.
+	time.Sleep(time.Second) // Ten times the writer's pause between two writes.
 	if hash(t, disk) != frozen {
 		t.Error("the disk changed while the guest was frozen")
 	}
@@ -152,7 +152,7 @@ func hash(t *testing.T, path string) string {
 	return sum
 }
 
-// The guest agent's shutdown ends the guest, as libvirt's agent mode asks for it.
+// The guest agent's shutdown ends the guest, as libvirt's agent mode requests it.
 func TestTestGuestAgentShutdown(t *testing.T) {
 	t.Parallel()
 	g, err := kitchen(t).Guest.Test(t.Context())
@@ -165,7 +165,8 @@ func TestTestGuestAgentShutdown(t *testing.T) {
 	t.Logf("off after %.1f s", m.waitOff().Seconds())
 }
 
-// The Debian guest comes up on its root disk, mounts the data disk by its label, freezes both, and obeys the power button.
+// The Debian guest boots from its root disk, mounts the data disk by its label, freezes both, and obeys the power
+// button.
 func TestDebianGuest(t *testing.T) {
 	t.Parallel()
 	g, err := kitchen(t).Guest.Debian(t.Context())

@@ -7,22 +7,23 @@ import (
 	"slices"
 )
 
-// File types of a cpio entry's mode: those of stat(2).
+// File types in the mode of a cpio entry, as in stat(2).
 const (
 	cpioDir     = 0o040000
 	cpioFile    = 0o100000
 	cpioSymlink = 0o120000
 )
 
-// cpioEntry is one file of an archive; the content of a symbolic link is its target.
+// cpioEntry is one file of an archive. The content of a symbolic link is its target.
 type cpioEntry struct {
 	name    string
 	mode    uint32
 	content []byte
 }
 
-// writeCpio writes entries in the "newc" format (the kernel's Documentation/driver-api/early-userspace/buffer-format),
-// sorted by name, which puts directories before what is in them; owners and times are zero.
+// writeCpio writes entries in the "newc" format (the kernel's
+// Documentation/driver-api/early-userspace/buffer-format), sorted by name, which puts directories before their
+// content. Owners and times are zero.
 func writeCpio(w io.Writer, entries map[string]cpioEntry) error {
 	inode := 1
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
@@ -52,7 +53,7 @@ func writeCpioEntry(w io.Writer, inode int, e cpioEntry) error {
 	return err
 }
 
-// pad fills s with zero bytes to a multiple of four, as the format asks for headers and contents.
+// pad pads s with zero bytes to a multiple of four, as the format requires for headers and contents.
 func pad(s string) string { return s + padding(len(s)) }
 
 func padding(n int) string { return "\x00\x00\x00"[:(4-n%4)%4] }

@@ -24,7 +24,7 @@ func TestCpioIsTheSameEveryTime(t *testing.T) {
 	if !bytes.Equal(a, write("b", "z/y/x")) {
 		t.Error("the order of adding shows in the archive")
 	}
-	// The kernel makes no directory that it has not read yet.
+	// The kernel creates no parent directories, so a directory must come before its content.
 	last := -1
 	for _, name := range []string{"z\x00", "z/y\x00", "z/y/x\x00", "TRAILER!!!\x00"} {
 		at := bytes.Index(a, []byte(name))
@@ -35,7 +35,7 @@ func TestCpioIsTheSameEveryTime(t *testing.T) {
 	}
 }
 
-// One entry, byte for byte as the kernel's buffer-format document has it.
+// One entry, byte for byte as in the kernel's buffer-format document.
 func TestCpioEntry(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

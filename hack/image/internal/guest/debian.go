@@ -14,7 +14,7 @@ import (
 // debianDiskBytes is the virtual size of the Debian guest's root disk: 2 GiB.
 const debianDiskBytes = 2 << 30
 
-// uuid and hashSeed identify the root's file system; fixed, so that they do not differ from build to build.
+// uuid and hashSeed identify the root's file system. They are fixed, so that builds do not differ.
 const (
 	uuid     = "76617276-6500-4000-8000-000000000001"
 	hashSeed = "76617276-6500-4000-8000-000000000002"
@@ -72,7 +72,7 @@ func (b *Builder) buildDebian(ctx context.Context, dir, source string) error {
 	return b.Roots.Log.Step("root disk of the Debian guest", func() error { return makeDisk(ctx, dir, tar) })
 }
 
-// debianRoot is the root of the Debian guest. source is the hash of all that it is customized with.
+// debianRoot returns the root of the Debian guest. source is the hash of everything that customizes it.
 func (b *Builder) debianRoot(k kernel, source string) (debian.Root, error) {
 	list, err := readList(filepath.Join(b.Source, "debian", "packages"))
 	if err != nil {
@@ -99,12 +99,12 @@ func (b *Builder) debianRoot(k kernel, source string) (debian.Root, error) {
 	}, nil
 }
 
-// guestDrops keeps the files that Docs drops as another machine's identity, where they are this guest's own.
+// guestDrops drops what Docs drops, but keeps etc/hostname, which is this guest's own.
 func guestDrops(name string) bool {
 	return name != "etc/hostname" && debian.Docs(name)
 }
 
-// makeDisk writes debian-root.qcow2 into dir: an ext4 file system without partitions that holds the tar's content.
+// makeDisk writes debian-root.qcow2 into dir: an ext4 file system without partitions that contains the tar's files.
 func makeDisk(ctx context.Context, dir, tar string) error {
 	tree, raw := filepath.Join(dir, "tree"), filepath.Join(dir, "debian-root.raw")
 	if err := os.Mkdir(tree, 0o755); err != nil {
@@ -113,7 +113,7 @@ func makeDisk(ctx context.Context, dir, tar string) error {
 	if _, err := command.Run(ctx, nil, "tar", "-x", "--numeric-owner", "--xattrs-include=*", "-C", tree, "-f", tar); err != nil {
 		return err
 	}
-	// An empty file: systemd gives each VM an identity of its own, and does not take its start for a first boot.
+	// With an empty file systemd gives each VM its own identity and does not treat its start as a first boot.
 	if err := os.WriteFile(filepath.Join(tree, "etc/machine-id"), nil, 0o444); err != nil {
 		return err
 	}

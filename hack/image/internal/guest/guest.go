@@ -1,9 +1,9 @@
-// Package guest builds what virtual machines boot in Varve's tests and demo, from the files in hack/guest and Debian's
-// packages.
+// Package guest builds the guests that virtual machines boot in Varve's tests and demo, from the files in hack/guest
+// and Debian's packages.
 //
-// The test guest is a kernel and an initramfs with busybox and the QEMU guest agent: nothing to install, up in seconds under
-// software emulation. The Debian guest is a whole Debian on a root disk, with an initramfs that only finds that disk. Both
-// are cached by the content of their inputs.
+// The test guest is a kernel and an initramfs with busybox and the QEMU guest agent. It needs no installation and is
+// up in seconds under software emulation. The Debian guest is a whole Debian on a root disk, with an initramfs that
+// only finds that disk. Both are cached by the content of their inputs.
 package guest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/debian"
 )
 
-// format is part of every key: raise it when this package writes something else from the same inputs.
+// format is part of every key. Raise it when this package writes something else for the same inputs.
 const format = "2"
 
 // Builder builds guests.
@@ -28,12 +28,12 @@ type Builder struct {
 	Source string // The directory hack/guest.
 }
 
-// Guest is where the parts of a guest are. Disk is empty for the test guest.
+// Guest is the paths of the parts of a guest. Disk is empty for the test guest.
 type Guest struct {
 	Kernel, Initrd, Disk string
 }
 
-// packages is the root with everything that goes into an initramfs, unpacked and not installed.
+// packages returns the root with everything that goes into an initramfs, unpacked but not installed.
 func (b *Builder) packages() debian.Root {
 	return debian.Root{
 		Suite:       b.Suite,
@@ -44,7 +44,7 @@ func (b *Builder) packages() debian.Root {
 	}
 }
 
-// unpacked returns the directory of packages and the kernel in it.
+// unpacked returns the directory of the unpacked packages and the kernel in it.
 func (b *Builder) unpacked(ctx context.Context) (dir string, k kernel, err error) {
 	dir, err = b.Roots.Dir(ctx, "guest-packages", b.packages())
 	if err != nil {
@@ -113,7 +113,7 @@ func (b *Builder) buildTest(ctx context.Context, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "vmlinux"), unpacked, 0o644)
 }
 
-// addModules puts the modules that hack/guest/<name>/modules lists into the initramfs.
+// addModules adds the modules that hack/guest/<name>/modules lists, and their dependencies, to the initramfs.
 func (b *Builder) addModules(ctx context.Context, fs *initramfs, k kernel, name string) error {
 	wanted, err := readList(filepath.Join(b.Source, name, "modules"))
 	if err != nil {
@@ -132,7 +132,7 @@ func (b *Builder) addModules(ctx context.Context, fs *initramfs, k kernel, name 
 	return nil
 }
 
-// readList reads a file with one item a line; lines that begin with # are comments.
+// readList reads a file with one item per line. Lines that begin with # are comments.
 func readList(path string) ([]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -14,15 +14,15 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/command"
 )
 
-// libraryDirs are where Debian keeps shared libraries.
+// libraryDirs are the directories in which Debian keeps shared libraries.
 var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib"}
 
-// loader is the program interpreter of everything that is linked dynamically.
+// loader is the program interpreter of all dynamically linked programs.
 const loader = "usr/lib64/ld-linux-x86-64.so.2"
 
-// initramfs collects the files of an initramfs. Errors of its methods name the file.
+// initramfs collects the files of an initramfs. The errors of its methods name the file.
 type initramfs struct {
-	packages string // Directory of unpacked packages that files are taken from.
+	packages string // Directory of the unpacked packages that files are taken from.
 	entries  map[string]cpioEntry
 }
 
@@ -40,7 +40,7 @@ func newInitramfs(packages string) *initramfs {
 	return i
 }
 
-// directory adds a directory and those above it.
+// directory adds a directory and its parents.
 func (i *initramfs) directory(name string) {
 	for ; name != "."; name = filepath.Dir(name) {
 		i.entries[name] = cpioEntry{name: name, mode: cpioDir | 0o755}
@@ -52,7 +52,7 @@ func (i *initramfs) symlink(name, target string) {
 	i.entries[name] = cpioEntry{name: name, mode: cpioSymlink | 0o777, content: []byte(target)}
 }
 
-// file adds a regular file, over whatever has the name so far.
+// file adds a regular file. It replaces any entry of that name.
 func (i *initramfs) file(name string, perm fs.FileMode, content []byte) {
 	i.directory(filepath.Dir(name))
 	i.entries[name] = cpioEntry{name: name, mode: cpioFile | uint32(perm.Perm()), content: content}
@@ -97,7 +97,7 @@ func (i *initramfs) addProgram(name string) error {
 	return nil
 }
 
-// addLibraries adds all libraries that the ELF file name needs, and what they need.
+// addLibraries adds all libraries that the ELF file needs, and those that they need.
 func (i *initramfs) addLibraries(name string) error {
 	f, err := elf.Open(filepath.Join(i.packages, name))
 	if err != nil {
@@ -147,7 +147,7 @@ func (i *initramfs) addFile(name string) error {
 	return nil
 }
 
-// addTree adds all files below dir, over what is there.
+// addTree adds all files below dir. They replace existing entries.
 func (i *initramfs) addTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -174,7 +174,7 @@ func (i *initramfs) addTree(dir string) error {
 	})
 }
 
-// write writes the archive, uncompressed: under emulation unpacking takes longer than loading.
+// write writes the archive uncompressed: under emulation unpacking takes longer than loading.
 func (i *initramfs) write(path string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {

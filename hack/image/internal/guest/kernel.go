@@ -22,13 +22,13 @@ type kernel struct {
 	modules string // usr/lib/modules/<version>.
 }
 
-// module is one kernel module, uncompressed: busybox's insmod knows no xz.
+// module is one kernel module, uncompressed because busybox's insmod does not support xz.
 type module struct {
-	name    string // With underscores, as the kernel says it.
+	name    string // With underscores, as the kernel spells it.
 	content []byte
 }
 
-// findKernel returns the one kernel below dir.
+// findKernel returns the only kernel below dir.
 func findKernel(dir string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
 	if err != nil {
@@ -41,7 +41,8 @@ func findKernel(dir string) (kernel, error) {
 	return kernel{image: images[0], modules: filepath.Join(dir, "usr/lib/modules", version)}, nil
 }
 
-// unpack returns what is in the boot image. QEMU boots it as well (PVH), and an emulated processor needs seconds to unpack it.
+// unpack returns the kernel in the boot image. QEMU can boot it directly (PVH), and an emulated processor needs
+// seconds to unpack it.
 //
 // Source: Linux, Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header" and "Loading The Rest of The Kernel".
 func (k kernel) unpack() ([]byte, error) {
@@ -55,7 +56,7 @@ func (k kernel) unpack() ([]byte, error) {
 	}
 	begin := (int64(image[setupSectors])+1)*sector + int64(binary.LittleEndian.Uint32(image[payloadOffset:]))
 	end := begin + int64(binary.LittleEndian.Uint32(image[payloadLength:]))
-	const tail = 4 // The size of what is unpacked follows the compressed data.
+	const tail = 4 // The unpacked size follows the compressed data.
 	if end > int64(len(image)) || end-begin < tail {
 		return nil, fmt.Errorf("unpack %s: its payload [%d,%d) is not in its %d bytes", k.image, begin, end, len(image))
 	}
@@ -75,7 +76,7 @@ func (k kernel) unpack() ([]byte, error) {
 	return unpacked, nil
 }
 
-// load returns the wanted modules and all that they depend on, each after what it depends on.
+// load returns the wanted modules and all their dependencies, each module after its own dependencies.
 func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
 	paths, err := k.index()
 	if err != nil {
@@ -86,7 +87,7 @@ func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
 		return nil, err
 	}
 	var ordered []module
-	state := map[string]bool{} // Present: visited.
+	state := map[string]bool{} // The visited modules.
 	var visit func(name string) error
 	visit = func(name string) error {
 		name = strings.ReplaceAll(name, "-", "_")

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// emulator returns the command line of the launcher's QEMU, run from its root without a chroot: the version that guests
-// meet in Varve. (QEMU 7.2, the machine's own on Debian 12, breaks cmpxchg16b under emulation and with it this kernel.)
+// emulator returns the command line of the launcher's QEMU, run from its root without a chroot: the version that
+// Varve's guests run on. (QEMU 7.2, Debian 12's own, breaks cmpxchg16b under emulation and with it this kernel.)
 func emulator(t *testing.T) []string {
 	t.Helper()
 	root, err := kitchen(t).LauncherDir(t.Context())
@@ -30,7 +30,8 @@ func emulator(t *testing.T) []string {
 	}
 }
 
-// Bounds of a guest's life in tests. They are far above what is measured, so that a loaded machine does not fail them.
+// Time limits of a guest in tests. They are far above the measured times, so that tests do not fail on a loaded
+// machine.
 const (
 	bootTimeout = 4 * time.Minute
 	stopTimeout = 2 * time.Minute
@@ -46,8 +47,8 @@ type machine struct {
 	monitor *peer
 }
 
-// boot starts QEMU with the arguments in addition to a q35 machine with agent port, serial console and random numbers, and
-// waits until the agent answers. It returns how long that took.
+// boot starts QEMU with a q35 machine with agent port, serial console and random numbers, plus the given arguments,
+// and waits until the agent answers. It returns how long that took.
 func boot(t *testing.T, kernel, initrd, cmdline string, args ...string) (*machine, time.Duration) {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +56,8 @@ func boot(t *testing.T, kernel, initrd, cmdline string, args ...string) (*machin
 	agent, monitor := filepath.Join(dir, "agent"), filepath.Join(dir, "monitor")
 	qemu := emulator(t)
 	args = append([]string{
-		// Never KVM: /dev/kvm may be there and hang the guest. qemu64 is what libvirt gives a guest that asks for nothing.
+		// Never KVM: /dev/kvm may exist and hang the guest. qemu64 is what libvirt gives a guest without a CPU
+		// setting.
 		"-machine", "q35,accel=tcg", "-cpu", "qemu64", "-m", "384", "-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", kernel, "-initrd", initrd, "-append", cmdline,
 		"-serial", "file:" + m.console, "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
@@ -72,7 +74,7 @@ func boot(t *testing.T, kernel, initrd, cmdline string, args ...string) (*machin
 	}
 	go func() { m.exited <- m.cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = m.cmd.Process.Kill() // It may have ended by itself.
+		_ = m.cmd.Process.Kill() // It may have exited by itself.
 		if t.Failed() {
 			text, _ := os.ReadFile(m.console)
 			t.Logf("qemu said: %s\nconsole:\n%s", said.String(), text)
@@ -86,7 +88,7 @@ func boot(t *testing.T, kernel, initrd, cmdline string, args ...string) (*machin
 	return m, time.Since(begin)
 }
 
-// waitAgent asks the agent for a number until it answers, then for another one, and skips all answers before that: what
+// waitAgent sends the agent a number until it answers, then another one, and skips all answers before that. What
 // reaches the port before the agent opens it may be lost, or be answered late (guest-sync in QEMU's agent protocol).
 func (m *machine) waitAgent() {
 	m.t.Helper()
@@ -109,7 +111,7 @@ func (m *machine) waitAgent() {
 	}
 }
 
-// returns reads answers until one returns the number, or the deadline is over.
+// returns reads answers until one returns the number, or until the deadline.
 func (p *peer) returns(number int, deadline time.Time) bool {
 	for line := p.tryRead(deadline); line != nil; line = p.tryRead(deadline) {
 		var answer struct{ Return int }
@@ -120,7 +122,7 @@ func (p *peer) returns(number int, deadline time.Time) bool {
 	return false
 }
 
-// guest calls a command of the agent and decodes what it returns into out, unless that is nil.
+// guest calls a command of the agent and decodes its result into out, unless out is nil.
 func (m *machine) guest(command string, arguments, out any) {
 	m.t.Helper()
 	raw := m.agent.call(m.t, command, arguments, stopTimeout)
@@ -163,7 +165,7 @@ func (m *machine) sh(script string) (output string, code int) {
 	return "", 0
 }
 
-// must runs a shell command that has to succeed, and returns its output.
+// must runs a shell command that must succeed, and returns its output.
 func (m *machine) must(script string) string {
 	m.t.Helper()
 	out, code := m.sh(script)
@@ -188,11 +190,11 @@ func (m *machine) waitOff() time.Duration {
 	return time.Since(begin)
 }
 
-// peer is a connection that speaks JSON lines: QMP and the agent's protocol.
+// peer is a connection that uses JSON lines: QMP or the agent's protocol.
 type peer struct {
 	conn net.Conn
 	r    *bufio.Reader
-	part []byte // The beginning of a line whose rest has not come yet.
+	part []byte // The beginning of an incomplete line.
 }
 
 func dial(t *testing.T, path string) *peer {
@@ -226,7 +228,7 @@ func (p *peer) send(t *testing.T, command string, arguments any) {
 	}
 }
 
-// tryRead returns the next line, or nil when none is complete at the deadline.
+// tryRead returns the next line, or nil if none is complete at the deadline.
 func (p *peer) tryRead(deadline time.Time) []byte {
 	if err := p.conn.SetReadDeadline(deadline); err != nil {
 		return nil
@@ -249,7 +251,7 @@ func (p *peer) read(t *testing.T, deadline time.Time) []byte {
 	return line
 }
 
-// call sends a command and returns its result; events that come between are skipped.
+// call sends a command and returns its result. It skips events in between.
 func (p *peer) call(t *testing.T, command string, arguments any, timeout time.Duration) json.RawMessage {
 	t.Helper()
 	p.send(t, command, arguments)

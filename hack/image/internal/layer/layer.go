@@ -1,5 +1,5 @@
-// Package layer writes tar streams whose bytes depend on nothing but what is in them: names in order, one fixed time,
-// numeric owners and no names of users.
+// Package layer writes tar streams whose bytes depend only on their content: names in order, one fixed time, numeric
+// owners and no user names.
 package layer
 
 import (
@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// epoch is the time of everything in a layer.
+// epoch is the modification time of everything in a layer.
 var epoch = time.Unix(0, 0).UTC()
 
 // Entry is one file, directory or symbolic link of a layer, owned by root.
 type Entry struct {
 	Name string      // Path in the image, without a leading slash.
 	Mode fs.FileMode // Type and permissions: a regular file, fs.ModeDir or fs.ModeSymlink.
-	Path string      // Where a regular file's content is.
-	Link string      // What a symbolic link points to.
+	Path string      // The path of a regular file's content.
+	Link string      // The target of a symbolic link.
 }
 
-// Write writes the entries and the directories above them, sorted by name.
+// Write writes the entries and their parent directories, sorted by name.
 func Write(w io.Writer, entries []Entry) error {
 	all := withParents(entries)
 	slices.SortFunc(all, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
@@ -43,7 +43,7 @@ func Write(w io.Writer, entries []Entry) error {
 	return tw.Close()
 }
 
-// withParents adds the directories that entries lie in and that are not among them.
+// withParents adds the parent directories of entries that are not entries themselves.
 func withParents(entries []Entry) []Entry {
 	have := map[string]bool{}
 	for _, e := range entries {
@@ -86,7 +86,7 @@ func write(tw *tar.Writer, e Entry) (err error) {
 	return err
 }
 
-// unixMode returns permissions with the sticky bit, which fs.FileMode keeps elsewhere than tar does.
+// unixMode returns the permissions with the sticky bit, which fs.FileMode keeps in a different place than tar does.
 func unixMode(m fs.FileMode) int64 {
 	mode := int64(m.Perm())
 	if m&fs.ModeSticky != 0 {
@@ -95,9 +95,10 @@ func unixMode(m fs.FileMode) int64 {
 	return mode
 }
 
-// Filter copies a tar stream without what drop names (paths without a leading "./" or slash; a dropped directory drops
-// all below it), with all that varies between two runs over the same content removed. The order of entries is the input's, so
-// a sorted input gives a reproducible output. A hard link to something dropped is an error.
+// Filter copies a tar stream. It leaves out the names for which drop returns true (paths without a leading "./" or
+// slash; dropping a directory drops everything below it), and removes everything that varies between two runs over
+// the same content. It keeps the order of the entries, so a sorted input gives a reproducible output. A hard link to
+// something dropped is an error.
 func Filter(w io.Writer, r io.Reader, drop func(name string) bool) error {
 	tr, tw := tar.NewReader(r), tar.NewWriter(w)
 	dropped := map[string]bool{}
@@ -144,7 +145,7 @@ func copyEntry(tw *tar.Writer, r io.Reader, h *tar.Header, name string) error {
 	return err
 }
 
-// attributes keeps the extended attributes of a file (file capabilities are one), and no other record.
+// attributes returns the extended attributes of a file (file capabilities are one), and no other record.
 func attributes(h *tar.Header) map[string]string {
 	var kept map[string]string
 	for k, v := range h.PAXRecords {

@@ -94,7 +94,7 @@ func TestWriteRefusesTwoOfOneName(t *testing.T) {
 	}
 }
 
-// stream makes a tar as a bootstrap tool might: names with "./", names of users, times, a file capability.
+// stream makes a tar as a bootstrap tool might: names with "./", user names, times, a file capability.
 func stream(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var out bytes.Buffer

@@ -1,6 +1,6 @@
-// Package mirror finds the Debian archive that this machine already uses, so that no host name stands in the project.
+// Package mirror finds the Debian archive that this machine already uses, so that the project contains no host name.
 //
-// It reads apt's own sources in both formats: deb822 (*.sources) and one line an entry (*.list).
+// It reads apt's own sources in both formats: deb822 (*.sources) and one line per entry (*.list).
 package mirror
 
 import (
@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// ErrNone says that apt has no source with the Debian archive.
+// ErrNone says that none of apt's sources is the Debian archive.
 var ErrNone = errors.New("no Debian archive in apt's sources: add one, or set VARVE_DEBIAN_MIRROR to its address")
 
 // source is one entry of apt's sources.
@@ -21,7 +21,7 @@ type source struct {
 	types, uris, suites, components []string
 }
 
-// Find returns the address of the first source that holds Debian's main archive, whatever its suite: every suite is in
+// Find returns the address of the first source that is Debian's main archive, whatever its suite: every suite is in
 // the same archive. fsys is the directory /etc/apt.
 func Find(fsys fs.FS) (string, error) {
 	files, err := sourceFiles(fsys)
@@ -69,7 +69,7 @@ var debianSuites = []string{
 	"bullseye", "bookworm", "trixie", "forky", "duke", "sid", "oldoldstable", "oldstable", "stable", "testing", "unstable",
 }
 
-// archive returns the address of Debian's main archive if the source is that, or the empty string.
+// archive returns the source's address if it is Debian's main archive, or the empty string.
 func (s source) archive() string {
 	if !slices.Contains(s.types, "deb") || !slices.Contains(s.components, "main") || len(s.uris) == 0 {
 		return ""

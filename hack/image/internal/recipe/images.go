@@ -7,10 +7,10 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/layer"
 )
 
-// path is where programs are in every image.
+// path is the search path for programs in every image.
 const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// varve is the static binary on nothing, with a place for temporary files.
+// varve returns the image with only the static binary and a directory for temporary files.
 func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // a recipe, as the others
 	return image{
 		parts: []part{{entries: []layer.Entry{
@@ -22,8 +22,8 @@ func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // a
 	}, nil
 }
 
-// launcher is Debian with libvirt and QEMU, its configuration, and the two binaries: three layers, from the one that changes
-// once in months to the one that changes with every build.
+// launcher returns Debian with libvirt and QEMU, its configuration, and the two binaries, in three layers: from the
+// one that changes once in months to the one that changes with every build.
 func launcher(ctx context.Context, k *Kitchen) (image, error) {
 	root := LauncherRoot()
 	base, err := k.Debian.Tar(ctx, launcherKind, root)
@@ -51,7 +51,7 @@ func launcher(ctx context.Context, k *Kitchen) (image, error) {
 // launcherKind names the launcher's root in the cache.
 const launcherKind = "launcher-root"
 
-// testGuest is the kernel and initramfs that tests boot: nothing to install, up in seconds.
+// testGuest returns the kernel and initramfs that tests boot. They need no installation and are up in seconds.
 func testGuest(ctx context.Context, k *Kitchen) (image, error) {
 	g, err := k.Guest.Test(ctx)
 	if err != nil {
@@ -63,7 +63,8 @@ func testGuest(ctx context.Context, k *Kitchen) (image, error) {
 	}}}}, nil
 }
 
-// debianGuest is the guest of the demo: kernel, initramfs and a root disk where KubeVirt's container disks have theirs.
+// debianGuest returns the guest of the demo: kernel, initramfs, and a root disk in the place where KubeVirt's
+// container disks have theirs.
 func debianGuest(ctx context.Context, k *Kitchen) (image, error) {
 	g, err := k.Guest.Debian(ctx)
 	if err != nil {

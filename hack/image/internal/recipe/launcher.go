@@ -6,10 +6,11 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/debian"
 )
 
-// Suite is the Debian release of the launcher's root and of the guests. Debian 12's libvirt knows no <dataStore>.
+// Suite is the Debian release of the launcher's root and of the guests. Debian 12's libvirt does not support
+// <dataStore>.
 const Suite = "trixie"
 
-// LauncherRoot is the root file system under libvirt and QEMU in the launcher pod.
+// LauncherRoot returns the root file system under libvirt and QEMU in the launcher pod.
 func LauncherRoot() debian.Root {
 	return debian.Root{
 		Suite:   Suite,
@@ -24,8 +25,8 @@ func LauncherRoot() debian.Root {
 	}
 }
 
-// otherMachines are parts of QEMU for machines that the launcher never runs. The second and third emulators cost libvirt two
-// seconds each at its first start, under emulation, to ask them what they can do.
+// otherMachines are parts of QEMU for machines that the launcher never runs. Each further emulator costs libvirt two
+// seconds at its first start, under emulation, to probe its capabilities.
 var otherMachines = []string{
 	"usr/bin/qemu-system-i386", "usr/bin/qemu-system-x86_64-microvm",
 	"usr/share/qemu/skiboot.lid", "usr/share/qemu/openbios-", "usr/share/qemu/u-boot", "usr/share/qemu/hppa-firmware",

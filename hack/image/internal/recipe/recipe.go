@@ -1,7 +1,8 @@
-// Package recipe says which images Varve has and what is in each.
+// Package recipe defines Varve's images and their content.
 //
-// An image is cached by the content of all its inputs (binaries, configuration, root), so an unchanged input gives the image
-// of the last run without reading a layer, and a changed binary never rebuilds the Debian root below it.
+// An image is cached by the content of all its inputs (binaries, configuration, root). With unchanged inputs, Build
+// returns the image of the last run without reading a layer. A changed binary never rebuilds the Debian root below
+// it.
 package recipe
 
 import (
@@ -22,19 +23,19 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/layer"
 )
 
-// format is part of every image's key: raise it when a recipe changes in a way that its inputs do not show.
+// format is part of every image's key. Raise it when a recipe changes in a way that its inputs do not show.
 const format = "2"
 
 // Kitchen builds images.
 type Kitchen struct {
 	Debian   *debian.Builder
 	Guest    *guest.Builder
-	Config   string // Directory whose tree is laid over the launcher's root.
+	Config   string // A directory whose tree is copied over the launcher's root.
 	Varve    string // The static binary.
 	Launcher string // The launcher's binary, linked against glibc.
 }
 
-// part is one layer: its files, or a tar that is a layer already.
+// part is one layer: its files, or a tar that already is a layer.
 type part struct {
 	tar     string
 	tarKey  string // Identifies tar without reading it.
@@ -48,7 +49,7 @@ type image struct {
 	env        []string
 }
 
-// recipes are all images by name.
+// recipes maps the names of all images to their recipes.
 var recipes = map[string]func(context.Context, *Kitchen) (image, error){
 	"varve":              varve,
 	"varve-launcher":     launcher,
@@ -121,7 +122,8 @@ func (img image) key() (string, error) {
 	return cache.Key(inputs...), nil
 }
 
-// write writes the layers, the image and its description into dir; the layers go again, since the image holds them.
+// write writes the layers, the image and its description into dir. It removes the layers again, since the image
+// contains them.
 func (img image) write(dir, name string) error {
 	out := archive.Image{Name: name, Entrypoint: img.entrypoint, Env: img.env}
 	var written []string
@@ -177,7 +179,7 @@ func tree(dir string) ([]layer.Entry, error) {
 		if err != nil {
 			return err
 		}
-		// What git keeps is whether a file is executable; the rest of the mode is the umask of whoever cloned.
+		// git keeps only whether a file is executable. The rest of the mode depends on the umask of whoever cloned.
 		mode := fs.FileMode(0o644)
 		if info.Mode()&0o100 != 0 {
 			mode = 0o755

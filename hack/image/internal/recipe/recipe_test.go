@@ -20,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/recipe"
 )
 
-// kitchen returns a kitchen whose binaries have the given content, and what it logs.
+// kitchen returns a kitchen whose binaries have the given content, and its log.
 func kitchen(t *testing.T, cacheDir, varve, launcher string) (*recipe.Kitchen, *bytes.Buffer) {
 	t.Helper()
 	dir, log := t.TempDir(), &bytes.Buffer{}
@@ -81,7 +81,7 @@ func TestTwoCachesGiveTheSameBytes(t *testing.T) {
 	}
 }
 
-// What was written is read back by the library that others read it with; that also compares every digest.
+// The library that others use reads the image back, which also compares every digest.
 func TestImageIsReadable(t *testing.T) {
 	t.Parallel()
 	k, _ := kitchen(t, t.TempDir(), "one", "")
@@ -133,7 +133,7 @@ func TestPublishKeepsOtherImages(t *testing.T) {
 	t.Parallel()
 	k, _ := kitchen(t, t.TempDir(), "one", "")
 	built, out := build(t, k, "varve"), t.TempDir()
-	for range 2 { // The second time over what is there.
+	for range 2 { // The second time over the existing files.
 		if err := archive.Publish(out, archive.Index{"varve": built}); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func TestPublishKeepsOtherImages(t *testing.T) {
 	}
 }
 
-// A changed binary changes the launcher's last layer alone: the root under it is imported once.
+// A changed binary changes only the launcher's last layer: the root below it is imported once.
 func TestLauncherLayers(t *testing.T) {
 	t.Parallel()
 	dir := sharedRoot(t)
@@ -188,8 +188,8 @@ func TestLauncherLayers(t *testing.T) {
 	}
 }
 
-// sharedRoot returns a cache of this test's own in which only the launcher's root is the user's, since making that takes
-// most of a minute.
+// sharedRoot returns a cache for this test that shares only the launcher's root with the user's cache, since making
+// the root takes most of a minute.
 func sharedRoot(t *testing.T) string {
 	t.Helper()
 	user, err := os.UserCacheDir()

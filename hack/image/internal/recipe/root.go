@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/command"
 )
 
-// LauncherDir returns the launcher's root with its configuration, without Varve's binaries, unpacked for use as a
-// chroot by whoever works on libvirt code without a cluster.
+// LauncherDir returns the launcher's root with its configuration, without Varve's binaries, unpacked. It is used as a
+// chroot for work on libvirt code without a cluster.
 func (k *Kitchen) LauncherDir(ctx context.Context) (string, error) {
 	root := LauncherRoot()
 	base, err := k.Debian.Tar(ctx, launcherKind, root)
@@ -32,7 +32,7 @@ func (k *Kitchen) LauncherDir(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// unpack unpacks the tar into dir and lays the files of the tree config over it.
+// unpack unpacks the tar into dir and copies the files of the tree config over it.
 func unpack(ctx context.Context, dir, tar, config string) error {
 	if _, err := command.Run(ctx, nil, "tar", "-x", "--numeric-owner", "--xattrs-include=*", "-C", dir, "-f", tar); err != nil {
 		return err
