@@ -6,11 +6,21 @@ import (
 )
 
 // saysFrozen reads the answer to the agent's guest-fsfreeze-status.
-func saysFrozen(answer string) bool {
+func saysFrozen(answer string) (bool, error) {
 	var status struct {
 		Return string `json:"return"`
 	}
-	return json.Unmarshal([]byte(answer), &status) == nil && status.Return == "frozen"
+	if err := json.Unmarshal([]byte(answer), &status); err != nil {
+		return false, fmt.Errorf("%w: its answer: %w", ErrAgent, err)
+	}
+	switch status.Return {
+	case "frozen":
+		return true, nil
+	case "thawed":
+		return false, nil
+	default:
+		return false, fmt.Errorf("%w: it says neither frozen nor thawed", ErrAgent)
+	}
 }
 
 // saysCount reads the answer to the agent's guest-fsfreeze-freeze or guest-fsfreeze-thaw: how many file systems it

@@ -33,6 +33,8 @@ type fakeGuest struct {
 	job    domain.JobInfo
 	dirty  map[string]uint64
 	frozen bool
+	// fileSystems is how many the agent can freeze.
+	fileSystems int
 	// thawedBefore is how many file systems somebody thaws without the agent.
 	thawedBefore int
 	targets      []string
@@ -82,7 +84,7 @@ const fileSystems = 2
 func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {
 	err := f.call("Freeze")
 	f.set(func() { f.frozen = true }) // a failed freeze may have frozen something
-	return fileSystems, err
+	return f.fileSystems, err
 }
 
 func (f *fakeGuest) Thaw(context.Context) (thawed int, err error) {
@@ -91,7 +93,7 @@ func (f *fakeGuest) Thaw(context.Context) (thawed int, err error) {
 	}
 	f.set(func() {
 		if f.frozen {
-			thawed = fileSystems - f.thawedBefore
+			thawed = f.fileSystems - f.thawedBefore
 		}
 		f.frozen = false
 	})
@@ -214,7 +216,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{T: t, dir: t.TempDir(), agent: true}
 	b.guest = &fakeGuest{
-		fail: map[string]error{}, on: map[string]func(){},
+		fileSystems: 2, fail: map[string]error{}, on: map[string]func(){},
 		info:  domain.Info{State: domain.StateRunning},
 		dirty: map[string]uint64{"root": 64 << 10, "data": 128 << 10},
 	}

@@ -28,6 +28,7 @@ func (j *Job) finish(ctx context.Context) error {
 	if err != nil {
 		return causeOr(ctx, err)
 	}
+	j.confirmFreeze(ctx)
 	// From here on nothing outside ends the backup.
 	if err := context.Cause(ctx); err != nil {
 		return err

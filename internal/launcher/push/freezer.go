@@ -22,9 +22,19 @@ const (
 	// confirmTimeout is how long the guest agent has to confirm that a guest that somebody else froze is still
 	// frozen.
 	confirmTimeout = 2 * time.Second
+	// answerPatience is how long a backup waits in the end for the answer to a thaw, which Windows gives when all that
+	// prepared for the freeze is done. It is above what one attempt takes.
+	answerPatience = 25 * time.Second
 	// thawPatience is how long a backup waits for the thaw of its guest before it continues and leaves the thaw to
 	// the watchdog.
 	thawPatience = 5 * time.Second
+)
+
+var (
+	// errNothingFrozen: ZFS, FAT and network file systems, for instance, cannot be frozen.
+	errNothingFrozen = errors.New("the guest has no file system that its agent can freeze")
+	errUnanswered    = errors.New("its agent has not answered the thaw")
+	errLifeEnded     = errors.New("the guest ended before its agent answered the thaw")
 )
 
 // ErrFrozen says that the guest is still frozen for an earlier backup.
@@ -113,6 +123,11 @@ func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
 		z.Thaw()
 		return nil, fmt.Errorf("freeze: %w", err)
 	}
+	if z.count <= 0 {
+		// The agent has run its hooks, and thaws what it holds.
+		z.Thaw()
+		return nil, errNothingFrozen
+	}
 	return z, nil
 }
 
@@ -139,36 +154,36 @@ func (f *Freezer) drop() {
 func (f *Freezer) hold(z *Frozen) {
 	timer := f.clock.NewTimer(frozenAtMost)
 	defer timer.Stop()
+	frozen := 0
 	select {
 	case <-z.release:
+		frozen = z.count
 	case <-timer.C():
 		close(z.expired)
 		f.log.Error("guest frozen for too long, thawing it", "limit", frozenAtMost)
 	case <-f.life.Done():
 	}
 	if !z.foreign {
-		z.early = f.thaw(z)
+		z.early = f.thaw(frozen)
 	}
 	z.after = f.clock.Since(z.since)
 	f.drop()
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that the freeze did
-// not hold, or nil.
-func (f *Freezer) thaw(z *Frozen) (early error) {
+// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that that many file
+// systems did not stay frozen until then, or nil.
+func (f *Freezer) thaw(frozen int) (early error) {
 	for first := true; f.life.Err() == nil; first = false {
-		ctx, cancel := context.WithTimeout(f.life, thawTimeout)
-		thawed, err := f.agent.Thaw(ctx)
-		cancel()
+		thawed, err := f.thawOnce()
 		switch {
 		case !first:
 		case err != nil:
 			early = err
-		case thawed < z.count:
-			early = fmt.Errorf("of %d frozen file systems %d were frozen until the thaw", z.count, thawed)
+		case thawed < frozen:
+			early = fmt.Errorf("of %d frozen file systems %d were frozen until the thaw", frozen, thawed)
 		}
-		if err == nil {
+		if err == nil || f.isThawed() {
 			return early
 		}
 		f.log.Warn("guest could not be thawed, trying again", "error", err)
@@ -179,7 +194,22 @@ func (f *Freezer) thaw(z *Frozen) (early error) {
 			timer.Stop()
 		}
 	}
-	return early
+	return errors.Join(early, errLifeEnded)
+}
+
+func (f *Freezer) thawOnce() (int, error) {
+	ctx, cancel := context.WithTimeout(f.life, thawTimeout)
+	defer cancel()
+	return f.agent.Thaw(ctx)
+}
+
+// isThawed reports whether the agent says that the guest is thawed. An agent whose hook fails after the thaw refuses
+// each attempt, although nothing is frozen.
+func (f *Freezer) isThawed() bool {
+	ctx, cancel := context.WithTimeout(f.life, 2*confirmTimeout)
+	defer cancel()
+	frozen, err := f.agent.FSFrozen(ctx, confirmTimeout)
+	return err == nil && !frozen
 }
 
 // StillFrozen returns nil if a guest that somebody else froze is still frozen. Otherwise it says why that is
@@ -201,8 +231,8 @@ func (f *Freezer) StillFrozen(ctx context.Context) error {
 func (z *Frozen) Foreign() bool { return z.foreign }
 
 // ThawedEarly returns nil if the guest was frozen from Freeze until Thaw. Otherwise it says why that is doubtful:
-// this freezer thawed it at the limit, it thawed by itself, somebody else thawed it, or its agent does not answer.
-// Call it after Thaw.
+// this freezer thawed it at the limit, it thawed by itself, somebody else thawed it, or its agent has not answered the
+// thaw, which is errUnanswered. Call it after Thaw.
 func (z *Frozen) ThawedEarly() error {
 	select {
 	case <-z.expired:
@@ -213,21 +243,24 @@ func (z *Frozen) ThawedEarly() error {
 	case <-z.thawed:
 		return z.early
 	default:
-		return errors.New("its agent has not answered the thaw")
+		return errUnanswered
 	}
 }
 
 // Thaw requests the thaw and waits for it for a while. It returns how long the guest was frozen: from the request to
 // freeze until the agent answered the thaw, or until now if it has not answered. That is an upper bound of what a
 // writer in the guest felt.
-func (z *Frozen) Thaw() time.Duration {
+func (z *Frozen) Thaw() time.Duration { return z.thaw(context.Background(), thawPatience) }
+
+func (z *Frozen) thaw(ctx context.Context, patience time.Duration) time.Duration {
 	z.once.Do(func() { close(z.release) })
-	timer := z.clock.NewTimer(thawPatience)
+	timer := z.clock.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-z.thawed:
 		return z.after
 	case <-timer.C():
-		return z.clock.Since(z.since)
+	case <-ctx.Done():
 	}
+	return z.clock.Since(z.since)
 }

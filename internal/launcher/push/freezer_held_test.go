@@ -36,9 +36,13 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 		"the agent says nothing any more": {func(b *bench) {
 			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["Thaw"] = errors.New("no answer") }) })
 		}, pb.Backup_THAWED_EARLY},
-		"the agent takes longer to thaw than a backup waits": {func(b *bench) {
+		"the agent answers the thaw late, as Windows does": {func(b *bench) {
 			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + time.Second) }
+		}, pb.Backup_FROZEN},
+		"the agent has not answered the thaw when the backup ends": {func(b *bench) {
+			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + answerPatience + time.Minute) }
 		}, pb.Backup_THAWED_EARLY},
+		"the guest has nothing to freeze": {func(b *bench) { b.guest.fileSystems = 0 }, pb.Backup_FREEZE_FAILED},
 		"the guest admits it only when it is thawed": {func(b *bench) {
 			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
 			b.guest.on["Thaw"] = func() {
@@ -75,11 +79,59 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 	}
 }
 
+// A hook in the guest that fails after the thaw makes the agent refuse each thaw of a guest that is not frozen.
+func TestFreezer_endsWhenTheAgentRefusesToThawAThawedGuest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.fail["Thaw"] = errors.New("fsfreeze hook has failed with status 1")
+		b.guest.on["Thaw"] = func() { b.guest.set(func() { b.guest.frozen = false }) }
+		for range 2 {
+			frozen := frozenNow(t, b)
+			frozen.Thaw()
+			if err := frozen.ThawedEarly(); err == nil || errors.Is(err, errUnanswered) {
+				t.Errorf("it was refused: %v", err)
+			}
+		}
+		if n := b.guest.count("Thaw"); n != 2 {
+			t.Errorf("%d thaws of two freezes", n)
+		}
+	})
+}
+
+// The watchdog thaws while the agent is still busy with the freeze.
+func TestFreezer_freezeMayOutlastTheWatchdog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.guest.on["Freeze"] = func() { time.Sleep(frozenAtMost + time.Second) }
+		frozen := frozenNow(t, b)
+		frozen.Thaw()
+		if frozen.ThawedEarly() == nil {
+			t.Error("the watchdog has thawed, and the freeze held")
+		}
+	})
+}
+
+func TestThawedEarly_guestThatEndsConfirmsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		frozen := frozenNow(t, b)
+		b.endLife()
+		b.freezer.Wait()
+		frozen.Thaw()
+		if err := frozen.ThawedEarly(); !errors.Is(err, errLifeEnded) {
+			t.Error(err)
+		}
+	})
+}
+
 // libvirt's begin times out before the watchdog has to thaw.
 func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
 	t.Parallel()
-	if most := freezeTimeout + beginFrozenTimeout + confirmTimeout; most >= frozenAtMost {
-		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, frozenAtMost)
+	if most := freezeTimeout + beginFrozenTimeout; most >= frozenAtMost {
+		t.Errorf("a freeze and a begin may take %s, and the guest is thawed after %s", most, frozenAtMost)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -18,8 +18,7 @@ const (
 	prepareTimeout = 2 * time.Minute
 	// beginTimeout bounds virDomainBackupBegin. libvirt itself gives up on a busy domain after 30 s.
 	beginTimeout = 60 * time.Second
-	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze, and to ask whether
-	// the freeze held, it is below frozenAtMost.
+	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze it is below frozenAtMost.
 	beginFrozenTimeout = 15 * time.Second
 )
 
@@ -92,27 +91,49 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	if frozen == nil {
 		return j.beginWithin(beginTimeout, begin)
 	}
-	var doubt error
-	defer func() {
-		millis := frozen.Thaw().Milliseconds()
-		doubt = errors.Join(doubt, frozen.ThawedEarly())
-		j.update(func(b *pb.Backup) {
-			b.FrozenMillis = millis
-			if doubt != nil {
-				b.Quiesce = pb.Backup_THAWED_EARLY
-				b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
-			}
-		})
-	}()
+	j.progress.frozen = frozen
+	defer func() { j.judgeFreeze(frozen.Thaw()) }()
 	if err := j.beginWithin(beginFrozenTimeout, begin); err != nil {
 		return err
 	}
 	if frozen.Foreign() {
 		ctx, cancel := j.bounded(2 * confirmTimeout)
 		defer cancel()
-		doubt = j.cfg.Freezer.StillFrozen(ctx)
+		j.progress.doubt = j.cfg.Freezer.StillFrozen(ctx)
 	}
 	return nil
+}
+
+// confirmFreeze waits for the answer to a thaw that has taken longer than the begin waited for it. After it the state
+// says whether the guest was frozen at the point in time.
+func (j *Job) confirmFreeze(ctx context.Context) {
+	frozen := j.progress.frozen
+	if frozen == nil || !errors.Is(frozen.ThawedEarly(), errUnanswered) {
+		return
+	}
+	j.judgeFreeze(frozen.thaw(ctx, answerPatience))
+	if errors.Is(frozen.ThawedEarly(), errUnanswered) {
+		j.doubtFreeze(errUnanswered)
+	}
+}
+
+// judgeFreeze notes how long the guest was frozen and what is known of the freeze by now.
+func (j *Job) judgeFreeze(frozenFor time.Duration) {
+	j.update(func(b *pb.Backup) { b.FrozenMillis = frozenFor.Milliseconds() })
+	early := j.progress.frozen.ThawedEarly()
+	if errors.Is(early, errUnanswered) {
+		early = nil
+	}
+	if doubt := errors.Join(j.progress.doubt, early); doubt != nil {
+		j.doubtFreeze(doubt)
+	}
+}
+
+func (j *Job) doubtFreeze(doubt error) {
+	j.update(func(b *pb.Backup) {
+		b.Quiesce = pb.Backup_THAWED_EARLY
+		b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
+	})
 }
 
 // beginWithin ignores an abort: half a begin is worse than a complete one that is undone.
