@@ -1,4 +1,4 @@
-// Package durable changes files so that a crash at any moment leaves what was there before or what was meant.
+// Package durable changes files so that a crash at any moment leaves either the old state or the new one.
 package durable
 
 import (
@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Rename puts the file from in the place of to; both are in one directory. The content is
-// durable before the name is, and the name when this returns.
+// Rename replaces the file to with the file from; both must be in one directory. The content is durable before the name is, and
+// the name is durable when Rename returns.
 func Rename(from, to string) error {
 	if err := Sync(from); err != nil {
 		return err
@@ -20,7 +20,7 @@ func Rename(from, to string) error {
 	return Sync(filepath.Dir(to))
 }
 
-// Remove removes a file, if it is there.
+// Remove removes a file, if it exists.
 func Remove(path string) error {
 	if err := os.Remove(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -39,7 +39,7 @@ func Sync(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Write makes or replaces a file. What a crash may leave beside it is called like it, with .new after its name.
+// Write creates or replaces a file. A crash may leave a file beside it with the same name and .new appended.
 func Write(path string, data []byte) error {
 	next := path + ".new"
 	if err := os.WriteFile(next, data, 0o600); err != nil {

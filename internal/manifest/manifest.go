@@ -1,9 +1,8 @@
-// Package manifest is the file backup.json that stands beside the disks of a backup. It describes
-// the backup so that a chain can be rebuilt and checked with the files alone, without the cluster
-// that made them.
+// Package manifest encodes and decodes backup.json, the file beside the disks of a backup. It describes the backup so that a chain
+// can be rebuilt and checked with the files alone, without the cluster that made them.
 //
-// The file is written last: a directory with a valid backup.json is complete, and one without it is
-// not a backup. Format version 1 is JSON with the fields of Manifest; a reader refuses any other version.
+// The file is written last: a directory with a valid backup.json is complete, and one without it is not a backup. Format version
+// 1 is JSON with the fields of Manifest. A reader refuses any other version.
 package manifest
 
 import (
@@ -15,13 +14,13 @@ import (
 	"time"
 )
 
-// FormatVersion is the version that this package writes and the only one that it reads.
+// FormatVersion is the version that this package writes, and the only one that it reads.
 const FormatVersion = 1
 
-// MaxBytes bounds what Decode takes: 256 disks fit many times.
+// MaxBytes bounds what Decode accepts. 256 disks fit many times.
 const MaxBytes = 1 << 20
 
-// ErrInvalid is wrapped by every error of Decode and Encode: the bytes are no manifest that can be relied on.
+// ErrInvalid is wrapped by every error of Decode, and by those of Encode about the manifest: it cannot be relied on.
 var ErrInvalid = errors.New("invalid backup manifest")
 
 // Manifest describes one backup of one virtual machine.
@@ -33,14 +32,14 @@ type Manifest struct {
 	VM        string `json:"vm"`
 	// Backup is the VirtualMachineBackup that made these files.
 	Backup Backup `json:"backup"`
-	// Tracker is the VirtualMachineBackupTracker's name. Empty: the backup used none.
+	// Tracker is the VirtualMachineBackupTracker's name. Empty if the backup used none.
 	Tracker string `json:"tracker,omitempty"`
-	// Checkpoint is the checkpoint that a later incremental starts from. Empty: none was made.
+	// Checkpoint is the checkpoint that a later incremental starts from. Empty if none was made.
 	Checkpoint string `json:"checkpoint,omitempty"`
-	// Parent is the backup that the incremental volumes continue. Nil: every volume is full.
+	// Parent is the backup that the incremental volumes continue. Nil if every volume is full.
 	Parent *Parent `json:"parent,omitempty"`
-	// PointInTime is the moment whose content the files hold, in UTC: every write that was finished
-	// before it is in, and with Quiesced no write after it is.
+	// PointInTime is the moment, in UTC, whose content the files hold: they have every write that was finished before it and,
+	// with Quiesced, no write after it.
 	PointInTime time.Time `json:"pointInTime"`
 	// Quiesced says that the guest's file systems were frozen at PointInTime.
 	Quiesced bool `json:"quiesced"`
@@ -60,11 +59,11 @@ type Parent struct {
 	Checkpoint string `json:"checkpoint"`
 	// BackupUID is the UID of the backup that made Checkpoint.
 	BackupUID string `json:"backupUID"`
-	// Directory is the parent's directory relative to this one. Empty: it was not on the same target,
-	// and BackupUID is what to look for elsewhere.
+	// Directory is the parent's directory relative to this one. Empty if the parent was not on the same target; BackupUID is then
+	// what to look for elsewhere.
 	Directory string `json:"directory,omitempty"`
-	// ManifestSHA256 is the hash of the parent's backup.json in lower case hex, so that the parent cannot be taken for
-	// another backup. Empty in what older versions wrote.
+	// ManifestSHA256 is the hash of the parent's backup.json in lower case hex, so that no other backup can be mistaken for the
+	// parent. Empty in what older versions wrote.
 	ManifestSHA256 string `json:"manifestSHA256,omitempty"`
 }
 
@@ -91,7 +90,7 @@ type Volume struct {
 	MovedBytes uint64 `json:"movedBytes"`
 	// File is the qcow2 file's name in the manifest's directory.
 	File string `json:"file"`
-	// SHA256 is the hash of File, its backing file's name included, in lower case hex.
+	// SHA256 is the hash of File, including the name of its backing file, in lower case hex.
 	SHA256 string `json:"sha256"`
 }
 
@@ -119,7 +118,7 @@ func Encode(m Manifest) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// Decode reads the file's bytes. Fields that it does not know are ignored, so that a later writer may add some.
+// Decode reads the file's bytes. It ignores unknown fields, so that a later writer may add some.
 func Decode(data []byte) (*Manifest, error) {
 	if len(data) > MaxBytes {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", ErrInvalid, len(data), MaxBytes)

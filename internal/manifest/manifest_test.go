@@ -30,8 +30,8 @@ func example() Manifest {
 	}
 }
 
-// The golden file is what format version 1 looks like on disk. It never changes: a change of the
-// format is a new version with a golden file of its own.
+// The golden file is what format version 1 looks like on disk. It never changes: a change of the format is a new version with its
+// own golden file.
 func TestVersion1IsAsInTheGoldenFile(t *testing.T) {
 	t.Parallel()
 	golden, err := os.ReadFile("testdata/v1.json")
@@ -115,7 +115,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// What Decode accepts can be encoded and means the same again.
+// What Decode accepts can be encoded, and means the same again.
 func FuzzDecode(f *testing.F) {
 	golden, err := os.ReadFile("testdata/v1.json")
 	if err != nil {

@@ -15,11 +15,12 @@ import (
 	"github.com/kopia/kopia/repo/format"
 )
 
-// A repository that was deleted and made again at the same place has other keys. Whoever writes with the old ones makes restore points that
-// nobody can read, and indexes that keep everyone else from opening the new repository.
+// A repository that was deleted and made again at the same place has other keys. Writing with the old ones makes restore points
+// that nobody can read, and indexes that keep everyone else from opening the new repository.
 
-// forgetFormat makes a cache's copy of the format too old, so that the next connection reads it from the storage. kopia trusts the cache for 15
-// minutes. The files stay: kopia fails if one that it has just written is not there any more, in this process or in another one.
+// forgetFormat makes a cache's copy of the format so old that the next connection reads the format from the storage. kopia trusts
+// the cache for 15 minutes. The files stay, because kopia fails if a file that it has just written is gone, in this process or in
+// another one.
 func forgetFormat(c *content.CachingOptions) error {
 	if c == nil || c.CacheDirectory == "" {
 		return nil
@@ -27,7 +28,7 @@ func forgetFormat(c *content.CachingOptions) error {
 	return dateFormat(c.CacheDirectory, time.Unix(0, 0))
 }
 
-// dateFormat makes a cache's copy of the format, if there is one, as old as if it had been stored at this time.
+// dateFormat sets the time of a cache's copy of the format, if there is one.
 func dateFormat(cache string, at time.Time) error {
 	for _, id := range formatBlobs {
 		err := os.Chtimes(filepath.Join(cache, string(id)), at, at)
@@ -38,16 +39,16 @@ func dateFormat(cache string, at time.Time) error {
 	return nil
 }
 
-// errReplaced is a conflict that no waiting ends.
+// errReplaced is a conflict that waiting does not resolve.
 var errReplaced = fmt.Errorf("%w: another repository has taken the place of the one that was opened", ErrConflict)
 
-// notReplaced fails if the storage does not have the repository any more that this connection opened.
+// notReplaced fails if the storage no longer has the repository that this connection opened.
 func (r *Repository) notReplaced(ctx context.Context) error {
 	return hasRepository(ctx, r.rep.BlobReader(), r.id)
 }
 
-// hasRepository fails with errReplaced if the storage has another repository than the one with this unique ID, with ErrNotFound if it has none, and with
-// ErrCorrupt if its format says nothing.
+// hasRepository checks that the storage has the repository with this unique ID. It fails with errReplaced if the storage has
+// another one, with ErrNotFound if it has none, and with ErrCorrupt if the format cannot be read.
 func hasRepository(ctx context.Context, st blob.Reader, id []byte) error {
 	data, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
 	if err != nil {
@@ -66,13 +67,13 @@ func hasRepository(ctx context.Context, st blob.Reader, id []byte) error {
 	return nil
 }
 
-// uniqueID is the repository's in its format blob.
+// uniqueID returns the repository's unique ID from its format blob.
 func uniqueID(data []byte) ([]byte, error) {
 	f, err := format.ParseKopiaRepositoryJSON(data)
 	if err != nil {
 		return nil, err
 	}
-	if f == nil || len(f.UniqueID) == 0 { // JSON's null, too.
+	if f == nil || len(f.UniqueID) == 0 { // JSON's null gives a nil f.
 		return nil, errors.New("it has no unique ID")
 	}
 	return f.UniqueID, nil

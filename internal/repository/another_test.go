@@ -14,7 +14,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// A repository is deleted and made again at its place, minutes after a backup. Nobody writes to the new one with the keys of the old one.
+// A repository is deleted and made again at the same place, minutes after a backup. Nobody writes to the new one with the keys of
+// the old one.
 func TestBase_aRepositoryMadeAgainIsAnother(t *testing.T) {
 	t.Parallel()
 	for _, cache := range []bool{cached, !cached} {
@@ -50,7 +51,8 @@ func TestBase_aRepositoryMadeAgainIsAnother(t *testing.T) {
 	}
 }
 
-// A repository is deleted and made again at its place while a backup runs, which ends soon, and puts no index there that nobody can read.
+// A repository is deleted and made again at the same place while a backup runs. The backup ends soon, and leaves no index there
+// that nobody can read.
 func TestBase_aRepositoryMadeAgainEndsABackup(t *testing.T) {
 	t.Parallel()
 	for name, at := range map[string]int64{"in the middle": 20 * mib, "before it is published": 40*mib - DefaultBlockBytes} {
@@ -86,7 +88,7 @@ func TestBase_aRepositoryMadeAgainEndsABackup(t *testing.T) {
 	}
 }
 
-// A damaged format is no other repository's.
+// A damaged format does not count as another repository's.
 func TestUniqueID(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{`{"uniqueID":"AQI="}`: "\x01\x02", "": "", "null": "", "{}": "", "noise": ""} {
@@ -96,8 +98,8 @@ func TestUniqueID(t *testing.T) {
 	}
 }
 
-// A storage that does not answer just before a restore point is published ends its backup as any other failure does: what it has stored is kept for the
-// next one, and it does not count as running.
+// If the storage does not answer just before a restore point is published, the backup ends as with any other failure: what it has
+// stored is kept for the next one, and it does not count as running.
 func TestBase_aFormatThatIsNotReadBeforeARestorePoint(t *testing.T) {
 	t.Parallel()
 	s := newMemorySite(t)

@@ -14,7 +14,7 @@ import (
 
 func init() { verifiedByKopia = kopiaVerifies }
 
-// kopiaVerifies has the upstream kopia read everything in a repository.
+// kopiaVerifies makes the upstream kopia read everything in a repository.
 func kopiaVerifies(t *testing.T, at Location) {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func kopiaVerifies(t *testing.T, at Location) {
 	t.Logf("kopia: %s", out)
 }
 
-// The same on S3, in the time of the server: nothing becomes old enough to go, but indexes and packs are written anew.
+// This is the same on S3, in the server's time: nothing becomes old enough to be freed, but indexes and packs are rewritten.
 func TestEverythingAtOnceOnS3(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})

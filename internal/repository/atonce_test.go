@@ -15,19 +15,20 @@ import (
 	"github.com/varvebackup/varve/internal/retention"
 )
 
-// atOnce is a repository that many use at the same time, each with connections of its own.
+// atOnce is a repository that many users use at the same time, each with connections of its own.
 type atOnce struct {
 	t *testing.T
-	// open makes a connection of the user called name.
+	// open makes a connection for the user called name.
 	open func(name string) (*Repository, error)
-	// held is what the disks of restore points held, by ID; gone are those that were pruned.
+	// held is what the disks of restore points held, by ID; gone holds the IDs of those that were pruned.
 	held, gone sync.Map
-	// back counts what was removed and came back: kopia forgets the deletion of a manifest when two processes merge manifests at once.
+	// back counts what was removed and came back: kopia forgets the deletion of a manifest if two processes merge manifests at
+	// once.
 	back atomic.Int64
 	did  [5]atomic.Int64
 }
 
-// The users, each of which does one thing again and again.
+// These are the users. Each does one thing again and again.
 const (
 	first = iota
 	second
@@ -36,15 +37,16 @@ const (
 	pruner
 )
 
-// TestEverythingAtOnce: two virtual machines are backed up, restore points are restored and pruned, and maintenance frees what nobody
-// refers to, all together, while ten minutes pass in a second: what was written meanwhile becomes old enough to go.
+// TestEverythingAtOnce: two virtual machines are backed up, restore points are restored and pruned, and maintenance frees what
+// nobody refers to, all at the same time. Ten minutes pass in a second, so that what was written meanwhile becomes old enough to
+// be freed.
 func TestEverythingAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	configs := map[string]string{}
 	for i := range pruner + 1 {
 		name := fmt.Sprint("user", i)
-		configs[name] = s.connect(t, name, i%2 == 0) // Who has no cache reads directly.
+		configs[name] = s.connect(t, name, i%2 == 0) // Users without a cache read directly.
 	}
 	configs["last"] = s.connect(t, "last", cached)
 	s.began, s.faster = time.Now(), 600
@@ -55,10 +57,10 @@ func TestEverythingAtOnce(t *testing.T) {
 	}
 }
 
-// verifiedByKopia has the upstream kopia verify a repository, where there is one.
+// verifiedByKopia makes the upstream kopia verify a repository; nil if there is no kopia.
 var verifiedByKopia func(t *testing.T, at Location)
 
-// run lets all users work for so long, or for minutes, and looks at what they leave.
+// run lets all users work for at least this long, or for minutes, and checks what they leave.
 func (a *atOnce) run(least time.Duration) {
 	t := a.t
 	t.Helper()
@@ -93,7 +95,7 @@ func (a *atOnce) run(least time.Duration) {
 	a.settled()
 }
 
-// session is what a user does with one connection.
+// session runs what a user does with one connection.
 func (a *atOnce) session(user int, do func(context.Context, *Repository, *rand.Rand) error, random *rand.Rand) (err error) {
 	ctx := a.t.Context()
 	r, err := a.open(fmt.Sprint("user", user))
@@ -110,7 +112,7 @@ func (a *atOnce) session(user int, do func(context.Context, *Repository, *rand.R
 	return nil
 }
 
-// writes backs a machine up. Its disk has blocks that come and go, so that some are used again that are about to be freed.
+// writes backs a machine up. Its disk has blocks that come and go, so that some are used again just before they are freed.
 func (a *atOnce) writes(path string) func(context.Context, *Repository, *rand.Rand) error {
 	disk, last, change := newSparse(80*mib), newSparse(80*mib), 0
 	source := Source{Host: "host", User: "varve", Path: path}
@@ -137,7 +139,7 @@ func (a *atOnce) writes(path string) func(context.Context, *Repository, *rand.Ra
 	}
 }
 
-// restores compares a restore point, which may be pruned meanwhile.
+// restores compares a restore point, which may be pruned meanwhile, with what was backed up.
 func (a *atOnce) restores(ctx context.Context, r *Repository, random *rand.Rand) error {
 	points, err := a.list(ctx, r)
 	if err != nil || len(points) == 0 {
@@ -161,7 +163,7 @@ func (a *atOnce) list(ctx context.Context, r *Repository) ([]*RestorePoint, erro
 	return r.List(ctx, nil)
 }
 
-// maintains frees what is old, with the safety that others at work need.
+// maintains frees what is old, with the safety margins that are needed while others work.
 func (a *atOnce) maintains(ctx context.Context, r *Repository, random *rand.Rand) error {
 	mode := FullMaintenance
 	if random.IntN(4) == 0 {
@@ -170,15 +172,15 @@ func (a *atOnce) maintains(ctx context.Context, r *Repository, random *rand.Rand
 	err := r.Maintain(ctx, MaintenanceOptions{Mode: mode})
 	switch {
 	case err != nil && strings.Contains(err.Error(), "clock skew"):
-		return nil // Where minutes take a moment, kopia takes a busy machine for a clock that is wrong.
+		return nil // When minutes pass in a moment, kopia takes a busy machine for a wrong clock.
 	case errors.Is(err, ErrConflict):
-		a.back.Add(1) // Its own lock of before, which lasts for an hour at most.
+		a.back.Add(1) // This is its own lock from before, which lasts for an hour at most.
 		return nil
 	}
 	return err
 }
 
-// prunes keeps few restore points of each history, as the command does.
+// prunes keeps a few restore points of each history, as the command does.
 func (a *atOnce) prunes(ctx context.Context, r *Repository, random *rand.Rand) error {
 	points, err := a.list(ctx, r)
 	if err != nil {
@@ -211,7 +213,7 @@ func (a *atOnce) prunes(ctx context.Context, r *Repository, random *rand.Rand) e
 	return r.Delete(ctx, remove...)
 }
 
-// settled checks that exactly what was not pruned is there, and whole.
+// settled checks that exactly the restore points exist that were not pruned, and that they are intact.
 func (a *atOnce) settled() {
 	t := a.t
 	t.Helper()

@@ -11,12 +11,12 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// keepTimeout bounds how long a backup that was cancelled, or that has failed, stores what it has: somebody waits for its end.
+// keepTimeout bounds how long a cancelled or failed backup may take to store what it has, because somebody waits for its end.
 const keepTimeout = 30 * time.Second
 
-// Backup makes a restore point: a complete one, or none and an error. If the storage does not answer at the very end, the error is
-// ErrUnknown: the restore point may be there. A disk that cannot follow its parent is read as a whole,
-// and its FullReason says why.
+// Backup makes a restore point: either a complete one, or none and an error. If the storage does not answer at the very end, the
+// error is ErrUnknown, and the restore point may exist. A disk that cannot follow its parent is read as a whole, and its
+// FullReason says why.
 func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, error) {
 	q = q.withDefaults()
 	if err := q.validate(); err != nil {
@@ -62,7 +62,7 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	return point, nil
 }
 
-// published is the restore point with the ID that was asked for, or nil if there is none.
+// published returns the restore point with the requested ID, or nil if there is none.
 func (r *Repository) published(ctx context.Context, q *Request) (*RestorePoint, error) {
 	p, err := r.Get(ctx, q.ID)
 	if errors.Is(err, ErrNotFound) {
@@ -77,11 +77,11 @@ func (r *Repository) published(ctx context.Context, q *Request) (*RestorePoint, 
 	return p, nil
 }
 
-// writer is a kopia writer of one's own.
+// writer is a kopia writer that serves a single session or lease.
 type writer struct {
 	ctx context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
 	w   repo.DirectRepositoryWriter
-	// purpose is told to who looks at what was written.
+	// purpose is shown to whoever looks at what was written.
 	purpose string
 }
 
@@ -107,8 +107,9 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	return s.publish(p, root)
 }
 
-// prepare makes everything of the restore point durable but what makes it visible. Data and its index are first: what the manifest will name is
-// there before it. If this machine has slept since the session manifest was stored, that is looked for again.
+// prepare makes everything of the restore point durable except what makes it visible. Data and its index come first, so that what
+// the manifest will name exists before the manifest does. If this machine has slept since the session manifest was stored,
+// prepare checks all of that again.
 func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEntry, error) {
 	for range settleAttempts {
 		if err := s.settle(writers); err != nil {
@@ -133,10 +134,10 @@ func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEn
 	return nil, nil, fmt.Errorf("%w: hours passed between the last data and the restore point, again and again", ErrConflict)
 }
 
-// settleAttempts is how often what has gone meanwhile is stored again. It goes only while this machine sleeps for hours.
+// settleAttempts is how often missing data is stored again. Data only goes missing while this machine sleeps for hours.
 const settleAttempts = 5
 
-// settle stores a session manifest that names all disks, and stores again what has gone before one named it.
+// settle stores a session manifest that names all disks, and stores again what was lost before a manifest named it.
 func (s *session) settle(writers []*diskWriter) error {
 	for range settleAttempts {
 		if err := s.store(s.ctx, sessionRunning); err != nil {
@@ -152,7 +153,7 @@ func (s *session) settle(writers []*diskWriter) error {
 	return fmt.Errorf("%w: what was stored has gone again and again", ErrConflict)
 }
 
-// storeAgain stores again what has gone. That may take as long as the backup did: session manifests are stored meanwhile.
+// storeAgain stores again what is gone. That may take as long as the backup did, so it stores session manifests meanwhile.
 func (s *session) storeAgain(writers []*diskWriter) error {
 	stop := s.checkpoint()
 	for _, w := range writers {

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// bitmapDisk is a disk with dirty bitmaps that whoever runs the backups adds and removes, as QEMU lets them.
+// bitmapDisk is a disk with dirty bitmaps. As with QEMU, whoever runs the backups adds and removes them.
 type bitmapDisk struct {
 	data    []byte
 	bitmaps map[string]extent.Set
@@ -37,7 +37,7 @@ func (d *bitmapDisk) ReadAt(_ context.Context, p []byte, offset int64) error {
 	return nil
 }
 
-// write fills a block with value, and every bitmap notes it.
+// write fills a block with value, which every bitmap records.
 func (d *bitmapDisk) write(block int64, value byte) {
 	e := extent.Extent{Offset: block * mib, Length: mib}
 	copy(d.data[e.Offset:e.End()], bytes.Repeat([]byte{value}, mib))
@@ -46,10 +46,10 @@ func (d *bitmapDisk) write(block int64, value byte) {
 	}
 }
 
-// add adds an empty bitmap, in the place of one that had the name.
+// add adds an empty bitmap, and replaces one of the same name.
 func (d *bitmapDisk) add(name string) { d.bitmaps[name] = extent.Set{} }
 
-// request asks for a backup of what bitmap has, which becomes change. Without a bitmap the changes are unknown.
+// request asks for a backup of what bitmap holds, which becomes change. Without a bitmap the changes are unknown.
 func (d *bitmapDisk) request(bitmap, change string, at int64) Request {
 	q := Request{Source: testSource, Time: time.Unix(at, 0), BlockBytes: mib}
 	source := DiskSource{Name: "root", Bytes: int64(len(d.data)), Reader: d, Identity: "a", Change: change}
@@ -69,7 +69,7 @@ func mustBackUp(tb testing.TB, r *Repository, q Request) *RestorePoint {
 	return p
 }
 
-// firstWeek has the restore points monday, tuesday and wednesday of a disk.
+// firstWeek makes the restore points monday, tuesday and wednesday of a disk.
 func firstWeek(t *testing.T, r *Repository, d *bitmapDisk) (points []*RestorePoint) {
 	t.Helper()
 	bitmap := ""
@@ -101,7 +101,7 @@ func TestBase_aChangeNamesOneRestorePoint(t *testing.T) {
 	if n := d.reads.Load() - before; n > 0 {
 		t.Errorf("the disk was read %d times before that was refused", n)
 	}
-	// Another disk, another history, and no name at all, are not affected.
+	// Another disk, another history and the empty name are not affected.
 	q := d.request("", "monday", 9)
 	q.Disks[0].Name = "data"
 	mustBackUp(t, r, q)
@@ -112,7 +112,8 @@ func TestBase_aChangeNamesOneRestorePoint(t *testing.T) {
 	mustBackUp(t, r, d.request("", "", 12))
 }
 
-// In the second week monday's bitmap begins anew, and the backup of that day fails. Tuesday must not start from the monday of the first week.
+// In the second week monday's bitmap starts again, and that day's backup fails. Tuesday must not start from the first week's
+// monday.
 func TestBase_autoTakesOnlyTheLatestRestorePoint(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
@@ -127,7 +128,7 @@ func TestBase_autoTakesOnlyTheLatestRestorePoint(t *testing.T) {
 	}
 	same(t, r, p, d.data)
 
-	// Whoever says which restore point it is gets it.
+	// A request that names the right restore point gets it as parent.
 	d.bitmaps["wednesday"] = extent.NewSet(extent.Extent{Offset: 5 * mib, Length: 3 * mib})
 	q := d.request("wednesday", "thursday", 10)
 	q.Parent = points[2].ID
@@ -138,7 +139,7 @@ func TestBase_autoTakesOnlyTheLatestRestorePoint(t *testing.T) {
 	same(t, r, p, d.data)
 }
 
-// A disk that the latest restore point does not have keeps its own latest one.
+// A disk that the latest restore point does not have starts from the latest one that has it.
 func TestBase_theLatestOfTheDiskCounts(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
@@ -156,7 +157,7 @@ func TestBase_theLatestOfTheDiskCounts(t *testing.T) {
 	same(t, r, p, d.data)
 }
 
-// What another machine has published since this one connected is the latest restore point, and its name is used.
+// If another machine has published something since this one connected, that is the latest restore point, and its name is taken.
 func TestBase_whatOthersHavePublishedCounts(t *testing.T) {
 	t.Parallel()
 	s := newMemorySite(t)
@@ -174,7 +175,7 @@ func TestBase_whatOthersHavePublishedCounts(t *testing.T) {
 	}
 }
 
-// A name that two restore points have, from before names were used once, is no base.
+// A name that two restore points have, from before names had to be unique, is no base.
 func TestBase_aChangeOfTwoRestorePointsIsNone(t *testing.T) {
 	t.Parallel()
 	disk := func(change string) []Disk { return []Disk{{Name: "root", Change: change}} }
@@ -188,7 +189,7 @@ func TestBase_aChangeOfTwoRestorePointsIsNone(t *testing.T) {
 	}
 }
 
-// failWhenRead makes each read of a blob with this prefix fail, from the n-th on.
+// failWhenRead makes reads of blobs with this prefix fail after the first n.
 func (s *site) failWhenRead(prefix string, n int64) (failure error) {
 	failure = errors.New("the storage does not answer")
 	var reads atomic.Int64
@@ -233,7 +234,7 @@ func TestBase_aStorageErrorIsNotAbsence(t *testing.T) {
 	}
 }
 
-// Whoever does not know which restore point is the latest reads everything, and says that it is because of damage.
+// If the latest restore point is unknown because of damage, everything is read, and the reason says so.
 func TestBase_damageOfTheLatestIsToldAsDamage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -249,7 +250,7 @@ func TestBase_damageOfTheLatestIsToldAsDamage(t *testing.T) {
 		t.Errorf("full: %q, want %q", p.Disks[0].FullReason, FullParentDamaged)
 	}
 	same(t, r, p, d.data)
-	// The damage is older than the latest one now, and does not matter any more.
+	// The damage is now older than the latest restore point, and no longer matters.
 	d.add("thursday")
 	d.write(1, 7)
 	p = mustBackUp(t, r, d.request("thursday", "friday", 5))
@@ -259,7 +260,8 @@ func TestBase_damageOfTheLatestIsToldAsDamage(t *testing.T) {
 	same(t, r, p, d.data)
 }
 
-// dropSummary takes the summary out of a restore point's manifest, so that its directory must be read, as with restore points of earlier versions.
+// dropSummary removes the summary from a restore point's manifest, so that its directory must be read, as with restore points of
+// earlier versions.
 func dropSummary(t *testing.T, r *Repository, p *RestorePoint) {
 	t.Helper()
 	found, err := r.stored(t.Context(), p.ID)
@@ -308,12 +310,12 @@ func damageDescription(t *testing.T, s *site, r *Repository, p *RestorePoint) {
 	}
 }
 
-// A clock that was ahead once does not hide what is made afterwards, whatever becomes of the restore points in between.
+// A clock that was ahead once does not hide what is made afterwards, whatever happens to the restore points in between.
 func TestBase_aClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	d := newBitmapDisk(4 * mib)
-	// As --track does: the bitmap of the restore point that was made last is the only one.
+	// This is what --track does: the only bitmap is that of the restore point that was made last.
 	last := ""
 	backUp := func(at int64) *RestorePoint {
 		t.Helper()
@@ -342,13 +344,13 @@ func TestBase_aClockThatWasAhead(t *testing.T) {
 	if p := backUp(7); p.Disks[0].FullReason != "" {
 		t.Errorf("after the first one that was made with the right clock has gone: full %q", p.Disks[0].FullReason)
 	}
-	// A full one ends it as well.
+	// A full backup ends this as well.
 	last = ""
 	backUp(8)
 	if p := backUp(9); p.Disks[0].FullReason != "" {
 		t.Errorf("after a full one: %q", p.Disks[0].FullReason)
 	}
-	// Once the time has come, nothing is told of it any more.
+	// Once that time has come, restore points no longer record it.
 	if p := backUp(1001); p.Disks[0].FullReason != "" || !p.After.IsZero() {
 		t.Errorf("full: %q, after %s", p.Disks[0].FullReason, p.After)
 	}

@@ -17,11 +17,12 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// The disks of a machine are backed up to several repositories. Bitmaps are added, removed, renamed and added again under names that no restore point
-// has; backups fail, are killed between any two blobs, name the wrong base or a name that is taken; the storage fails while they are planned and while
-// they are published; restore points go, and are freed; repositories are copied, older copies put in their place, and deleted and made again. Each disk of
-// a restore point is incremental if its base is there, and for the right reason full if it is not, and all restore points hold what the disks held. A name
-// is never given to a second moment while a restore point, or a copy of one, has it: nothing could tell these apart.
+// The disks of a machine are backed up to several repositories. Bitmaps are added, removed, renamed, and added again under names
+// that no restore point has. Backups fail, are killed between any two blobs, or name the wrong base or a name that is taken. The
+// storage fails while they are planned and while they are published. Restore points are deleted and freed. Repositories are
+// copied, replaced by older copies, and deleted and made again. Each disk of a restore point is incremental if its base exists,
+// and full for the right reason otherwise, and all restore points hold what the disks held. A name is never given to a second
+// moment while a restore point, or a copy of one, has it, because nothing could distinguish them.
 func TestBase_randomHistoriesOfBitmaps(t *testing.T) {
 	t.Parallel()
 	places := 2
@@ -44,7 +45,7 @@ func TestBase_randomHistoriesOfBitmaps(t *testing.T) {
 	t.Logf("%v", w.did)
 }
 
-// modelDisk is a disk with bitmaps, which may fail in the middle.
+// modelDisk is a disk with bitmaps. Reading it may fail in the middle.
 type modelDisk struct {
 	bitmapDisk
 	identity int
@@ -75,7 +76,7 @@ type bitmapModel struct {
 
 func newBitmapModel(rt *rapid.T, w *modelWorld) *bitmapModel {
 	m := &bitmapModel{modelWorld: w, random: rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 7))}
-	for i := range 4 { // One is backed up more often, so that it has a history in each place.
+	for i := range 4 { // One source is backed up more often, so that it has a history in each place.
 		m.sources = append(m.sources, Source{Host: "host", User: "varve", Path: fmt.Sprint("/bitmaps-", i/3)})
 	}
 	m.disks = map[string]*modelDisk{"root": newModelDisk(3 * mib), "data": newModelDisk(2*mib + 512)}
@@ -95,7 +96,7 @@ func (m *bitmapModel) fresh() string {
 	return fmt.Sprint("name-", m.names)
 }
 
-// taken says whether a restore point has the name, in a repository or in a copy of one.
+// taken says whether a restore point in a repository, or in a copy of one, has the name.
 func (m *bitmapModel) taken(name string) bool {
 	has := func(p *heldPoint) bool {
 		return slices.ContainsFunc(p.Disks, func(d Disk) bool { return d.Change == name })
@@ -116,7 +117,7 @@ func (m *bitmapModel) write(rt *rapid.T) {
 	}
 }
 
-// bitmap is one that the disk has, or "".
+// bitmap picks a bitmap of the disk; "" if it has none.
 func (m *bitmapModel) bitmap(rt *rapid.T, d *modelDisk) string {
 	names := slices.Sorted(maps.Keys(d.bitmaps))
 	if len(names) == 0 {
@@ -130,7 +131,7 @@ func (m *bitmapModel) removeBitmap(rt *rapid.T) {
 	delete(d.bitmaps, m.bitmap(rt, d))
 }
 
-// renameBitmap copies a bitmap: under a new name, it counts from a moment that no restore point of that name has.
+// renameBitmap copies a bitmap. Under its new name it counts from a moment that no restore point of that name has.
 func (m *bitmapModel) renameBitmap(rt *rapid.T) {
 	_, d := m.disk(rt)
 	if name := m.bitmap(rt, d); name != "" {
@@ -139,7 +140,7 @@ func (m *bitmapModel) renameBitmap(rt *rapid.T) {
 	}
 }
 
-// addBitmap adds a new one, or one again that no restore point has, or has any more.
+// addBitmap adds a bitmap under a new name, or again under a name that no restore point has, or no longer has.
 func (m *bitmapModel) addBitmap(rt *rapid.T) {
 	_, d := m.disk(rt)
 	name := m.fresh()
@@ -155,7 +156,7 @@ func (m *bitmapModel) replace(rt *rapid.T) {
 	_, _ = rand.NewChaCha8([32]byte{byte(d.identity)}).Read(d.data)
 }
 
-// request is one that a script may make for a repository: with the right base, or a wrong one.
+// request returns a request that a script may make for a repository, with the right base or a wrong one.
 func (m *bitmapModel) request(rt *rapid.T, at *modelPlace) Request {
 	m.second++
 	q := Request{Source: rapid.SampledFrom(m.sources).Draw(rt, "source"), Time: time.Unix(m.second, 0), BlockBytes: 256 * kib, Workers: 2}
@@ -197,7 +198,7 @@ func (m *bitmapModel) request(rt *rapid.T, at *modelPlace) Request {
 	return q
 }
 
-// expected is what a backup has to say in a repository that has these restore points: an error of a class, or why each disk is full.
+// expected returns what a backup must say in a repository with these restore points: an error's class, or why each disk is full.
 func expected(q *Request, points []*heldPoint) (full map[string]FullReason, class error) {
 	var parent *heldPoint
 	for _, p := range points {

@@ -24,7 +24,7 @@ func (p *heldPoint) disk(name string) *Disk {
 	return d
 }
 
-// modelCopy is a repository that somebody has put aside.
+// modelCopy is a repository that somebody has set aside.
 type modelCopy struct {
 	repository int
 	blobs      map[blob.ID]memoryBlob
@@ -39,18 +39,18 @@ type modelPlace struct {
 	connections map[string]*modelConnection
 }
 
-// modelConnection is a machine's, and which repository it has opened; nil: it is closed.
+// modelConnection is a machine's connection, and which repository it has opened; r is nil if it is closed.
 type modelConnection struct {
 	r          *Repository
 	repository int
 }
 
-// modelWorld is what histories have one after the other, because making it takes longer than they do.
+// modelWorld is shared by consecutive histories, because making it takes longer than running them.
 type modelWorld struct {
 	places []*modelPlace
-	// empty are repositories as they were made: one for each place, and one more.
+	// empty holds repositories as they were created: one for each place, and one more.
 	empty []modelCopy
-	// did counts what the histories have had.
+	// did counts what happened in the histories.
 	did map[string]int
 }
 
@@ -72,13 +72,13 @@ func newModelWorld(t *testing.T, places int) *modelWorld {
 	return w
 }
 
-// become puts a repository in the place of the one that is there.
+// become replaces the repository in this place.
 func (p *modelPlace) become(c modelCopy) {
 	p.memory.become(c.blobs)
 	p.modelCopy = modelCopy{repository: c.repository, points: slices.Clone(c.points)}
 }
 
-// latest is the latest restore point of a source with a disk, or nil.
+// latest returns the latest restore point of a source that has a disk, or nil.
 func (p *modelPlace) latest(source Source, disk string) (found *heldPoint) {
 	for _, h := range p.points {
 		if h.Source == source && h.disk(disk) != nil {
@@ -88,7 +88,7 @@ func (p *modelPlace) latest(source Source, disk string) (found *heldPoint) {
 	return found
 }
 
-// end closes what is open.
+// end closes all connections.
 func (m *bitmapModel) end() {
 	for _, p := range m.places {
 		for _, c := range p.connections {
@@ -99,7 +99,7 @@ func (m *bitmapModel) end() {
 
 func (c *modelConnection) close() {
 	if c.r != nil {
-		_ = c.r.Close(context.Background()) // It may have been killed, and its repository may be another one.
+		_ = c.r.Close(context.Background()) // It may have been killed, and its repository may have been replaced.
 		c.r = nil
 	}
 }
@@ -108,7 +108,7 @@ func (m *bitmapModel) place(rt *rapid.T) *modelPlace {
 	return m.places[rapid.IntRange(0, len(m.places)-1).Draw(rt, "place")]
 }
 
-// opened is the repository on a machine that has opened it now or long ago.
+// opened returns a machine's connection to the repository, opened now or long ago.
 func (m *bitmapModel) opened(rt *rapid.T, p *modelPlace, machine string) *modelConnection {
 	c := p.connections[machine]
 	if c == nil {
@@ -128,7 +128,7 @@ func (m *bitmapModel) opened(rt *rapid.T, p *modelPlace, machine string) *modelC
 	return c
 }
 
-// current is one that has not opened another repository.
+// current returns a connection to the repository that is there now.
 func (m *bitmapModel) current(rt *rapid.T, p *modelPlace) *Repository {
 	c := m.opened(rt, p, "uncached")
 	if c.repository != p.repository {
@@ -150,10 +150,10 @@ func (m *bitmapModel) delete(rt *rapid.T) {
 	at.points = slices.Delete(slices.Clone(at.points), i, i+1)
 }
 
-// maintain frees what restore points had that are deleted, when nobody knows any more of backups that were killed.
+// maintain frees what deleted restore points had, once killed backups have been forgotten.
 func (m *bitmapModel) maintain(rt *rapid.T) {
 	at := m.place(rt)
-	for _, p := range m.places { // A copy's sessions are not of the future elsewhere.
+	for _, p := range m.places { // All places move, so that the sessions of a copy are not in the future elsewhere.
 		p.move(sessionLife + lockLife)
 	}
 	if err := m.current(rt, at).Maintain(context.Background(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
@@ -174,7 +174,7 @@ func (p *modelPlace) copied() modelCopy {
 	return modelCopy{repository: p.repository, blobs: p.memory.now(), points: slices.Clone(p.points)}
 }
 
-// replaceRepository puts an older copy, that of another place, or a new repository in the place of one.
+// replaceRepository replaces a repository by an older copy, a copy of another place's, or a new one.
 func (m *bitmapModel) replaceRepository(rt *rapid.T) {
 	to := m.place(rt)
 	what := rapid.SampledFrom([]string{"an older copy", "an older copy", "a copy", "a new one"}).Draw(rt, "by")
@@ -192,7 +192,7 @@ func (m *bitmapModel) replaceRepository(rt *rapid.T) {
 	m.did[what]++
 }
 
-// look reads back whole what should be there, and looks that nothing else is but what maybe is.
+// look reads back everything that should exist, and checks that nothing else does, except perhaps what maybe asked for.
 func (m *bitmapModel) look(rt *rapid.T, at *modelPlace, maybe *Request) (found *RestorePoint) {
 	r, err := at.open(context.Background(), filepath.Join(at.dir, "reader.config"))
 	if err != nil {
@@ -225,7 +225,7 @@ func (m *bitmapModel) look(rt *rapid.T, at *modelPlace, maybe *Request) (found *
 	return found
 }
 
-// held is what the disks of a request hold.
+// held returns what the disks of a request hold.
 func (m *bitmapModel) held(q *Request) map[string][]byte {
 	out := map[string][]byte{}
 	for _, d := range q.Disks {

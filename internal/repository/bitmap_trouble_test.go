@@ -9,15 +9,15 @@ import (
 	"pgregory.net/rapid"
 )
 
-// errTrouble is what the storage says in a model.
+// errTrouble is the storage's error in a model.
 var errTrouble = errors.New("the storage does not answer")
 
-// trouble makes something go wrong in a backup, or nothing. over ends that, and says whether the process was killed.
+// trouble makes something go wrong in a backup, or nothing. over ends the trouble, and says whether the process was killed.
 func (m *bitmapModel) trouble(rt *rapid.T, at *modelPlace, c *modelConnection, q *Request, killed func()) (trouble string, over func() bool) {
 	trouble = rapid.SampledFrom([]string{"", "", "", "source", "contents", "indexes", "lists", "puts", "answers", "killed", "killed", "killed"}).Draw(rt, "trouble")
 	from := rapid.Int64Range(1, 24).Draw(rt, "from")
 	var asked atomic.Int64
-	// now fails so often.
+	// now fails often times, from its from-th call on.
 	now := func(often int64) error {
 		if n := asked.Add(1); n >= from && n < from+often {
 			return errTrouble
@@ -43,7 +43,7 @@ func (m *bitmapModel) trouble(rt *rapid.T, at *modelPlace, c *modelConnection, q
 		from = (from + 2) / 3
 		blobs := rapid.SampledFrom([]string{"q", "q", "q", "p", "kopia"}).Draw(rt, "blobs")
 		at.failing.Store(read(blobs, rapid.SampledFrom([]int64{1, 2, 4, 1000}).Draw(rt, "often")))
-	case "indexes": // kopia repeats these for ever
+	case "indexes": // kopia repeats these forever
 		from = (from + 3) / 4
 		at.failing.Store(read("x", 1))
 	case "lists":
@@ -55,7 +55,7 @@ func (m *bitmapModel) trouble(rt *rapid.T, at *modelPlace, c *modelConnection, q
 	case "answers":
 		at.answers = func(blob.ID) error { return now(1) }
 	case "killed":
-		p.killed = killed // Time does not go on.
+		p.killed = killed // Time stops.
 		last := rapid.Bool().Draw(rt, "last")
 		switch rapid.IntRange(0, 3).Draw(rt, "when") {
 		case 0:
@@ -76,7 +76,7 @@ func (m *bitmapModel) trouble(rt *rapid.T, at *modelPlace, c *modelConnection, q
 	}
 }
 
-// process is that of a connection.
+// process returns the process of a connection.
 func (m *bitmapModel) process(at *modelPlace, c *modelConnection) *process {
 	for machine, o := range at.connections {
 		if o == c {

@@ -31,7 +31,7 @@ type blobBuffer struct{ bytes.Buffer }
 
 func (b *blobBuffer) Length() int { return b.Len() }
 
-// readBlob is a small blob; nil if it is not there.
+// readBlob returns a small blob; nil if it does not exist.
 func readBlob(ctx context.Context, st blob.Reader, id blob.ID) ([]byte, error) {
 	var out blobBuffer
 	err := st.GetBlob(ctx, id, 0, -1, &out)
@@ -44,7 +44,7 @@ func readBlob(ctx context.Context, st blob.Reader, id blob.ID) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// listBlobs are the blobs whose names begin with prefix.
+// listBlobs lists the blobs whose names begin with prefix.
 func listBlobs(ctx context.Context, st blob.Lister, prefix blob.ID) ([]blob.Metadata, error) {
 	all, err := blob.ListAllBlobs(ctx, st, prefix)
 	if err != nil {

@@ -39,7 +39,7 @@ func (b *blockWriter) write(ctx context.Context, data []byte) (object.ID, error)
 	return id, nil
 }
 
-// zero is the block of length zeroes.
+// zero returns the object of a block of length zeroes, and stores it on first use.
 func (b *blockWriter) zero(ctx context.Context, length int64) (object.ID, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,10 +54,10 @@ func (b *blockWriter) zero(ctx context.Context, length int64) (object.ID, error)
 	return id, nil
 }
 
-// probeBytes are tried in the beginning, the middle and the end of a block to see whether it compresses.
+// probeBytes is the length of each sample that compressible tries: at the beginning, in the middle and at the end of a block.
 const probeBytes = 4 * kib
 
-// compressible is a guess from samples: compressing in vain costs more than hashing and encrypting together.
+// compressible guesses from samples whether data compresses. Compressing in vain costs more than hashing and encrypting together.
 func compressible(data []byte) bool {
 	if len(data) < 8*probeBytes {
 		return true

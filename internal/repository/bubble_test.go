@@ -12,8 +12,9 @@ import (
 // bubbleChild is set for a process that inBubble has started.
 const bubbleChild = "VARVE_TEST_BUBBLE"
 
-// inBubble runs a test where sleeps and timeouts end at once (testing/synctest): kopia's attempts wait for a minute. The test has a process of its
-// own, because kopia's pools keep readers with channels, and nobody outside a bubble may use a channel that was made in it.
+// inBubble runs a test in which sleeps and timeouts end at once (testing/synctest), because kopia's attempts wait for a minute.
+// The test gets a process of its own: kopia's pools keep readers with channels, and nobody outside a bubble may use a channel
+// that was made in it.
 func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(bubbleChild) != "" {

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minCacheBytes is the room that a cache must have left. kopia keeps the indexes in it, and fails when they do not fit.
+// minCacheBytes is the free space that a cache must have. kopia keeps the indexes in it, and fails if they do not fit.
 const minCacheBytes = 64 * mib
 
-// usableCache says why a cache cannot be used; nil: it can, or there is none.
+// usableCache says why a cache cannot be used; nil if it can, or if there is none.
 func usableCache(c *content.CachingOptions) error {
 	if c == nil || c.CacheDirectory == "" {
 		return nil

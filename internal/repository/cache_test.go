@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A cache that cannot be made is done without: here a file is in its place.
+// A connection does without a cache that cannot be made. Here a file is in its place.
 func TestACacheThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -55,7 +55,7 @@ func TestACacheThatCannotBeUsed(t *testing.T) {
 	same(t, r, p, disk.data)
 }
 
-// Processes that begin at once share the cache of their connection.
+// Processes that start at once share the cache of their connection.
 func TestCache_ofProcessesThatBeginAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newMemorySite(t)

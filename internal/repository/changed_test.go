@@ -10,13 +10,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// A backup that had to read everything says what changed all the same.
+// A backup that had to read everything still says what changed.
 func TestAFullSaysWhatChanged(t *testing.T) {
 	t.Parallel()
 	const block = 256 * kib
 	r, _ := newRepository(t)
 	disk, _ := twoRegions(t, r)
-	clear(disk.data[mib : mib+1000]) // The first of its blocks with data is another one than in the restore point.
+	clear(disk.data[mib : mib+1000]) // The first of its blocks with data differs from the restore point.
 	full := func(data *extent.Set, size int) Stats {
 		t.Helper()
 		s := disk.source(false)
@@ -44,7 +44,7 @@ func TestAFullSaysWhatChanged(t *testing.T) {
 	if got := full(nil, len(disk.data)).ChangedBytes; got != 0 {
 		t.Errorf("nothing changed: %d bytes", got)
 	}
-	// The second region has become a hole, which nobody reads: four of its blocks had data.
+	// The second region has become a hole, which is not read. Four of its blocks had data.
 	var first extent.Set
 	first.Append(extent.Extent{Length: 64 * mib})
 	clear(disk.data[64*mib:])
@@ -54,14 +54,14 @@ func TestAFullSaysWhatChanged(t *testing.T) {
 	if got := full(&first, len(disk.data)).ChangedBytes; got != 0 {
 		t.Errorf("a hole as before: %d bytes", got)
 	}
-	// It has grown by zeroes.
+	// The disk has grown by zeroes.
 	disk.data = append(disk.data, make([]byte, 64*mib)...)
 	if got := full(nil, len(disk.data)).ChangedBytes; got != 0 {
 		t.Errorf("grown: %d bytes", got)
 	}
 }
 
-// What cannot be compared counts as changed, and is no reason to fail.
+// What cannot be compared counts as changed, and does not make the backup fail.
 func TestAFullDoesWithoutADamagedPredecessor(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -77,7 +77,7 @@ func TestAFullDoesWithoutADamagedPredecessor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first region has data in three blocks, whether they changed or not; the second can be compared.
+	// The first region has data in three blocks, whether they changed or not. The second can be compared.
 	if got := p.Disks[0].Stats.ChangedBytes; got != 3*256*kib {
 		t.Errorf("%d bytes changed", got)
 	}

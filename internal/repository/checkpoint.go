@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// checkpointLookMax is how often it is looked at least whether the session manifest is due.
+// checkpointLookMax is the longest interval between two checks of whether the session manifest is due.
 const checkpointLookMax = 10 * time.Minute
 
-// checkpoint stores what was written so far every now and then, so that a later backup finds it if this one dies, and no garbage
-// collection takes it. The returned function ends that. What has failed is tried again at the next tick; what cannot succeed any more ends
-// the session.
+// checkpoint regularly stores what was written so far, so that a later backup finds it if this one dies, and no garbage
+// collection takes it. The returned function stops this. What has failed is tried again at the next tick; what can no longer
+// succeed ends the session.
 func (s *session) checkpoint() (stop func() error) {
 	done, ended := make(chan struct{}), make(chan error, 1)
 	ticks, end := s.q.ticks, func() {}
@@ -65,7 +65,7 @@ func (s *session) storeCheckpoint() error {
 	return nil
 }
 
-// cause is why the session was ended, or err.
+// cause adds to err the reason why the session was ended, if there is one.
 func (s *session) cause(err error) error {
 	if cause := context.Cause(s.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return errors.Join(cause, err)

@@ -23,18 +23,18 @@ import (
 )
 
 const (
-	// childJob makes the test's program a child that does the job in the file of this name.
+	// childJob is the variable that makes the test program a child. It names the file with the job.
 	childJob = "VARVE_TEST_JOB"
-	// childTimeout bounds what a child does.
+	// childTimeout bounds how long a child runs.
 	childTimeout = 2 * time.Minute
 )
 
-// job is an operation on a site, done by this process or by one that is killed meanwhile.
+// job is an operation on a site, done by this process or by one that may be killed during it.
 type job struct {
-	// Config is the connection, Site the site's directory and Ahead its clock.
+	// Config is the connection, Site is the site's directory and Ahead its clock.
 	Config, Site string
 	Ahead        time.Duration
-	// Do is backUp, remove, pin, maintain, read, under a lease, or hold: a lock is taken, renewed and released.
+	// Do is backUp, remove, pin, maintain, read (under a lease), or hold (take, renew and release a lock).
 	Do string
 
 	Source      Source
@@ -47,7 +47,7 @@ type job struct {
 	// Every is how often what was stored is made findable.
 	Every time.Duration
 
-	// IDs are restore points to remove; or one to be read, to be pinned with Pin, or unpinned from it.
+	// IDs are restore points to remove, or the one to read, to pin with Pin, or to unpin from it.
 	IDs   []string
 	Pin   string
 	Unpin bool
@@ -57,17 +57,17 @@ type job struct {
 
 	// Slow is how long each read of a disk takes.
 	Slow time.Duration
-	// Slept is how much later it is after the first read than before, as when a machine sleeps.
+	// Slept is how much later it is after the first read than before it, as if the machine had slept.
 	Slept time.Duration
 
-	// Dies makes it kill itself after so many blobs were put or deleted; 0: not.
+	// Dies is the number of blobs to put or delete before the process kills itself; 0: it does not.
 	Dies int64
-	// Cuts makes it kill itself when it has written half of the blob of this number; 0: not.
+	// Cuts is the number of the blob that is half written when the process kills itself; 0: it does not.
 	Cuts int64
-	// Failpoint makes it kill itself there, when it passes for the Pass-th time.
+	// Failpoint is where the process kills itself, when it passes there for the Pass-th time.
 	Failpoint string
 	Pass      int64
-	// Gate lets no read at or behind it end, if it is not 0; passes of the failpoint count from then on that there was one.
+	// Gate, if not 0, keeps reads at or behind it from ending. Passes of the failpoint then count only after such a read.
 	Gate int64
 
 	site  *site
@@ -79,23 +79,23 @@ type job struct {
 type jobDisk struct {
 	Name, Identity, Change string
 	Bytes                  int64
-	// Data and Set are extents; nil: not known.
+	// Data and Set are extents; nil if unknown.
 	Data, Set *[]extent.Extent
 	Since     string
-	// File has the content, for a child.
+	// File holds the content, for a child.
 	File string
 	disk *sparse
 }
 
-// outcome is what became of a job.
+// outcome is how a job ended.
 type outcome struct {
-	// Killed: it did not end by itself.
+	// Killed says that it did not end by itself.
 	Killed bool `json:"-"`
-	// ID is that of the restore point that was made or pinned.
+	// ID is the ID of the restore point that was made or pinned.
 	ID string
-	// Uploaded is as Progress told it.
+	// Uploaded is what Progress reported.
 	Uploaded int64
-	// Error, and of which class it is.
+	// Error is the error, and the following say of which class it is.
 	Error    string
 	Conflict bool
 	NotFound bool
@@ -103,7 +103,7 @@ type outcome struct {
 	Changes int64
 }
 
-// request is that of a backup.
+// request returns the request for a backup.
 func (j *job) request(uploaded *atomic.Int64) Request {
 	q := Request{
 		Source: j.Source, Time: j.Time, Parent: j.Parent, BlockBytes: j.BlockBytes, Compression: j.Compression, Workers: j.Workers, CheckpointEvery: j.Every,
@@ -121,7 +121,7 @@ func (j *job) request(uploaded *atomic.Int64) Request {
 			s.Data = &data
 		}
 		if d.Set != nil {
-			// Exclusive: what is read is what changed. Tests count it.
+			// Set is Exclusive so that only what changed is read: tests count that.
 			s.Changes = &Changes{Since: d.Since, Set: extent.NewSet(*d.Set...), Exclusive: true}
 		}
 		q.Disks = append(q.Disks, s)
@@ -129,7 +129,7 @@ func (j *job) request(uploaded *atomic.Int64) Request {
 	return q
 }
 
-// do does the job here.
+// do does the job in this process.
 func (j *job) do(ctx context.Context, r *Repository) outcome {
 	var uploaded atomic.Int64
 	var p *RestorePoint
@@ -169,7 +169,7 @@ func (j *job) do(ctx context.Context, r *Repository) outcome {
 	return o
 }
 
-// child does a job as a process of its own: it says that it has opened the repository, and in the end what came of it.
+// child does a job in a process of its own. It reports when it has opened the repository, and what came of the job in the end.
 func child(path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -209,13 +209,14 @@ func child(path string) error {
 	return json.NewEncoder(os.Stdout).Encode(o)
 }
 
-// die ends this process as the kernel or a user would, at once and with nothing put in order.
+// die ends this process at once and without any cleanup, as the kernel or a user would.
 func die() {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
 }
 
-// run does the job in a child that is killed so long after it has opened the repository, unless it has ended; 0: it is not killed.
+// run does the job in a child. If the child has not ended by then, it is killed this long after it has opened the repository; 0:
+// it is not killed.
 func (j *job) run(tb testing.TB, s *site, after time.Duration) outcome {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "job")
@@ -280,7 +281,7 @@ func (r fileReader) ReadAt(_ context.Context, p []byte, offset int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// jobReader reads as the job says.
+// jobReader reads as the job demands.
 type jobReader struct {
 	Reader
 	job *job

@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// openedAt is a connection of a machine whose clock is so much ahead of the storage's.
+// openedAt returns a connection of a machine whose clock is this much ahead of the storage's.
 func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Repository {
 	tb.Helper()
 	r, err := openConfig(tb.Context(), s.connect(tb, name, !cached), testPassword, func() time.Time { return s.now().Add(ahead) })
@@ -30,7 +30,7 @@ func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Reposi
 	return r
 }
 
-// allManifests are the times of all manifests by ID and type.
+// allManifests returns the times of all manifests by ID and type.
 func allManifests(tb testing.TB, r *Repository) map[string]time.Time {
 	tb.Helper()
 	refresh(tb, r)
@@ -45,8 +45,8 @@ func allManifests(tb testing.TB, r *Repository) map[string]time.Time {
 	return all
 }
 
-// A machine whose clock differs from the storage's by more than a lease lasts takes nobody for dead: its backups and leases leave those of others,
-// and its maintenance refuses before it changes anything.
+// A machine whose clock differs from the storage's by more than a lease lasts takes nobody for dead. Its backups and leases leave
+// those of others alone, and its maintenance refuses before it changes anything.
 func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the subtests have one site
 	t.Parallel()
 	s := newSite(t)
@@ -93,7 +93,7 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 			}
 			before, contents := allManifests(t, r), manifestContents(t, r)
 			s.changed = func(op string, id blob.ID) {
-				// What it takes to have the lock and to lose it, and the schedule, whose time is the storage's.
+				// Allowed is what it takes to get the lock and to lose it, and the schedule, whose time is the storage's.
 				lock := strings.HasPrefix(string(id), "s") || op == "put" && (strings.HasPrefix(string(id), "q") || strings.HasPrefix(string(id), indexPrefix))
 				if !lock && id != "kopia.maintenance" {
 					t.Errorf("%s %s", op, id)
@@ -115,8 +115,8 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 	}
 }
 
-// A machine whose clock is ahead does not take the lock from one that has it, so that no third one works beside that, nor backs up beside exclusive
-// maintenance. Of a machine that died, others know that its lock has ended.
+// A machine whose clock is ahead does not take the lock from its holder. So no third machine works beside the holder, nor backs
+// up beside exclusive maintenance. If a machine died, others know when its lock has ended.
 func TestClock_thatIsAheadTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// hashAlgorithm and encryptionAlgorithm are the fastest that kopia has on processors of today (docs/format.md).
+	// hashAlgorithm and encryptionAlgorithm are the fastest that kopia offers on today's processors (docs/format.md).
 	hashAlgorithm       = "BLAKE3-256-128"
 	encryptionAlgorithm = "AES256-GCM-HMAC-SHA256"
 )
@@ -33,20 +33,22 @@ type Location struct {
 	S3        *S3
 }
 
-// CreateOptions are properties that a repository keeps.
+// CreateOptions are permanent properties of a repository.
 type CreateOptions struct {
-	// LockMode is GOVERNANCE or COMPLIANCE and LockPeriod how long no blob can be deleted after it was written; empty: no object lock.
+	// LockMode is GOVERNANCE or COMPLIANCE. LockPeriod is how long after it was written no blob can be deleted. Empty: no object
+	// lock.
 	LockMode   string
 	LockPeriod time.Duration
 }
 
 // ConnectOptions are properties of this machine's connection.
 type ConnectOptions struct {
-	// CacheDirectory is for a cache of indexes, metadata and of CacheBytes of data. One without the other is ErrInvalid; "" and 0: no cache.
+	// CacheDirectory is for a cache of indexes, metadata and CacheBytes of data. One without the other is ErrInvalid; "" and 0:
+	// no cache.
 	CacheDirectory string
 	CacheBytes     int64
 	ReadOnly       bool
-	// Host and User are who this machine is in the repository; "": as the system says.
+	// Host and User identify this machine in the repository; "": as the system says.
 	Host, User string
 }
 
@@ -95,11 +97,12 @@ func create(ctx context.Context, at Location, password string, o CreateOptions) 
 	return errors.Join(err, st.Close(ctx))
 }
 
-// ownName is what the copy of the format, indexes and packs are called. Photos and queues are other people's.
+// ownName matches the names of the format's copy, indexes and packs. Other names that begin with p or q, say photos and queues,
+// are other people's.
 var ownName = regexp.MustCompile(`^(varve\.format$|xn[0-9]+_|[pq][0-9a-f]{32}-)`)
 
-// vacant makes sure that a repository can be made. It removes what a creation left that was killed, and refuses the rest of a repository
-// that has lost its format: a new one would take the place of its keys for good.
+// vacant makes sure that a repository can be made. It removes what a killed creation left. It refuses the remains of a repository
+// that has lost its format, because a new repository would replace its keys for good.
 func vacant(ctx context.Context, st blob.Storage) error {
 	for _, prefix := range append([]blob.ID{formatCopy, indexPrefix}, content.PackBlobIDPrefixes...) {
 		blobs, err := listBlobs(ctx, st, prefix)
@@ -112,11 +115,11 @@ func vacant(ctx context.Context, st blob.Storage) error {
 		}
 		now, err := readBlob(ctx, st, format.KopiaRepositoryBlobID)
 		if err != nil || now != nil {
-			return err // kopia says that there is a repository
+			return err // kopia reports that there is a repository
 		}
 		return fmt.Errorf("%w: there is a repository without its format, as blob %s shows: connect to it", ErrConflict, blobs[mine].BlobID)
 	}
-	// A creation that was killed leaves the first of its two blobs, and kopia takes that for damage.
+	// A killed creation leaves the first of its two blobs, which kopia takes for damage.
 	now, err := readFormat(ctx, st)
 	if err != nil || now[format.KopiaBlobCfgBlobID] == nil || now[format.KopiaRepositoryBlobID] != nil {
 		return err
@@ -124,11 +127,11 @@ func vacant(ctx context.Context, st blob.Storage) error {
 	return st.DeleteBlob(ctx, format.KopiaBlobCfgBlobID)
 }
 
-// errFound ends a listing.
+// errFound ends a listing early.
 var errFound = errors.New("found")
 
-// free refuses a location with anything that is not a repository's: whoever names it has made a mistake, or would delete it with the repository
-// some day. It returns nil for a repository, and for the rest of a creation that was killed: these are kopia's to judge.
+// free refuses a location that holds anything but a repository: whoever names it has made a mistake, or would delete it with the
+// repository some day. It returns nil for a repository, and for the remains of a killed creation; those are for kopia to judge.
 func (l Location) free(ctx context.Context, st blob.Storage) error {
 	if now, err := readFormat(ctx, st); err != nil || now[format.KopiaRepositoryBlobID] != nil {
 		return err
@@ -138,7 +141,7 @@ func (l Location) free(ctx context.Context, st blob.Storage) error {
 	}
 	var name blob.ID
 	err := st.ListBlobs(ctx, "", func(b blob.Metadata) error {
-		// Consoles make an empty object of the prefix's own name for a folder.
+		// Consoles represent a folder by an empty object with the prefix's own name.
 		if b.BlobID == "" || strings.HasPrefix(string(b.BlobID), "kopia.") {
 			return nil
 		}
@@ -154,7 +157,7 @@ func (l Location) free(ctx context.Context, st blob.Storage) error {
 	return nil
 }
 
-// lostAndFound is in the root of each ext4 file system.
+// lostAndFound is a directory in the root of every ext4 file system.
 const lostAndFound = "lost+found"
 
 func freeDirectory(path string) error {
@@ -170,8 +173,8 @@ func freeDirectory(path string) error {
 	return nil
 }
 
-// Connect writes configFile, which Open reads, in the place of what was there, once the password has opened the repository: until then
-// the connection that was there stays. The file holds the keys of the storage, and not the password.
+// Connect writes configFile, which Open reads. It replaces an existing file once the password has opened the repository; until
+// then the old connection stays. The file holds the keys of the storage, but not the password.
 func Connect(ctx context.Context, configFile string, at Location, password string, o ConnectOptions) error {
 	if err := connect(ctx, configFile, at, password, o); err != nil {
 		return fmt.Errorf("connect to the repository in %s: %w", at, err)
@@ -214,13 +217,13 @@ func connect(ctx context.Context, configFile string, at Location, password strin
 		err = os.Rename(candidate, configFile)
 	}
 	if err != nil {
-		_ = os.Remove(candidate) // kopia may have
+		_ = os.Remove(candidate) // kopia may have removed it
 	}
 	return err
 }
 
-// besideConfig makes an empty file in the directory of configFile, which is made too. In the same directory, because the path of the cache is
-// kept relative to the file.
+// besideConfig makes an empty file in the directory of configFile, and that directory if necessary. It has to be the same
+// directory because the path of the cache is stored relative to the file.
 func besideConfig(configFile string) (string, error) {
 	dir := filepath.Dir(configFile)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -233,8 +236,8 @@ func besideConfig(configFile string) (string, error) {
 	return f.Name(), f.Close()
 }
 
-// ConnectedTo is the location that configFile names, without its keys, as Location.String has it. fs.ErrNotExist: there is no such file;
-// ErrInvalid: Connect did not write it.
+// ConnectedTo returns the location that configFile names, without its keys, in the form of Location.String. The error is
+// fs.ErrNotExist if there is no such file, and ErrInvalid if Connect did not write it.
 func ConnectedTo(configFile string) (string, error) {
 	lc, err := loadConnection(configFile)
 	if err != nil {
@@ -246,8 +249,8 @@ func ConnectedTo(configFile string) (string, error) {
 	return location(*lc.Storage), nil
 }
 
-// gone is err, or that the repository of a connection is not there any more if that is the reason: an empty directory, for instance, where
-// nothing is mounted.
+// gone returns err, or ErrNotFound if the reason for err is that the repository of a connection no longer exists: for instance
+// because the directory is empty and nothing is mounted there.
 func gone(ctx context.Context, configFile string, err error) error {
 	if !errors.Is(err, blob.ErrBlobNotFound) {
 		return err
@@ -260,7 +263,7 @@ func gone(ctx context.Context, configFile string, err error) error {
 	if closed != nil {
 		return err
 	}
-	defer st.Close(ctx) //nolint:errcheck // it was only asked
+	defer st.Close(ctx) //nolint:errcheck // nothing was written
 	if _, absent := st.GetMetadata(ctx, format.KopiaRepositoryBlobID); !errors.Is(absent, blob.ErrBlobNotFound) {
 		return err
 	}
@@ -270,7 +273,7 @@ func gone(ctx context.Context, configFile string, err error) error {
 // ReadOnly says whether the connection was made for reading only.
 func (r *Repository) ReadOnly() bool { return r.rep.ClientOptions().ReadOnly }
 
-// String names the location without its keys.
+// String returns the location without its keys.
 func (l Location) String() string {
 	if l.S3 != nil {
 		return "s3://" + l.S3.Endpoint + "/" + l.S3.Bucket + "/" + l.S3.Prefix

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A connection that does not work costs neither the one that was there, nor leaves anything behind.
+// A connection that does not work does not replace the existing one, and leaves nothing behind.
 func TestConnectReplacesOnlyWithWhatWorks(t *testing.T) {
 	t.Parallel()
 	_, config := newRepository(t)
@@ -68,7 +68,7 @@ func TestConnectReplacesOnlyWithWhatWorks(t *testing.T) {
 	}
 }
 
-// silent is a fake server: it takes connections and says nothing.
+// silent is a fake server. It accepts connections and says nothing.
 func silent(t *testing.T) (address string) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -79,7 +79,8 @@ func silent(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// A server that takes connections and does not answer ends no command before its user does, unless there is a deadline.
+// A server that accepts connections and does not answer would hang every command until its user ends it, if there were no
+// deadline.
 func TestAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	at := Location{S3: &S3{
@@ -101,7 +102,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 			if !errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), at.S3.Endpoint) || strings.Contains(err.Error(), "secret") {
 				t.Errorf("%v", err)
 			}
-			// The user's own end is not the server's fault.
+			// If the user ends it, that is not the server's fault.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			if err := f(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnreachable) {
@@ -111,7 +112,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A repository that is gone is told apart from one that is damaged, and a broken file from both.
+// A missing repository is distinguished from a damaged one, and a broken file from both.
 func TestOpenSaysWhatIsGone(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -175,7 +176,7 @@ func TestAKilledCreationIsRepeated(t *testing.T) {
 	}
 }
 
-// A directory with other files is somebody's mistake. An empty one may be the root of a file system.
+// A directory with other files is a mistake. An empty one may be the root of a file system.
 func TestCreate_refusesADirectoryThatIsNotEmpty(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -11,7 +11,8 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// A garbage collection reads each table once, however many restore points have it, however small its filter is, and in parallel.
+// A garbage collection reads each table once and in parallel, however many restore points have it and however small its filter
+// is.
 func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 	t.Parallel()
 	const tables, points = 200, 20
@@ -41,7 +42,7 @@ func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 		return fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance})
 	})
 	pieces := listPieces(geometry{size: disk.bytes, block: disk.block})
-	// Of each restore point: its directory, the list of its regions, and its record.
+	// For each restore point: its directory, its list of regions, and its record.
 	allowed := tables + points*(pieces+3) + 100
 	t.Logf("%s, %d at once; at most %d GETs", took, most, allowed)
 	if took.gets > allowed {

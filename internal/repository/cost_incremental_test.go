@@ -9,13 +9,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// listPieces is how many contents the list of a disk's regions has at most, with one more that names them.
+// listPieces returns how many contents a disk's list of regions has at most, including the one that names them.
 func listPieces(g geometry) int64 {
 	const entryBytes, pieceBytes = 100, 128 * kib // An entry has offset, length and a name of 34 digits.
 	return int64(g.regions()*entryBytes+pieceBytes-1)/pieceBytes + 1
 }
 
-// An incremental reads the list of the disk's regions and the tables of those that change, and no other.
+// An incremental reads the list of the disk's regions and the tables of the regions that change, and no others.
 func TestCost_incrementalReadsTheTablesThatChange(t *testing.T) {
 	t.Parallel()
 	for name, disk := range map[string]syntheticDisk{
@@ -36,7 +36,7 @@ func TestCost_incrementalReadsTheTablesThatChange(t *testing.T) {
 				}
 				source := DiskSource{
 					Name: "root", Bytes: disk.bytes, Reader: zeroReader{}, Identity: "a",
-					Change: strconv.Itoa(n + 2), Changes: &Changes{Since: strconv.Itoa(n + 1), Set: changed, Exclusive: true}, // The source has nothing of what the tables have.
+					Change: strconv.Itoa(n + 2), Changes: &Changes{Since: strconv.Itoa(n + 1), Set: changed, Exclusive: true}, // not what the tables describe
 				}
 				var p *RestorePoint
 				took := s.costOf(t, func() (err error) {

@@ -13,10 +13,10 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// manyPoints is how many restore points the tests of lists have.
+// manyPoints is how many restore points the tests of lists use.
 const manyPoints = 10_000
 
-// putManifests stores the manifests of n restore points of 100 machines. Their directories are not there: what reads one fails.
+// putManifests stores the manifests of n restore points of 100 machines. Their directories do not exist, so reading one fails.
 func putManifests(tb testing.TB, r *Repository, n int) (ids []string) {
 	tb.Helper()
 	root := objectID(tb, "k709f757b66fdfb48d0f8323744f1bd7e")
@@ -54,7 +54,7 @@ func putManifests(tb testing.TB, r *Repository, n int) (ids []string) {
 	return ids
 }
 
-// What is asked of 10,000 restore points takes as many requests as opening the repository does.
+// Queries about 10,000 restore points take as many requests as opening the repository.
 func TestCost_restorePointsAreListedFromTheirManifests(t *testing.T) { //nolint:tparallel // the subtests count the requests of one site
 	t.Parallel()
 	s := newSite(t)
@@ -99,7 +99,7 @@ func TestCost_restorePointsAreListedFromTheirManifests(t *testing.T) { //nolint:
 		r := s.opened(t, config)
 		took := s.costOf(t, func() error { return r.Delete(t.Context(), ids[:50]...) })
 		t.Logf("%s", took)
-		const rest = 20 // Deletions are a manifest content more, and the index is read again.
+		const rest = 20 // Deletions make one more content with manifests, and the index is read again.
 		if took.gets > rest || took.puts > 50+rest {
 			t.Errorf("deleting 50 restore points: %s", took)
 		}
@@ -122,7 +122,8 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// Whether there is a sign of damage is told from lists of the blobs and the index. What it leads to looks at the restore points that were asked for.
+// Whether there is a sign of damage is decided from lists of the blobs and the index. What follows looks only at the restore
+// points that were asked for.
 func TestCost_pruneLooksForSignsOfDamage(t *testing.T) {
 	t.Parallel()
 	const tables = 128

@@ -9,7 +9,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// A restore takes no more requests on a connection that has a cache than on one that has none, and fewer than there are blocks. So does a verification.
+// A restore takes no more requests on a connection with a cache than on one without, and fewer than there are blocks. The same
+// holds for a verification.
 func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 	t.Parallel()
 	const blocks = 160
@@ -52,7 +53,7 @@ func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 		t.Logf("%s a cache: %s; to verify %s", name, took, verified)
 		gets[cache], verifying[cache] = took.gets, verified.gets
 	}
-	if verifying[cached] != verifying[!cached] || verifying[!cached] > blocks/2 { // What the storage has is verified, and not what the cache has.
+	if verifying[cached] != verifying[!cached] || verifying[!cached] > blocks/2 { // It verifies the storage, not the cache.
 		t.Errorf("verifying: %d GETs with a cache, %d without, for %d blocks", verifying[cached], verifying[!cached], blocks)
 	}
 	if gets[cached] > gets[!cached]+10 || gets[!cached] > blocks/2 { // What is cached is fetched as whole blobs.

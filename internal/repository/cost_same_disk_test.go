@@ -7,12 +7,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// To tell a disk from others that have its checkpoint costs a few requests, whatever they have in common and however much has changed.
+// Distinguishing a disk from others that have its checkpoint costs a few requests, whatever they have in common and however much
+// has changed.
 func TestCost_tellingDisksApart(t *testing.T) {
 	t.Parallel()
 	const regions, block = 64, 256 * kib
 	whole := extent.NewSet(extent.Extent{Length: regions * RegionBlocks * block})
-	// filled has other data in each region, and other than other disks.
+	// filled is a disk with different data in each region, which also differs from other disks'.
 	filled := func(seed byte) DiskSource {
 		s, data := newSparse(regions*RegionBlocks*block), extent.Set{}
 		for i := range int64(regions) {
@@ -55,7 +56,7 @@ func TestCost_tellingDisksApart(t *testing.T) {
 			backUp(c.other, "b", "c2", c.otherBlock, nil)
 			took := backUp(c.disk, "a", "c3", c.block, &Changes{Since: "c2", Set: c.changed})
 			t.Logf("%s; %s without a look at the other", took, exclusive)
-			// Its list, a table and a block of each, and the samples.
+			// The other disk's list, a table and a block of each disk, and the samples.
 			if most := exclusive.gets + listPieces(geometry{size: c.other.Bytes, block: c.otherBlock}) + 2*samples + 20; took.gets > most {
 				t.Errorf("%d GETs, more than %d", took.gets, most)
 			}

@@ -9,7 +9,7 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
-// syntheticDisk describes a disk of which only tables are stored, and two blocks that all of them name.
+// syntheticDisk describes a disk of which only the tables are stored, and two blocks that all tables name.
 type syntheticDisk struct {
 	bytes, block int64
 	// tables is how many different tables its regions have, in turns.
@@ -52,7 +52,7 @@ func writeSyntheticDisk(tb testing.TB, s *session, want syntheticDisk) Disk {
 	return Disk{Name: "root", Bytes: g.size, BlockBytes: g.block, Object: id, Zero: zero, ZeroTail: zero, Digest: "sha256:", Identity: "a", Change: "1"}
 }
 
-// storedBlock is a block of bytes that n makes different.
+// storedBlock returns a stored block of this many bytes, which depends on n.
 func storedBlock(tb testing.TB, s *session, w *blockWriter, bytes int64, n uint64) object.ID {
 	tb.Helper()
 	data := make([]byte, bytes)

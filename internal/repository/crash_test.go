@@ -15,22 +15,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// death is how a process dies, and what it leaves behind.
+// death describes how a process dies, and what it leaves behind.
 type death struct {
-	// do is a job of crashed.job that dies at a failpoint when it passes for the pass-th time; 0: the first.
+	// do is a job of crashed.job that dies at a failpoint when it passes there for the pass-th time; 0: the first time.
 	do   string
 	pass int64
-	// done: what the job was for is done. lease (or a session manifest) and lock are left.
+	// done says that the job has achieved what it was for. lease (or a session manifest) and lock say what is left.
 	done, lease, lock bool
 }
 
-// deaths are those at each failpoint of the product.
+// deaths holds the deaths at each failpoint of the product.
 var deaths = map[string][]death{
 	"lease put":      {{do: "read"}},
 	"lease stored":   {{do: "read", lease: true}},
 	"session put":    {{do: "next"}, {do: "full"}, {do: "asleep", pass: 2, lease: true}},
 	"session stored": {{do: "next", lease: true}, {do: "full", lease: true}, {do: "asleep", pass: 2, lease: true}},
-	// The process that dies is not the one whose session manifest was left.
+	// The process that dies is not the one whose session manifest was left behind.
 	"stale lease's end put":   {{do: "maintain after another", lease: true, lock: true}},
 	"checkpoint due":          {{do: "gated", lease: true}},
 	"checkpoint stored":       {{do: "gated", lease: true}},
@@ -62,7 +62,7 @@ var deaths = map[string][]death{
 	"lock's end stored":       {{do: "maintain"}},
 }
 
-// No failpoint of the product is left out.
+// Every failpoint of the product has a death.
 func TestEveryFailpointHasADeath(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
@@ -89,7 +89,7 @@ func TestEveryFailpointHasADeath(t *testing.T) {
 	}
 }
 
-// Killed at any step, a process leaves what was complete and nothing else, and the next one goes on.
+// A process that is killed at any step leaves what was complete and nothing else, and the next one goes on.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -109,7 +109,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// Between any two blobs that are written or deleted, kopia's own included, it is the same.
+// The same holds between any two blobs that are written or deleted, including kopia's own.
 func TestKilledAfterEveryBlob(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -132,7 +132,7 @@ func TestKilledAfterEveryBlob(t *testing.T) {
 				c := template.copy(t)
 				j := c.job(t, do)
 				j.Dies = int64(n) + 1
-				if o := j.run(t, c.site, 0); !o.Killed { // Logs are blobs too, and not always as many.
+				if o := j.run(t, c.site, 0); !o.Killed { // Logs are blobs, too, and their number varies.
 					t.Logf("it ended before: %+v", o)
 				}
 				c.recovers(t, j, nil)
@@ -141,7 +141,7 @@ func TestKilledAfterEveryBlob(t *testing.T) {
 	}
 }
 
-// Killed at any time, backups in a row store more and more of the disk, and the one that ends stores only what is missing.
+// Consecutive backups that are killed at any time store more and more of the disk. The one that ends stores only what is missing.
 func TestKilledAtAnyTime(t *testing.T) {
 	t.Parallel()
 	seed := setting(t, "VARVE_TEST_SEED", time.Now().UnixNano())
@@ -165,7 +165,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 	c.recovers(t, c.backUp(20_000), nil)
 }
 
-// What a backup stored up to its last checkpoint is not stored again by the next one, be it a full one or an incremental.
+// What a backup stored up to its last checkpoint is not stored again by the next one, be it full or incremental.
 func TestResumeMovesOnlyWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for _, do := range []string{"full", "next"} {

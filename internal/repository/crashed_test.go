@@ -18,18 +18,18 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// crashed is a repository with a history of one disk of two regions, in which processes die.
+// crashed is a repository with the history of one disk of two regions, in which processes die.
 type crashed struct {
 	site   *site
 	config string
-	// now is the disk. held is what it held at the restore points that are there, by their second; their IDs and pins are beside it.
+	// now is the disk. held is what it held at the restore points that exist, by their second; ids and pins are theirs.
 	now  *sparse
 	held map[int64]*sparse
 	ids  map[int64]string
 	pins map[int64]int
 }
 
-// newCrashed has two restore points, and what only a third one referred to.
+// newCrashed makes two restore points, and garbage that only a deleted third one referred to.
 func newCrashed(tb testing.TB) *crashed {
 	tb.Helper()
 	s := newSite(tb)
@@ -45,7 +45,7 @@ func newCrashed(tb testing.TB) *crashed {
 	return c
 }
 
-// copy is the same in another directory.
+// copy makes a copy in another directory.
 func (c *crashed) copy(tb testing.TB) *crashed {
 	tb.Helper()
 	return c.copyTo(tb, tb.TempDir())
@@ -92,10 +92,10 @@ func (c *crashed) write(seed uint64) {
 	c.now.zero(extent.Extent{Offset: places[random.IntN(len(places))], Length: 700_000})
 }
 
-// latest is the last restore point.
+// latest returns the second of the last restore point.
 func (c *crashed) latest() int64 { return slices.Max(slices.Collect(maps.Keys(c.held))) }
 
-// backUp makes the restore point of a second, from the latest one if there is any.
+// backUp returns the job for the restore point of a second, starting from the latest one if there is any.
 func (c *crashed) backUp(second int64) *job {
 	d := jobDisk{Name: "root", Identity: "a", Change: fmt.Sprint(second), Bytes: c.now.bytes, disk: c.now.clone()}
 	if len(c.held) > 0 {
@@ -105,7 +105,7 @@ func (c *crashed) backUp(second int64) *job {
 	return &job{Config: c.config, Do: "backUp", Source: testSource, Time: time.Unix(second, 0), Disks: []jobDisk{d}, Workers: 2}
 }
 
-// job is what is to be done by something that dies.
+// job returns a job for a process that dies.
 func (c *crashed) job(t *testing.T, do string) *job {
 	t.Helper()
 	j := &job{Config: c.config, Do: do}
@@ -140,7 +140,7 @@ func (c *crashed) job(t *testing.T, do string) *job {
 	return j
 }
 
-// does carries j out, and notes what has to be there then.
+// does runs j, and notes what must exist afterwards.
 func (c *crashed) does(tb testing.TB, r *Repository, j *job) {
 	tb.Helper()
 	refresh(tb, r)
@@ -169,7 +169,7 @@ func (c *crashed) done(j *job) {
 	}
 }
 
-// settle looks whether j, which may have died, was done.
+// settle finds out whether j, which may have died, was done.
 func (c *crashed) settle(t *testing.T, r *Repository, j *job) {
 	t.Helper()
 	points, err := r.List(t.Context(), nil)
@@ -189,7 +189,7 @@ func (c *crashed) settle(t *testing.T, r *Repository, j *job) {
 	}
 }
 
-// check compares what is there with what has to be, and takes the IDs.
+// check compares what exists with what must exist, and notes the IDs.
 func (c *crashed) check(tb testing.TB, r *Repository) {
 	tb.Helper()
 	points, err := r.List(tb.Context(), nil)
@@ -214,7 +214,7 @@ func (c *crashed) check(tb testing.TB, r *Repository) {
 	}
 }
 
-// recovers checks what a process left that died doing j, exactly if d is given, and that everything goes on from there.
+// recovers checks what a process left that died doing j (exactly, if d is given), and that everything goes on from there.
 func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 	t.Helper()
 	r := c.open(t)
@@ -233,7 +233,7 @@ func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 	c.write(6000)
 	next := c.backUp(30_000)
 	o := next.do(t.Context(), r)
-	refused := o.Conflict // Maintenance that was exclusive has died.
+	refused := o.Conflict // Exclusive maintenance has died.
 	if refused {
 		c.site.move(lockLife + time.Second)
 		o = next.do(t.Context(), r)
@@ -259,7 +259,7 @@ func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 	}
 
 	c.site.move(sessionLife)
-	for range 2 { // What the first run writes anew of packs that are not full, the second one finds to be garbage.
+	for range 2 { // The first run rewrites packs that are not full. The second finds their old contents to be garbage.
 		c.site.move(time.Minute)
 		c.does(t, r, &job{Do: "maintain", Mode: FullMaintenance, Exclusive: true})
 	}
@@ -288,7 +288,7 @@ func leases(tb testing.TB, r *Repository) (n int) {
 	return n
 }
 
-// indexed is how many bytes of packs are found.
+// indexed returns how many bytes of packs the index has.
 func indexed(tb testing.TB, r *Repository) (n int64) {
 	tb.Helper()
 	err := r.rep.ContentReader().IterateContents(tb.Context(), content.IterateOptions{}, func(info content.Info) error {
@@ -301,7 +301,7 @@ func indexed(tb testing.TB, r *Repository) (n int64) {
 	return n
 }
 
-// noGarbage checks that no content is left that nobody refers to, no pack that the index does not know, and no session.
+// noGarbage checks that there is no content that nobody refers to, no pack that the index does not know, and no session.
 func noGarbage(tb testing.TB, r *Repository) {
 	tb.Helper()
 	left, err := unreferenced(tb.Context(), r)

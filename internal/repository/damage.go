@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Damage is a part of a disk that cannot be restored, or a whole one if Extent is empty. Blocks side by side are one part, and Err is what is
-// wrong with the first of them; a region whose table is damaged is one, too.
+// Damage is a part of a disk that cannot be restored, or a whole disk if Extent is empty. Adjacent blocks are one part, and Err
+// is what is wrong with the first of them. A region whose table is damaged is one part, too.
 type Damage struct {
 	Point  *RestorePoint
 	Disk   string
@@ -22,7 +22,8 @@ type Damage struct {
 	Err    error
 }
 
-// damageError says in few words what is wrong with something that is stored; err, if not nil, is what was seen of it. It is ErrCorrupt.
+// damageError says briefly what is wrong with something that is stored. err, if not nil, is the error that showed it. A
+// damageError is ErrCorrupt.
 type damageError struct {
 	text string
 	err  error
@@ -52,11 +53,12 @@ type blockDamage struct {
 type damages struct {
 	disk string
 	all  []Damage
-	// table: the last one is of tables.
+	// table says whether the last entry of all is damage of tables.
 	table bool
 }
 
-// add adds what is wrong with e, which is behind everything that was added before. A table's damage and that of blocks are never one.
+// add adds what is wrong with e, which lies behind everything that was added before. It never merges a table's damage with that
+// of blocks.
 func (d *damages) add(e extent.Extent, err error, table bool) {
 	if n := len(d.all); n > 0 && d.table == table && d.all[n-1].Extent.End() == e.Offset {
 		d.all[n-1].Extent.Length += e.Length
@@ -66,13 +68,13 @@ func (d *damages) add(e extent.Extent, err error, table bool) {
 	d.table = table
 }
 
-// packs knows which blobs there are. It is safe for concurrent use.
+// packs knows which blobs exist, and their lengths. It is safe for concurrent use.
 type packs struct {
 	rep repo.DirectRepository
 
 	mu    sync.Mutex
 	bytes map[blob.ID]int64
-	// looked are those that were looked for again.
+	// looked holds the blobs that were looked for again.
 	looked map[blob.ID]bool
 }
 
@@ -89,7 +91,8 @@ func listPacks(ctx context.Context, rep repo.DirectRepository) (*packs, error) {
 	return p, nil
 }
 
-// holds says whether the place of a content is there. A blob that was not in the list is looked for: it may be newer.
+// holds says whether the storage has the place of a content. If the list does not have the blob, or has it shorter, holds looks
+// for it again, because it may be newer than the list.
 func (p *packs) holds(ctx context.Context, i content.Info) (bool, error) {
 	end := int64(i.PackOffset) + int64(i.PackedLength)
 	p.mu.Lock()

@@ -9,12 +9,13 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// errDamageSign ends a search.
+// errDamageSign ends a search early.
 var errDamageSign = errors.New("a content has no place in the storage")
 
-// SignOfDamage says whether there is a reason to look for damage with Verify. It reads no tables: it costs a list of the blobs and a walk through
-// the index, which is in memory. Garbage collection reads all tables, and fails if a content is in no index. So the signs are: the last
-// collection failed, a restore point cannot be read or is lost, or a blob that the index names is missing or too short.
+// SignOfDamage says whether there is a reason to look for damage with Verify. It reads no tables: it costs a list of the blobs
+// and a walk through the index, which is in memory. It relies on garbage collection, which reads all tables and fails if a
+// content is in no index. The signs are: the last collection failed, a restore point cannot be read or is lost, or a blob that
+// the index names is missing or too short.
 func (r *Repository) SignOfDamage(ctx context.Context) (bool, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.rep)
 	if err != nil {
@@ -47,7 +48,7 @@ func (r *Repository) SignOfDamage(ctx context.Context) (bool, error) {
 	return false, err
 }
 
-// lastCollectionFailed says whether the last garbage collection did not succeed, maybe because a content is missing.
+// lastCollectionFailed says whether the last garbage collection failed, maybe because a content is missing.
 func lastCollectionFailed(schedule *maintenance.Schedule) bool {
 	runs := schedule.Runs[maintenance.TaskSnapshotGarbageCollection] // The newest is the first.
 	return len(runs) > 0 && !runs[0].Success

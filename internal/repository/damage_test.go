@@ -17,12 +17,12 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// blobsOf is the directory with the blobs of a test's repository.
+// blobsOf returns the directory with the blobs of a test's repository.
 func blobsOf(configFile string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(configFile)), "blobs")
 }
 
-// blobFiles are the files of a filesystem repository whose blob's name begins with prefix.
+// blobFiles returns the files of a filesystem repository whose blobs' names begin with prefix.
 func blobFiles(tb testing.TB, configFile, prefix string) []string {
 	tb.Helper()
 	root := blobsOf(configFile)
@@ -43,7 +43,7 @@ func blobFiles(tb testing.TB, configFile, prefix string) []string {
 	return out
 }
 
-// whatHappens is what happens to a blob. other is another blob of its kind, and in where its content is that is looked at.
+// whatHappens is what happens to a blob. other is another blob of its kind, and in is where the content in question lies.
 var whatHappens = map[string]func(data, other []byte, in span) []byte{
 	"bit flipped": func(d, _ []byte, in span) []byte { d[in.middle()] ^= 0x40; return d },
 	"truncated":   func(d, _ []byte, in span) []byte { return d[:in.middle()] },
@@ -53,8 +53,8 @@ var whatHappens = map[string]func(data, other []byte, in span) []byte{
 	"missing":     nil,
 }
 
-// kinds are the kinds of blobs by the beginnings of their names. data says that they hold what nothing else does, few that
-// the unit tests leave them out.
+// kinds are the kinds of blobs by the prefixes of their names. data says that they hold what nothing else does. few says that the
+// unit tests leave them out.
 var kinds = map[string]struct {
 	prefix, content string
 	data, few       bool
@@ -69,20 +69,20 @@ var kinds = map[string]struct {
 	"record":       {prefix: recordPrefix, few: true},
 }
 
-// What happens most is tested here, and everything with the peers.
+// The most frequent damage is tested here, and everything with the peers.
 func TestDamageIsFoundAndNeverRestored(t *testing.T) {
 	t.Parallel()
 	everyDamage(t, func(damage string, few bool) bool { return !few && (damage == "bit flipped" || damage == "missing") })
 }
 
-// Whatever happens to a blob: opening or verify tells and names what it touches, no restore gives wrong bytes, what is undamaged still
-// restores, and repair brings back everything that is in the repository twice.
+// Whatever happens to a blob: opening or verifying reports it and names what it affects, no restore gives wrong bytes, what is
+// undamaged still restores, and repair brings back everything that is in the repository twice.
 func everyDamage(t *testing.T, wanted func(damage string, few bool) bool) {
 	t.Helper()
 	for kind, k := range kinds {
 		for name, damage := range whatHappens {
 			if k.content != "" && name != "bit flipped" && name != "zeroed" {
-				continue // What happens to a whole blob happens to the metadata.
+				continue // The kind metadata covers damage to whole blobs.
 			}
 			if !wanted(name, k.few) {
 				continue
@@ -106,9 +106,9 @@ type damagedRepository struct {
 	held   map[string][]byte
 	// good and bad are the IDs of two restore points in held.
 	good, bad string
-	// before are the files that were there before the bad one.
+	// before holds the files that existed before the bad one.
 	before map[string]bool
-	// inside are the contents in packs, by their blob and the prefix of their IDs.
+	// inside holds the contents in packs, by their blob and the prefix of their IDs.
 	inside map[string]map[string]span
 }
 
@@ -149,7 +149,7 @@ func newDamaged(t *testing.T) *damagedRepository {
 	return d
 }
 
-// where is the part of a file that is damaged: a content with the prefix, any content of a pack, or all.
+// where returns the part of a file to damage: a content with the prefix, any content of a pack, or the whole file.
 func (d *damagedRepository) where(file, prefix string, length int) (span, bool) {
 	for blob, contents := range d.inside {
 		if !strings.HasSuffix(blob, strings.TrimSuffix(filepath.Base(file), ".f")) {
@@ -229,7 +229,7 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 	t.Logf("%+v", report)
 	fresh = open(t, d.config)
 	if data {
-		// It is gone; without it the repository is as good as new.
+		// The data is gone. Without it the repository is as good as new.
 		d.restores(t, fresh, false)
 		if err := fresh.Delete(t.Context(), d.bad); err != nil && !errors.Is(err, ErrNotFound) {
 			t.Error(err)
@@ -247,7 +247,7 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 	d.restores(t, fresh, !data)
 }
 
-// verified checks that verify finds the damage and blames nobody else.
+// verified checks that verify finds the damage and blames nothing else.
 func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 	t.Helper()
 	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
@@ -255,7 +255,7 @@ func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 		t.Fatal(err)
 	}
 	if !report.Damaged() && len(blobFiles(t, d.config, recordPrefix)) == len(d.held) {
-		t.Error("verify found nothing") // A record that is missing is as if it had not been stored yet.
+		t.Error("verify found nothing") // A missing record looks as if it had not been stored yet.
 	}
 	for _, x := range report.Damage {
 		if x.Point.ID != d.bad {
@@ -264,7 +264,7 @@ func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 	}
 }
 
-// unwritable checks that what needs the manifests says that they are damaged, and does nothing.
+// unwritable checks that what needs the manifests reports that they are damaged, and does nothing.
 func (d *damagedRepository) unwritable(t *testing.T, r *Repository) {
 	t.Helper()
 	disk := &memory{data: []byte("disk")}
@@ -280,7 +280,8 @@ func (d *damagedRepository) unwritable(t *testing.T, r *Repository) {
 	}
 }
 
-// restores checks that whatever is restored is right, that what was not damaged is, and all of it if everything is said to be well.
+// restores checks that whatever is restored is right, that what was not damaged is restored, and everything if all is said to be
+// well.
 func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 	t.Helper()
 	points, err := r.List(t.Context(), nil)
@@ -310,7 +311,7 @@ func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 	}
 }
 
-// Damage of a restore point's description alone is damage too, and not a storage that does not answer.
+// Damage of a restore point's description alone is damage, too, and not a storage that does not answer.
 func TestADamagedDescriptionIsDamage(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -337,7 +338,7 @@ func TestADamagedDescriptionIsDamage(t *testing.T) {
 		}
 	}
 	fresh := open(t, config)
-	// The manifest has the description once more.
+	// The manifest repeats the description.
 	points, err := fresh.List(t.Context(), nil)
 	if err != nil || len(points) != 1 {
 		t.Fatalf("%d restore points: %v", len(points), err)

@@ -10,11 +10,11 @@ import (
 	"github.com/kopia/kopia/repo/compression"
 )
 
-// headerBytes is how much of a compressed content says how, again.
+// headerBytes is the length of a compressed content's header, which repeats how the content is compressed.
 const headerBytes = 4
 
-// decompress appends what data, a content that kopia compressed, was before to out, which is empty, within its capacity. It knows S2 and
-// zstd as kopia writes them; ok is false of all else, and of what is wrong.
+// decompress appends to out what data, a content that kopia compressed, was before. out is empty, and decompress stays within its
+// capacity. It knows S2 and zstd as kopia writes them. ok is false for everything else, and for data that is wrong.
 func decompress(id compression.HeaderID, data, out []byte) (plain []byte, ok bool) {
 	if len(data) < headerBytes || binary.BigEndian.Uint32(data) != uint32(id) {
 		return nil, false
@@ -34,12 +34,13 @@ func decompress(id compression.HeaderID, data, out []byte) (plain []byte, ok boo
 	return nil, false
 }
 
-// zstdDecoder may be used by several goroutines at once, and writes no more than there is room for.
+// zstdDecoder returns a decoder that several goroutines may use at once, and that does not write beyond its output's capacity.
 var zstdDecoder = sync.OnceValues(func() (*zstd.Decoder, error) {
 	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true))
 })
 
-// An S2 stream is chunks of a type, 24 bits of length, and, of data, a checksum first (the framing format of Snappy, with S2's name).
+// An S2 stream consists of chunks: a type, 24 bits of length and, for data, a checksum first (Snappy's framing format with S2's
+// name).
 const (
 	s2Stream       = "\xff\x06\x00\x00S2sTwO"
 	s2Compressed   = 0x00
@@ -50,7 +51,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// decodeS2 appends what a stream decodes to. s2.Reader would copy everything once more on its way in and out.
+// decodeS2 appends what a stream decodes to. s2.Reader would copy everything once more on the way in and out.
 func decodeS2(stream, out []byte) (plain []byte, ok bool) {
 	if len(stream) < len(s2Stream) || string(stream[:len(s2Stream)]) != s2Stream {
 		return nil, false

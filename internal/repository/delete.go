@@ -9,9 +9,10 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// Delete removes restore points. What no other one shares is freed by maintenance. A restore point that a running backup started
-// from can go; the backup keeps what it needs, and so does whoever has a Lease. If one of them is not there, or is pinned (ErrConflict), none is removed: the
-// caller may have decided long ago. One that is lost is forgotten.
+// Delete removes restore points. Maintenance frees what no other restore point shares. A restore point that a running backup
+// started from can be deleted; the backup keeps what it needs, and so does whoever has a Lease. If one of the restore points does
+// not exist, or is pinned (ErrConflict), none is removed: the caller may have decided long ago. A lost restore point is
+// forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	found, err := r.deletable(ctx, ids)
 	if err != nil {
@@ -36,7 +37,7 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 			return err
 		}
 		reached("deletion stored")
-		// Maintenance that had found one of them without a record before it was announced may have stored that since.
+		// Maintenance may have found one of them without a record before it was announced, and may have stored a record since.
 		if err := removeRecords(ctx, w, ids); err != nil {
 			return err
 		}
@@ -48,9 +49,10 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	return nil
 }
 
-// Lost are the restore points that were made and of which only the record is left: another program has deleted them, or what the repository knows of them
-// is gone. Repair brings them back as long as their data is there, and Delete forgets them. They have an ID, and Source and Time if the record can be
-// read. ErrCorrupt means that manifests are damaged: what is not found may be among them.
+// Lost returns the restore points of which only the record is left: another program has deleted them, or what the repository
+// knows of them is gone. Repair brings them back as long as their data exists, and Delete forgets them. They have an ID, and
+// Source and Time if the record can be read. ErrCorrupt means that manifests are damaged; a restore point that is not found may
+// be in one of those.
 func (r *Repository) Lost(ctx context.Context) ([]*RestorePoint, error) {
 	ids, _, err := r.lost(ctx)
 	if err != nil {
@@ -79,11 +81,12 @@ func (r *Repository) deletable(ctx context.Context, ids []string) ([]*stored, er
 	for _, id := range ids {
 		wanted[id] = nil
 	}
-	// Others may have published or pinned it since this connection looked: only its record would be removed, or what the pin has replaced.
+	// Others may have published or pinned one of them since this connection last looked. Delete would then remove only its
+	// record, or only the manifest that the pin has replaced.
 	if err := r.rep.Refresh(ctx); err != nil {
 		return nil, err
 	}
-	// One look at all manifests. Those that it does not find are looked for alone: the error says why.
+	// Look at all manifests at once. Look up alone what that does not find, because the error then says why.
 	some, _ := r.matching(ctx, func(id string) bool { _, ok := wanted[id]; return ok })
 	for _, s := range some {
 		wanted[s.id] = s
@@ -106,7 +109,7 @@ func (r *Repository) deletable(ctx context.Context, ids []string) ([]*stored, er
 	return found, nil
 }
 
-// forgettable is a restore point of which only the record is left; without that it is the error notFound.
+// forgettable returns a restore point of which only the record is left, or the error notFound if there is no record either.
 func (r *Repository) forgettable(ctx context.Context, id string, notFound error) (*stored, error) {
 	_, err := r.rep.BlobReader().GetMetadata(ctx, blob.ID(recordPrefix+id))
 	if errors.Is(err, blob.ErrBlobNotFound) {
@@ -118,7 +121,7 @@ func (r *Repository) forgettable(ctx context.Context, id string, notFound error)
 	return &stored{id: id}, nil
 }
 
-// change changes manifests, all of them or none.
+// change changes manifests: all of them, or none.
 func (r *Repository) change(ctx context.Context, purpose string, do func(context.Context, repo.DirectRepositoryWriter) error) error {
 	if err := r.writable(ctx); err != nil {
 		return err

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A connection that has not seen a restore point yet deletes it, and not its record alone.
+// A connection that has not seen a restore point yet deletes it, not only its record.
 func TestDelete_whatThisConnectionHasNotSeen(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -21,7 +21,7 @@ func TestDelete_whatThisConnectionHasNotSeen(t *testing.T) {
 	}
 }
 
-// A restore point that was pinned after this connection looked stays, and so does everything that was to go with it.
+// A restore point that was pinned after this connection looked stays, and so does everything that was to be deleted with it.
 func TestDelete_whatWasPinnedMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)

@@ -7,9 +7,10 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// deletionStorage is the storage of maintenance. kopia hands the packs that nothing refers to through a channel to workers that end with their first
-// error, and waits for ever when all of them have: a bucket that refuses deletions would hang maintenance, which keeps its lock. So kopia never hears
-// of the first failure. Nothing is deleted after it, and failure tells it in the end. What stays is found again by the next run.
+// deletionStorage is the storage of maintenance. kopia passes the packs that nothing refers to through a channel to workers that
+// end with their first error, and waits forever once all of them have ended. A bucket that refuses deletions would therefore hang
+// maintenance, which would keep its lock. So kopia never hears of the first failure: nothing is deleted after it, and failure
+// reports it in the end. The next run finds what is left.
 type deletionStorage struct {
 	blob.Storage
 
@@ -32,7 +33,7 @@ func (d *deletionStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
 	return nil
 }
 
-// failure is the first error of a deletion.
+// failure returns the first error of a deletion.
 func (d *deletionStorage) failure() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

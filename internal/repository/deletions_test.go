@@ -9,7 +9,8 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// A storage that refuses deletions, as a bucket's policy may, ends maintenance with its words. kopia's own waits for ever with this many packs.
+// A storage that refuses deletions, as a bucket's policy may, ends maintenance with the storage's error. kopia's own would wait
+// forever with this many packs.
 func TestMaintenance_endsWhenDeletionsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -9,9 +9,9 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Diff returns the blocks in which two disks differ: outside of them the disks hold the same, and in each of them they do not. Bytes
-// that only the larger disk has differ. It compares the tables and reads no data. Disks with blocks of different sizes are ErrInvalid:
-// their tables say nothing about each other.
+// Diff returns the blocks in which two disks differ: each of these blocks differs, and the rest is the same. Bytes that only the
+// larger disk has count as different. Diff compares the tables, and reads data only where the smaller disk ends within a block.
+// Disks with different block sizes are ErrInvalid, because their tables cannot be compared.
 func (r *Repository) Diff(ctx context.Context, a, b Disk) (extent.Set, error) {
 	if a.BlockBytes != b.BlockBytes {
 		return extent.Set{}, fmt.Errorf("%w: disk %s has blocks of %d bytes and disk %s of %d: only disks with the same block size can be compared",
@@ -41,7 +41,7 @@ func (r *Repository) Diff(ctx context.Context, a, b Disk) (extent.Set, error) {
 	return out, nil
 }
 
-// diffRegion appends what differs of region i up to the end of the smaller disk.
+// diffRegion appends the blocks of region i that differ, up to the end of the smaller disk.
 func diffRegion(ctx context.Context, small, large *Image, i int, out *extent.Set) error {
 	if small.list[i].Object == large.list[i].Object && small.list[i].Length == large.list[i].Length {
 		return nil
@@ -66,8 +66,9 @@ func diffRegion(ctx context.Context, small, large *Image, i int, out *extent.Set
 	return nil
 }
 
-// sameBlock says whether two blocks at the same place hold the same, as far as the shorter one goes. Only the last block of the smaller
-// disk can be shorter, and it alone may have to be read: names of blocks of different lengths say nothing about each other.
+// sameBlock says whether two blocks at the same place hold the same data, up to the length of the shorter one. Only the last
+// block of the smaller disk can be shorter. It alone may have to be read, because the IDs of blocks of different lengths cannot
+// be compared.
 func sameBlock(ctx context.Context, small, large *Image, mine, other object.IndirectObjectEntry) (bool, error) {
 	if mine.Length == other.Length {
 		return mine.Object == other.Object, nil

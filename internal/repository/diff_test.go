@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// differing is what Diff must return, told from the bytes.
+// differing returns what Diff must return, determined from the bytes.
 func differing(a, b []byte, block int64) extent.Set {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -67,7 +67,7 @@ func TestDiffIsWhatDiffers(t *testing.T) {
 	})
 }
 
-// A change far away from the others costs one extent, whatever regions lie between.
+// A change far away from others costs one extent, whatever regions lie between.
 func TestDiffAcrossRegions(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)

@@ -8,7 +8,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"fmt"
-	stdhash "hash" // the package has a hash of its own
+	stdhash "hash" // this package has its own hash type
 	"io"
 	"sync"
 
@@ -17,25 +17,26 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// runBytes is how much is fetched at once of contents that lie side by side in a pack: requests cost time, and what the processor's
-// caches do not hold is copied slowly.
+// runBytes is how much of adjacent contents in a pack is fetched at once. Requests cost time, and what does not fit into the
+// processor's caches is copied slowly.
 const runBytes = 1 * mib
 
-// directBytes is the largest content that is read directly. Varve's are of 4 MiB at most.
+// directBytes is the largest content that is read directly. Varve's contents have 4 MiB at most.
 const directBytes = 16 * mib
 
-// direct reads contents from the storage that kopia reads them from, decrypts them in place and decompresses them to where they are wanted;
-// kopia itself copies each byte four times more. It knows what Varve writes. Everything else, and all that is wrong with
-// a content, it leaves to kopia, and has no errors of its own. It is safe for concurrent use.
+// direct reads contents from the storage that kopia reads them from. It decrypts them in place and decompresses them to where
+// they are wanted; kopia itself copies each byte four times more. It knows what Varve writes. It leaves everything else to kopia,
+// including everything that is wrong with a content, and has no errors of its own. It is safe for concurrent use.
 type direct struct {
 	blobs blob.Reader
-	// keys has the hash that the contents' keys are made with, scratch *scratch.
+	// keys holds the keyed hashes that derive the contents' keys, and scratch holds *scratch.
 	keys, scratch sync.Pool
 }
 
-// readDirectly sets direct, unless kopia must read everything because the repository is encrypted in another way. If the connection of this file has
-// a cache, kopia looks into it and fills it where single contents are read. Restore and verify, which read everything once and in the order of
-// the packs, go past it: a cache of single contents is of no use to them, and fetching contents one by one takes several times as many requests.
+// readDirectly sets direct, unless the repository is encrypted in another way or has error correction: kopia must then read
+// everything. If the connection of this file has a cache, kopia reads single contents, and uses and fills the cache. Restore and
+// verify bypass the cache. They read everything once and in the order of the packs, so a cache of single contents is of no use to
+// them, and fetching contents one by one takes several times as many requests.
 func (r *Repository) readDirectly(ctx context.Context, file string) error {
 	f := r.rep.ContentReader().ContentFormat()
 	if f.GetEncryptionAlgorithm() != encryptionAlgorithm || (f.GetECCAlgorithm() != "" && f.GetECCOverheadPercent() > 0) {
@@ -45,7 +46,7 @@ func (r *Repository) readDirectly(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	// As kopia's package encryption derives it.
+	// This is how kopia's package encryption derives it.
 	secret, err := hkdf.Key(sha256.New, f.GetMasterKey(), []byte("encryption"), "", sha256.Size)
 	if err != nil {
 		return fmt.Errorf("key of the contents: %w", err)
@@ -60,7 +61,7 @@ func (r *Repository) readDirectly(ctx context.Context, file string) error {
 // scratch is the memory of one reader.
 type scratch struct{ fetched, plain []byte }
 
-// content is a content for the caller to keep.
+// content returns a content for the caller to keep.
 func (d *direct) content(ctx context.Context, info content.Info) (data []byte, ok bool) {
 	if !d.reads(&info) {
 		return nil, false
@@ -69,7 +70,7 @@ func (d *direct) content(ctx context.Context, info content.Info) (data []byte, o
 	defer d.scratch.Put(s)
 	memory, plain := &s.fetched, []byte(nil)
 	if info.CompressionHeaderID == content.NoCompression {
-		memory = new([]byte) // What it has is decrypted in place, and kept.
+		memory = new([]byte) // The fetched bytes are decrypted in place and kept.
 	} else {
 		plain = make([]byte, 0, info.OriginalLength)
 	}
@@ -80,19 +81,19 @@ func (d *direct) content(ctx context.Context, info content.Info) (data []byte, o
 	return d.open(info, packed, plain)
 }
 
-// reads says whether a content may be one to read directly. Of one that no index has there is no pack.
+// reads says whether a content may be read directly. A content that no index has is in no pack.
 func (d *direct) reads(info *content.Info) bool {
 	return d != nil && info.PackBlobID != "" && info.PackedLength <= directBytes && info.OriginalLength <= directBytes
 }
 
-// follows says whether b lies right behind a, whose run began at start, and can be fetched with it.
+// follows says whether b lies right behind a and can be fetched with it, in the run that began at start.
 func (d *direct) follows(start, a, b *content.Info) bool {
 	return d.reads(b) && b.PackBlobID == start.PackBlobID && int64(b.PackOffset) == int64(a.PackOffset)+int64(a.PackedLength) &&
 		int64(b.PackOffset)+int64(b.PackedLength)-int64(start.PackOffset) <= runBytes
 }
 
-// run calls take with the contents of a run, in order, and returns how many there were before one that could not be read, and what take said.
-// The data is valid until take returns.
+// run calls take with the contents of a run, in order. It returns how many contents came before one that could not be read, and
+// take's error. The data is valid until take returns.
 func (d *direct) run(ctx context.Context, infos []content.Info, take func(i int, data []byte) error) (n int, err error) {
 	if !d.reads(&infos[0]) {
 		return 0, nil
@@ -121,7 +122,7 @@ func (d *direct) run(ctx context.Context, infos []content.Info, take func(i int,
 	return len(infos), nil
 }
 
-// fetch reads length bytes of a pack, into memory if that is long enough.
+// fetch reads length bytes of a pack into memory, which it replaces if that is too short.
 func (d *direct) fetch(ctx context.Context, pack blob.ID, offset, length int64, memory *[]byte) ([]byte, bool) {
 	if int64(cap(*memory)) < length {
 		*memory = make([]byte, length)
@@ -131,7 +132,8 @@ func (d *direct) fetch(ctx context.Context, pack blob.ID, offset, length int64, 
 	return b, err == nil && int64(len(b)) == length
 }
 
-// open decrypts a content in place, and decompresses it to plain, which is empty, within its capacity. What it returns is in one of the two.
+// open decrypts a content in place. If it is compressed, open decompresses it to plain, which is empty, within plain's capacity.
+// The result lies in packed or plain.
 func (d *direct) open(info content.Info, packed, plain []byte) ([]byte, bool) {
 	data, ok := d.decrypt(info, packed)
 	if !ok {
@@ -145,8 +147,8 @@ func (d *direct) open(info content.Info, packed, plain []byte) ([]byte, bool) {
 	return data, len(data) == int(info.OriginalLength)
 }
 
-// decrypt does what kopia's AES256-GCM-HMAC-SHA256 does: the end of the content's hash makes its key and is authenticated with it; the
-// nonce comes first.
+// decrypt does what kopia's AES256-GCM-HMAC-SHA256 does: the content's key is derived from the end of its hash, which is
+// authenticated along with the content. The nonce comes first.
 func (d *direct) decrypt(info content.Info, packed []byte) ([]byte, bool) {
 	hashed := info.ContentID.Hash()
 	if len(hashed) < aes.BlockSize || info.EncryptionKeyID != 0 {
@@ -175,7 +177,7 @@ func (d *direct) aead(iv []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(c)
 }
 
-// buffer takes what a storage reads, up to its capacity. Storages copy to it directly, because it is an io.ReaderFrom.
+// buffer takes what a storage reads, up to its capacity. Storages copy to it directly because it is an io.ReaderFrom.
 type buffer []byte
 
 // Reset implements blob.OutputBuffer.

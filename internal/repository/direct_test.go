@@ -39,7 +39,7 @@ func formatted(t *testing.T, f format.ContentFormat, o ConnectOptions) (r *Repos
 	return open(t, configFile), configFile
 }
 
-// store stores objects of one content each and returns where they are, in the order of their places.
+// store stores objects of one content each, and returns where they are, in the order of their places.
 func store(tb testing.TB, r *Repository, write func(put func(data []byte, c compression.Name, prefix content.IDPrefix))) []content.Info {
 	tb.Helper()
 	ctx, w, err := r.rep.NewDirectWriter(tb.Context(), repo.WriteSessionOptions{Purpose: "test"})
@@ -66,7 +66,7 @@ func store(tb testing.TB, r *Repository, write func(put func(data []byte, c comp
 	return slices.CompactFunc(infos, func(a, b content.Info) bool { return a.ContentID == b.ContentID })
 }
 
-// material is so many bytes that compress well, badly, or in parts, no two the same.
+// material returns n bytes that compress well, badly or in parts. No two results are the same.
 func material(random *rand.Rand, n int, kind string) []byte {
 	data := make([]byte, n)
 	switch kind {
@@ -76,7 +76,7 @@ func material(random *rand.Rand, n int, kind string) []byte {
 		}
 	case "random":
 		fill(random, data)
-	case "parts": // S2's chunks are of 1 MiB.
+	case "parts": // S2's chunks have 1 MiB.
 		fill(random, data[:n/2])
 	}
 	copy(data, fmt.Sprint(random.Uint64()))
@@ -89,7 +89,7 @@ func fill(random *rand.Rand, data []byte) {
 	}
 }
 
-// Whatever kopia has stored, what is read directly is what kopia reads, one by one and in runs; and what Varve writes is read directly.
+// Whatever kopia has stored, direct reads give what kopia reads, one by one and in runs. What Varve writes is read directly.
 func TestDirectReadsWhatKopiaReads(t *testing.T) {
 	t.Parallel()
 	repositories := map[string]*Repository{}
@@ -98,7 +98,7 @@ func TestDirectReadsWhatKopiaReads(t *testing.T) {
 	}
 	var names []string
 	for name := range compression.ByName {
-		if name != "lz4" { // kopia writes what it cannot read again.
+		if name != "lz4" { // kopia writes what it cannot read back.
 			names = append(names, string(name))
 		}
 	}
@@ -155,7 +155,7 @@ func TestDirectReadsWhatKopiaReads(t *testing.T) {
 	})
 }
 
-// What is encrypted in another way is read by kopia. With a cache only single contents are.
+// kopia reads what is encrypted in another way. With a cache it reads single contents only.
 func TestWhatIsNotReadDirectly(t *testing.T) {
 	t.Parallel()
 	plain := format.ContentFormat{Hash: hashAlgorithm, Encryption: encryptionAlgorithm}
@@ -194,7 +194,7 @@ func TestWhatIsNotReadDirectly(t *testing.T) {
 	}
 }
 
-// Wherever a content is damaged, nothing comes of it but what kopia says, and its neighbours in the pack are read.
+// Wherever a content is damaged, the only result is what kopia says, and the neighbours in the pack are still read.
 func TestDirectReadsNothingDamaged(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -216,7 +216,7 @@ func TestDirectReadsNothingDamaged(t *testing.T) {
 		place := infos[victim]
 		start, length := int(place.PackOffset), int(place.PackedLength)
 		damages := map[string][]byte{"cut": whole[:start+length/2], "gone": nil}
-		// The nonce, the compressor's header, the stream's, the first chunk's, its data, the last byte, the tag.
+		// The nonce, the headers of the compressor, of the stream and of the first chunk, its data, the last byte, the tag.
 		for _, at := range []int{0, 11, 12, 15, 16, 25, 26, 30, 34, length / 2, length - 17, length - 16, length - 1} {
 			data := slices.Clone(whole)
 			data[start+at] ^= 1
@@ -262,7 +262,7 @@ func TestDirectReadsNothingDamaged(t *testing.T) {
 	}
 }
 
-// The caller of Contents ends it.
+// The caller of Contents can end it.
 func TestContentsEndWithTheCaller(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
@@ -285,7 +285,7 @@ func TestContentsEndWithTheCaller(t *testing.T) {
 	}
 }
 
-// What decodeS2 decodes, s2.Reader does to the same; what s2.Writer has written, decodeS2 decodes.
+// s2.Reader decodes what decodeS2 decodes, to the same; decodeS2 decodes what s2.Writer has written.
 func FuzzDecodeS2(f *testing.F) {
 	f.Add([]byte(s2Stream), uint8(1))
 	f.Add([]byte(strings.Repeat("some text ", 1000)), uint8(3))
@@ -324,7 +324,7 @@ func FuzzDecodeS2(f *testing.F) {
 	})
 }
 
-// A buffer takes what fits, however it comes.
+// A buffer takes what fits, however it arrives.
 func TestBuffer(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range map[string]func(io.Reader) io.Reader{
@@ -351,7 +351,7 @@ func TestBuffer(t *testing.T) {
 	}
 }
 
-// Reading side by side blocks as a restore does: what they decompress to counts.
+// BenchmarkContents reads adjacent blocks as a restore does. The decompressed bytes count.
 func BenchmarkContents(b *testing.B) {
 	r, _ := newRepository(b)
 	random := rand.New(rand.NewPCG(6, 6))

@@ -15,22 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directoryStorage is a directory that the loss of power leaves as it was; kopia leaves it to the kernel when blobs are written. A blob has its
-// content before it has its name. Packs, with their names, are durable before the index that names them, and that is before PutBlob
-// returns: an index without its packs would make the next backup believe that they need not be stored.
+// directoryStorage is a directory that survives a loss of power. kopia by itself leaves it to the kernel when blobs are written.
+// Here a blob's content is durable before the blob has its name. Packs and their names are durable before the index that names
+// them, and the index is durable before PutBlob returns: an index without its packs would make the next backup believe that they
+// need not be stored.
 type directoryStorage struct {
 	blob.Storage
 
 	dir *os.File
 }
 
-// newDirectory opens a directory, or makes it.
+// newDirectory opens a directory, and makes it if create is set.
 func newDirectory(ctx context.Context, o *filesystem.Options, create bool) (blob.Storage, error) {
 	st, err := filesystem.New(ctx, o, create)
 	if err != nil {
 		return nil, err
 	}
-	// Opened now, it is told of all that cannot be written from now on.
+	// Because dir is open from now on, it reports everything that cannot be written from now on.
 	dir, err := os.Open(o.Path)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
@@ -54,13 +55,15 @@ func (d *directoryStorage) PutBlob(ctx context.Context, id blob.ID, data blob.By
 	return d.sync()
 }
 
-// momentary begin the names of blobs that nobody misses after a loss of power: what kopia writes for people, and what says that a deletion runs.
+// momentary lists the prefixes of blobs that nobody misses after a loss of power: what kopia writes for people, and what says
+// that a deletion is running.
 var momentary = []blob.ID{"_log", deletingPrefix}
 
-// namedByIndexes begin the names of blobs that mean nothing without an index: packs, and what says who is about to write one.
+// namedByIndexes lists the prefixes of blobs that mean nothing without an index: packs, and the blobs that say who is about to
+// write one.
 var namedByIndexes = append([]blob.ID{content.BlobIDPrefixSession}, content.PackBlobIDPrefixes...)
 
-// sync makes everything durable that the file system has, names too.
+// sync makes everything on the file system durable, including names.
 func (d *directoryStorage) sync() error {
 	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
@@ -73,10 +76,10 @@ func (d *directoryStorage) Close(ctx context.Context) error {
 	return errors.Join(d.Storage.Close(ctx), d.dir.Close())
 }
 
-// durableBytes are a blob that is durable when it has been written.
+// durableBytes is a blob that is durable once it has been written.
 type durableBytes struct{ blob.Bytes }
 
-// WriteTo implements io.WriterTo. kopia gives it the file, which has the blob's name only afterwards.
+// WriteTo implements io.WriterTo. kopia passes it the file, which gets the blob's name only afterwards.
 func (b durableBytes) WriteTo(w io.Writer) (int64, error) {
 	f, ok := w.(interface{ Sync() error })
 	if !ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// disk stores one disk. If its parent turns out to be damaged, or to be of another disk, all of it is read instead.
+// disk stores one disk. If the parent turns out to be damaged, or to be of another disk, the whole disk is read instead.
 func (s *session) disk(d *DiskSource, parent *RestorePoint) (*diskWriter, error) {
 	plan, err := planDisk(d, parent, s.doubts[d.Name], s.q.BlockBytes)
 	if err != nil {
@@ -33,23 +33,23 @@ type diskWriter struct {
 	*session
 	source *DiskSource
 	plan   diskPlan
-	// work is what the session manifest names; list has the regions, and done describes the disk once it is stored.
+	// work is what the session manifest names, list holds the regions, and done describes the disk once it is stored.
 	work   *diskWork
 	list   []object.IndirectObjectEntry
 	done   *Disk
 	blocks *blockWriter
 	before predecessor
-	// parentImage has the parent's tables while the disk is compared with it.
+	// parentImage holds the parent's tables while the disk is compared with it.
 	parentImage *Image
 	buffers     sync.Pool
-	// turn is held by the region whose blocks are being handed out, each to one of the slots: blocks come into the packs in about the order of
-	// the disk, in which they are restored.
+	// turn is held by the region that is handing out its blocks, each to one of the slots. So blocks enter the packs in about the
+	// order of the disk, which is the order in which they are restored.
 	turn  sync.Mutex
 	slots chan struct{}
 
 	mu    sync.Mutex
 	stats Stats
-	// zeroRegions are the tables of regions without data, by the region's length.
+	// zeroRegions holds the tables of regions without data, by the region's length.
 	zeroRegions map[int64]object.ID
 }
 
@@ -79,13 +79,13 @@ func (s *session) attempt(d *DiskSource, plan diskPlan) (*diskWriter, error) {
 	return w, err
 }
 
-// forgetZeroes makes zeroes be stored when they are needed next.
+// forgetZeroes makes zero blocks and empty regions be stored again when they are next needed.
 func (w *diskWriter) forgetZeroes() {
 	w.blocks = newBlockWriter(w.w, w.plan.geometry, compressors[w.q.Compression])
 	w.zeroRegions = map[int64]object.ID{}
 }
 
-// regions settles all regions, several side by side.
+// regions settles all regions, several in parallel.
 func (w *diskWriter) regions() error {
 	g := w.plan.geometry
 	w.list = make([]object.IndirectObjectEntry, g.regions())
@@ -122,7 +122,7 @@ func (w *diskWriter) settleRegion(ctx context.Context, i int) error {
 	return nil
 }
 
-// storeAgain stores again what has gone of the disk, if anything has.
+// storeAgain stores again what is gone of the disk, if anything is.
 func (w *diskWriter) storeAgain() error {
 	regions, any := w.session.work.takeBroken(w.work)
 	if !any {
@@ -141,17 +141,18 @@ func (w *diskWriter) storeAgain() error {
 	return err
 }
 
-// unchanged says whether region i, which is e, is as in the parent.
+// unchanged says whether region i, which is e, is the same as in the parent.
 func (w *diskWriter) unchanged(i int, e extent.Extent) bool {
 	return w.plan.incremental() && w.before.has(i, e) && !w.source.Changes.Set.Overlaps(e)
 }
 
-// hole says whether e is known to be zero without being read.
+// hole says whether e is known to be zero without reading it.
 func (w *diskWriter) hole(e extent.Extent) bool {
 	return w.source.Data != nil && !w.source.Data.Overlaps(e)
 }
 
-// region stores region i, which is e, and returns its table's ID. It moves began to when it began to store the table.
+// region stores region i, which is e, and returns its table's ID. It moves began to the time at which it starts to store the
+// table.
 func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent, began *time.Time) (object.ID, error) {
 	if !w.plan.incremental() && w.hole(e) {
 		id, err := w.zeroRegion(ctx, i, e.Length)
@@ -190,11 +191,12 @@ type regionWriter struct {
 
 	mu  sync.Mutex
 	did Stats
-	// had are the bytes of changed blocks that the repository had.
+	// had is how many bytes of changed blocks the repository already had.
 	had int64
 }
 
-// settle finds an object for each block of region i. In the parent it was was, EmptyID if there was none.
+// settle finds an object for each block of region i. was holds the object that each block had in the parent, or EmptyID if it had
+// none.
 func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error {
 	group, inner := errgroup.WithContext(ctx)
 	var kept []object.ID
@@ -220,7 +222,7 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 	return group.Wait()
 }
 
-// store stores the block e of the disk, which is in region i, and notes it in entry. In the parent it was the object was.
+// store stores the block e of the disk, which is in region i, and notes it in entry. was is its object in the parent.
 func (r *regionWriter) store(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
 	buffer, _ := r.buffers.Get().(*[]byte)
 	defer r.buffers.Put(buffer)
@@ -244,7 +246,8 @@ func (r *regionWriter) store(ctx context.Context, i int, entry *object.IndirectO
 	return nil
 }
 
-// block stores the bytes e of the disk; buffer is as long. It sets began to when it began to store them.
+// block stores the bytes e of the disk, using buffer, which is as long. It sets began to the time at which it starts to store
+// them.
 func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, did *Stats, began *time.Time) (object.ID, error) {
 	*began = w.w.Time()
 	if w.hole(e) {
@@ -272,7 +275,7 @@ func (w *diskWriter) isHole(e object.IndirectObjectEntry) bool {
 	return w.blocks.zeros[e.Length] == e.Object
 }
 
-// zeroRegion is the table of region i without data.
+// zeroRegion returns the table of region i without data, and stores it on first use.
 func (w *diskWriter) zeroRegion(ctx context.Context, i int, length int64) (object.ID, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,13 +1,14 @@
-// Package repository keeps disks in a kopia repository. A restore point is a kopia snapshot: a directory with one file a disk, and
-// beside the disks an entry that says what kopia has no place for. Each restore point is a whole image; what it shares with
-// others is stored once, so there is no chain: any of them can go without the rest noticing. The upstream kopia CLI
-// lists, verifies, mounts and restores them. docs/format.md has the bytes.
+// Package repository keeps disks in a kopia repository. A restore point is a kopia snapshot: a directory with one file per disk,
+// and beside them an entry with the metadata that kopia has no place for. Each restore point is a whole image. What restore
+// points share is stored once, so there is no chain: any of them can be deleted without affecting the others. The upstream kopia
+// CLI lists, verifies, mounts and restores them. docs/format.md specifies the bytes.
 //
-// A disk is cut into blocks of one size, which stays the same over the disk's history, and the table of its blocks is a tree of
-// two levels: regions of RegionBlocks blocks, so that a change costs its blocks, the tables of its regions, and one list of regions.
+// A disk is cut into blocks of one size, which stays the same over the disk's history. The table of its blocks is a tree of two
+// levels: a list of regions, and for each region a table of RegionBlocks blocks. A change therefore costs its blocks, the tables
+// of its regions, and one list of regions.
 //
-// Data is written before the index that names it, and that before the manifest. Until the manifest is there a backup is
-// invisible, and afterwards it is complete. What a killed backup has uploaded is found again by the next one.
+// Data is written before the index that names it, and the index before the manifest. A backup is invisible until its manifest
+// exists, and complete from then on. The next backup finds what a killed backup has uploaded.
 //
 // A Repository and an Image are safe for concurrent use.
 package repository

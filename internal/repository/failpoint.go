@@ -1,10 +1,10 @@
 package repository
 
-// failpoint is told of each step on the way to something durable: of "… put" when it was handed to kopia, and of "… stored" when it lasts.
-// Tests end the process there, to see that what is left is whole; nothing else sets it.
+// failpoint is called at each step towards something durable: with "… put" when it was handed to kopia, and with "… stored" when
+// it is durable. Tests end the process there, to check that what is left is intact. Nothing else sets it.
 var failpoint func(step string)
 
-// reached says that a step was reached.
+// reached reports that a step was reached.
 func reached(step string) {
 	if failpoint != nil {
 		failpoint(step)

@@ -15,16 +15,16 @@ import (
 	"github.com/kopia/kopia/repo/format"
 )
 
-// formatCopy is a blob with the blobs once more without which nothing can be read: kopia has one of each.
+// formatCopy is a blob with a copy of formatBlobs. Nothing can be read without those, and kopia has only one of each.
 const formatCopy blob.ID = "varve.format"
 
-// formatBlobs are these blobs. The second is absent in a repository without object lock that another program made.
+// formatBlobs are kopia's format blobs. The second is absent in a repository without object lock that another program made.
 var formatBlobs = []blob.ID{format.KopiaRepositoryBlobID, format.KopiaBlobCfgBlobID}
 
-// formatCopyFile is its content.
+// formatCopyFile is the content of formatCopy.
 type formatCopyFile struct {
 	Blobs map[blob.ID][]byte `json:"blobs"`
-	// SHA256 is of the blobs, one after the other by their names.
+	// SHA256 is the hash of the blobs, concatenated in the order of their names.
 	SHA256 []byte `json:"sha256"`
 }
 
@@ -50,7 +50,7 @@ func readFormat(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, error)
 	return out, nil
 }
 
-// readFormatCopy is what the copy has; nil if there is none, or if it is damaged.
+// readFormatCopy returns what the copy holds; nil if there is none, or if it is damaged.
 func readFormatCopy(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, error) {
 	data, err := readBlob(ctx, st, formatCopy)
 	if err != nil {
@@ -59,12 +59,13 @@ func readFormatCopy(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, er
 	var f formatCopyFile
 	bad := json.Unmarshal(data, &f)
 	if bad != nil || !bytes.Equal(f.SHA256, formatSum(f.Blobs)) {
-		return nil, nil //nolint:nilerr // no copy that is of use
+		return nil, nil //nolint:nilerr // there is no usable copy
 	}
 	return f.Blobs, nil
 }
 
-// keepFormat brings the copy up to date: the password may have been changed. What does not open the repository is not copied.
+// keepFormat brings the copy up to date, because the password may have been changed. It does not copy a format that does not open
+// the repository.
 func keepFormat(ctx context.Context, w repo.DirectRepositoryWriter, password string) error {
 	now, err := readFormat(ctx, w.BlobReader())
 	if err != nil {
@@ -101,8 +102,8 @@ func copyFormat(ctx context.Context, st blob.Storage, o blob.PutOptions) error {
 	return nil
 }
 
-// restoreFormat puts kopia's blob with the format back if it is missing, or no such blob, and the copy opens with the password. Where
-// there is one that the password does not open, the password may have been changed: that is for Repair.
+// restoreFormat puts kopia's format blob back if it is missing or cannot be parsed, and the copy opens with the password. If the
+// blob can be parsed but the password does not open it, the password may have been changed. That is for Repair.
 func restoreFormat(ctx context.Context, st blob.Storage, password string) error {
 	now, err := readFormat(ctx, st)
 	if err != nil {

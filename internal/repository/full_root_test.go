@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// small is a file system of its own that can run full.
+// small is a separate file system that can run full.
 type small struct {
 	dir string
 }
@@ -36,7 +36,7 @@ func newSmall(tb testing.TB, dir string, bytes int64) *small {
 	return &small{dir: dir}
 }
 
-// leave fills the file system up to so many bytes.
+// leave fills the file system until this many bytes are free.
 func (s *small) leave(tb testing.TB, bytes int64) {
 	tb.Helper()
 	var fs unix.Statfs_t
@@ -58,7 +58,7 @@ func (s *small) free(tb testing.TB) {
 	}
 }
 
-// full is a copy of c on a small file system with so many bytes left.
+// full returns a copy of c on a small file system with this many bytes left.
 func (c *crashed) full(tb testing.TB, left int64) (*crashed, *small) {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -68,7 +68,7 @@ func (c *crashed) full(tb testing.TB, left int64) (*crashed, *small) {
 	return out, disk
 }
 
-// noSpace checks that an operation failed because of that, and says so.
+// noSpace checks that an operation failed for lack of space, and says so.
 func noSpace(tb testing.TB, o outcome) {
 	tb.Helper()
 	if !strings.Contains(o.Error, "no space left on device") {
@@ -76,7 +76,8 @@ func noSpace(tb testing.TB, o outcome) {
 	}
 }
 
-// A backup that finds the repository's file system full leaves no restore point. What it stored is not stored again when there is room.
+// A backup that finds the repository's file system full leaves no restore point. What it stored is not stored again once there is
+// room.
 func TestFullDuringABackup(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -109,7 +110,8 @@ func TestFullDuringABackup(t *testing.T) {
 	c.recovers(t, j, nil)
 }
 
-// Whatever finds the file system full: the restore points are there and can be restored meanwhile, and when there is room everything goes on.
+// Whatever finds the file system full: the restore points exist and can be restored meanwhile, and everything goes on once there
+// is room.
 func TestFullDuringEverythingElse(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -139,7 +141,8 @@ func TestFullDuringEverythingElse(t *testing.T) {
 	}
 }
 
-// Without room for its cache a connection does without it, and everything goes on; with room again it has it.
+// A connection does without its cache if there is no room for it, and everything goes on. Once there is room again, it has its
+// cache.
 func TestFullCache(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -169,7 +172,7 @@ func TestFullCache(t *testing.T) {
 	}
 }
 
-// A repository that is full can be read: there is no lease then, and no trace of one.
+// A full repository can be read. There is no lease then, and no trace of one.
 func TestFullWhereARestorePointIsRead(t *testing.T) {
 	t.Parallel()
 	c, disk := newCrashed(t).full(t, 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// unreferenced are the contents of a repository that neither a restore point nor a lease refers to.
+// unreferenced returns the contents of a repository that neither a restore point nor a lease refers to.
 func unreferenced(ctx context.Context, r *Repository) ([]string, error) {
 	ids, err := snapshot.ListSnapshotManifests(ctx, r.rep, nil, nil)
 	if err != nil {
@@ -36,7 +36,7 @@ func unreferenced(ctx context.Context, r *Repository) ([]string, error) {
 	return out, err
 }
 
-// uses is what was found to be referred to.
+// uses is what was found to be referenced.
 type uses struct {
 	r        *Repository
 	objects  map[object.ID]bool

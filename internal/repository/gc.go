@@ -19,22 +19,25 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// flushEvery is how many contents are marked as deleted before an index is stored that says so.
+// flushEvery is how many contents are marked as deleted before the index that says so is stored.
 const flushEvery = 100_000
 
-// collector marks contents as deleted that no snapshot refers to, of Varve or of another program, and takes the mark away from those that
-// one refers to again. It does what kopia's own collection does, by the same rules, but reads each table once and not
-// once for every restore point that has it. It needs 10 bits for each content of the repository, and about 24 bytes for each table.
+// collector marks the contents as deleted that no snapshot refers to, whether Varve's or another program's. It takes the mark
+// away from contents that a snapshot refers to again. It follows the same rules as kopia's own collection, but reads each table
+// once instead of once for every restore point that has it. It needs 10 bits for each content of the repository, and about 24
+// bytes for each table.
 type collector struct {
 	w      repo.DirectRepositoryWriter
 	safety maintenance.SafetyParameters
-	// before is the time that ages are counted back from.
+	// before is the time from which ages are counted back.
 	before time.Time
-	// used has the contents that are in use, and few others. Those are garbage that is kept until the next collection, whose filter is another one.
+	// used has the contents that are in use, and a few others by mistake. Those are garbage that is kept until the next
+	// collection, which has another filter.
 	used *contentFilter
 
 	mu sync.Mutex
-	// tables are those that were read, or are being read. They are known exactly: what is in a table that is passed over is lost.
+	// tables are the tables that were read or are being read. They are known exactly, because what is in a table that is skipped
+	// is lost.
 	tables map[hash]struct{}
 	// recovered are the contents whose mark was taken away.
 	recovered map[content.ID]struct{}
@@ -49,7 +52,7 @@ func hashOf(id content.ID) (h hash) {
 	return h
 }
 
-// collectGarbage is one garbage collection.
+// collectGarbage runs one garbage collection.
 func collectGarbage(ctx context.Context, w repo.DirectRepositoryWriter, safety maintenance.SafetyParameters, before time.Time) error {
 	return maintenance.ReportRun(ctx, w, maintenance.TaskSnapshotGarbageCollection, nil, func() (maintenancestats.Kind, error) {
 		var all int64
@@ -79,7 +82,8 @@ func (c *collector) run(ctx context.Context) error {
 	return c.w.Flush(ctx)
 }
 
-// mark finds what snapshots refer to, those of other programs and incomplete ones too. Nothing is left out: an error ends it.
+// mark finds what snapshots refer to, including incomplete ones and those of other programs. It leaves nothing out: an error ends
+// it.
 func (c *collector) mark(ctx context.Context) (err error) {
 	ids, err := snapshot.ListSnapshotManifests(ctx, c.w, nil, nil)
 	if err != nil {
@@ -108,7 +112,7 @@ func (c *collector) mark(ctx context.Context) (err error) {
 	return errors.Join(group.Wait(), ctx.Err())
 }
 
-// markSnapshot finds what a snapshot refers to. One that was deleted since refers to nothing.
+// markSnapshot finds what a snapshot refers to. A snapshot that has been deleted since refers to nothing.
 func (c *collector) markSnapshot(ctx context.Context, walker *snapshotfs.TreeWalker, id manifest.ID) error {
 	m, err := snapshot.LoadSnapshot(ctx, c.w, id)
 	if errors.Is(err, snapshot.ErrSnapshotNotFound) {
@@ -124,7 +128,7 @@ func (c *collector) markSnapshot(ctx context.Context, walker *snapshotfs.TreeWal
 	return walker.Process(ctx, root, "")
 }
 
-// object marks an object, and what its table refers to. The tables in that one are read side by side.
+// object marks an object, and what its table refers to. It reads the tables within that table in parallel.
 func (c *collector) object(ctx context.Context, id object.ID) error {
 	if _, ok := id.IndexObjectID(); !ok {
 		return c.direct(ctx, id)
@@ -171,7 +175,7 @@ func (c *collector) table(ctx context.Context, id object.ID) ([]object.IndirectO
 	return entries, nil
 }
 
-// direct marks an object that is one content. One that is not there is a reason to collect nothing: an index may be lost.
+// direct marks an object that is one content. If the content is missing, nothing is collected, because an index may be lost.
 func (c *collector) direct(ctx context.Context, id object.ID) error {
 	cid, _, ok := id.ContentID()
 	if !ok {
@@ -188,7 +192,7 @@ func (c *collector) direct(ctx context.Context, id object.ID) error {
 	return nil
 }
 
-// undelete takes the mark of deletion from a content that is in use. It does not ask the filter: garbage stays marked.
+// undelete takes the deletion mark from a content that is in use. It does not ask the filter, so garbage stays marked.
 func (c *collector) undelete(ctx context.Context, info content.Info) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +208,7 @@ func (c *collector) undelete(ctx context.Context, info content.Info) error {
 	return nil
 }
 
-// seen says whether a table was read before, and takes it that it will be now.
+// seen says whether a table was read before. If not, it notes that the table is read now.
 func (c *collector) seen(id object.ID) bool {
 	inner, ok := id.IndexObjectID()
 	if !ok {
@@ -224,7 +228,7 @@ func (c *collector) seen(id object.ID) bool {
 	return false
 }
 
-// sweep goes through the contents.
+// sweep goes through the contents and marks those as deleted that are old enough and not in use.
 func (c *collector) sweep(ctx context.Context) error {
 	return c.w.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
 		bytes := int64(info.PackedLength)

@@ -8,27 +8,27 @@ import (
 )
 
 const (
-	// filterBits are the bits of a filter for each content, and filterProbes how many of them a content sets: fewer than 1 in 100 that were not
-	// added seem to be there.
+	// filterBits is the size of a filter in bits per content, and filterProbes is how many bits a content sets. Fewer than 1 in
+	// 100 contents that were not added seem to be in the filter.
 	filterBits   = 10
 	filterProbes = 7
-	// minFilterBits is the smallest filter, in which nothing is mistaken in a small repository, and maxFilterBits the largest: 1 GiB, for 850
-	// million contents. With more of them more garbage is kept.
+	// minFilterBits is the smallest filter, which makes no mistakes in a small repository. maxFilterBits is the largest: 1 GiB,
+	// for 850 million contents. With more contents, more garbage is kept.
 	minFilterBits = 8 << 20
 	maxFilterBits = 8 << 30
 )
 
-// contentFilter is a Bloom filter of contents: it says of all that were added that they are there, and of a few others. Which ones differs from
-// filter to filter. It is safe for concurrent use.
+// contentFilter is a Bloom filter of contents. It says of all contents that were added that they are in it, and of a few others.
+// Which others differs from filter to filter. It is safe for concurrent use.
 type contentFilter struct {
 	first, second maphash.Seed
 	words         []atomic.Uint64
 }
 
-// newContentFilter makes a filter for so many contents.
+// newContentFilter makes a filter for this many contents.
 func newContentFilter(contents int64) *contentFilter { return newFilterOfBits(filterSize(contents)) }
 
-// filterSize is how many bits the filter of so many contents has.
+// filterSize returns how many bits the filter for this many contents has.
 func filterSize(contents int64) int64 {
 	return max(min(contents, maxFilterBits/filterBits)*filterBits, minFilterBits)
 }
@@ -37,7 +37,7 @@ func newFilterOfBits(bits int64) *contentFilter {
 	return &contentFilter{first: maphash.MakeSeed(), second: maphash.MakeSeed(), words: make([]atomic.Uint64, (bits+63)/64)}
 }
 
-// probe calls each with the place of every bit of a content, until it returns false.
+// probe calls each with the place of every bit of a content, until each returns false.
 func (f *contentFilter) probe(id content.ID, each func(word *atomic.Uint64, bit uint64) bool) {
 	hash := id.Hash()
 	at, step := maphash.Bytes(f.first, hash), maphash.Bytes(f.second, hash)
@@ -60,7 +60,7 @@ func (f *contentFilter) add(id content.ID) {
 	})
 }
 
-// mayHave says whether a content may have been added; false: it was not.
+// mayHave says whether a content may have been added. If it says no, the content was not added.
 func (f *contentFilter) mayHave(id content.ID) bool {
 	all := true
 	f.probe(id, func(word *atomic.Uint64, bit uint64) bool {

@@ -7,7 +7,7 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// numberedContent is the ID of a content whose hash is a number.
+// numberedContent returns the ID of a content whose hash is a number.
 func numberedContent(tb testing.TB, n uint64) content.ID {
 	tb.Helper()
 	var hash [16]byte
@@ -19,7 +19,7 @@ func numberedContent(tb testing.TB, n uint64) content.ID {
 	return id
 }
 
-// A filter has all that were added, few others, and each filter others. It has no more bits than it says.
+// A filter has everything that was added and a few others, which differ from filter to filter. It has no more bits than it says.
 func TestContentFilter_hasWhatWasAdded(t *testing.T) {
 	t.Parallel()
 	const contents = 200_000

@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Varve's collection and kopia's keep what the session manifest of a running backup names, and of one that died less than two weeks ago: its
-// blocks, its tables, its parent. Older ones are dropped, and what they named is garbage.
+// Varve's collection and kopia's keep what the session manifest of a running backup names, or that of one that died less than two
+// weeks ago: its blocks, its tables, its parent. Older session manifests are dropped, and what they named is garbage.
 func TestCollection_sessionManifests(t *testing.T) {
 	t.Parallel()
 	for name, collect := range map[string]func(context.Context, repo.DirectRepositoryWriter) error{
@@ -31,7 +31,7 @@ func TestCollection_sessionManifests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newLongSite(t)
-			// collected is how many contents with data are in the repository after a collection, and not marked as deleted.
+			// collected returns how many contents with data are in the repository after a collection and not marked as deleted.
 			collected := func() (n int) {
 				refresh(t, s.others)
 				err := s.others.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// deletions says of each content whether it is marked as deleted.
+// deletions says for each content whether it is marked as deleted.
 func deletions(t *testing.T, r *Repository) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
@@ -34,8 +34,8 @@ func deletions(t *testing.T, r *Repository) map[string]bool {
 	return out
 }
 
-// On copies of one repository kopia's garbage collection and this one come to the same: with restore points
-// that share parts, deleted ones, a lease, and a content that is deleted and in use.
+// On copies of one repository, kopia's garbage collection and this one give the same result: with restore points that share
+// parts, deleted ones, a lease, and a content that is marked as deleted and in use.
 func TestCollectionIsThatOfKopia(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -90,7 +90,7 @@ func TestCollectionIsThatOfKopia(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Error(diff)
 			}
-			// A filter that is much too small keeps garbage, and nothing else is different.
+			// A filter that is much too small keeps garbage. Nothing else differs.
 			got = collected(t, config, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 				return newCollector(w, safety, w.Time(), newFilterOfBits(int64(len(want)))).run(ctx)
 			})
@@ -108,7 +108,7 @@ func TestCollectionIsThatOfKopia(t *testing.T) {
 	}
 }
 
-// collected says of each content whether it is marked as deleted after collect was done on a copy of the repository.
+// collected runs collect on a copy of the repository, and says for each content whether it is marked as deleted afterwards.
 func collected(t *testing.T, config string, collect func(context.Context, repo.DirectRepositoryWriter) error) map[string]bool {
 	t.Helper()
 	fresh := copyRepository(t, config)
@@ -118,7 +118,7 @@ func collected(t *testing.T, config string, collect func(context.Context, repo.D
 	return deletions(t, fresh)
 }
 
-// firstBlock is a content with data of a restore point's disk.
+// firstBlock returns a content with data of a restore point's disk.
 func firstBlock(t *testing.T, r *Repository, p *RestorePoint) content.ID {
 	t.Helper()
 	image, err := r.Image(t.Context(), p.Disks[0])
@@ -155,7 +155,7 @@ func copyRepository(t *testing.T, config string) *Repository {
 	return open(t, copied)
 }
 
-// While a content is missing that a restore point needs nothing is collected: its index may be lost.
+// While a content is missing that a restore point needs, nothing is collected, because its index may be lost.
 func TestNothingIsCollectedWhileAContentIsMissing(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
@@ -180,7 +180,7 @@ func TestNothingIsCollectedWhileAContentIsMissing(t *testing.T) {
 	}
 }
 
-// withoutContent is a repository whose index does not name one content.
+// withoutContent is a repository whose index lacks one content.
 type withoutContent struct {
 	repo.DirectRepositoryWriter
 	hidden content.ID

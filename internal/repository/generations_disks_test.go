@@ -12,7 +12,8 @@ import (
 
 const tib = 1 << 40
 
-// size is that of a disk: from a sector to some GiB, or to 2 TiB if it may be large; on the edges of blocks and regions and off them.
+// size returns the size of a disk: from a sector to some GiB, or to 2 TiB if it may be large, both on the edges of blocks and
+// regions and off them.
 func (m *generations) size(large bool) int64 {
 	r := m.random
 	edge := []int64{-511, -1, 0, 0, 0, 1, 512, 4096}[r.IntN(8)]
@@ -38,7 +39,7 @@ func (m *generations) size(large bool) int64 {
 	}
 }
 
-// place is an extent of a disk, often where blocks, regions or the disk end.
+// place returns an extent of a disk, often where blocks, regions or the disk end.
 func place(r *rand.Rand, bytes, longest int64) extent.Extent {
 	length := 1 + r.Int64N(longest)
 	at := r.Int64N(bytes)
@@ -67,7 +68,7 @@ func (v *vm) add(m *generations) {
 	d.write(m)
 }
 
-// change is what the machine does between two backups.
+// change changes the machine as it may change between two backups.
 func (v *vm) change(m *generations) {
 	if len(v.disks) < 3 && !v.large && m.chance(10) {
 		v.add(m)
@@ -79,7 +80,7 @@ func (v *vm) change(m *generations) {
 	for _, d := range v.disks {
 		d.change(m, v.large)
 	}
-	if m.chance(8) { // as with a disk that was attached
+	if m.chance(8) { // as if a disk had been attached
 		m.random.Shuffle(len(v.disks), func(i, j int) { v.disks[i], v.disks[j] = v.disks[j], v.disks[i] })
 	}
 }
@@ -90,7 +91,7 @@ func (d *vmDisk) change(m *generations, large bool) {
 		d.now.resize(m.size(large))
 	case 1, 2:
 		d.now.resize(max(1, d.now.bytes+m.random.Int64N(4*mib)-2*mib))
-	case 3: // replaced by another disk of its name, with other content or the same; what tracks changes does not notice
+	case 3: // replaced by another disk of its name, with the same content or not; what tracks changes does not notice
 		d.identity += "'"
 		if m.chance(2) {
 			d.now = newSparse(m.size(large))
@@ -112,7 +113,7 @@ func (d *vmDisk) write(m *generations) {
 	}
 }
 
-// wide is at least s: what tells changes or data rounds, and errs on the safe side.
+// wide returns at least s: whatever reports changes or data rounds, and errs on the safe side.
 func (m *generations) wide(s extent.Set, bytes int64) []extent.Extent {
 	s = s.Widen(int64(1)<<(9+m.random.IntN(10)), bytes)
 	if m.chance(4) {
@@ -121,7 +122,7 @@ func (m *generations) wide(s extent.Set, bytes int64) []extent.Extent {
 	return slices.AppendSeq([]extent.Extent{}, s.All())
 }
 
-// source says what a backup is told of the disk.
+// source returns what a backup is told of the disk.
 func (d *vmDisk) source(m *generations) jobDisk {
 	out := jobDisk{Name: d.name, Identity: d.identity, Change: fmt.Sprint("change-", m.attempt), Bytes: d.now.bytes, disk: d.now.clone()}
 	if d.now.bytes > 300*mib || m.chance(2) {
@@ -129,7 +130,7 @@ func (d *vmDisk) source(m *generations) jobDisk {
 		out.Data = &data
 	}
 	switch {
-	case m.chance(10): // what changed is not known
+	case m.chance(10): // what changed is unknown
 	case m.chance(10) || len(d.since) == 0:
 		out.Since, out.Set = "never", &[]extent.Extent{}
 	default:
@@ -175,7 +176,7 @@ func (m *generations) backUp(v *vm) {
 		return
 	}
 	if o.Conflict && m.site.now().Before(m.locked) {
-		m.note("locked", "") // Maintenance that was exclusive has died.
+		m.note("locked", "") // Exclusive maintenance has died.
 		m.site.move(lockLife)
 		m.check(false)
 		return
@@ -205,7 +206,7 @@ func (m *generations) backUp(v *vm) {
 	m.check(o.Killed)
 }
 
-// parent is what a backup is asked to start from, and whether that does not exist.
+// parent returns what a backup is asked to start from, and whether that does not exist.
 func (m *generations) parent(v *vm) (id string, missing bool) {
 	switch m.random.IntN(10) {
 	case 0:
@@ -230,7 +231,8 @@ type expectation struct {
 	from *Disk
 }
 
-// expected says for each disk why it is read as a whole, or which disk it starts from, by what is known of the restore points.
+// expected returns for each disk why it is read as a whole, or which disk it starts from, according to what is known of the
+// restore points.
 func (m *generations) expected(j *job) (out []expectation) {
 	var parent *RestorePoint
 	for _, at := range m.times() {
@@ -267,7 +269,7 @@ func (m *generations) expected(j *job) (out []expectation) {
 	return out
 }
 
-// plausible checks what a restore point says of a disk. A machine with an old view may choose another parent.
+// plausible checks what a restore point says about a disk. A machine with an old view may choose another parent.
 func (m *generations) plausible(d Disk, j jobDisk, want expectation, stale bool) {
 	m.t.Helper()
 	m.did[fmt.Sprintf("disks full: %q", d.FullReason)]++
@@ -291,7 +293,7 @@ func (m *generations) plausible(d Disk, j jobDisk, want expectation, stale bool)
 			m.t.Fatalf("disk %s: %d bytes were read, where %d may have changed", d.Name, d.Stats.ReadBytes, may.Bytes())
 		}
 	}
-	// Disks of one block size have one digest exactly if they have one content.
+	// Disks with the same block size have the same digest exactly if they have the same content.
 	key := digested{d.BlockBytes, j.disk.digest()}
 	for other, digest := range m.digests {
 		if other.block == key.block && (other.content == key.content) != (digest == d.Digest) {
@@ -301,7 +303,7 @@ func (m *generations) plausible(d Disk, j jobDisk, want expectation, stale bool)
 	m.digests[key] = d.Digest
 }
 
-// differs asks for the difference of the restore point's disks to those of another one.
+// differs compares the restore point's disks with those of another one by Diff.
 func (m *generations) differs(at int64) {
 	m.t.Helper()
 	times := m.times()

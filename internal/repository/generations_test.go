@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Two machines back up virtual machines whose disks change in every way, and prune, pin and maintain; some of it is killed; days pass.
-// Whatever the order: exactly the restore points that were completed are there, and each holds what the disks held.
+// Two machines back up virtual machines whose disks change in every way. They prune, pin and maintain; some of that is killed;
+// days pass. Whatever the order: exactly the restore points that were completed exist, and each holds what the disks held.
 func TestGenerations(t *testing.T) {
 	t.Parallel()
 	few := int64(25)
@@ -31,24 +31,25 @@ func TestGenerations(t *testing.T) {
 	t.Logf("%d generations of %d attempts; %s", m.made, m.attempt, m.counts())
 }
 
-// generations is a repository with everything that should be in it.
+// generations is a repository, with everything that should be in it.
 type generations struct {
 	t      *testing.T
 	random *rand.Rand
 	site   *site
-	// machines are those that use the repository; the last one is an observer that only reads.
+	// machines are those that use the repository. The last one is an observer that only reads.
 	machines []*machine
 	vms      []*vm
-	// large has disks of up to 2 TiB, and few restore points: each costs every full maintenance a walk over all of its tables.
+	// large has disks of up to 2 TiB and few restore points, because for each of them every full maintenance walks over all of
+	// its tables.
 	large *vm
 	// held is what the disks of each restore point held, by its time.
 	held    map[int64]*moment
 	digests map[digested]string
-	// attempt counts backups that were tried, and made those that became restore points.
+	// attempt counts the backups that were tried, and made those that became restore points.
 	attempt, made int64
-	// locked is until when a maintenance that was killed keeps others out.
+	// locked is the time until which killed maintenance keeps others out.
 	locked time.Time
-	// running is until when a backup that was killed keeps exclusive maintenance out.
+	// running is the time until which a killed backup keeps exclusive maintenance out.
 	running time.Time
 	did     map[string]int
 }
@@ -59,7 +60,8 @@ type digested struct {
 	content string
 }
 
-// machine is a connection. It is stale if others have changed something since it looked; after exclusive maintenance it must look.
+// machine is a connection. It is stale if others have changed something since it last looked. After exclusive maintenance it must
+// look.
 type machine struct {
 	name, config string
 	r            *Repository
@@ -74,7 +76,7 @@ type vm struct {
 	large  bool
 }
 
-// vmDisk is a disk as it is now, and as it was when its tracking began anew.
+// vmDisk is a disk as it is now, and as it was whenever its tracking started again.
 type vmDisk struct {
 	name, identity string
 	now            *sparse
@@ -87,7 +89,7 @@ type tracked struct {
 	disk *sparse
 }
 
-// moment is a restore point that should be there.
+// moment is a restore point that should exist.
 type moment struct {
 	source Source
 	large  bool
@@ -103,7 +105,7 @@ func newGenerations(t *testing.T, seed uint64) *generations {
 	}
 	for i := range 3 {
 		name := fmt.Sprintf("machine%d", i)
-		m.machines = append(m.machines, &machine{name: name, config: m.site.connect(t, name, i == 1)}) // Who has no cache reads directly.
+		m.machines = append(m.machines, &machine{name: name, config: m.site.connect(t, name, i == 1)}) // Machines without a cache read directly.
 	}
 	for i := range 2 {
 		v := &vm{source: Source{Host: "host", User: "varve", Path: fmt.Sprintf("/vm-%d", i)}}
@@ -152,7 +154,7 @@ func (m *generations) counts() (out string) {
 	return out
 }
 
-// on picks a machine that knows what the others did, unless stale is allowed: then it may be as old as it happens to be.
+// on picks a machine that knows what the others did. If stale is allowed, its view may be as old as it happens to be.
 func (m *generations) on(stale bool) *machine {
 	x := m.machines[m.random.IntN(2)]
 	switch {
@@ -167,7 +169,7 @@ func (m *generations) on(stale bool) *machine {
 
 func (m *generations) reopen(x *machine) {
 	x.close(m.t)
-	if m.chance(4) { // another one takes its place
+	if m.chance(4) { // another machine takes its place
 		if err := os.RemoveAll(filepath.Join(m.site.dir, x.name+".cache")); err != nil {
 			m.t.Fatal(err)
 		}
@@ -186,14 +188,14 @@ func (m *generations) refresh(x *machine) {
 	x.stale, x.must = false, false
 }
 
-// changedBy makes the views of all machines but x old.
+// changedBy makes the views of all machines but x stale.
 func (m *generations) changedBy(x *machine) {
 	for _, o := range m.machines {
 		o.stale = o.stale || o != x
 	}
 }
 
-// step is a backup, and what else happens meanwhile.
+// step makes a backup, and lets other things happen around it.
 func (m *generations) step() {
 	v := m.vms[m.random.IntN(len(m.vms))]
 	if m.large != nil && (m.attempt == 0 || m.chance(10)) {
@@ -221,7 +223,7 @@ func (m *generations) step() {
 	}
 }
 
-// times are those of the restore points that should be there.
+// times returns those of the restore points that should exist.
 func (m *generations) times() []int64 { return slices.Sorted(maps.Keys(m.held)) }
 
 // pass lets time pass.
@@ -258,7 +260,7 @@ func (m *generations) perform(x *machine, j *job) outcome {
 	return o
 }
 
-// remove deletes some of these restore points that nobody has pinned.
+// remove deletes some of these restore points, except those that somebody has pinned.
 func (m *generations) remove(times ...int64) {
 	times = slices.DeleteFunc(slices.Clone(times), func(at int64) bool { return len(m.pins(at)) > 0 })
 	if len(times) == 0 {
@@ -277,7 +279,7 @@ func (m *generations) remove(times ...int64) {
 	}
 	if o.Killed && m.list()[times[0]] != nil {
 		m.check(false)
-		return // and then none is gone
+		return // then none is gone
 	}
 	for _, at := range times {
 		delete(m.held, at)
@@ -371,7 +373,7 @@ func (m *generations) observer() *machine {
 	return x
 }
 
-// list are the restore points that are there, by their time.
+// list returns the restore points that exist, by their time.
 func (m *generations) list() map[int64]*RestorePoint {
 	m.t.Helper()
 	points, err := m.observer().r.List(m.ctx(), nil)
@@ -388,7 +390,8 @@ func (m *generations) list() map[int64]*RestorePoint {
 	return out
 }
 
-// check compares what is there with what should be: the list, and one restore point, or each. Of one it is compared how it restores.
+// check compares what exists with what should exist: the list, and one restore point, or each. A single one is also restored and
+// compared.
 func (m *generations) check(each bool) {
 	m.t.Helper()
 	points := m.list()
@@ -430,7 +433,7 @@ func (m *generations) same(c *comparison, at int64, whole bool) {
 		if want == nil {
 			m.t.Fatalf("restore point %d has a disk %s", at, d.Name)
 		}
-		// A table of 2 TiB in blocks of 256 KiB is 32768 regions: not each time.
+		// A table of 2 TiB in blocks of 256 KiB has 32768 regions, too many for each time.
 		restore := d.Bytes/d.BlockBytes < 100_000 || m.chance(8)
 		var err error
 		if whole {
@@ -444,7 +447,7 @@ func (m *generations) same(c *comparison, at int64, whole bool) {
 	}
 }
 
-// end removes all restore points but one, and then that.
+// end removes all restore points but one, and then that one.
 func (m *generations) end() {
 	for len(m.held) == 0 {
 		m.backUp(m.vms[0])
@@ -467,7 +470,7 @@ func (m *generations) end() {
 				delete(m.held, at)
 			}
 		}
-		// What the first run writes anew of packs that are not full, the second one finds to be garbage.
+		// The first run rewrites packs that are not full. The second finds their old contents to be garbage.
 		free := &job{Do: "maintain", Mode: FullMaintenance, Exclusive: true}
 		for _, j := range []*job{j, free, free} {
 			m.site.move(time.Minute)

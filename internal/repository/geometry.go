@@ -20,14 +20,14 @@ const (
 	MaxDiskBytes = 64 << 40
 )
 
-// blockSizes are the block sizes in bytes that are offered, with the name of the kopia splitter that cuts them.
+// blockSizes maps the block sizes on offer, in bytes, to the names of the kopia splitters that cut them.
 var blockSizes = map[int64]string{
 	256 * kib: "FIXED-256K",
 	mib:       "FIXED-1M",
 	4 * mib:   "FIXED-4M",
 }
 
-// BlockSizes are the names of the block sizes that are offered, from the smallest.
+// BlockSizes returns the names of the block sizes on offer, the smallest first.
 func BlockSizes() []string {
 	var names []string
 	for _, n := range slices.Sorted(maps.Keys(blockSizes)) {
@@ -36,7 +36,7 @@ func BlockSizes() []string {
 	return names
 }
 
-// ParseBlockSize is the block size in bytes that one of BlockSizes names.
+// ParseBlockSize returns the block size in bytes for one of the names of BlockSizes.
 func ParseBlockSize(name string) (int64, error) {
 	for n := range blockSizes {
 		if name == blockSizeName(n) {
@@ -53,7 +53,7 @@ func blockSizeName(bytes int64) string {
 	return fmt.Sprintf("%dMiB", bytes/mib)
 }
 
-// geometry is how a disk of size bytes is cut. Its last block and its last region end where the disk ends.
+// geometry describes how a disk of size bytes is cut. Its last block and its last region end where the disk ends.
 type geometry struct {
 	size, block int64
 }
@@ -70,18 +70,18 @@ func newGeometry(size, block int64) (geometry, error) {
 
 func (g geometry) regionBytes() int64 { return g.block * RegionBlocks }
 
-// regions is how many regions the disk has.
+// regions returns how many regions the disk has.
 func (g geometry) regions() int { return int((g.size + g.regionBytes() - 1) / g.regionBytes()) }
 
-// region is the bytes of region i.
+// region returns the bytes of region i.
 func (g geometry) region(i int) extent.Extent {
 	return g.clip(extent.Extent{Offset: int64(i) * g.regionBytes(), Length: g.regionBytes()})
 }
 
-// blocks is how many blocks region i has.
+// blocks returns how many blocks region i has.
 func (g geometry) blocks(i int) int { return int((g.region(i).Length + g.block - 1) / g.block) }
 
-// blockOf is the bytes of block j of region i.
+// blockOf returns the bytes of block j of region i.
 func (g geometry) blockOf(i, j int) extent.Extent {
 	return g.clip(extent.Extent{Offset: int64(i)*g.regionBytes() + int64(j)*g.block, Length: g.block})
 }
@@ -91,7 +91,7 @@ func (g geometry) clip(e extent.Extent) extent.Extent {
 	return e
 }
 
-// at is the region and the block within it that hold the byte at offset.
+// at returns the region that holds the byte at offset, and the block within that region.
 func (g geometry) at(offset int64) (region, block int) {
 	return int(offset / g.regionBytes()), int(offset % g.regionBytes() / g.block)
 }

@@ -10,10 +10,11 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// maxCachedRegions bounds the tables that an Image keeps: 20 KiB each.
+// maxCachedRegions bounds how many tables an Image keeps. Each takes 20 KiB.
 const maxCachedRegions = 1024
 
-// Image reads a disk of a restore point at random. It keeps the list of regions, and the tables of those that it used last.
+// Image gives random access to a disk of a restore point. It keeps the list of regions, and up to maxCachedRegions tables of
+// regions.
 type Image struct {
 	Disk Disk
 
@@ -25,7 +26,7 @@ type Image struct {
 	tables map[regionTable][]object.IndirectObjectEntry
 }
 
-// regionTable tells the tables of regions apart: all holes have one.
+// regionTable distinguishes the tables of regions. All holes share one.
 type regionTable struct {
 	object object.ID
 	length int64
@@ -44,12 +45,12 @@ func (r *Repository) Image(ctx context.Context, d Disk) (*Image, error) {
 	return newImage(d, r.reader(), g, list), nil
 }
 
-// newImage is the Image of a disk with this list of regions.
+// newImage makes the Image of a disk with this list of regions.
 func newImage(d Disk, r *refreshing, g geometry, list []object.IndirectObjectEntry) *Image {
 	return &Image{Disk: d, r: r, geometry: g, list: list, tables: map[regionTable][]object.IndirectObjectEntry{}}
 }
 
-// blocks is the table of region i.
+// blocks returns the table of region i.
 func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
 	if t := m.known(i); t != nil {
 		return t, nil
@@ -70,7 +71,7 @@ func (m *Image) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry
 	return t, nil
 }
 
-// known is the table of region i if that is at hand.
+// known returns the table of region i if it is cached, else nil.
 func (m *Image) known(i int) []object.IndirectObjectEntry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,7 +125,7 @@ func (m *Image) read(ctx context.Context, in extent.Extent, id object.ID) ([]byt
 	return data, nil
 }
 
-// Block is the content of the block with this number, for the caller to keep, and nil of a hole.
+// Block returns the content of the block with this number, for the caller to keep; nil for a hole.
 func (m *Image) Block(ctx context.Context, number int64) ([]byte, error) {
 	i, j := m.geometry.at(number * m.geometry.block)
 	table, err := m.blocks(ctx, i)
@@ -134,7 +135,7 @@ func (m *Image) Block(ctx context.Context, number int64) ([]byte, error) {
 	return m.read(ctx, m.geometry.blockOf(i, j), table[j].Object)
 }
 
-// Data are the extents of a disk that are not holes.
+// Data returns the extents of a disk that are not holes.
 func (m *Image) Data(ctx context.Context) (extent.Set, error) {
 	var out extent.Set
 	empty := map[object.ID]bool{}
@@ -160,7 +161,7 @@ func (m *Image) Data(ctx context.Context) (extent.Set, error) {
 	return out, nil
 }
 
-// NextRun says how many bytes from e.Offset on, up to e's end, are of one kind, and whether they are a hole.
+// NextRun returns how many bytes from e.Offset on, up to e's end, are of one kind, and whether they are a hole.
 func (m *Image) NextRun(ctx context.Context, e extent.Extent) (length int64, zero bool, err error) {
 	at := e.Offset
 	for at < e.End() {
@@ -181,7 +182,7 @@ func (m *Image) NextRun(ctx context.Context, e extent.Extent) (length int64, zer
 	return min(at, e.End()) - e.Offset, zero, nil
 }
 
-// ZeroBlock says whether the block with this number is a hole; known is false if that takes reading a table.
+// ZeroBlock says whether the block with this number is a hole. known is false if that would take reading a table.
 func (m *Image) ZeroBlock(number int64) (zero, known bool) {
 	i, j := m.geometry.at(number * m.geometry.block)
 	table := m.known(i)

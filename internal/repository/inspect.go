@@ -17,14 +17,14 @@ const indexPrefix = "x"
 
 func isIndex(id blob.ID) bool { return strings.HasPrefix(string(id), indexPrefix) }
 
-// inspection is a connection that reads from the storage only, and what keeps kopia from opening the repository as it is. The
-// connection does without it.
+// inspection is a connection that reads from the storage only, together with what keeps kopia from opening the repository as it
+// is. The connection does without the latter.
 type inspection struct {
 	*Repository
 	storage blob.Storage
-	// format are the blobs of the format that are damaged or missing, with what they should be.
+	// format holds the format blobs that are damaged or missing, with what they should be.
 	format map[blob.ID][]byte
-	// noCopy says that the format has no copy, or one that is damaged.
+	// noCopy says that the format has no copy, or a damaged one.
 	noCopy bool
 	// indexes are the index blobs that cannot be read.
 	indexes []blob.ID
@@ -32,8 +32,8 @@ type inspection struct {
 	view *view
 }
 
-// inspect connects to the repository of a configuration whatever state its format and its indexes are in. If that is not possible
-// the error is that of the repository as it is.
+// inspect connects to the repository of a configuration, whatever state its format and its indexes are in. If that is not
+// possible, the error is that of the repository as it is.
 func inspect(ctx context.Context, configFile, password string) (_ *inspection, err error) {
 	c, err := repo.LoadConfigFromFile(configFile)
 	if err != nil {
@@ -78,13 +78,14 @@ func (i *inspection) look(ctx context.Context, as repo.ClientOptions, configFile
 		return err
 	}
 	if i.format == nil && len(now) < len(saved) {
-		i.format = maps.Clone(saved) // kopia takes a missing one for a repository without object lock.
+		i.format = maps.Clone(saved) // If one is missing, kopia takes the repository for one without object lock.
 	}
 	maps.DeleteFunc(i.format, func(id blob.ID, data []byte) bool { return bytes.Equal(data, now[id]) })
 	return i.lookAtIndexes(ctx, v)
 }
 
-// lookAtIndexes shows kopia each index blob alone, unless it can read all of them.
+// lookAtIndexes finds the index blobs that cannot be read. It shows kopia each one alone, unless kopia can read all of them at
+// once.
 func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
 	i.view = v
 	v.hide(nil)
@@ -113,8 +114,9 @@ func (i *inspection) lookAtIndexes(ctx context.Context, v *view) error {
 	return nil
 }
 
-// isDamagedIndex says whether kopia cannot read an index blob although the storage can. A storage that does not answer is no damage: so the verdict
-// is about bytes that were read, in memory, and between two questions that the storage answers. Whoever calls it decides what is shown afterwards.
+// isDamagedIndex says whether kopia cannot read an index blob although the storage can. A storage that does not answer is not
+// damage. So kopia reads the blob's bytes from memory, and its failure counts only between two requests that the storage answers.
+// The caller decides what is shown afterwards.
 func (i *inspection) isDamagedIndex(ctx context.Context, index blob.ID) (bool, error) {
 	alone := func(id blob.ID) bool { return isIndex(id) && id != index }
 	i.view.hide(alone)
@@ -140,7 +142,7 @@ func (i *inspection) isDamagedIndex(ctx context.Context, index blob.ID) (bool, e
 	return true, nil
 }
 
-// damage is what is wrong, as an error; nil: nothing is.
+// damage returns what is wrong as an error; nil if nothing is.
 func (i *inspection) damage() error {
 	var all []error
 	for id := range i.format {

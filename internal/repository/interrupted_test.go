@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A backup that is interrupted, or whose source fails, keeps what it uploaded, though no checkpoint was due.
+// A backup that is interrupted, or whose source fails, keeps what it has uploaded, even if no checkpoint was due.
 func TestAnInterruptedBackupKeepsWhatItUploaded(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("the source broke")
@@ -24,7 +24,7 @@ func TestAnInterruptedBackupKeepsWhatItUploaded(t *testing.T) {
 				r := c.open(t)
 				before := indexed(t, r)
 				j := c.job(t, do)
-				j.Workers = 1 // so that what is before the gate is stored when a read comes to it
+				j.Workers = 1 // so that what lies before the gate is stored when a read reaches the gate
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var uploaded atomic.Int64
@@ -41,7 +41,7 @@ func TestAnInterruptedBackupKeepsWhatItUploaded(t *testing.T) {
 					t.Fatalf("%v, want %v", err, want)
 				}
 				refresh(t, r)
-				c.check(t, r) // no restore point more
+				c.check(t, r) // no additional restore point
 				stored := indexed(t, r) - before
 				put := c.site.stored.Load()
 				o := j.do(t.Context(), r)

@@ -13,18 +13,19 @@ import (
 )
 
 const (
-	// leaseReason marks a kopia snapshot as a lease: kopia counts it as incomplete, and keeps what it refers to.
+	// leaseReason marks a kopia snapshot as a lease. kopia counts it as incomplete, and keeps what it refers to.
 	leaseReason = "checkpoint"
 	tagLease    = "tag:varve-lease"
-	// leaseLife is how long a lease counts whose owner is not heard of any more. Garbage collection takes contents that are a day old.
+	// leaseLife is how long a lease counts after its owner was last heard of. Garbage collection takes contents that are a day
+	// old.
 	leaseLife = 72 * time.Hour
-	// leaseRenewal is after how long an owner that still works stores its lease anew.
+	// leaseRenewal is the age at which an owner that still works stores its lease again.
 	leaseRenewal = leaseLife / 6
-	// releaseTimeout bounds the end of a lease when its owner has failed, maybe because the storage does not answer.
+	// releaseTimeout bounds how long ending a lease may take. Its owner may have failed because the storage does not answer.
 	releaseTimeout = time.Minute
 )
 
-// lease protects the content of a restore point that is read against garbage collection, even if the restore point is deleted.
+// lease protects the content of a restore point that is being read from garbage collection, even if the restore point is deleted.
 type lease struct {
 	s     *writer
 	point *RestorePoint
@@ -33,8 +34,9 @@ type lease struct {
 	since time.Time
 }
 
-// takeLease returns nil if the restore point is gone. The order makes it safe: garbage collection that does not see the
-// lease began before the lease was stored, and then it sees the restore point, which is looked for afterwards.
+// takeLease takes a lease on a restore point, or returns nil if the restore point is gone. The order makes this safe: a garbage
+// collection that does not see the lease began before the lease was stored. It then sees the restore point, because takeLease
+// looks for the restore point afterwards.
 func (s *writer) takeLease(parent *RestorePoint) (*lease, error) {
 	root, err := s.root(parent)
 	if root == nil {
@@ -53,7 +55,7 @@ func (s *writer) takeLease(parent *RestorePoint) (*lease, error) {
 	return l, nil
 }
 
-// root is the parent's directory, or nil if it was deleted.
+// root returns the parent's directory, or nil if the parent was deleted.
 func (s *writer) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
 	entries, err := find(s.ctx, s.w, nil, parent.ID)
 	if err != nil {
@@ -66,7 +68,7 @@ func (s *writer) root(parent *RestorePoint) (*snapshot.DirEntry, error) {
 	return found[0].manifest.RootEntry, nil
 }
 
-// store makes the lease last, in place of an earlier version of itself.
+// store makes the lease durable, in place of its earlier version.
 func (l *lease) store() error {
 	now := l.s.w.Time()
 	id, err := snapshot.SaveSnapshot(l.s.ctx, l.s.w, &snapshot.Manifest{
@@ -99,7 +101,8 @@ func (l *lease) renew() error {
 	return l.store()
 }
 
-// release ends the lease; it may be called twice, and on nil. The session's next flush makes it last, or this one does.
+// release ends the lease. It may be called twice, and on nil. Its own flush makes that durable, or else the writer's next one
+// does.
 func (l *lease) release() error {
 	if l == nil || l.id == "" {
 		return nil
@@ -119,8 +122,8 @@ func (l *lease) release() error {
 	return nil
 }
 
-// dropStaleLeases removes the leases and session manifests of those that died. Only maintenance does so, once it knows that this machine's
-// clock is right: a clock that is ahead would take everybody for dead.
+// dropStaleLeases removes the leases and session manifests of processes that died. Only maintenance calls it, once it knows that
+// this machine's clock is right: a clock that is ahead would take everybody for dead.
 func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	err := eachSnapshot(ctx, w, nil, func(m *snapshot.Manifest) error {
 		life := leaseLifeOf(m)
@@ -139,7 +142,7 @@ func dropStaleLeases(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return nil
 }
 
-// leaseLifeOf is how long a snapshot counts after its end time; 0: it is neither a lease nor a session manifest.
+// leaseLifeOf returns how long a snapshot counts after its end time; 0 if it is neither a lease nor a session manifest.
 func leaseLifeOf(m *snapshot.Manifest) time.Duration {
 	switch {
 	case m.Tags[tagSession] != "":

@@ -28,7 +28,7 @@ func (h *hooked) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	return h.memory.ReadAt(ctx, p, offset)
 }
 
-// twoRegions is a disk with a restore point, and a change in its first region only.
+// twoRegions makes a disk with a restore point, and changes only its first region afterwards.
 func twoRegions(t *testing.T, r *Repository) (*memory, *RestorePoint) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(3, 4))
@@ -43,7 +43,7 @@ func twoRegions(t *testing.T, r *Repository) (*memory, *RestorePoint) {
 	return disk, p
 }
 
-// The parent is deleted and everything unreferenced is collected while an incremental runs that clones from it.
+// The parent is deleted, and everything unreferenced is collected, while an incremental runs that clones from it.
 func TestALeaseKeepsWhatIsCloned(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -54,7 +54,7 @@ func TestALeaseKeepsWhatIsCloned(t *testing.T) {
 		if err := other.Delete(t.Context(), parent.ID); err != nil {
 			t.Error(err)
 		}
-		// Everything unreferenced goes from the indexes at once; blobs stay for their day, as always when others may work.
+		// Everything unreferenced goes from the indexes at once. Blobs stay for a day, as always when others may be working.
 		atOnce := maintenance.SafetyNone
 		atOnce.PackDeleteMinAge = 24 * time.Hour
 		if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, safety: &atOnce}); err != nil {
@@ -129,7 +129,7 @@ func TestOnlyOneMachineMaintains(t *testing.T) {
 	}
 }
 
-// Of many that want the lock at once at most one has it at any time.
+// Of many that want the lock at once, at most one has it at any time.
 func TestTheLockExcludes(t *testing.T) {
 	t.Parallel()
 	_, config := newRepository(t)
@@ -222,7 +222,7 @@ func (f failing) ReadAt(ctx context.Context, p []byte, offset int64) error {
 type collect struct {
 	mu   sync.Mutex
 	data []byte
-	// synced: Sync was called after the last write.
+	// synced says that Sync was called after the last write.
 	synced bool
 }
 

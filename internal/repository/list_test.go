@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What the storage does not answer for is neither gone nor damaged.
+// What the storage does not answer for is neither missing nor damaged.
 func TestList_aStorageErrorLeavesNothingOut(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

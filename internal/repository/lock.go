@@ -14,10 +14,11 @@ import (
 
 const (
 	lockType = "varve-lock"
-	// lockLife is how long a lock counts that was not renewed, and lockRenewal how often it is.
+	// lockLife is how long a lock counts without a renewal, and lockRenewal is how often it is renewed.
 	lockLife    = time.Hour
 	lockRenewal = 5 * time.Minute
-	// lockAttempts is how often a lock is tried whose other holder took it less than lockContest ago and may be about to withdraw.
+	// lockAttempts is how often a lock is tried if its other holder took it less than lockContest ago and may be about to
+	// withdraw.
 	lockAttempts = 4
 	lockContest  = 10 * time.Second
 )
@@ -25,9 +26,10 @@ const (
 // errLockLost ends the work under a lock that could not be renewed.
 var errLockLost = errors.New("the lock could not be renewed and others may work now")
 
-// lock excludes other machines from one purpose. It is a manifest, so it needs nothing of the storage but that what was written is
-// listed afterwards: each writes its own and then looks for others, so of two at least one sees the other, and whoever sees
-// another withdraws. No clock decides that; clocks only tell when the lock of a machine that died has ended, and only those that are right.
+// lock excludes other machines from one purpose. It is a manifest, so all that it needs of the storage is that what was written
+// is listed afterwards. Each machine writes its own lock and then looks for others. So of two machines at least one sees the
+// other, and whoever sees another withdraws. No clock decides that. Clocks only tell when the lock of a machine that died has
+// ended, and only clocks that are right.
 type lock struct {
 	w       repo.DirectRepositoryWriter
 	ctx     context.Context //nolint:containedctx // of the writer
@@ -40,16 +42,16 @@ type lock struct {
 	ended   chan struct{}
 }
 
-// holder is the manifest's content.
+// holder is the content of a lock's manifest.
 type holder struct {
 	Owner   string    `json:"owner"`
 	Since   time.Time `json:"since"`
 	Renewed time.Time `json:"renewed"`
-	// Exclusive says that nobody else may use the repository meanwhile.
+	// Exclusive says that nobody else may use the repository while the lock is held.
 	Exclusive bool `json:"exclusive,omitempty"`
 }
 
-// conflict is a lock of somebody else.
+// conflict is the error for somebody else's lock.
 type conflict struct{ other holder }
 
 func (c *conflict) Error() string {
@@ -59,12 +61,12 @@ func (c *conflict) Error() string {
 
 func (c *conflict) Unwrap() error { return ErrConflict }
 
-// lock takes the lock for purpose, or fails with ErrConflict. The context that it returns ends when the lock is lost.
+// lock takes the lock for purpose, or fails with ErrConflict. The returned context ends when the lock is lost.
 func (r *Repository) lock(ctx context.Context, purpose string) (context.Context, *lock, error) {
 	return r.lockAs(ctx, purpose, false)
 }
 
-// lockAs takes the lock for purpose, and tells backups whether they may begin meanwhile.
+// lockAs takes the lock for purpose. Backups must not begin while an exclusive one is held.
 func (r *Repository) lockAs(ctx context.Context, purpose string, exclusive bool) (context.Context, *lock, error) {
 	for attempt := 1; ; attempt++ {
 		held, l, err := r.tryLock(ctx, purpose, exclusive)
@@ -72,8 +74,8 @@ func (r *Repository) lockAs(ctx context.Context, purpose string, exclusive bool)
 		if !errors.As(err, &c) || attempt == lockAttempts || r.rep.Time().Sub(c.other.Since) > lockContest {
 			return held, l, err
 		}
-		// Two that begin at once see each other and both withdraw; of two that wait for different times one is first.
-		timer := time.NewTimer(rand.N(time.Duration(attempt) * time.Second)) //nolint:gosec,forbidigo // no secret, and not to be repeated: others must wait for other times
+		// Two that begin at once see each other and both withdraw. If they then wait for different times, one of them is first.
+		timer := time.NewTimer(rand.N(time.Duration(attempt) * time.Second)) //nolint:gosec,forbidigo // no secret; others must wait for other times
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -83,7 +85,7 @@ func (r *Repository) lockAs(ctx context.Context, purpose string, exclusive bool)
 	}
 }
 
-// tryLock is one attempt.
+// tryLock makes one attempt.
 func (r *Repository) tryLock(ctx context.Context, purpose string, exclusive bool) (context.Context, *lock, error) {
 	wctx, w, err := r.rep.NewDirectWriter(context.WithoutCancel(ctx), repo.WriteSessionOptions{Purpose: "varve lock " + purpose})
 	if err != nil {
@@ -107,7 +109,7 @@ func (r *Repository) tryLock(ctx context.Context, purpose string, exclusive bool
 	return ctx, l, nil
 }
 
-// write stores the lock as renewed now.
+// write stores the lock, renewed as of now.
 func (l *lock) write() error {
 	now := l.w.Time().UTC()
 	l.holder.Renewed = now
@@ -130,7 +132,7 @@ func (l *lock) write() error {
 	return nil
 }
 
-// alone fails if anybody else holds the lock or tries to.
+// alone fails if anybody else holds the lock or is trying to take it.
 func (l *lock) alone() error {
 	if err := l.w.Refresh(l.ctx); err != nil {
 		return err
@@ -161,13 +163,14 @@ func (l *lock) alone() error {
 	return nil
 }
 
-// clockBlob is stored for the time that the storage gives it.
+// clockBlob is stored to learn the time that the storage gives it.
 const clockBlob blob.ID = "varve.clock"
 
 // maxClockOff is how far this machine's clock may be off the storage's. kopia's maintenance has the same limit.
 const maxClockOff = 5 * time.Minute
 
-// clockIsRight fails if this machine's clock is off the storage's: then it cannot tell by their age which locks of others have ended.
+// clockIsRight fails if this machine's clock differs too much from the storage's: it could not tell by their age which locks of
+// others have ended.
 func clockIsRight(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	here, there := w.Time(), time.Time{}
 	if err := w.BlobStorage().PutBlob(ctx, clockBlob, blobBytes(clockBlob), blob.PutOptions{GetModTime: &there}); err != nil {
@@ -180,7 +183,7 @@ func clockIsRight(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return nil
 }
 
-// keep renews the lock until it is released, and ends the work under it before others may take it.
+// keep renews the lock until it is released. If it cannot, it ends the work under the lock before others may take the lock.
 func (l *lock) keep() {
 	defer close(l.ended)
 	ticker := time.NewTicker(lockRenewal)

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// opens connects to the repository in a process on a machine.
+// opens connects to the repository, as a process on this machine.
 func (m *longModel) opens(machine string) *Repository {
 	m.t.Helper()
 	r, err := m.site.open(m.t.Context(), filepath.Join(m.site.dir, machine+".config"))
@@ -29,7 +29,7 @@ func (m *longModel) closes(r *Repository) {
 	}
 }
 
-// restart puts a new process in the place of one that was killed, on the same machine or another one.
+// restart replaces a killed process by a new one, on the same machine or another one.
 func (m *longModel) restart(r **Repository, machine *string, machines ...string) {
 	m.t.Helper()
 	m.closes(*r)
@@ -39,7 +39,7 @@ func (m *longModel) restart(r **Repository, machine *string, machines ...string)
 	*r = m.opens(*machine)
 }
 
-// end prepares how a backup ends early, if it does, and returns what does so in the middle of it, or nil.
+// end prepares how a backup ends early, if it does. It returns the function that does so in the middle of it, or nil.
 func (m *longModel) end(q *Request, mayEnd bool, cancel func()) func() {
 	switch {
 	case !mayEnd || !m.chance(2):
@@ -51,7 +51,7 @@ func (m *longModel) end(q *Request, mayEnd bool, cancel func()) func() {
 		}
 	}
 	p := m.process(m.mover)
-	p.killed = cancel // Time does not go on.
+	p.killed = cancel // Time stops.
 	changes, last := 1+m.random.IntN(8), m.chance(2)
 	dies := once(func() { p.dies(changes, last) })
 	switch m.random.IntN(5) {
@@ -70,7 +70,7 @@ func (m *longModel) end(q *Request, mayEnd bool, cancel func()) func() {
 	return nil
 }
 
-// told compares what a backup has said with what is there.
+// told compares what a backup has reported with what exists.
 func (m *longModel) told(id string, err error) (there bool) {
 	m.t.Helper()
 	r := m.opens("reader")
@@ -86,7 +86,7 @@ func (m *longModel) told(id string, err error) (there bool) {
 	return there
 }
 
-// look reads back whole what should be there, and looks that nothing else is.
+// look reads back everything that should exist, and checks that nothing else does.
 func (m *longModel) look() {
 	m.t.Helper()
 	r := m.opens("reader")
@@ -110,7 +110,7 @@ func (m *longModel) look() {
 	}
 }
 
-// killed does what others do, in a process that may be killed meanwhile.
+// killed does what others do, in a process that may be killed while it does.
 func (m *longModel) killed(what string, do func() error) (killed bool, err error) {
 	m.t.Helper()
 	p := m.process(m.maintainer)
@@ -129,7 +129,7 @@ func (m *longModel) killed(what string, do func() error) (killed bool, err error
 	return killed, err
 }
 
-// maintains is maintenance by Varve.
+// maintains runs maintenance by Varve.
 func (m *longModel) maintains(what string) {
 	m.t.Helper()
 	o := MaintenanceOptions{Mode: FullMaintenance, Exclusive: what == "exclusive"}
@@ -196,13 +196,14 @@ type blockPlace struct {
 	offset int64
 }
 
-// readings are the blocks that a backup has read, one after the other.
+// readings are the blocks that a backup has read, in order.
 type readings struct {
 	*longModel
 	began time.Time
-	// uploaded is how much the machine had uploaded before, and missing how much no session manifest has named, and no restore point.
+	// uploaded is how much the machine had uploaded before. missing is how much neither a session manifest nor a restore point
+	// has named.
 	uploaded, missing int64
-	// slept: nobody knows what was there still when a session manifest was stored.
+	// slept says that nobody knows what still existed when a session manifest was stored.
 	slept bool
 	read  []timedRead
 }
@@ -228,10 +229,11 @@ func (r *countedReader) ReadAt(ctx context.Context, p []byte, offset int64) erro
 	return r.Reader.ReadAt(ctx, p, offset)
 }
 
-// reuploaded is how much of what was named may be uploaded again: tables are, and what is around blocks.
+// reuploaded is how much of what was named may be uploaded again: tables, and what surrounds blocks.
 const reuploaded = 2 * mib
 
-// sleeps notes that days may pass. What the backup has found and not named yet may lose what kept it, be marked as garbage, and be uploaded again.
+// sleeps notes that days may pass. What the backup has found and not named yet may lose what kept it, be marked as garbage, and
+// be uploaded again.
 func (r *readings) sleeps(id string) {
 	r.t.Helper()
 	r.slept = true
@@ -243,7 +245,7 @@ func (r *readings) sleeps(id string) {
 	}
 }
 
-// ended looks how much was uploaded, and what can be found again.
+// ended checks how much was uploaded, and notes what can be found again.
 func (r *readings) ended(id string) {
 	r.t.Helper()
 	if n := r.process(r.mover).uploaded() - r.uploaded; n > r.missing+reuploaded {
@@ -255,7 +257,7 @@ func (r *readings) ended(id string) {
 	named := r.lastNamed(id)
 	for _, b := range r.read {
 		d := r.disks[b.disk]
-		// What a restore point has had may have been marked as garbage when it was found.
+		// What a restore point had may have been marked as garbage when it was found.
 		fresh := r.made == 0 || d.changed.Overlaps(extent.Extent{Offset: b.offset, Length: DefaultBlockBytes})
 		if fresh && b.at.Before(named) {
 			r.named[b.blockPlace] = named
@@ -263,7 +265,7 @@ func (r *readings) ended(id string) {
 	}
 }
 
-// lastNamed is when the session has last stored its manifest.
+// lastNamed returns when the session last stored its manifest.
 func (r *readings) lastNamed(id string) (at time.Time) {
 	r.t.Helper()
 	reader := r.opens("reader")

@@ -17,10 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Backups of an hour to a month, full and incremental, of one disk or two, run beside maintenance of every kind, by Varve and by kopia, and
-// beside kopia's expire; what they find again is deleted meanwhile, their machine sleeps, they are interrupted, and backups, maintenance and
-// deletions are killed. They are begun again, on the same machine or another one, at once or days later. Every restore point that was
-// published is read back whole, what was told as success or failure is so, and nothing is uploaded again that an interrupted backup has named.
+// Backups of an hour to a month, full and incremental, of one disk or two, run beside maintenance of every kind, by Varve and by
+// kopia, and beside kopia's expire. What they find again is deleted meanwhile, their machine sleeps, and they are interrupted.
+// Backups, maintenance and deletions are killed. They are started again, on the same machine or another one, at once or days
+// later. Every restore point that was published is read back as a whole, what was reported as success or failure is one, and
+// nothing is uploaded again that an interrupted backup has named.
 func TestLongBackups_areReadBackWhole(t *testing.T) {
 	t.Parallel()
 	count, longest := 2, 24*time.Hour
@@ -49,14 +50,14 @@ type longModel struct {
 	points []*RestorePoint
 	held   map[string][][]byte
 	did    map[string]int
-	// made is how many restore points were made, and the name of the last one's moment.
+	// made is how many restore points were made, and names the moment of the last one.
 	made int
-	// mover and maintainer are the machines of r and others; reader is a connection's configuration.
+	// mover and maintainer are the machines of r and others. reader is the configuration of a connection.
 	mover, maintainer, reader string
-	// deaths is how many processes of others may still be killed.
+	// deaths is how many more processes of others may be killed.
 	deaths int
-	// running: a backup is at work. dead is when one was killed, and locked and exclusive are until when maintenance that was killed, or was exclusive
-	// and killed, keeps others out.
+	// running says that a backup is at work. dead is when one was killed. locked and exclusive are the times until which
+	// maintenance that was killed, or was exclusive and killed, keeps others out.
 	running                 bool
 	dead, locked, exclusive time.Time
 	// named is when a session manifest has last named a block that no restore point has had.
@@ -73,7 +74,7 @@ func newLongModel(t *testing.T, random *rand.Rand) *longModel {
 	}
 	t.Cleanup(func() { clear(m.held) })
 	for _, name := range []string{"mover", "standby", "maintainer", "second maintainer"} {
-		s.connect(t, name, m.chance(4)) // kopia lists a cache's files, too.
+		s.connect(t, name, m.chance(4)) // kopia also lists a cache's files.
 	}
 	m.r, m.others = m.opens("mover"), m.opens("maintainer")
 	m.mover, m.maintainer = "mover", "maintainer"
@@ -86,7 +87,7 @@ func newLongModel(t *testing.T, random *rand.Rand) *longModel {
 
 func (m *longModel) chance(oneOf int) bool { return m.random.IntN(oneOf) == 0 }
 
-// upTo is a random time.
+// upTo returns a random duration below d.
 func (m *longModel) upTo(d time.Duration) time.Duration {
 	return time.Duration(m.random.Int64N(int64(d)))
 }
@@ -108,7 +109,7 @@ func (m *longModel) run(longest time.Duration) {
 		}
 	}
 	m.move(lockLife)
-	for range 4 { // Maintenance has days to free what it wants to.
+	for range 4 { // Maintenance gets days to free what it wants to.
 		m.move(30 * time.Hour)
 		m.maintain()
 	}
@@ -128,7 +129,7 @@ func (m *longModel) backUp(lasts time.Duration) {
 			m.dead = m.now()
 			m.restart(&m.r, &m.mover, "mover", "standby")
 		}
-		if there && err != nil { // Whoever repeats it is told.
+		if there && err != nil { // Repeating it tells.
 			m.did["backup found"]++
 			p, err = m.r.Backup(m.t.Context(), m.request(id, false))
 		}
@@ -157,7 +158,7 @@ func (m *longModel) backUp(lasts time.Duration) {
 	}
 }
 
-// published notes that a restore point is there.
+// published notes that a restore point exists.
 func (m *longModel) published(p *RestorePoint) {
 	m.points = append(m.points, p)
 	m.made++
@@ -168,7 +169,7 @@ func (m *longModel) published(p *RestorePoint) {
 	}
 }
 
-// request is for a restore point of the disks as they are now.
+// request returns a request for a restore point of the disks as they are now.
 func (m *longModel) request(id string, known bool) Request {
 	q := Request{ID: id, Source: testSource}
 	for i, d := range m.disks {
@@ -191,7 +192,7 @@ func (m *longModel) attempt(id string, lasts time.Duration, mayEnd bool) (*Resto
 		q.Parent = ParentNone
 	}
 	every := []time.Duration{time.Hour, 5 * time.Hour, 7 * time.Hour, 24 * time.Hour}[m.random.IntN(4)]
-	every = max(every, lasts/20) // Each costs this test its time.
+	every = max(every, lasts/20) // Each of these costs this test time.
 	blocks := 8 << m.random.IntN(4)
 	long := newLongBackup(m.site, 0, blocks, every, m.somebodyActs)
 	long.look = max(checkpointLook<<m.random.IntN(3), lasts/600) // So does each of these.
@@ -237,7 +238,7 @@ func (m *longModel) sleeps() {
 	}
 }
 
-// somebodyActs is what others do at one time.
+// somebodyActs does what others do at some moment.
 func (m *longModel) somebodyActs() {
 	ctx := m.t.Context()
 	what := []string{"quick", "full", "full", "exclusive", "kopia's full", "kopia's quick", "kopia's expire", "delete"}[m.random.IntN(8)]
@@ -258,7 +259,7 @@ func (m *longModel) somebodyActs() {
 			if err := w.Refresh(ctx); err != nil {
 				return err
 			}
-			// Restore points and session manifests are pinned: it deletes nothing.
+			// Restore points and session manifests are pinned, so it deletes nothing.
 			_, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
 			return err
 		})

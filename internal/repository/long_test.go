@@ -10,16 +10,16 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// checkpointLook is how often a long backup looks whether a checkpoint is due, in the site's time, unless it is said otherwise.
+// checkpointLook is how often a long backup looks whether a checkpoint is due, in the site's time, unless something else is set.
 const checkpointLook = 20 * time.Minute
 
-// longBackup is a backup in the site's time: it is slow, and others act meanwhile.
+// longBackup is a backup in the site's time. It is slow, and others act while it runs.
 type longBackup struct {
 	site *site
-	// pause is how long it waits before it reads the first of so many blocks.
+	// pause is how long it waits before it reads the first of this many blocks.
 	pause  time.Duration
 	blocks int
-	// others act each time that so much time has passed; 0: never.
+	// others act each time this much time has passed; 0: never.
 	every  time.Duration
 	others func()
 	// look is how often it looks whether a checkpoint is due.
@@ -36,7 +36,7 @@ func newLongBackup(s *site, pause time.Duration, blocks int, every time.Duration
 	}
 }
 
-// backUp makes a restore point; it uses one worker, so that blocks are read one after the other.
+// backUp makes a restore point. It uses one worker, so that blocks are read one after the other.
 func (l *longBackup) backUp(ctx context.Context, r *Repository, q Request) (*RestorePoint, error) {
 	defer close(l.ended)
 	q.Workers, q.ticks = 1, l.ticks
@@ -79,9 +79,9 @@ func (l *longBackup) pass(ctx context.Context, d time.Duration) {
 	}
 }
 
-// tick has the backup look whether a checkpoint is due, and returns when it has stored it.
+// tick makes the backup look whether a checkpoint is due, and returns when the checkpoint is stored.
 func (l *longBackup) tick(ctx context.Context) {
-	for range 2 { // The second tick is taken when the work of the first one is done.
+	for range 2 { // The second tick is taken once the work of the first one is done.
 		select {
 		case l.ticks <- time.Time{}:
 		case <-l.ended:
@@ -107,10 +107,10 @@ func newLongSite(t *testing.T) *longSite {
 	}
 }
 
-// packBlocks are enough blocks for a pack that maintenance does not write anew, which would make its contents young again.
+// packBlocks are enough blocks for a pack that maintenance does not rewrite. Rewriting would make its contents young again.
 const packBlocks = 64
 
-// disk is full of noise.
+// disk returns a disk full of noise.
 func (s *longSite) disk(packs int64) *memory {
 	m := &memory{data: make([]byte, packs*packBlocks*DefaultBlockBytes)}
 	m.write(s.random, extent.Extent{Length: int64(len(m.data))}, false)
@@ -139,7 +139,7 @@ func (s *longSite) settled(p *RestorePoint, want ...[]byte) {
 	}
 }
 
-// A first full backup takes longer than garbage collection waits, however often it runs.
+// A first full backup takes longer than garbage collection waits, however often that runs.
 func TestLongFull_survivesMaintenance(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ lasts, every time.Duration }{
@@ -161,7 +161,7 @@ func TestLongFull_survivesMaintenance(t *testing.T) {
 	}
 }
 
-// A full backup finds its blocks in the repository, and the restore point that had them was deleted just before.
+// A full backup finds its blocks in the repository. The restore point that had them was deleted just before.
 func TestLongFull_keepsWhatItFindsAgain(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -213,7 +213,8 @@ func TestLongIncremental_keepsTheFirstDisk(t *testing.T) {
 	s.settled(p, one.data, two.data)
 }
 
-// A first full backup has a few hours each night, and is interrupted every morning, and days pass: it ends after as many nights as its disk needs.
+// A first full backup gets a few hours each night, is interrupted every morning, and days pass. It ends after as many nights as
+// its disk needs.
 func TestNightlyWindows_end(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)

@@ -11,30 +11,31 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// MaintenanceMode says how much maintenance is done.
+// MaintenanceMode says how much maintenance to do.
 type MaintenanceMode string
 
 const (
-	// QuickMaintenance keeps the indexes small, and removes blobs that were never finished. Once an hour is good.
+	// QuickMaintenance keeps the indexes small, and removes blobs that were never finished. Once an hour is a good interval.
 	QuickMaintenance MaintenanceMode = "quick"
-	// FullMaintenance also frees what no restore point refers to, and extends object locks. Once a day is good.
+	// FullMaintenance also frees what no restore point refers to, and extends object locks. Once a day is a good interval.
 	FullMaintenance MaintenanceMode = "full"
 )
 
 // MaintenanceOptions are for Maintain.
 type MaintenanceOptions struct {
 	Mode MaintenanceMode
-	// Exclusive says that nobody else uses the repository now: what is unreferenced goes at once. Otherwise it takes several
-	// runs over two days, because another machine may have begun to refer to it. While a backup runs it is ErrConflict.
+	// Exclusive says that nobody else is using the repository, so that what is unreferenced goes at once. Otherwise that takes
+	// several runs over two days, because another machine may have begun to refer to it. Exclusive maintenance fails with
+	// ErrConflict while a backup is running.
 	Exclusive bool
-	// Step is called with what is about to be done, a StepCollect or StepCompact; nil: not.
+	// Step is called with what is about to be done, StepCollect or StepCompact. It may be nil.
 	Step func(MaintenanceStep)
 
-	safety *maintenance.SafetyParameters // of tests
+	safety *maintenance.SafetyParameters // for tests
 }
 
-// Maintain does maintenance. Only one machine does at a time; ErrConflict names the other. The kopia CLI
-// leaves maintenance to Varve from then on.
+// Maintain does maintenance. Only one machine does so at a time; ErrConflict names the other. From then on the kopia CLI leaves
+// maintenance to Varve.
 func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err error) {
 	mode, ok := map[MaintenanceMode]maintenance.Mode{QuickMaintenance: maintenance.ModeQuick, FullMaintenance: maintenance.ModeFull}[o.Mode]
 	if !ok {
@@ -59,7 +60,7 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	if err != nil {
 		return fmt.Errorf("maintenance: %w", err)
 	}
-	// Early: the rest may need the space.
+	// This comes early because the rest may need the space.
 	err = removeUnfinished(wctx, r.rep.BlobReader(), o.unfinishedLife())
 	if err == nil {
 		d := &deletionStorage{Storage: w.BlobStorage()}
@@ -77,8 +78,9 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) (err er
 	return r.rep.Refresh(ctx)
 }
 
-// maintenanceWriter is a writer that kopia excludes other processes of this machine by, with a file beside its configuration: beside that of
-// the connection, and not the temporary one of a connection without a cache. kopia deletes by its storage.
+// maintenanceWriter is the writer for kopia's maintenance. kopia excludes other processes of this machine with a file beside the
+// configuration file. That must be the configuration file of the connection, and not the temporary one of a connection without a
+// cache. kopia deletes through BlobStorage.
 type maintenanceWriter struct {
 	repo.DirectRepositoryWriter
 
@@ -90,11 +92,11 @@ func (m maintenanceWriter) BlobStorage() blob.Storage { return m.deletions }
 
 func (m maintenanceWriter) ConfigFilename() string { return m.configFile }
 
-// maintenancePurpose is what the lock of maintenance is for.
+// maintenancePurpose is the purpose of maintenance's lock.
 const maintenancePurpose = "maintenance"
 
-// owner is the owner of the repository's maintenance in the sense of the kopia CLI. No user of a kopia CLI is called that: one that writes
-// would maintain in passing, without Varve's lock and without a look for lost restore points.
+// owner is the owner of the repository's maintenance in the sense of the kopia CLI. No user of a kopia CLI has this name: the CLI
+// of such a user would do maintenance whenever it writes, without Varve's lock and without looking for lost restore points.
 const owner = "varve"
 
 // own makes Varve the owner of the repository's maintenance.
@@ -118,7 +120,7 @@ func own(ctx context.Context, w repo.DirectRepositoryWriter, p *maintenance.Para
 	return nil
 }
 
-// tidy does what comes before kopia's part. kopia has compared this machine's clock with the storage's by then.
+// tidy does what comes before kopia's part. By then kopia has compared this machine's clock with the storage's.
 func (r *Repository) tidy(ctx context.Context, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
 	if err := own(ctx, w, p); err != nil {
 		return err
@@ -132,8 +134,8 @@ func (r *Repository) tidy(ctx context.Context, w repo.DirectRepositoryWriter, p 
 	return mergeManifests(ctx, w)
 }
 
-// ignoreDeleted makes kopia go on if a content cannot be read that nothing refers to any more. Without it a damaged pack would end all
-// maintenance, even after the restore points were deleted that it was of.
+// ignoreDeleted is the variable that makes kopia go on if it cannot read a content that nothing refers to any more. Without it, a
+// damaged pack would end all maintenance, even after the restore points that used it were deleted.
 const ignoreDeleted = "KOPIA_IGNORE_MAINTENANCE_REWRITE_ERROR"
 
 func (r *Repository) maintain(ctx context.Context, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, o *MaintenanceOptions) error {

@@ -18,18 +18,19 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// stored is a restore point as kopia has it. A pin replaces its manifest, and of two machines that do so at once each leaves one:
-// the newest counts, with the pins of all.
+// stored is a restore point as kopia has it. A pin replaces its manifest. If two machines do so at once, each leaves a manifest.
+// The newest counts, with the pins of all.
 type stored struct {
 	id       string
 	manifest *snapshot.Manifest
-	// all are its manifests.
+	// all holds the IDs of its manifests.
 	all []manifest.ID
 }
 
-// snapshots are the kopia snapshots that are restore points, of a source or of all for nil, of one ID or of all for "". kopia's own
-// manager gives up when one content with manifests is damaged, and then nothing could be restored any more: in that case they
-// are read one by one, and the damage is in the error. Any other error means that nothing is known.
+// snapshots returns the kopia snapshots that are restore points: of a source, or of all sources for nil; with an ID, or with any
+// for "". kopia's own manager gives up when one content with manifests is damaged, and then nothing could be restored any more.
+// In that case snapshots reads the contents one by one, and the error holds the damage. Any other error means that nothing is
+// known.
 func (r *Repository) snapshots(ctx context.Context, source *Source, id string) ([]*stored, error) {
 	entries, err := find(ctx, r.rep, source, id)
 	if err != nil {
@@ -38,7 +39,8 @@ func (r *Repository) snapshots(ctx context.Context, source *Source, id string) (
 	return group(entries)
 }
 
-// matching are the restore points whose ID matches. The manifests of the others are not looked at, unless one content with manifests is damaged.
+// matching returns the restore points whose ID matches. It does not look at the manifests of the others, unless a content with
+// manifests is damaged.
 func (r *Repository) matching(ctx context.Context, match func(id string) bool) ([]*stored, error) {
 	entries, err := findMatching(ctx, r.rep, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagFormat: formatTag}, match)
 	if err == nil {
@@ -48,7 +50,8 @@ func (r *Repository) matching(ctx context.Context, match func(id string) bool) (
 	return slices.DeleteFunc(all, func(s *stored) bool { return !match(s.id) }), err
 }
 
-// eachSnapshot calls call for the kopia snapshots with these tags, incomplete ones too. One that was deleted since is left out.
+// eachSnapshot calls call for the kopia snapshots with these tags, including incomplete ones. It leaves out those that have been
+// deleted since.
 func eachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]string, call func(*snapshot.Manifest) error) error {
 	ids, err := snapshot.ListSnapshotManifests(ctx, rep, nil, tags)
 	if err != nil {
@@ -69,7 +72,7 @@ func eachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]stri
 	return nil
 }
 
-// find looks restore points up the way that kopia does.
+// find looks restore points up the way kopia does.
 func find(ctx context.Context, rep repo.Repository, source *Source, id string) ([]entry, error) {
 	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagFormat: formatTag}
 	if source != nil {
@@ -81,8 +84,8 @@ func find(ctx context.Context, rep repo.Repository, source *Source, id string) (
 	return findMatching(ctx, rep, labels, func(string) bool { return true })
 }
 
-// findManifests finds manifests. If it cannot read them it looks at the repository anew first: maintenance of another machine may have merged
-// them, and freed those that this connection knows.
+// findManifests finds manifests. If it cannot read them, it refreshes the repository and tries again: maintenance of another
+// machine may have merged them, and freed those that this connection knows.
 func findManifests(ctx context.Context, rep repo.Repository, labels map[string]string) ([]*manifest.EntryMetadata, error) {
 	found, err := rep.FindManifests(ctx, labels)
 	if missing(err) && rep.Refresh(ctx) == nil {
@@ -91,7 +94,7 @@ func findManifests(ctx context.Context, rep repo.Repository, labels map[string]s
 	return found, err
 }
 
-// findMatching are the manifests with these labels of restore points whose ID matches.
+// findMatching returns the manifests with these labels whose restore point's ID matches.
 func findMatching(ctx context.Context, rep repo.Repository, labels map[string]string, match func(id string) bool) ([]entry, error) {
 	found, err := findManifests(ctx, rep, labels)
 	if err != nil {
@@ -115,7 +118,7 @@ func findMatching(ctx context.Context, rep repo.Repository, labels map[string]st
 	return out, nil
 }
 
-// group makes restore points of manifests. What is not one is in the error.
+// group combines manifests into restore points. The error holds what is not a restore point.
 func group(entries []entry) ([]*stored, error) {
 	slices.SortFunc(entries, func(a, b entry) int { return b.ModTime.Compare(a.ModTime) })
 	var out []*stored
@@ -154,7 +157,7 @@ func (r *Repository) writable(ctx context.Context) error {
 	return r.manifestsWhole(ctx)
 }
 
-// writableNow is writable, with what others have stored and deleted since this connection looked.
+// writableNow is writable, after a refresh that shows what others have stored and deleted.
 func (r *Repository) writableNow(ctx context.Context) error {
 	if err := r.notReplaced(ctx); err != nil {
 		return err
@@ -165,7 +168,7 @@ func (r *Repository) writableNow(ctx context.Context) error {
 	return r.manifestsWhole(ctx)
 }
 
-// manifestsWhole fails with ErrCorrupt if manifests are damaged: kopia can then neither add nor delete one, and does not say why.
+// manifestsWhole fails with ErrCorrupt if manifests are damaged. kopia can then neither add nor delete one, and does not say why.
 func (r *Repository) manifestsWhole(ctx context.Context) error {
 	_, err := findManifests(ctx, r.rep, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
 	if err == nil {
@@ -177,7 +180,7 @@ func (r *Repository) manifestsWhole(ctx context.Context) error {
 	return fmt.Errorf("read the manifests: %w", err)
 }
 
-// entries is a content with manifests as kopia stores it: gzip over JSON.
+// entries is a content with manifests as kopia stores it: gzipped JSON.
 type entries struct {
 	Entries []entry `json:"entries"`
 }
@@ -190,8 +193,8 @@ type entry struct {
 	Data    json.RawMessage   `json:"data"`
 }
 
-// salvage reads every manifest that can be read. A restore point whose deletion is in a damaged content comes back: that is the
-// better mistake.
+// salvage reads every manifest that can be read. A restore point whose deletion is in a damaged content comes back, which is the
+// lesser evil.
 func (r *Repository) salvage(ctx context.Context, source *Source, id string) ([]*stored, error) {
 	latest := map[manifest.ID]entry{}
 	var bad []error
@@ -203,7 +206,7 @@ func (r *Repository) salvage(ctx context.Context, source *Source, id string) ([]
 			return ctx.Err()
 		case errors.Is(err, ErrCorrupt):
 			bad = append(bad, err)
-		case err != nil: // What the storage does not answer for may be whole.
+		case err != nil: // The storage did not answer: the content may be intact.
 			return err
 		}
 		for _, e := range list {

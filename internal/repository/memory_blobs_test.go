@@ -14,8 +14,8 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 )
 
-// memoryBlobs are the blobs of a site without a directory: months of backups list blobs tens of thousands of times, and kopia asks a directory
-// for the size and time of each one.
+// memoryBlobs holds the blobs of a site without a directory. Months of backups list blobs tens of thousands of times, and kopia
+// asks a directory for the size and time of each blob.
 type memoryBlobs struct {
 	blob.DefaultProviderImplementation
 
@@ -28,7 +28,7 @@ type memoryBlob struct {
 	at   time.Time
 }
 
-// inMemory moves the blobs of a site that nobody has opened to memory.
+// inMemory moves the blobs of a site to memory. Nobody may have opened the site yet.
 func (s *site) inMemory(tb testing.TB) {
 	tb.Helper()
 	ctx := tb.Context()
@@ -46,7 +46,7 @@ func (s *site) inMemory(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	s.memory = m
-	tb.Cleanup(func() { // What a killed process of the test still has open must not keep them.
+	tb.Cleanup(func() { // What the test's killed processes still have open must not keep them alive.
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		clear(m.blobs)
@@ -138,14 +138,14 @@ func (m *memoryBlobs) DeleteBlob(ctx context.Context, id blob.ID) error {
 	return nil
 }
 
-// now is a copy of all blobs.
+// now returns a copy of all blobs.
 func (m *memoryBlobs) now() map[blob.ID]memoryBlob {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.blobs)
 }
 
-// become makes these all blobs that there are.
+// become replaces all blobs by these.
 func (m *memoryBlobs) become(blobs map[blob.ID]memoryBlob) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

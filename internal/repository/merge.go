@@ -12,12 +12,12 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 )
 
-// mergeFrom is how many contents with manifests are worth merging. Each backup leaves two or three, and everybody who opens the
-// repository reads all of them.
+// mergeFrom is how many contents with manifests make merging worthwhile. Each backup leaves two or three, and everybody who opens
+// the repository reads all of them.
 const mergeFrom = 8
 
-// mergeManifests makes one content of all that have manifests. What was deleted goes for good, so only the holder of the maintenance lock may
-// do it: see storage.
+// mergeManifests merges all contents with manifests into one. Deleted manifests then go for good, so only the holder of the
+// maintenance lock may call it: see storage.
 func mergeManifests(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	found, err := countManifests(ctx, w)
 	if err != nil || found < mergeFrom {
@@ -25,7 +25,7 @@ func mergeManifests(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	}
 	m, err := manifestsAt(ctx, w, w.Time)
 	if err == nil {
-		_, err = m.Find(ctx, nil) // It reads them.
+		_, err = m.Find(ctx, nil) // Find reads them.
 	}
 	if err == nil {
 		err = m.Compact(ctx)
@@ -50,8 +50,8 @@ func countManifests(ctx context.Context, r repo.DirectRepository) (n int, err er
 	return n, nil
 }
 
-// removeManifest deletes a manifest with the writer's next flush; one that is not there is no error. Of a manifest and its deletion the later
-// counts, and the machine that wrote it may have a clock that is ahead.
+// removeManifest deletes a manifest with the writer's next flush. A manifest that does not exist is no error. Of a manifest and
+// its deletion the later one counts, so the deletion of a manifest whose time is ahead of this clock gets a later time.
 func removeManifest(ctx context.Context, w repo.DirectRepositoryWriter, id manifest.ID) error {
 	found, err := w.GetManifest(ctx, id, nil)
 	if missing(err) && w.Refresh(ctx) == nil { // Maintenance of another machine has moved the manifests.
@@ -77,7 +77,7 @@ func removeManifest(ctx context.Context, w repo.DirectRepositoryWriter, id manif
 	return err
 }
 
-// manifestsAt are the manifests as the writer's next flush stores them, with a clock of their own.
+// manifestsAt returns a manager of the manifests that has its own clock. The writer's next flush stores its changes.
 func manifestsAt(ctx context.Context, w repo.DirectRepositoryWriter, now func() time.Time) (*manifest.Manager, error) {
 	return manifest.NewManager(ctx, w.ContentManager(), manifest.ManagerOptions{TimeNow: now}, nil)
 }

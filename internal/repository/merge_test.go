@@ -27,7 +27,7 @@ func manifestContents(tb testing.TB, r *Repository) (n int) {
 	return n
 }
 
-// threePoints makes restore points, the last of which is pinned.
+// threePoints makes restore points, and pins the last one.
 func threePoints(tb testing.TB, r *Repository) (ids []string) {
 	tb.Helper()
 	disk := &memory{data: []byte("varve")}
@@ -70,7 +70,7 @@ func listed(tb testing.TB, r *Repository) (ids []string) {
 	return ids
 }
 
-// One process deletes while another, which does not know that yet, stores manifests: what was deleted stays so.
+// One process deletes while another, which does not know that yet, stores manifests. What was deleted stays deleted.
 func TestWhatWasDeletedStaysDeleted(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -121,7 +121,7 @@ func TestWhatWasDeletedStaysDeleted(t *testing.T) {
 	}
 }
 
-// Reading stores nothing, however many contents have manifests. Maintenance merges them.
+// Reading stores nothing, however many contents with manifests there are. Maintenance merges them.
 func TestOnlyMaintenanceMergesManifests(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -163,10 +163,10 @@ func TestOnlyMaintenanceMergesManifests(t *testing.T) {
 	}
 }
 
-// Every connection has its storage for reading only where kopia asks, which keeps kopia from merging manifests in passing.
+// Every connection's storage is read-only where kopia asks, which keeps kopia from merging manifests on the side.
 func TestOnlyMaintenanceMergesManifests_whateverTheStorage(t *testing.T) {
 	t.Parallel()
-	server := httptest.NewServer(http.NotFoundHandler()) // An empty bucket, for as much as is asked of it here.
+	server := httptest.NewServer(http.NotFoundHandler()) // This is an empty bucket, as far as this test asks.
 	defer server.Close()
 	for _, c := range []blob.ConnectionInfo{
 		{Type: "filesystem", Config: &filesystem.Options{Path: t.TempDir()}},
@@ -185,7 +185,7 @@ func TestOnlyMaintenanceMergesManifests_whateverTheStorage(t *testing.T) {
 	}
 }
 
-// A machine whose clock is behind deletes what one wrote whose clock is ahead: restore points, pins and locks.
+// A machine whose clock is behind can delete what a machine wrote whose clock is ahead: restore points, pins and locks.
 func TestClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -225,7 +225,8 @@ func TestClocksThatDiffer(t *testing.T) {
 	}
 }
 
-// A connection that was idle while another machine merged the manifests, and freed those before, lists and changes restore points.
+// A connection was idle while another machine merged the manifests and freed the old ones. It still lists and changes restore
+// points.
 func TestMerge_idleConnectionsFollow(t *testing.T) {
 	t.Parallel()
 	for name, do := range map[string]func(context.Context, *Repository, *memory, string) error{

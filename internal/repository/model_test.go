@@ -50,7 +50,7 @@ func (m *memory) source(known bool) DiskSource {
 	return d
 }
 
-// slowly reads a disk so that there is time to be killed.
+// slowly is a disk that is slow to read, so that there is time to kill the reader.
 type slowly struct{ *memory }
 
 func (s slowly) ReadAt(ctx context.Context, p []byte, offset int64) error {
@@ -60,7 +60,8 @@ func (s slowly) ReadAt(ctx context.Context, p []byte, offset int64) error {
 
 var testSource = Source{Host: "host", User: "varve", Path: "/vm"}
 
-// Whatever happens to a disk, and whatever goes and is cleaned up in between, each of its restore points gives back what the disk held.
+// Whatever happens to a disk, and whatever is deleted and cleaned up in between, each of its restore points gives back what the
+// disk held.
 func TestEveryRestorePointIsWhatTheDiskWas(t *testing.T) {
 	t.Parallel()
 	repository, _ := newRepository(t)
@@ -133,7 +134,7 @@ func (m *model) maintain(rt *rapid.T) {
 	m.checked = -1
 }
 
-// check compares all restore points after each one that was made, and after maintenance.
+// check compares all restore points after each new one, and after maintenance.
 func (m *model) check(rt *rapid.T) {
 	if m.checked == m.generation {
 		return

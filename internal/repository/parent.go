@@ -11,23 +11,24 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
-// history are the restore points of a source, as far as they can be read.
+// history holds the restore points of a source, as far as they can be read.
 type history struct {
 	// points are in the order in which they were made.
 	points []*RestorePoint
-	// damage says what cannot be read, and damagedAt is when the latest of that was made; zero: nothing is damaged.
+	// damage says what cannot be read. damagedAt is when the latest of that was made; zero if nothing is damaged.
 	damage    error
 	damagedAt time.Time
 }
 
-// loadHistory reads all restore points of a source. It fails if the storage does: what it did not answer for may be there.
+// loadHistory reads all restore points of a source. It fails if the storage fails, because what the storage did not answer for
+// may exist.
 func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history, error) {
 	snapshots, err := r.snapshots(ctx, source, "")
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
 	}
 	h := &history{damage: err}
-	if err != nil { // Nobody knows how old it is.
+	if err != nil { // Nobody knows how old the damaged ones are.
 		h.damagedAt = r.rep.Time()
 	}
 	for _, s := range snapshots {
@@ -48,7 +49,8 @@ func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history,
 	return h, nil
 }
 
-// end is the time that the latest restore point is put in order by, or the latest damage; zero: there is none.
+// end returns the time by which the latest restore point is ordered, or that of the latest damage if it is later; zero if there
+// is neither.
 func (h *history) end() time.Time {
 	end := h.damagedAt
 	for _, p := range h.points {
@@ -59,8 +61,8 @@ func (h *history) end() time.Time {
 	return end
 }
 
-// changeUsed fails with ErrChangeUsed if a restore point of the history has the Change of one of the disks. An incremental that is counted from that
-// name could mean either.
+// changeUsed fails with ErrChangeUsed if a restore point of the history already has the Change of one of the disks. An
+// incremental that is counted from that name could mean either.
 func (h *history) changeUsed(q *Request) error {
 	for i := range q.Disks {
 		d := &q.Disks[i]
@@ -73,7 +75,7 @@ func (h *history) changeUsed(q *Request) error {
 	return nil
 }
 
-// latest is the latest restore point with any of these disks, or nil.
+// latest returns the latest restore point with any of these disks, or nil.
 func (h *history) latest(disks []DiskSource) *RestorePoint {
 	for _, p := range slices.Backward(h.points) {
 		if slices.ContainsFunc(disks, func(d DiskSource) bool { return p.has(d.Name) }) {
@@ -87,8 +89,8 @@ func (p *RestorePoint) has(disk string) bool {
 	return slices.ContainsFunc(p.Disks, func(d Disk) bool { return d.Name == disk })
 }
 
-// findParent is the restore point to start from, or nil for ParentNone and when there is none. doubts say which disks must be read as a whole
-// nevertheless, and why.
+// findParent returns the restore point to start from. It is nil for ParentNone, and if there is none. doubts says which disks
+// must be read as a whole nevertheless, and why.
 func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[string]FullReason, err error) {
 	if err := h.changeUsed(q); err != nil {
 		return nil, nil, err
@@ -113,7 +115,7 @@ func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[strin
 		d := &q.Disks[i]
 		switch {
 		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.order())):
-			doubts[d.Name] = FullParentDamaged // What is damaged may be the latest one.
+			doubts[d.Name] = FullParentDamaged // The damaged one may be the latest.
 		case isAmbiguous(h.points, d):
 			doubts[d.Name] = FullOtherBase
 		}
@@ -138,22 +140,23 @@ func isAmbiguous(points []*RestorePoint, d *DiskSource) bool {
 // diskPlan is how a disk is backed up.
 type diskPlan struct {
 	geometry geometry
-	// previous is the disk as the restore point previousID has it; nil: it is the first.
+	// previous is the disk as the restore point previousID has it; nil if there is none.
 	previous   *Disk
 	previousID string
-	// full says why everything is read; empty: what did not change is taken over from previous.
+	// full says why everything is read. If it is empty, what did not change is taken over from previous.
 	full FullReason
 }
 
 func (p *diskPlan) incremental() bool { return p.full == "" }
 
-// planDisk decides. Any doubt about the parent means that everything is read; doubt is one that is known already, or empty.
+// planDisk decides how to back up a disk. If there is any doubt about the parent, everything is read. doubt is one that is
+// already known, or empty.
 func planDisk(d *DiskSource, parent *RestorePoint, doubt FullReason, blockBytes int64) (diskPlan, error) {
 	var previous *Disk
 	if parent != nil && doubt != FullAsked {
 		if i := slices.IndexFunc(parent.Disks, func(o Disk) bool { return o.Name == d.Name }); i >= 0 {
 			previous = &parent.Disks[i]
-			// A history keeps its block size: full or not, what did not change is found again.
+			// A history keeps its block size. So even a full backup finds again what did not change.
 			blockBytes = previous.BlockBytes
 		}
 	}
@@ -168,7 +171,7 @@ func planDisk(d *DiskSource, parent *RestorePoint, doubt FullReason, blockBytes 
 	return plan, nil
 }
 
-// whyFull says why a disk cannot be an incremental of previous, which is nil if there is none; empty: it can.
+// whyFull says why a disk cannot be an incremental of previous, which is nil if there is none. Empty means that it can.
 func whyFull(d *DiskSource, previous *Disk, doubt FullReason) FullReason {
 	switch {
 	case doubt != "":

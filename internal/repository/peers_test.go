@@ -19,7 +19,7 @@ import (
 	"github.com/varvebackup/varve/test/s3"
 )
 
-// makeHistory makes restore points of a disk that changes, and returns the last with what the disk holds.
+// makeHistory makes restore points of a disk that changes, and returns the last one with what the disk holds.
 func makeHistory(t *testing.T, r *Repository, points int) (*RestorePoint, []byte) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 1))
@@ -78,7 +78,7 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	kopia("snapshot", "verify", "--verify-files-percent=100")
-	// Maintenance is Varve's: without --force kopia refuses it.
+	// Maintenance belongs to Varve: kopia refuses it without --force.
 	kopia("maintenance", "run", "--full", "--safety=none", "--force")
 	fresh := open(t, config)
 	pinned, err := fresh.Get(t.Context(), last.ID)
@@ -89,7 +89,7 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 	same(t, fresh, pinned, want)
 }
 
-// `kopia snapshot expire` leaves restore points to Varve, and so does what kopia expires when it stores a snapshot.
+// `kopia snapshot expire` leaves restore points to Varve, and so does kopia's expiry when it stores a snapshot.
 func TestKopiaExpire_keepsRestorePoints(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -132,14 +132,14 @@ func onS3(t *testing.T, e s3.Endpoint, o CreateOptions) (*Repository, string) {
 	return open(t, config), config
 }
 
-// An S3 server that speaks TLS with an authority of its own and locks what is written.
+// This is an S3 server that speaks TLS with an authority of its own and locks what is written.
 func TestS3WithTLSAndObjectLock(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{TLS: true, ObjectLock: true})
 	r, config := onS3(t, server.Endpoint, CreateOptions{LockMode: "COMPLIANCE", LockPeriod: 24 * time.Hour})
 	last, want := makeHistory(t, r, 3)
 	same(t, open(t, config), last, want)
-	time.Sleep(2 * time.Second) // Locks have whole seconds.
+	time.Sleep(2 * time.Second) // Locks are in whole seconds.
 	maintained := time.Now()
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
 		t.Fatal(err)
@@ -150,13 +150,13 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The lock is for a day from the maintenance, not from when the blob was stored.
+		// The lock lasts a day from maintenance, not from when the blob was stored.
 		until, err := time.Parse(time.RFC3339, about.Metadata.Get("X-Amz-Object-Lock-Retain-Until-Date"))
 		if err != nil || until.Before(maintained.Add(24*time.Hour-time.Second)) {
 			t.Errorf("%s is locked until %v: %v", name, until, err)
 		}
 	}
-	// Nobody takes a pack away, not even with the keys.
+	// Nobody can delete a pack, not even with the keys.
 	for o := range client.ListObjects(t.Context(), server.Bucket, minio.ListObjectsOptions{Prefix: "varve/p", WithVersions: true, Recursive: true}) {
 		err := o.Err
 		if err != nil {
@@ -170,7 +170,7 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 	if locked == 0 {
 		t.Error("no packs")
 	}
-	// A deletion hides what is locked.
+	// A deletion only hides what is locked.
 	if err := r.Delete(t.Context(), last.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestFaultsOfTheStorage(t *testing.T) {
 	}
 }
 
-// A server that is killed while a backup uploads and comes back: the backup goes on, or fails and leaves nothing.
+// A server is killed while a backup uploads, and comes back. The backup goes on, or fails and leaves nothing.
 func TestTheServerIsKilledDuringABackup(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})

@@ -13,8 +13,8 @@ import (
 // maxPinBytes bounds the name of a pin.
 const maxPinBytes = 200
 
-// Pin adds and removes pins of a restore point, and returns it as it is then. Adding one that is there and removing one that is not
-// changes nothing.
+// Pin adds and removes pins of a restore point, and returns the restore point as it is then. Adding a pin that exists, or
+// removing one that does not, changes nothing.
 func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (*RestorePoint, error) {
 	for _, pin := range add {
 		if err := validPin(pin); err != nil {
@@ -49,7 +49,7 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 	return r.Get(ctx, id)
 }
 
-// usersPins are the pins of a manifest that are a user's.
+// usersPins returns the pins of a manifest that are a user's.
 func usersPins(pins []string) (out []string) {
 	for _, pin := range pins {
 		if pin != kopiaPin {

@@ -20,18 +20,18 @@ import (
 const (
 	// formatVersion is the version of the entry that describes a restore point.
 	formatVersion = 1
-	// pointEntry is the name of that entry in the restore point's directory. No disk has it.
+	// pointEntry is the name of that entry in the restore point's directory. No disk may have this name.
 	pointEntry = "varve.json"
-	// maxPointBytes bounds what is read of it.
+	// maxPointBytes is the largest size at which it is read.
 	maxPointBytes = 16 * mib
-	// tagFormat marks a kopia snapshot as a restore point, with formatTag.
+	// tagFormat, with the value formatTag, marks a kopia snapshot as a restore point.
 	tagFormat = "tag:varve"
 	formatTag = "1"
-	// tagID is the tag with its ID.
+	// tagID is the tag with the restore point's ID.
 	tagID = "tag:varve-id"
 )
 
-// Source is whose disks a history is of: kopia's user@host:path.
+// Source says whose disks a history holds: kopia's user@host:path.
 type Source struct {
 	Host string `json:"host"`
 	User string `json:"user"`
@@ -47,15 +47,16 @@ func (s Source) info() snapshot.SourceInfo {
 
 // RestorePoint is what the disks of a source held at one moment.
 type RestorePoint struct {
-	// ID is 32 hexadecimal digits that stay the same; Snapshot is the ID for the kopia CLI, which changes with each pin.
+	// ID is 32 hexadecimal digits that never change. Snapshot is the ID for the kopia CLI, which changes with each pin.
 	ID       string    `json:"id"`
 	Snapshot string    `json:"snapshot"`
 	Source   Source    `json:"source"`
 	Time     time.Time `json:"time"`
-	// After is set if a clock was ahead: the restore point was made after all those of its history up to this time, although its own time is earlier.
+	// After is set if a clock was ahead: the restore point was made after all those of its history up to this time, although its
+	// own time is not later.
 	After time.Time `json:"after,omitzero"`
 	Disks []Disk    `json:"disks"`
-	// Pins keep the restore point from retention.
+	// Pins protect the restore point from retention.
 	Pins []string `json:"pins,omitempty"`
 }
 
@@ -69,7 +70,7 @@ func (p *RestorePoint) Disk(name string) (*Disk, error) {
 	return nil, fmt.Errorf("%w: restore point %s has no disk %q", ErrNotFound, p.ID, name)
 }
 
-// Disk is one disk of a restore point, as it stands in the entry varve.json.
+// Disk is one disk of a restore point, as the entry varve.json describes it.
 type Disk struct {
 	Name string `json:"name"`
 	// Bytes is the disk's size, BlockBytes that of its blocks.
@@ -77,17 +78,20 @@ type Disk struct {
 	BlockBytes int64 `json:"blockBytes"`
 	// Object is the kopia object with the disk's content: the list of its regions.
 	Object object.ID `json:"object"`
-	// Zero is the block of BlockBytes zeroes, ZeroTail that of the disk's last block if it is shorter. Holes refer to them.
+	// Zero is the block of BlockBytes zeroes, and ZeroTail is a block of zeroes as long as the disk's last block. Holes refer to
+	// them.
 	Zero     object.ID `json:"zero"`
 	ZeroTail object.ID `json:"zeroTail"`
-	// Digest is "sha256:" and the SHA-256 of the list of regions as it is stored: of hashes of hashes of the content. In one repository
-	// two disks with the same digest have the same content; where blocks differ, so do their tables and the list.
+	// Digest is "sha256:" and the SHA-256 of the list of regions as it is stored, that is, of hashes of hashes of the content. In
+	// one repository, two disks with the same digest have the same content: where blocks differ, so do their tables and the list.
 	Digest string `json:"digest"`
-	// Identity is what tells the source's disk from another one of its name: a claim's UID, a file system's and an inode.
+	// Identity distinguishes the source's disk from another disk of the same name: for example a claim's UID, or a file's device
+	// number and inode.
 	Identity string `json:"identity,omitempty"`
-	// Change is the point in time in the source's own tracking of changes: a checkpoint, a bitmap, a snapshot.
+	// Change names the point in time in the source's own tracking of changes: a checkpoint, a bitmap, a snapshot.
 	Change string `json:"change,omitempty"`
-	// Parent is the restore point whose table was the beginning of this one's, with the Change that the changes were counted from.
+	// Parent is the restore point whose table this one's started from. Base is the Change there, from which the changes were
+	// counted.
 	Parent string `json:"parent,omitempty"`
 	Base   string `json:"base,omitempty"`
 	// FullReason says why everything was read; empty for an incremental.
@@ -95,12 +99,13 @@ type Disk struct {
 	Stats      Stats      `json:"stats"`
 }
 
-// Stats is what a backup did with a disk, in bytes.
+// Stats says what a backup did with a disk, in bytes.
 type Stats struct {
 	// ReadBytes were read from the source, ZeroBytes of them were zero.
 	ReadBytes int64 `json:"readBytes"`
 	ZeroBytes int64 `json:"zeroBytes"`
-	// ChangedBytes are in blocks that the restore point before does not have in this place; of the first one, all that are not zero.
+	// ChangedBytes are in blocks that the previous restore point does not have in the same place; for the first restore point, in
+	// all blocks that are not zero.
 	ChangedBytes int64 `json:"changedBytes"`
 }
 
@@ -117,7 +122,7 @@ func (p *RestorePoint) file() pointFile {
 	return pointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks}
 }
 
-// order is the time that restore points of a history are put in order by, which no clock that was ahead upsets.
+// order returns the time by which the restore points of a history are ordered. A clock that was ahead does not upset this order.
 func (p *RestorePoint) order() time.Time {
 	if p.After.IsZero() {
 		return p.Time
@@ -125,7 +130,8 @@ func (p *RestorePoint) order() time.Time {
 	return p.After.Add(1)
 }
 
-// SortByMaking puts restore points of a history into the order in which they were made. That of their times is another one if a clock was ahead.
+// SortByMaking sorts the restore points of a history in the order in which they were made. The order of their times differs if a
+// clock was ahead.
 func SortByMaking(points []*RestorePoint) {
 	slices.SortStableFunc(points, func(a, b *RestorePoint) int { return a.order().Compare(b.order()) })
 }
@@ -160,14 +166,14 @@ func (f *pointFile) check() error {
 	return nil
 }
 
-// List returns the restore points of a source, or of all for nil, oldest first. Those that are damaged are in the error, which is ErrCorrupt and
-// does not keep the others from being returned. With any other error none is returned.
+// List returns the restore points of a source, or of all sources for nil, oldest first. If some are damaged, or have another
+// format, the error is ErrCorrupt or ErrInvalid, and the others are returned nevertheless. With any other error none is returned.
 func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint, error) {
 	snapshots, err := r.snapshots(ctx, source, "")
 	return r.listed(ctx, snapshots, err)
 }
 
-// ListMatching is List of all restore points whose IDs begin with one of the prefixes.
+// ListMatching is List for all restore points whose IDs begin with one of the prefixes.
 func (r *Repository) ListMatching(ctx context.Context, prefixes ...string) ([]*RestorePoint, error) {
 	snapshots, err := r.matching(ctx, func(id string) bool {
 		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(id, prefix) })
@@ -175,7 +181,7 @@ func (r *Repository) ListMatching(ctx context.Context, prefixes ...string) ([]*R
 	return r.listed(ctx, snapshots, err)
 }
 
-// listed are these restore points, of which err says what is wrong with others.
+// listed reads these restore points. err says what is wrong with others.
 func (r *Repository) listed(ctx context.Context, snapshots []*stored, err error) ([]*RestorePoint, error) {
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
@@ -252,7 +258,7 @@ func readAll(ctx context.Context, cr contentReader, id object.ID) ([]byte, error
 	if err != nil {
 		return nil, readError(fmt.Sprintf("open object %s", id), err)
 	}
-	defer or.Close() //nolint:errcheck // it has nothing to lose
+	defer or.Close() //nolint:errcheck // it only reads
 	if or.Length() > maxPointBytes {
 		return nil, fmt.Errorf("%w: object %s has %d bytes", ErrCorrupt, id, or.Length())
 	}

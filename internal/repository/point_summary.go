@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// pointSummary is what varve.json says, once more in the description of the restore point's manifest: whoever lists restore points reads the
-// manifests anyway, and nothing else then. It holds for the directory Root only. A manifest with another root, or with another
-// description, is read by its directory.
+// pointSummary repeats what varve.json says in the description of the restore point's manifest. Whoever lists restore points
+// reads the manifests anyway, and then needs nothing else. It is valid only for the directory Root. A manifest with another root,
+// or with another description, is described by its directory.
 type pointSummary struct {
 	Root object.ID `json:"root"`
 	pointFile
 }
 
-// summarize is the description of a restore point's manifest, whose directory is root.
+// summarize returns the description for the manifest of a restore point whose directory is root.
 func (p *RestorePoint) summarize(root object.ID) (string, error) {
 	data, err := json.Marshal(pointSummary{Root: root, pointFile: p.file()})
 	return string(data), err
 }
 
-// summary is what the manifest says about the restore point; ok is false if its directory must be read.
+// summary returns what the manifest says about the restore point. ok is false if its directory must be read.
 func (s *stored) summary() (f pointFile, ok bool) {
 	m := s.manifest
 	if m.RootEntry == nil || !strings.HasPrefix(m.Description, "{") {
@@ -39,7 +39,7 @@ func (s *stored) summary() (f pointFile, ok bool) {
 	return summary.pointFile, summary.check() == nil
 }
 
-// readPoint is a restore point as its manifest describes it, or else its directory.
+// readPoint returns a restore point as its manifest describes it, or else as its directory does.
 func readPoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint, error) {
 	if f, ok := s.summary(); ok {
 		return s.point(f), nil
@@ -51,7 +51,8 @@ func readPoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint,
 	return s.point(f), nil
 }
 
-// readWholePoint is a restore point as its directory describes it, which is what kopia reads, and the manifest does not contradict.
+// readWholePoint returns a restore point as its directory describes it, which is what kopia reads. The manifest must not
+// contradict that.
 func readWholePoint(ctx context.Context, cr contentReader, s *stored) (*RestorePoint, error) {
 	f, err := s.readDirectory(ctx, cr)
 	if err != nil {
@@ -83,8 +84,8 @@ func (s *stored) readDirectory(ctx context.Context, cr contentReader) (pointFile
 	return f, nil
 }
 
-// readPoints reads restore points, several side by side, each with read. Those that are damaged are in the error, which is ErrCorrupt or ErrInvalid.
-// With any other error none is returned: what the storage does not answer for may be whole.
+// readPoints reads restore points with read, several in parallel. If some are damaged, the error is ErrCorrupt or ErrInvalid, and
+// the others are returned. With any other error none is returned, because what the storage does not answer for may be intact.
 func readPoints(ctx context.Context, cr contentReader, all []*stored, read func(context.Context, contentReader, *stored) (*RestorePoint, error)) ([]*RestorePoint, error) {
 	points, bad := make([]*RestorePoint, len(all)), make([]error, len(all))
 	group, inner := errgroup.WithContext(ctx)

@@ -12,7 +12,8 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// A manifest that does not describe its restore point, or describes another directory, is read by its directory, and says the same.
+// If a manifest does not describe its restore point, or describes another directory, the directory is read, and the result is the
+// same.
 func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*snapshot.Manifest){
@@ -63,7 +64,7 @@ func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 	}
 }
 
-// What the manifest says is not taken for what is stored.
+// What the manifest says is not mistaken for what is stored.
 func TestVerify_tellsAManifestThatContradictsItsDirectory(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)

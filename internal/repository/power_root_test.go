@@ -19,8 +19,8 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// powered is a disk with a file system of its own. What it has at a moment is what is left when power goes then: what the
-// kernel has not written yet is not in it.
+// powered is a disk with a file system of its own. What it holds at a moment is what is left if power is lost then. It lacks what
+// the kernel has not written yet.
 type powered struct {
 	image, dir string
 }
@@ -35,7 +35,7 @@ func newPowered(tb testing.TB, dir string) *powered {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	// Nothing of it is made later, which would be in the middle of a copy.
+	// Nothing of the file system may be initialized later, which could be in the middle of a copy.
 	mkfs := exec.CommandContext(tb.Context(), "mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", p.image)
 	if out, err := mkfs.CombinedOutput(); err != nil {
 		tb.Fatalf("mkfs.ext4 (Debian's package e2fsprogs): %v: %s", err, out)
@@ -44,7 +44,7 @@ func newPowered(tb testing.TB, dir string) *powered {
 	return p
 }
 
-// mountExt4 mounts an image that commits nothing for five minutes unless it is told to.
+// mountExt4 mounts an image that commits nothing for five minutes unless told to.
 func mountExt4(tb testing.TB, image, dir string) {
 	tb.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -60,7 +60,7 @@ func mountExt4(tb testing.TB, image, dir string) {
 	})
 }
 
-// snapshot copies what the disk has now.
+// snapshot copies what the disk holds now.
 func (p *powered) snapshot(to string) (err error) {
 	in, err := os.Open(p.image)
 	if err != nil {
@@ -75,7 +75,8 @@ func (p *powered) snapshot(to string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// Power goes in the middle of what is done, and right after it: what was done is there, nothing is damaged, and the next backup is whole.
+// Power is lost in the middle of an operation, and right after it. What was done exists, nothing is damaged, and the next backup
+// is whole.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	template := newCrashed(t)
@@ -126,7 +127,7 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// comesBack checks that everything is there and nothing is damaged, now and after the next backup.
+// comesBack checks that everything exists and nothing is damaged, now and after the next backup.
 func (c *crashed) comesBack(t *testing.T, r *Repository, when string) {
 	t.Helper()
 	whole := func() {
@@ -140,7 +141,7 @@ func (c *crashed) comesBack(t *testing.T, r *Repository, when string) {
 	c.write(9000)
 	next := c.backUp(9000)
 	o := next.do(t.Context(), r)
-	if o.Conflict { // The lock of exclusive maintenance, which the power took with it, counts for a while.
+	if o.Conflict { // Exclusive maintenance died with the power. Its lock counts for a while.
 		c.site.move(lockLife + time.Second)
 		o = next.do(t.Context(), r)
 	}

@@ -14,13 +14,13 @@ type parentError struct{ err error }
 func (e *parentError) Error() string { return "parent: " + e.err.Error() }
 func (e *parentError) Unwrap() error { return e.err }
 
-// predecessor is the disk as the restore point before has it. An incremental starts from it; a full backup only looks at it
-// to say what changed, and does without what is damaged.
+// predecessor is the disk in the previous restore point. An incremental starts from it. A full backup only looks at it to say
+// what changed, and does without what is damaged.
 type predecessor struct {
 	r        contentReader
 	needed   bool
 	geometry geometry
-	// list has the regions; empty: there is no predecessor.
+	// list holds the regions; it is empty if there is no predecessor.
 	list []object.IndirectObjectEntry
 }
 
@@ -39,12 +39,12 @@ func (w *diskWriter) loadPredecessor() (predecessor, error) {
 	return p, nil
 }
 
-// has says whether region i, which is e, is as long in the predecessor.
+// has says whether the predecessor has region i, which is e, in the same length.
 func (p *predecessor) has(i int, e extent.Extent) bool {
 	return i < len(p.list) && p.geometry.region(i) == e
 }
 
-// blocks is the table of region i; nil if it has none.
+// blocks returns the table of region i; nil if there is none, or if it cannot be read and is not needed.
 func (p *predecessor) blocks(ctx context.Context, i int) ([]object.IndirectObjectEntry, error) {
 	if i >= len(p.list) {
 		return nil, nil
@@ -56,7 +56,7 @@ func (p *predecessor) blocks(ctx context.Context, i int) ([]object.IndirectObjec
 	return entries, nil
 }
 
-// alive checks that blocks of the predecessor are there to stay, in the index.
+// alive checks that the index has these blocks of the predecessor, and that they are not marked as deleted.
 func (p *predecessor) alive(ctx context.Context, blocks []object.ID) error {
 	if err := alive(ctx, p.r, blocks...); err != nil {
 		return &parentError{err}

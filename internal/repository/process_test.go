@@ -8,17 +8,18 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// errKilled is what a process is told by its storage that should not run any more.
+// errKilled is the storage's error for a process that should not run any more.
 var errKilled = errors.New("this process was killed")
 
-// process is one that has opened a site on a machine. Once it is killed, nothing reaches the storage that it still does, so it leaves there what
-// kill -9 leaves: sessions, leases and locks, and blobs up to a moment. That moment is between two blobs, like that of each failpoint. It can still
-// read, because kopia tries for ever to, and what it says in the end is what one says whose storage takes nothing more.
+// process is a process that has opened a site on a machine. Once it is killed, nothing that it still does reaches the storage. So
+// it leaves there what kill -9 leaves: sessions, leases and locks, and blobs up to some moment. That moment is between two blobs,
+// like that of each failpoint. It can still read, because kopia tries to forever, and in the end it reports what any process
+// reports whose storage takes nothing more.
 type process struct {
 	mu   sync.Mutex
 	dead bool
-	// changes is how many blobs it puts or deletes until it is killed; 0: it is not. last says whether the last of them is done, and killed is
-	// called then; nil: nothing is.
+	// changes is how many blobs it puts or deletes until it is killed; 0: it is not. last says whether the last of them is
+	// carried out. killed is called then, and may be nil.
 	changes int
 	last    bool
 	killed  func()
@@ -26,13 +27,13 @@ type process struct {
 	data int64
 }
 
-// process is the last one on a machine.
+// process returns the last process on a machine.
 func (s *site) process(machine string) *process {
 	p, _ := s.processes.Load(machine)
 	return p.(*process)
 }
 
-// dies has the process killed after so many blobs.
+// dies makes the process be killed after this many blobs.
 func (p *process) dies(changes int, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +51,7 @@ func (p *process) kill() {
 	}
 }
 
-// wasKilled says whether it was, and that it will not be.
+// wasKilled says whether the process was killed, and keeps it from being killed from then on.
 func (p *process) wasKilled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +65,7 @@ func (p *process) uploaded() int64 {
 	return p.data
 }
 
-// change puts or deletes a blob.
+// change puts or deletes a blob by do, unless the process is dead.
 func (p *process) change(do func() error) error {
 	p.mu.Lock()
 	if p.dead {

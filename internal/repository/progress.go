@@ -10,20 +10,22 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// progressEvery is how often Request.Progress is called at most.
+// progressEvery is the shortest interval at which add calls Request.Progress.
 const progressEvery = 200 * time.Millisecond
 
 // Progress is how far a backup is, over all its disks, in bytes.
 type Progress struct {
 	// TotalBytes is the sum of the disks' sizes. ScannedBytes of them are settled: read, known to be zero, or known to be as in the parent.
 	TotalBytes, ScannedBytes int64
-	// PlannedBytes is what is read of the disks, in whole blocks, as far as that is known yet: a disk that cannot follow its parent makes
-	// it more. ReadBytes of them were.
+	// PlannedBytes is what will be read of the disks, in whole blocks, as far as that is known yet: a disk that cannot follow its
+	// parent increases it. ReadBytes of them were read.
 	PlannedBytes, ReadBytes int64
-	// ChangedBytes are in blocks that the restore point before does not have in this place. DeduplicatedBytes of them the repository had, and nothing was uploaded for
-	// them. A block that comes twice in one backup counts only if the index had it by then.
+	// ChangedBytes are in blocks that the previous restore point does not have in the same place. The repository already had
+	// DeduplicatedBytes of them, and nothing was uploaded for those. A block that occurs twice in one backup counts only if the
+	// index had it by then.
 	ChangedBytes, DeduplicatedBytes int64
-	// UploadedBytes went to the storage: the new blocks and tables, compressed and encrypted. What is on its way is not in it.
+	// UploadedBytes went to the storage: the new blocks and tables, compressed and encrypted. It does not include what is on its
+	// way.
 	UploadedBytes int64
 }
 
@@ -43,14 +45,14 @@ func (o MaintenanceOptions) tell(s MaintenanceStep) {
 	}
 }
 
-// progress adds up what the workers did.
+// progress adds up what the workers have done.
 type progress struct {
 	call func(Progress)
 
 	mu   sync.Mutex
 	sum  Progress
 	last time.Time
-	// disk is the one at work, before the sum when it began, and planned what was thought of each disk.
+	// disk is the disk in progress, before is the sum when work on it began, and planned holds what was planned for each disk.
 	disk    *DiskSource
 	before  Progress
 	planned map[*DiskSource]int64
@@ -61,7 +63,7 @@ func newProgress(q *Request) *progress {
 	for i := range q.Disks {
 		d := &q.Disks[i]
 		p.sum.TotalBytes += d.Bytes
-		// Until there is a plan, that of the best case: the parent is of the same size, and its changes can be used.
+		// Until there is a plan, assume the best case: the parent has the same size, and its changes can be used.
 		plan := diskPlan{geometry: geometry{size: d.Bytes, block: q.BlockBytes}, previous: &Disk{Bytes: d.Bytes}}
 		if d.Changes == nil || q.Parent == ParentNone {
 			plan.full = FullNoChanges
@@ -72,14 +74,14 @@ func newProgress(q *Request) *progress {
 	return p
 }
 
-// toRead is how many bytes of the disk are read by a plan: those in blocks that may have changed and may have data.
+// toRead returns how many bytes of the disk a plan reads: those in blocks that may have changed and may have data.
 func (d *DiskSource) toRead(plan diskPlan) int64 {
 	g := plan.geometry
 	wanted := extent.NewSet(extent.Extent{Length: g.size})
 	if plan.incremental() {
 		wanted = d.Changes.Set.Widen(g.block, g.size)
 		if both := min(g.size, plan.previous.Bytes); both != max(g.size, plan.previous.Bytes) {
-			start := both / g.block * g.block // the block that was cut otherwise
+			start := both / g.block * g.block // the block that was cut differently
 			wanted = wanted.Union(extent.NewSet(extent.Extent{Offset: start, Length: g.size - start}))
 		}
 	}
@@ -89,7 +91,8 @@ func (d *DiskSource) toRead(plan diskPlan) int64 {
 	return wanted.Bytes()
 }
 
-// begin notes how a disk is about to be stored. What an earlier attempt with it has done counts no more, but for what was uploaded.
+// begin notes how a disk is about to be stored. An earlier attempt at the same disk no longer counts, except for what it
+// uploaded.
 func (p *progress) begin(d *DiskSource, plan diskPlan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +110,7 @@ func (p *progress) begin(d *DiskSource, plan diskPlan) {
 
 func (p *progress) uploaded(n int64) { p.add(Progress{UploadedBytes: n}) }
 
-// add counts d, and tells what the sum is if that is due.
+// add adds d to the sum, and reports the sum if that is due.
 func (p *progress) add(d Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,15 +125,15 @@ func (p *progress) add(d Progress) {
 	}
 }
 
-// end tells the sum once more.
+// end reports the sum once more.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.call(p.sum)
 }
 
-// hadBefore says whether the repository has a block that was just stored for longer. The session's own blocks are seen through the repository
-// only when they are in an index: until then they are new.
+// hadBefore says whether the repository already had a block that was just stored. The session's own blocks become visible through
+// the repository only when they are in an index; until then they are new.
 func (s *session) hadBefore(ctx context.Context, block object.ID) bool {
 	id, _, ok := block.ContentID()
 	if !ok {

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// told backs up and returns what was told of its progress. It checks that no number exceeds its total.
+// told makes a backup and returns the progress that it reported. It checks that no number exceeds its total.
 func told(t *testing.T, r *Repository, q Request) (*RestorePoint, []Progress) {
 	t.Helper()
 	var all []Progress
@@ -37,7 +37,7 @@ func wantProgress(t *testing.T, got, want Progress) {
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	// Noise does not become smaller, and tables are small.
+	// Noise does not compress, and tables are small.
 	if fresh := want.ChangedBytes - want.DeduplicatedBytes; uploaded < fresh || uploaded > fresh+256*kib {
 		t.Errorf("%d bytes uploaded, %d are new", uploaded, fresh)
 	}
@@ -63,11 +63,11 @@ func TestProgressOfABackup(t *testing.T) {
 		t.Errorf("in the beginning: %+v", all[0])
 	}
 
-	// The same again, compared with nothing: everything is read, found, and nothing but its tables uploaded.
+	// The same again, compared with nothing: everything is read and found, and only its tables are uploaded.
 	_, all = told(t, r, Request{Disks: []DiskSource{disk.source(false)}, Time: time.Unix(2, 0), Parent: ParentNone})
 	wantProgress(t, all[len(all)-1], Progress{TotalBytes: total, ScannedBytes: total, PlannedBytes: total, ReadBytes: total, ChangedBytes: blocks(4), DeduplicatedBytes: blocks(4)})
 
-	// An incremental reads what changed: a block that becomes another one, one that does not change, and one that becomes zero.
+	// An incremental reads what changed: a block with other data, one that is the same, and one that becomes zero.
 	disk.write(random, extent.Extent{Offset: mib, Length: 1000}, false)
 	disk.changed = disk.changed.Union(extent.NewSet(extent.Extent{Offset: 2 * mib, Length: 1}))
 	disk.write(random, extent.Extent{Offset: 64 * mib, Length: 256 * kib}, true)
@@ -75,7 +75,7 @@ func TestProgressOfABackup(t *testing.T) {
 	_, all = told(t, r, Request{Disks: []DiskSource{incremental}, Time: time.Unix(3, 0)})
 	wantProgress(t, all[len(all)-1], Progress{TotalBytes: total, ScannedBytes: total, PlannedBytes: blocks(3), ReadBytes: blocks(3), ChangedBytes: blocks(2), DeduplicatedBytes: blocks(1)})
 
-	// A disk that grew is read from its last block on, and changes that cannot be used make the plan larger when that is known.
+	// A disk that grew is read from its last block on. Changes that cannot be used make the plan larger once that is known.
 	disk.data = append(disk.data, make([]byte, mib)...)
 	total = int64(len(disk.data))
 	_, all = told(t, r, Request{Disks: []DiskSource{disk.source(true)}, Time: time.Unix(4, 0)})

@@ -13,14 +13,15 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotfs"
 )
 
-// publishTimeout bounds the flush that makes a restore point visible. Nothing else ends it: it may have been stored already.
+// publishTimeout bounds the flush that makes a restore point visible. Nothing else ends that flush, because the restore point may
+// have been stored already.
 const publishTimeout = 10 * time.Minute
 
-// publishLate is how long after the beginning of that flush the restore point is not to be trusted any more: from then on others take packs
-// that no index names yet, and two weeks later the session manifest.
+// publishLate is how long after publish began the restore point is no longer to be trusted. From then on others take packs that
+// no index names yet, and after two weeks the session manifest.
 const publishLate = 24 * time.Hour
 
-// publish makes the restore point visible whose directory is root.
+// publish makes the restore point visible. root is its directory.
 func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoint, error) {
 	began := s.w.Time()
 	summary, err := p.summarize(root.ObjectID)
@@ -59,14 +60,14 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	}
 	s.progress.end()
 	p.Snapshot = string(id)
-	// The restore point is there, whatever fails from here on: it is seen with the next refresh, and maintenance stores missing records.
+	// The restore point exists, whatever fails from here on. The next refresh shows it, and maintenance stores missing records.
 	_ = s.r.rep.Refresh(ctx)
 	_ = putRecord(ctx, s.w, p.ID, m)
 	reached("restore point recorded")
 	return p, nil
 }
 
-// takeBack removes the restore point with that manifest, which was published too late.
+// takeBack removes the restore point with this manifest, which was published too late.
 func (s *session) takeBack(id manifest.ID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
 	defer cancel()
@@ -80,10 +81,11 @@ func (s *session) takeBack(id manifest.ID) error {
 	return fmt.Errorf("restore point %s: %w: storing it took more than %s, in which others may have freed what it has; it was removed", s.id, ErrConflict, publishLate)
 }
 
-// lookTimeout bounds the look for a restore point whose flush has failed.
+// lookTimeout bounds the search for a restore point whose flush has failed.
 const lookTimeout = time.Minute
 
-// lookAgain returns nil if the restore point is there although its flush has failed with cause. An answer of the storage may have been lost.
+// lookAgain returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have been
+// lost.
 func (s *session) lookAgain(cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), lookTimeout)
 	defer cancel()
@@ -100,7 +102,7 @@ func (s *session) lookAgain(cause error) error {
 	return fmt.Errorf("restore point %s: %w: %w", s.id, ErrUnknown, errors.Join(cause, err))
 }
 
-// directory stores the restore point's directory: a file a disk, and the entry that describes them.
+// directory stores the restore point's directory: a file per disk, and the entry that describes them.
 func (s *session) directory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	data, err := encodePoint(p)
 	if err != nil {

@@ -11,18 +11,19 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
-// contentReader is what is needed of kopia to read. It is safe for concurrent use.
+// contentReader is what reading needs of kopia. It is safe for concurrent use.
 type contentReader interface {
 	ContentInfo(ctx context.Context, id content.ID) (content.Info, error)
 	GetContent(ctx context.Context, id content.ID) ([]byte, error)
 }
 
-// refreshing reads the index again before it believes that something is not there: maintenance on another machine moves contents.
+// refreshing reads the index again before it believes that something is missing, because maintenance on another machine moves
+// contents.
 type refreshing struct {
 	rep repo.DirectRepository
-	// direct is nil if everything is read by kopia.
+	// direct is nil if kopia reads everything.
 	direct *direct
-	// cached: single contents are read by kopia, which has a cache of them.
+	// cached says that kopia reads single contents, because it has a cache of them.
 	cached bool
 }
 
@@ -45,7 +46,7 @@ func (f *refreshing) GetContent(ctx context.Context, id content.ID) ([]byte, err
 	return f.slowly(ctx, id)
 }
 
-// slowly reads a content with kopia, which also says what is wrong.
+// slowly reads a content with kopia, which also says what is wrong with it.
 func (f *refreshing) slowly(ctx context.Context, id content.ID) ([]byte, error) {
 	data, err := f.rep.ContentReader().GetContent(ctx, id)
 	if missing(err) && f.rep.Refresh(ctx) == nil {
@@ -56,17 +57,18 @@ func (f *refreshing) slowly(ctx context.Context, id content.ID) ([]byte, error) 
 		if !fetched || attempt == readAttempts {
 			return nil, wrong
 		}
-		// The storage may have failed then, and not now.
+		// The storage may have failed then, but not now.
 		data, err = f.rep.ContentReader().GetContent(ctx, id)
 	}
 	return data, err
 }
 
-// readAttempts is how often kopia fails to read a content whose bytes can be fetched each time, until they count as damaged.
+// readAttempts is how often kopia has to fail to read a content, although its bytes can be fetched each time, for the content to
+// count as damaged.
 const readAttempts = 3
 
-// Contents calls take with each of the contents, or what was wrong with it, in order, until take returns an error. The data is valid until
-// then. Contents that lie side by side in a pack are fetched together, past the cache.
+// Contents calls take with each of the contents, or with what was wrong with it, in order, until take returns an error. The data
+// is valid until take returns. Adjacent contents in a pack are fetched together, past the cache.
 func (f *refreshing) Contents(ctx context.Context, infos []content.Info, take func(i int, data []byte, err error) error) error {
 	for done := 0; done < len(infos); {
 		end := done + 1
@@ -89,7 +91,7 @@ func (f *refreshing) Contents(ctx context.Context, infos []content.Info, take fu
 	return nil
 }
 
-// place is where the index has a content; of one that it does not have, there is only the ID.
+// place returns where the index has a content. If the index does not have it, only the ID is set.
 func (f *refreshing) place(ctx context.Context, id content.ID) content.Info {
 	info, err := f.rep.ContentReader().ContentInfo(ctx, id)
 	if err != nil {
@@ -98,8 +100,9 @@ func (f *refreshing) place(ctx context.Context, id content.ID) content.Info {
 	return info
 }
 
-// diagnose tells damage from a storage that does not answer: kopia's errors say what failed and not why. If the bytes can be fetched
-// as the index says, they are wrong, or the storage answers again; if they are not there, the blob is too short or gone.
+// diagnose distinguishes damage from a storage that does not answer, because kopia's errors say what failed and not why. If the
+// bytes can be fetched where the index says, they are wrong, or the storage answers again. If they are not there, the blob is too
+// short or gone.
 func (f *refreshing) diagnose(ctx context.Context, id content.ID, err error) (fetched bool, wrong error) {
 	info, lookup := f.rep.ContentReader().ContentInfo(ctx, id)
 	if lookup != nil {
@@ -122,7 +125,7 @@ func (c *counter) Write(p []byte) (int, error) { *c += counter(len(p)); return l
 func (c *counter) Reset()                      { *c = 0 }
 func (c *counter) Length() int                 { return int(*c) }
 
-// missing says that kopia has not found what it looked for.
+// missing says whether err means that kopia did not find what it looked for.
 func missing(err error) bool {
 	for _, m := range []error{content.ErrContentNotFound, object.ErrObjectNotFound, blob.ErrBlobNotFound, blob.ErrInvalidRange} {
 		if errors.Is(err, m) {
@@ -132,7 +135,8 @@ func missing(err error) bool {
 	return false
 }
 
-// readError wraps what kopia said when it read something. What the repository should have and has not is corruption.
+// readError wraps an error that kopia returned when it read something. If the repository lacks what it should have, that is
+// corruption.
 func readError(doing string, err error) error {
 	if missing(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%s: %w: %w", doing, ErrCorrupt, err)
@@ -140,7 +144,7 @@ func readError(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// blockID is the content that a block is.
+// blockID returns the content that a block consists of.
 func blockID(id object.ID) (content.ID, error) {
 	cid, compressed, ok := id.ContentID()
 	if !ok || compressed {
@@ -149,7 +153,8 @@ func blockID(id object.ID) (content.ID, error) {
 	return cid, nil
 }
 
-// blockRead says whether data, which was read for a block of length bytes, is that block. kopia decrypts it with authentication: what comes back is what was written.
+// blockRead says whether data, which was read for a block of length bytes, is that block. kopia decrypts it with authentication,
+// so what comes back is what was written.
 func blockRead(id object.ID, length int64, data []byte, err error) error {
 	if err != nil {
 		return readError(fmt.Sprintf("read block %s", id), err)
@@ -160,7 +165,7 @@ func blockRead(id object.ID, length int64, data []byte, err error) error {
 	return nil
 }
 
-// readBlock is the content of a block, length bytes.
+// readBlock returns the content of a block of length bytes.
 func readBlock(ctx context.Context, r contentReader, id object.ID, length int64) ([]byte, error) {
 	cid, err := blockID(id)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// A storage that fails a few times and then answers is not told as damage.
+// A storage that fails a few times and then answers is not reported as damage.
 func TestRead_aStorageThatAnswersAgainIsNoDamage(t *testing.T) {
 	t.Parallel()
 	for _, cache := range []bool{cached, !cached} {

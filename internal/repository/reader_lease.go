@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// leaseLook is how often it is looked whether a reader's lease has to be renewed.
+	// leaseLook is how often a reader's lease is checked for renewal.
 	leaseLook = 10 * time.Minute
-	// leaseDoubt is how long before its end a lease is not counted on any more: others may be about to drop it.
+	// leaseDoubt is how long before its end a lease is no longer relied on, because others may be about to drop it.
 	leaseDoubt = time.Hour
 )
 
-// Lease keeps what a restore point holds while somebody reads it, even if it is deleted and maintenance frees what nobody refers to. It
-// is renewed until Release. The lease of a process that dies ends by itself, after three days.
+// Lease keeps the content of a restore point while somebody reads it, even if the restore point is deleted and maintenance frees
+// what nobody refers to. It is renewed until Release. The lease of a process that dies ends by itself after three days.
 type Lease struct {
 	lease *lease
 	lost  func(error)
@@ -25,9 +25,9 @@ type Lease struct {
 	ended chan struct{}
 }
 
-// Lease takes a lease on a restore point; if that is gone, the error is ErrNotFound. lost is called, from another goroutine and at most once, if
-// the lease has ended because it could not be renewed in time: what is read then may be freed. A connection for reading only can take
-// none: ErrInvalid.
+// Lease takes a lease on a restore point. If the restore point is gone, the error is ErrNotFound. lost is called from another
+// goroutine, and at most once, if the lease has ended because it could not be renewed in time: what is being read may then be
+// freed. A read-only connection cannot take a lease: ErrInvalid.
 func (r *Repository) Lease(ctx context.Context, id string, lost func(error)) (*Lease, error) {
 	if r.ReadOnly() {
 		return nil, fmt.Errorf("lease on restore point %s: %w: this connection is for reading only", id, ErrInvalid)
@@ -51,10 +51,10 @@ func (r *Repository) Lease(ctx context.Context, id string, lost func(error)) (*L
 	return l, nil
 }
 
-// take makes the writer and the lease.
+// take makes the writer and takes the lease.
 func (l *Lease) take(ctx context.Context, r *Repository, p *RestorePoint) error {
 	inner, end := context.WithCancel(context.WithoutCancel(ctx)) // The lease outlives an interrupt, and Release ends it.
-	interrupt := context.AfterFunc(ctx, end)                     // But nobody has to wait until it is there.
+	interrupt := context.AfterFunc(ctx, end)                     // But an interrupt ends the wait for it.
 	s := &writer{purpose: "a reader"}
 	var err error
 	s.ctx, s.w, err = r.rep.NewDirectWriter(inner, repo.WriteSessionOptions{Purpose: "varve lease"})
@@ -77,7 +77,7 @@ func (l *Lease) take(ctx context.Context, r *Repository, p *RestorePoint) error 
 	return nil
 }
 
-// keep renews the lease whenever ticks says to look.
+// keep renews the lease when it is due. ticks says when to look.
 func (l *Lease) keep(ticks <-chan time.Time) {
 	defer close(l.ended)
 	for told := false; ; {
@@ -100,10 +100,10 @@ func (l *Lease) keep(ticks <-chan time.Time) {
 	}
 }
 
-// age is how long ago the lease was stored.
+// age returns how long ago the lease was stored.
 func (l *Lease) age() time.Duration { return l.lease.s.w.Time().Sub(l.lease.since) }
 
-// doubtful says whether others may take the lease for that of somebody dead.
+// doubtful says whether others may take the owner of the lease for dead.
 func (l *Lease) doubtful() bool { return l.age() >= leaseLife-leaseDoubt }
 
 func (l *Lease) renew() error {
@@ -116,8 +116,9 @@ func (l *Lease) renew() error {
 	if err := l.lease.s.w.Refresh(l.lease.s.ctx); err != nil {
 		return fmt.Errorf("look for what is new: %w", err)
 	}
-	// This process was stopped for long, or the machine slept. What the lease kept may be freed: another one can be had only if the
-	// restore point is still there. One that refers to what is gone would end every garbage collection.
+	// This process was stopped for long, or the machine slept. What the lease kept may have been freed, so another lease is
+	// possible only if the restore point still exists. A lease that refers to what is gone would make every garbage collection
+	// fail.
 	next, err := l.lease.s.takeLease(l.lease.point)
 	if err != nil {
 		return err

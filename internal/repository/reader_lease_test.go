@@ -9,7 +9,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// reader is a machine that reads the oldest restore point, and others are those who delete and maintain.
+// reader is a machine that reads the oldest restore point. others delete and maintain.
 type reader struct {
 	*crashed
 	r, others *Repository
@@ -41,7 +41,7 @@ func newReader(t *testing.T) *reader {
 	return d
 }
 
-// remove deletes what is read, and maintain frees what nobody refers to, at once.
+// remove deletes what is being read, and maintain frees at once what nobody refers to.
 func (d *reader) remove(t *testing.T) {
 	t.Helper()
 	d.does(t, d.others, &job{Do: "remove", IDs: []string{d.point.ID}})
@@ -49,13 +49,13 @@ func (d *reader) remove(t *testing.T) {
 
 func (d *reader) maintain(t *testing.T) {
 	t.Helper()
-	for range 2 { // What the first run writes anew of packs that are not full, the second one finds to be garbage.
+	for range 2 { // The first run rewrites packs that are not full. The second finds their old contents to be garbage.
 		d.site.move(time.Minute)
 		d.does(t, d.others, &job{Do: "maintain", Mode: FullMaintenance, Exclusive: true})
 	}
 }
 
-// read restores what is read, past what the reader has in its cache.
+// read restores what is being read, without what the reader has in its cache.
 func (d *reader) read(t *testing.T) error {
 	t.Helper()
 	fresh, err := d.site.open(t.Context(), d.site.connect(t, "fresh", cached))
@@ -84,7 +84,7 @@ func (d *reader) same(t *testing.T, image *Image) error {
 	return nil
 }
 
-// lease takes one that is looked at when the returned function is called, which returns when that is done.
+// lease takes a lease. The returned function makes it look for renewal, and returns when that is done.
 func (d *reader) lease(t *testing.T, lost func(error)) (l *Lease, look func()) {
 	t.Helper()
 	l = &Lease{lost: lost, ended: make(chan struct{})}
@@ -94,7 +94,7 @@ func (d *reader) lease(t *testing.T, lost func(error)) (l *Lease, look func()) {
 	ticks := make(chan time.Time)
 	go l.keep(ticks)
 	return l, func() {
-		for range 2 { // The second one is taken when the first one is done.
+		for range 2 { // The second tick is taken once the first one is done.
 			select {
 			case ticks <- time.Time{}:
 			case <-l.ended:
@@ -114,7 +114,7 @@ func (d *reader) release(t *testing.T, l *Lease) {
 	}
 }
 
-// What is read stays, although it was deleted and everything goes at once that nobody refers to. Afterwards it goes.
+// What is being read stays, even though it was deleted and everything that nobody refers to goes at once. Afterwards it goes.
 func TestALeaseKeepsWhatIsRead(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
@@ -135,7 +135,7 @@ func TestALeaseKeepsWhatIsRead(t *testing.T) {
 	}
 }
 
-// Whoever reads for weeks keeps what is read.
+// A reader who takes weeks keeps what it reads.
 func TestAReadersLeaseIsRenewed(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
@@ -161,8 +161,8 @@ func TestAReadersLeaseIsRenewed(t *testing.T) {
 	d.release(t, l)
 }
 
-// A lease that was not renewed for long, because the machine slept, is taken anew if the restore point is still there. If it is not, that is
-// told once, and no lease on what is gone keeps others from maintenance.
+// A lease that was not renewed for long, because the machine slept, is taken again if the restore point still exists. If not,
+// that is reported once, and no lease on what is gone keeps others from maintenance.
 func TestAReaderThatSleptForLong(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]bool{"and what it reads is there": false, "and what it reads is gone": true} {
@@ -219,7 +219,7 @@ func TestLeasesThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// Whoever interrupts the taking of a lease does not wait for it, and leaves none.
+// Whoever interrupts the taking of a lease does not have to wait for it, and leaves none.
 func TestAnInterruptedLease(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)

@@ -20,21 +20,21 @@ import (
 )
 
 const (
-	// recordPrefix and a restore point's ID name the blob that is its record.
+	// recordPrefix and a restore point's ID name the blob that holds its record.
 	recordPrefix = "varve.point-"
-	// deletingPrefix and a restore point's ID name a blob that is there while it is deleted: its record goes first, and nobody may take that for
-	// one that is missing.
+	// deletingPrefix and a restore point's ID name a blob that exists while the restore point is being deleted. The record goes
+	// first, and nobody may take it for missing.
 	deletingPrefix = "varve.deleting-"
-	// deletingLife is how long such a blob counts if its owner is not heard of any more.
+	// deletingLife is how long such a blob counts. A deletion that takes longer is taken for dead.
 	deletingLife = 24 * time.Hour
-	// recordKey is what the records' key is derived for.
+	// recordKey is the purpose for which the records' key is derived.
 	recordKey      = "varve restore point records"
 	recordKeyBytes = 32
 )
 
-// A record is a restore point's manifest once more, in a blob of its own. kopia does not notice that an index blob has gone
-// missing: the restore points in it look as if they had never been, and maintenance would free their data. What has a record and
-// no manifest is a loss, and as long as there is one nothing is freed.
+// A record is a copy of a restore point's manifest in a blob of its own. kopia does not notice if an index blob goes missing: the
+// restore points in it look as if they had never existed, and maintenance would free their data. A record without a manifest is a
+// loss, and nothing is freed as long as there is one.
 
 // putRecord stores the record of a restore point.
 func putRecord(ctx context.Context, w repo.DirectRepositoryWriter, id string, m *snapshot.Manifest) error {
@@ -59,7 +59,7 @@ func putRecord(ctx context.Context, w repo.DirectRepositoryWriter, id string, m 
 	return nil
 }
 
-// readRecord is the manifest in a record.
+// readRecord returns the manifest in a record.
 func readRecord(ctx context.Context, r repo.DirectRepository, id string) (*snapshot.Manifest, error) {
 	name := recordPrefix + id
 	data, err := readBlob(ctx, r.BlobReader(), blob.ID(name))
@@ -100,7 +100,7 @@ func recordCipher(r repo.DirectRepository) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// lockOptions are how a blob is locked.
+// lockOptions returns how blobs are locked.
 func lockOptions(ctx context.Context, f *format.Manager) (blob.PutOptions, error) {
 	c, err := f.BlobCfgBlob(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func removeRecords(ctx context.Context, w repo.DirectRepositoryWriter, ids []str
 	return removeBlobs(ctx, w, recordPrefix, ids)
 }
 
-// removeBlobs removes the blobs that are called after these restore points.
+// removeBlobs removes the blobs whose names are prefix and the IDs of these restore points.
 func removeBlobs(ctx context.Context, w repo.DirectRepositoryWriter, prefix string, ids []string) error {
 	return sideBySide(ctx, ids, func(ctx context.Context, id string) error {
 		if err := w.BlobStorage().DeleteBlob(ctx, blob.ID(prefix+id)); err != nil {
@@ -123,7 +123,7 @@ func removeBlobs(ctx context.Context, w repo.DirectRepositoryWriter, prefix stri
 	})
 }
 
-// announce says that restore points are about to be deleted.
+// announce stores the blobs that say that restore points are about to be deleted.
 func announce(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) error {
 	return sideBySide(ctx, ids, func(ctx context.Context, id string) error {
 		name := blob.ID(deletingPrefix + id)
@@ -134,7 +134,7 @@ func announce(ctx context.Context, w repo.DirectRepositoryWriter, ids []string) 
 	})
 }
 
-// sideBySide does something with each of these restore points.
+// sideBySide calls do for each of these restore points, several in parallel.
 func sideBySide(ctx context.Context, ids []string, do func(context.Context, string) error) error {
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(DefaultWorkers)
@@ -147,7 +147,7 @@ func sideBySide(ctx context.Context, ids []string, do func(context.Context, stri
 	return errors.Join(group.Wait(), ctx.Err())
 }
 
-// deleting are the restore points that somebody is deleting. What is left of those who died is removed.
+// deleting returns the restore points that somebody is deleting. It removes what is left of deletions that died.
 func deleting(ctx context.Context, w repo.DirectRepositoryWriter) (map[string]bool, error) {
 	blobs, err := listBlobs(ctx, w.BlobReader(), deletingPrefix)
 	if err != nil {
@@ -165,7 +165,7 @@ func deleting(ctx context.Context, w repo.DirectRepositoryWriter) (map[string]bo
 	return out, nil
 }
 
-// recorded are the IDs of the restore points that have a record.
+// recorded returns the IDs of the restore points that have a record.
 func (r *Repository) recorded(ctx context.Context) ([]string, error) {
 	blobs, err := listBlobs(ctx, r.rep.BlobReader(), recordPrefix)
 	var out []string
@@ -175,13 +175,14 @@ func (r *Repository) recorded(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// lost are the restore points that have a record and no manifest, and known are all manifests that can be read; the error has the others.
+// lost returns the restore points that have a record and no manifest. known holds all restore points whose manifests can be read;
+// the error holds the others.
 func (r *Repository) lost(ctx context.Context) (lost []string, known []*stored, err error) {
 	records, err := r.recorded(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	// Manifests are older than their records: what is looked at later has them all, except those that were deleted meanwhile.
+	// Manifests are older than their records. So this later look finds them all, except those that were deleted meanwhile.
 	if err := r.rep.Refresh(ctx); err != nil {
 		return nil, nil, fmt.Errorf("list restore points: %w", err)
 	}
@@ -204,7 +205,7 @@ func (r *Repository) lost(ctx context.Context) (lost []string, known []*stored, 
 	return lost, known, bad
 }
 
-// badRecords says which records cannot be read.
+// badRecords returns an error that says which records cannot be read.
 func (r *Repository) badRecords(ctx context.Context) error {
 	records, err := r.recorded(ctx)
 	if err != nil {
@@ -232,7 +233,7 @@ func (r *Repository) badRecords(ctx context.Context) error {
 	return errors.Join(bad...)
 }
 
-// lostError says that restore points are lost.
+// lostError returns an error that says which restore points are lost.
 func lostError(ids []string) error {
 	var all []error
 	for _, id := range ids {
@@ -241,7 +242,8 @@ func lostError(ids []string) error {
 	return errors.Join(all...)
 }
 
-// keepRecords makes sure that every restore point has a record. If one is lost it fails with ErrCorrupt: nothing may be freed then.
+// keepRecords makes sure that every restore point has a record. If a restore point is lost, it fails with ErrCorrupt, because
+// nothing may be freed then.
 func (r *Repository) keepRecords(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	lost, known, err := r.lost(ctx)
 	if err := errors.Join(err, lostError(lost)); err != nil {
@@ -291,7 +293,7 @@ func isThere(ctx context.Context, w repo.DirectRepositoryWriter, id string) (boo
 	return len(found) > 0, err
 }
 
-// extendLocks does for records and the copy of the format what kopia's maintenance does for its own blobs.
+// extendLocks extends the locks of records and of the format's copy, as kopia's maintenance does for its own blobs.
 func extendLocks(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	c, err := w.FormatManager().BlobCfgBlob(ctx)
 	if err != nil || !c.IsRetentionEnabled() {

@@ -11,7 +11,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// Whoever maintains or verifies at any step of a deletion neither takes the restore point for lost, nor stores the record again.
+// Maintenance and verification at any step of a deletion neither take the restore point for lost, nor store the record again.
 func TestADeletionIsNoLoss(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)
@@ -46,7 +46,7 @@ func TestADeletionIsNoLoss(t *testing.T) {
 	}
 }
 
-// A deletion that never ended keeps a record away for a day.
+// A deletion that never ended keeps a record from being stored for a day.
 func TestADeletionThatNeverEndedIsForgotten(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)
@@ -74,7 +74,7 @@ func TestADeletionThatNeverEndedIsForgotten(t *testing.T) {
 	c.check(t, r)
 }
 
-// named are the restore points whose IDs follow prefix in the names of blobs.
+// named returns the restore points whose IDs follow prefix in the names of blobs.
 func (c *crashed) named(t *testing.T, r *Repository, prefix string) (out []string) {
 	t.Helper()
 	blobs, err := listBlobs(t.Context(), r.rep.BlobReader(), blob.ID(prefix))

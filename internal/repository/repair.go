@@ -16,19 +16,19 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// RepairReport is what Repair found and did. Damage of packs is not in it: what they held is gone, and Verify names it.
+// RepairReport is what Repair found and did. It does not list damaged packs: what they held is gone, and Verify names it.
 type RepairReport struct {
-	// Format are blobs of the format that were put back from their copy.
+	// Format lists the format blobs that were put back from their copy.
 	Format []string `json:"format,omitempty"`
-	// Indexes are index blobs that cannot be read, and were removed.
+	// Indexes lists index blobs that could not be read and were removed.
 	Indexes []string `json:"indexes,omitempty"`
-	// Contents are how many contents were found again in the packs, which no index named.
+	// Contents is how many contents that no index named were found in the packs.
 	Contents int64 `json:"contents"`
-	// Manifests are contents with manifests that cannot be read, and were removed.
+	// Manifests lists contents with manifests that could not be read and were removed.
 	Manifests []string `json:"manifests,omitempty"`
-	// Records are restore points whose records were damaged, and were stored anew.
+	// Records lists restore points whose records were damaged or missing, and were stored again.
 	Records []string `json:"records,omitempty"`
-	// Points are lost restore points; those that were put back from their records, and the others with the reason.
+	// Points lists lost restore points that were put back from their records, and Lost the others, with the reason.
 	Points []string    `json:"points,omitempty"`
 	Lost   []LostPoint `json:"lost,omitempty"`
 }
@@ -44,8 +44,8 @@ func (p *RepairReport) Nothing() bool {
 	return len(p.Format)+len(p.Indexes)+len(p.Manifests)+len(p.Records)+len(p.Points)+len(p.Lost) == 0 && p.Contents == 0
 }
 
-// Repair mends what is not data: the format from its copy, indexes from the packs, manifests from the records of the restore
-// points. It only looks if dryRun says so; lost restore points are then all in Points. No backup must run meanwhile.
+// Repair mends what is not data: the format from its copy, indexes from the packs, and manifests from the records of the restore
+// points. With dryRun it only looks, and Points lists all lost restore points. No backup may run meanwhile.
 func Repair(ctx context.Context, configFile, password string, dryRun bool) (*RepairReport, error) {
 	i, err := inspect(ctx, configFile, password)
 	if err != nil {
@@ -70,7 +70,7 @@ func (r *repair) run(ctx context.Context) error {
 	if r.rep.ClientOptions().ReadOnly && !r.dryRun {
 		return fmt.Errorf("%w: the connection is read-only", ErrInvalid)
 	}
-	// What is damaged now, with what cannot be read out of sight.
+	// Look for damage while what cannot be read is out of sight.
 	state, err := r.verify(ctx, VerifyOptions{})
 	if err != nil {
 		return err
@@ -111,7 +111,8 @@ func (r *repair) blobs(ctx context.Context) error {
 	return r.removeIndexes(ctx)
 }
 
-// removeIndexes removes the indexes that cannot be read, each after another look at it: much time has passed since the first.
+// removeIndexes removes the indexes that cannot be read. It looks at each again first, because much time has passed since the
+// first look.
 func (r *repair) removeIndexes(ctx context.Context) error {
 	for _, id := range r.indexes {
 		damaged, err := r.isDamagedIndex(ctx, id)
@@ -133,7 +134,7 @@ func (r *repair) removeIndexes(ctx context.Context) error {
 	return r.rep.Refresh(ctx)
 }
 
-// contents mends what is in packs, if anything is damaged.
+// contents mends what is in the packs, if anything is damaged.
 func (r *repair) contents(ctx context.Context, damaged bool) (err error) {
 	if !damaged {
 		return nil
@@ -172,7 +173,7 @@ func (r *repair) contents(ctx context.Context, damaged bool) (err error) {
 	return r.dropFinishedSessions(held)
 }
 
-// dropManifests removes contents with manifests that cannot be read: with one of them kopia reads none.
+// dropManifests removes contents with manifests that cannot be read. With one of them kopia reads no manifests at all.
 func (r *repair) dropManifests(ctx context.Context) error {
 	var bad []content.ID
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
@@ -206,7 +207,7 @@ func (r *repair) flush(ctx context.Context) error {
 	return errors.Join(r.w.Flush(ctx), r.w.Refresh(ctx), r.rep.Refresh(ctx))
 }
 
-// records stores those anew that are damaged.
+// records stores damaged and missing records again.
 func (r *repair) records(ctx context.Context, known []*stored) error {
 	for _, s := range known {
 		_, err := readRecord(ctx, r.rep, s.id)
@@ -227,7 +228,7 @@ func (r *repair) records(ctx context.Context, known []*stored) error {
 	return nil
 }
 
-// recover names those contents in an index that none does: each pack has a list of what is in it.
+// recover adds contents that no index names to an index. Each pack has a list of what is in it.
 func (r *repair) recover(ctx context.Context) error {
 	var packs []blob.Metadata
 	for _, prefix := range content.PackBlobIDPrefixes {
@@ -258,7 +259,7 @@ func (r *repair) recover(ctx context.Context) error {
 func (r *repair) recoverPack(ctx context.Context, p blob.Metadata) (int64, error) {
 	held, err := r.w.ContentManager().RecoverIndexFromPackBlob(ctx, p.BlobID, p.Length, false)
 	if err != nil {
-		// A damaged pack: what is left of it is in the index or nowhere. Verify says what that touches.
+		// The pack is damaged. What is left of it is in the index or nowhere. Verify says what is affected.
 		_, err := readBlob(ctx, r.storage, p.BlobID)
 		return 0, err
 	}
@@ -276,7 +277,7 @@ func (r *repair) recoverPack(ctx context.Context, p blob.Metadata) (int64, error
 	return missed, err
 }
 
-// deleteAgain removes restore points that came back with the contents of packs that were on their way out.
+// deleteAgain removes restore points that came back with the contents of packs that were about to be deleted.
 func (r *repair) deleteAgain(ctx context.Context, known []*stored) error {
 	records, err := r.recorded(ctx)
 	if err != nil {
@@ -297,7 +298,7 @@ func (r *repair) deleteAgain(ctx context.Context, known []*stored) error {
 	return r.flush(ctx)
 }
 
-// restorePoints puts back those that are lost, and whose directory is still there.
+// restorePoints puts lost restore points back, if their directory still exists.
 func (r *repair) restorePoints(ctx context.Context) error {
 	lost, _, err := r.lost(ctx)
 	if err != nil {
@@ -329,8 +330,9 @@ func (r *repair) restorePoint(ctx context.Context, id string) error {
 	return err
 }
 
-// dropFinishedSessions removes session manifests that came back although their restore point is there, and those whose directory cannot be
-// read: with one of them no garbage is collected for two weeks. A backup that still runs stores its own anew.
+// dropFinishedSessions removes session manifests that came back although their restore point exists, and those whose directory
+// cannot be read: with one of these, no garbage is collected for two weeks. A backup that is still running stores its session
+// manifest again.
 func (r *repair) dropFinishedSessions(ctx context.Context) error {
 	points, err := r.snapshots(ctx, nil, "")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 )
 
-// flakyStorage fails the first reads of indexes that it is asked for.
+// flakyStorage fails the first reads of indexes.
 type flakyStorage struct {
 	blob.Storage
 	failures atomic.Int64
@@ -26,7 +26,7 @@ func (f *flakyStorage) GetBlob(ctx context.Context, id blob.ID, offset, length i
 	return f.Storage.GetBlob(ctx, id, offset, length, out)
 }
 
-// Reads of an index fail up to any moment, and it can be read right after: it is healthy.
+// Reads of an index fail up to some moment, and right afterwards it can be read: it is intact.
 func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)

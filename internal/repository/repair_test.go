@@ -14,7 +14,7 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings all back: with
+// kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings everything back: with
 // its pins, and without the restore points that had been deleted.
 func TestALostIndexIsNoticedAndRepaired(t *testing.T) {
 	t.Parallel()
@@ -78,7 +78,7 @@ func TestALostIndexIsNoticedAndRepaired(t *testing.T) {
 	same(t, fresh, points[0], disk.data)
 }
 
-// A restore point that another program deleted is not freed behind anybody's back: it can be brought back, or forgotten.
+// A restore point that another program deleted is not freed without notice: it can be brought back, or forgotten.
 func TestARecordWithoutAManifest(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -122,7 +122,7 @@ func TestARecordWithoutAManifest(t *testing.T) {
 	}
 }
 
-// A restore point whose record was not stored any more gets it from maintenance.
+// A restore point whose record was never stored gets it from maintenance.
 func TestMaintenanceStoresMissingRecords(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -145,7 +145,7 @@ func TestMaintenanceStoresMissingRecords(t *testing.T) {
 	}
 }
 
-// What this machine has in its cache hides no damage from verify.
+// This machine's cache hides no damage from verify.
 func TestVerifyReadsPastTheCache(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"p", "q", indexPrefix} {
@@ -166,7 +166,7 @@ func TestVerifyReadsPastTheCache(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			same(t, r, point, disk.data) // It is in the cache now.
+			same(t, r, point, disk.data) // This puts it into the cache.
 			for _, f := range blobFiles(t, config, prefix) {
 				data, err := os.ReadFile(f)
 				if err != nil {
@@ -200,7 +200,7 @@ func TestVerifyReadsPastTheCache(t *testing.T) {
 	}
 }
 
-// A repository whose format is gone is not made anew over its data: it is connected to, which puts the format back.
+// A repository whose format is gone is not created again over its data. Connecting to it puts the format back.
 func TestAMissingFormatIsPutBack(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string][]byte{"missing": nil, "not one": []byte("}")} {
@@ -235,7 +235,7 @@ func TestAMissingFormatIsPutBack(t *testing.T) {
 	}
 }
 
-// After a change of the password the old one opens nothing, and repair is not needed for the copy to follow.
+// After a change of the password, the old one opens nothing. The copy follows without a repair.
 func TestTheCopyFollowsThePassword(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)

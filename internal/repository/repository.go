@@ -16,25 +16,26 @@ import (
 // Repository is an open repository.
 type Repository struct {
 	rep repo.DirectRepository
-	// id is the repository's that was opened: kopia reads the format again, and may find that of another repository.
+	// id is the unique ID of the repository that was opened. kopia reads the format again later, and may then find another
+	// repository's.
 	id []byte
-	// direct reads past kopia where that is possible; else nil.
+	// direct reads past kopia where that is possible; otherwise nil.
 	direct *direct
-	// cached: the connection has a cache.
+	// cached says whether the connection has a cache.
 	cached bool
-	// configFile and password are for connections that do without a cache.
+	// configFile and password are for further connections without a cache, and for maintenance and Status.
 	configFile, password string
-	// storage is closed with the repository if it is no part of the connection.
+	// storage is closed with the repository, if it is not part of the connection.
 	storage blob.Storage
-	// noCache is why this connection does without its cache; nil: it has it, or was made without one.
+	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
 
 	mu    sync.Mutex
 	fatal error
 }
 
-// Open opens the repository that the configuration file names, as Connect wrote it. If its format or an index is damaged, the error
-// is ErrCorrupt and Repair may mend it. It goes on without a cache that cannot be used, and WithoutCache says so.
+// Open opens the repository that configFile names, as Connect wrote it. If the format or an index is damaged, the error is
+// ErrCorrupt, and Repair may mend it. If the cache cannot be used, Open goes on without it, and WithoutCache says why.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
 	if err := reach(ctx, configFile, 0); err != nil {
 		return nil, openError(configFile, err)
@@ -43,7 +44,7 @@ func Open(ctx context.Context, configFile, password string) (*Repository, error)
 	if err == nil {
 		return r, nil
 	}
-	// kopia's error does not tell damage from the rest: a look at the blobs does.
+	// kopia's error does not tell damage from other failures; inspecting the blobs does.
 	i, problem := inspect(ctx, configFile, password)
 	if problem != nil {
 		return nil, err
@@ -54,7 +55,7 @@ func Open(ctx context.Context, configFile, password string) (*Repository, error)
 	return nil, err
 }
 
-// openConfig opens the repository of configFile. Tests have a clock of their own; nil: this machine's.
+// openConfig opens the repository of configFile. Tests pass a clock of their own; nil is this machine's clock.
 func openConfig(ctx context.Context, configFile, password string, now func() time.Time) (*Repository, error) {
 	c, err := repo.LoadConfigFromFile(configFile)
 	if err != nil {
@@ -80,13 +81,13 @@ func openConfig(ctx context.Context, configFile, password string, now func() tim
 	return r, nil
 }
 
-// openFile opens the repository of a file, which stands for configFile.
+// openFile opens the repository of file, which stands for configFile: errors and maintenance use the name of the latter.
 func openFile(ctx context.Context, file, configFile, password string, now func() time.Time) (*Repository, error) {
 	r := &Repository{configFile: configFile, password: password}
 	rep, err := repo.Open(ctx, file, password, &repo.Options{
 		TimeNowFunc:         now,
 		DoNotWaitForUpgrade: true,
-		// Without this kopia would end the process.
+		// Without this, kopia would end the process.
 		OnFatalError: r.fail,
 	})
 	if err != nil {
@@ -113,7 +114,7 @@ func openError(name string, err error) error {
 	return fmt.Errorf("open the repository of %s: %w", name, err)
 }
 
-// Close ends the connection. Nothing may use the repository any more.
+// Close ends the connection. The repository must not be used afterwards.
 func (r *Repository) Close(ctx context.Context) error {
 	err := r.rep.Close(ctx)
 	if r.storage != nil {
@@ -125,10 +126,10 @@ func (r *Repository) Close(ctx context.Context) error {
 	return nil
 }
 
-// WithoutCache says why the connection does without its cache, which makes it slower; nil: it has it, or was made without one.
+// WithoutCache says why the connection does without its cache, which makes it slower; nil if it has one, or was made without one.
 func (r *Repository) WithoutCache() error { return r.noCache }
 
-// fail keeps the first reason why the repository cannot be used any more.
+// fail keeps the first reason why the repository can no longer be used.
 func (r *Repository) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,11 +148,11 @@ func (r *Repository) reader() *refreshing {
 	return &refreshing{rep: r.rep, direct: r.direct, cached: r.cached}
 }
 
-// Source is the source of a path, of this connection's host and user unless others are given.
+// Source returns the source of a path. An empty host or user stands for that of this connection.
 func (r *Repository) Source(host, user, path string) Source {
 	me := r.rep.ClientOptions()
 	return Source{Host: cmp.Or(host, me.Hostname), User: cmp.Or(user, me.Username), Path: path}
 }
 
-// ID tells the repository from all others, wherever it is moved.
+// ID distinguishes the repository from all others, even after it was moved.
 func (r *Repository) ID() string { return hex.EncodeToString(r.id) }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestMain makes the properties cheap unless somebody says how thorough they are to be: each step stores and compares disks.
+// TestMain makes property tests cheap unless somebody sets how thorough they are: each step stores and compares disks.
 func TestMain(m *testing.M) {
 	if path := os.Getenv(childJob); path != "" {
 		if err := child(path); err != nil {
@@ -63,10 +63,10 @@ func open(tb testing.TB, configFile string) *Repository {
 	return r
 }
 
-// soak asks for everything that takes its time.
+// soak asks for everything that takes long.
 var soak = os.Getenv("VARVE_TEST_SOAK") != ""
 
-// setting is a number from the environment.
+// setting returns a number from the environment.
 func setting(tb testing.TB, name string, otherwise int64) int64 {
 	tb.Helper()
 	text := os.Getenv(name)

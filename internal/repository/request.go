@@ -27,9 +27,10 @@ const (
 	FullOtherBase FullReason = "OtherBase"
 	// FullOtherIdentity: it is another disk of the same name.
 	FullOtherIdentity FullReason = "DiskReplaced"
-	// FullOtherContent: a part that did not change is not as the parent has it. It is another disk, which has the bitmap's name too, or its changes were not all recorded.
+	// FullOtherContent: a part that did not change differs from the parent. It is another disk, which has a bitmap of the same
+	// name, or not all changes were recorded.
 	FullOtherContent FullReason = "ContentDiffers"
-	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or not in the repository any more.
+	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or no longer in the repository.
 	FullParentDamaged FullReason = "ParentDamaged"
 )
 
@@ -41,55 +42,56 @@ type Reader interface {
 
 // DiskSource is a disk to be backed up.
 type DiskSource struct {
-	// Name is the disk's in the restore point, without slashes.
+	// Name is the disk's name in the restore point, without slashes.
 	Name   string
 	Bytes  int64
 	Reader Reader
-	// Data has the bytes that may be other than zero; nil: all. Everything else is not read.
+	// Data holds the bytes that may be other than zero; nil: all. Nothing else is read.
 	Data *extent.Set
 	// Changes since an earlier point in time; nil: unknown.
 	Changes *Changes
-	// Identity and Change are recorded (see Disk). Change must be a name that was never given to another moment of this disk, and never will be: an
-	// incremental is as good as that. One that the disk's history has already is refused with ErrChangeUsed.
+	// Identity and Change are recorded (see Disk). Change must be a name that was never given to another moment of this disk, and
+	// never will be: incrementals depend on that. A name that the disk's history already has is refused with ErrChangeUsed.
 	Identity, Change string
 }
 
 // Changes are what changed on a disk since another point in time.
 type Changes struct {
-	// Since is the Change that the other backup of the disk recorded. Set must have everything that was written after that moment: what tracks it
-	// (a bitmap) has been there and recording without a break since then.
+	// Since is the Change that the other backup of the disk recorded. Set must hold everything that was written after that
+	// moment: what tracks changes (a bitmap) must have existed, and recorded without a break, since then.
 	Since string
 	Set   extent.Set
-	// Exclusive: no other disk has, or ever had, something of the name Since. Otherwise the disk is compared with its parent in places, so that another one whose
-	// changes are counted from the same name is not taken for it.
+	// Exclusive: no other disk has, or ever had, anything called Since. Otherwise the disk is compared with its parent in places,
+	// so that another disk whose changes are counted from the same name is not mistaken for it.
 	Exclusive bool
 }
 
 // Request asks for a restore point.
 type Request struct {
-	// ID is that of the restore point to be, 32 hexadecimal digits in lower case; "": a new one. If there is a restore point with it, of the
-	// same source, that is returned and nothing is read: whoever does not know how a backup has ended repeats it.
+	// ID is the ID of the future restore point, 32 hexadecimal digits in lower case; "": a new one. If a restore point of the
+	// same source already has it, that one is returned and nothing is read. So a backup whose outcome is unknown can be repeated.
 	ID     string
 	Source Source
 	// Time is the point in time of the disks' content; zero: when the backup begins.
 	Time  time.Time
 	Disks []DiskSource
-	// Parent is the ID of the restore point to start from, ParentAuto or ParentNone. ParentAuto starts from the latest one with any of the disks, and from no older one.
+	// Parent is the ID of the restore point to start from, or ParentAuto or ParentNone. ParentAuto starts from the latest one
+	// with any of the disks, and from no older one.
 	Parent string
-	// BlockBytes for disks without a history; 0: DefaultBlockBytes.
+	// BlockBytes is for disks without a history; 0: DefaultBlockBytes.
 	BlockBytes int64
 	// Compression is "s2", "zstd" or "none"; "": s2. A block that does not become smaller is stored as it is.
 	Compression string
-	// Workers read, hash, compress and upload side by side, a block each; 0: DefaultWorkers.
+	// Workers read, hash, compress and upload in parallel, a block each; 0: DefaultWorkers.
 	Workers int
-	// CheckpointEvery is how often what was uploaded is made findable for the case that this process dies; 0: 5 minutes.
+	// CheckpointEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
 	CheckpointEvery time.Duration
-	// Progress is called now and then, from one goroutine at a time; nil: not.
+	// Progress is called now and then, from one goroutine at a time. It may be nil.
 	Progress func(Progress)
 
-	ticks    <-chan time.Time // of tests: when to look whether a checkpoint is due; nil: every now and then
-	settled  func()           // of tests: called when a session manifest names everything, before the restore point is published; nil: not
-	flushing func()           // of tests: called before the flush that makes the restore point visible; nil: not
+	ticks    <-chan time.Time // for tests: when to call storeCheckpoint; nil: every now and then
+	settled  func()           // for tests: called once a session manifest names everything, before publishing; may be nil
+	flushing func()           // for tests: called before the flush that makes the restore point visible; may be nil
 }
 
 // Choices of Request.Parent.
@@ -99,9 +101,9 @@ const (
 )
 
 const (
-	// DefaultBlockBytes is what docs/format.md has measurements for.
+	// DefaultBlockBytes is the block size that docs/format.md has measurements for.
 	DefaultBlockBytes = 256 * kib
-	// DefaultWorkers is more than there are processors, because readers wait.
+	// DefaultWorkers is meant to exceed the number of processors, because readers wait.
 	DefaultWorkers = 8
 
 	defaultCheckpointEvery = 5 * time.Minute
@@ -133,7 +135,7 @@ func (q *Request) withDefaults() Request {
 	return out
 }
 
-// diskNames are the names of the disks, which have no slashes, in their order.
+// diskNames returns the names of the disks, sorted and separated by slashes, which they do not contain.
 func (q *Request) diskNames() string {
 	var names []string
 	for i := range q.Disks {
@@ -143,7 +145,7 @@ func (q *Request) diskNames() string {
 	return strings.Join(names, "/")
 }
 
-// validID is of an ID that newID may have made.
+// validID matches IDs that newID may have made.
 var validID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 func (q *Request) validate() error {

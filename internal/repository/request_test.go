@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Manifests are JSON, which has another character for each byte that is no UTF-8: two names become one, and no name is found again.
+// Manifests are JSON, which replaces each byte that is not UTF-8 by another character: two names would become one, and no such
+// name would be found again.
 func TestRequest_refusesNamesThatCannotBeStored(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Target takes a disk that is restored. Its methods are called from several goroutines.
+// Target takes a disk that is being restored. Its methods are called from several goroutines.
 type Target interface {
-	// WriteAt writes all of p. It does not keep p, which is used again.
+	// WriteAt writes all of p. It must not keep p, which is reused.
 	WriteAt(ctx context.Context, p []byte, offset int64) error
 	// Zero makes e read as zeroes. A target that already does may do nothing.
 	Zero(ctx context.Context, e extent.Extent) error
@@ -27,17 +27,19 @@ type Target interface {
 
 // RestoreOptions are for Restore.
 type RestoreOptions struct {
-	// Workers fetch, check and write side by side; 0: DefaultWorkers.
+	// Workers fetch, check and write in parallel; 0: DefaultWorkers.
 	Workers int
-	// Done are regions that need not be written again, and Finished is called with each that was, from several goroutines.
+	// Done says which regions need not be written again; may be nil. Finished is called with each region that was written, from
+	// several goroutines; may be nil.
 	Done     func(region int) bool
 	Finished func(region int, e extent.Extent)
-	// Wrote is called with the length of each piece of data, which is not a hole, when the target has it, from several goroutines; nil: not.
+	// Wrote is called with the length of each piece of data, holes excluded, once the target has it, from several goroutines; may
+	// be nil.
 	Wrote func(bytes int64)
 }
 
-// Restore writes the whole disk to target and syncs it. Each block is authenticated before it is written; one that cannot
-// be read ends the restore with ErrCorrupt, and nothing wrong is written in its place.
+// Restore writes the whole disk to target and syncs it. It authenticates each block before writing it. A block that cannot be
+// read ends the restore with ErrCorrupt, and nothing wrong is written in its place.
 func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) error {
 	if o.Workers <= 0 {
 		o.Workers = DefaultWorkers
@@ -72,7 +74,7 @@ func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) er
 	return nil
 }
 
-// restoreRegion writes region i: first its holes, then its data, in the order in which the packs have it.
+// restoreRegion writes region i: first its holes, then its data, in the order in which it lies in the packs.
 func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote func(int64)) error {
 	table := m.known(i)
 	if table == nil {
@@ -116,7 +118,7 @@ func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote f
 	})
 }
 
-// placed is a block of a region, and where the packs have it.
+// placed is a block of a region, and where it lies in the packs.
 type placed struct {
 	block int
 	info  content.Info
@@ -127,7 +129,7 @@ func byPlace(a, b content.Info) int {
 	return cmp.Or(strings.Compare(string(a.PackBlobID), string(b.PackBlobID)), cmp.Compare(a.PackOffset, b.PackOffset))
 }
 
-// restoreHoles makes the holes of region i read as zeroes, those side by side at once.
+// restoreHoles makes the holes of region i read as zeroes, adjacent ones at once.
 func (m *Image) restoreHoles(ctx context.Context, i int, table []object.IndirectObjectEntry, target Target) error {
 	var holes extent.Set
 	for j, entry := range table {
@@ -143,8 +145,8 @@ func (m *Image) restoreHoles(ctx context.Context, i int, table []object.Indirect
 	return nil
 }
 
-// DataBytes is how much data, which is not a hole, there is in the regions that skip, if not nil, does not name: what Restore
-// writes if they are done. It reads the tables of regions, each of them once, and keeps them for Restore as far as there is room.
+// DataBytes returns how much data, holes excluded, the regions have for which skip, if not nil, is false. That is what Restore
+// writes if it gets skip as Done. It reads each table of a region once, and keeps them for Restore as far as there is room.
 func (m *Image) DataBytes(ctx context.Context, skip func(region int) bool) (int64, error) {
 	alike := map[object.ID][]int{}
 	for i, region := range m.list {

@@ -13,12 +13,12 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// What a restore says that it has written is what was counted before, whole or in part.
+// A restore reports that it has written as much as was counted before, whole or in part.
 func TestDataBytesAreWhatRestoreWrites(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	random := rand.New(rand.NewPCG(7, 8))
-	// Region 2 is like region 0, region 1 is a hole, and region 3 is the disk's short end.
+	// Region 2 is the same as region 0, region 1 is a hole, and region 3 is the disk's short end.
 	disk := &memory{data: make([]byte, 192*mib+100)}
 	disk.write(random, extent.Extent{Offset: mib, Length: 512 * kib}, false)
 	copy(disk.data[128*mib:], disk.data[:64*mib])
@@ -51,7 +51,8 @@ func TestDataBytesAreWhatRestoreWrites(t *testing.T) {
 	}
 }
 
-// Packs have blocks in about the order of the disk, however many are stored side by side, so that a restore fetches many at once.
+// Blocks lie in the packs in about the order of the disk, however many are stored in parallel, so that a restore fetches many at
+// once.
 func TestPacksAreInTheOrderOfTheDisk(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)

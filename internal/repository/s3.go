@@ -17,30 +17,30 @@ import (
 var (
 	// ErrUnreachable: the storage does not answer.
 	ErrUnreachable = errors.New("no answer")
-	// ErrDenied: the storage does not accept the keys, or what is done with them.
+	// ErrDenied: the storage does not accept the keys, or what they are used for.
 	ErrDenied = errors.New("access denied")
-	// ErrNoBucket: the storage has no bucket of this name. It is ErrNotFound, too.
+	// ErrNoBucket: the storage has no bucket of this name. It is also ErrNotFound.
 	ErrNoBucket = fmt.Errorf("%w: no such bucket", ErrNotFound)
 )
 
-// defaultAnswerTimeout is how long a server may take to answer when it is first asked. kopia and its S3 client would try for minutes, or for
-// ever.
+// defaultAnswerTimeout is how long a server may take to answer the first request. kopia and its S3 client would try for minutes,
+// or forever.
 const defaultAnswerTimeout = 30 * time.Second
 
-// S3 is a bucket of anything that speaks S3.
+// S3 is a bucket on anything that speaks S3.
 type S3 struct {
 	// Endpoint is host or host:port.
 	Endpoint string
 	Bucket   string
-	// Prefix of the blobs' names, for instance "varve/".
+	// Prefix begins the blobs' names, for instance "varve/".
 	Prefix string
 	Region string
 	// PlainHTTP turns TLS off. RootCA is PEM, for an authority that the system does not know.
 	PlainHTTP bool
 	RootCA    []byte
-	// AccessKey and SecretKey; SessionToken for temporary ones.
+	// SessionToken is for temporary keys only.
 	AccessKey, SecretKey, SessionToken string
-	// AnswerTimeout is how long the server may take to answer when it is first asked; 0: 30 seconds.
+	// AnswerTimeout is how long the server may take to answer the first request; 0: 30 seconds.
 	AnswerTimeout time.Duration
 }
 
@@ -57,7 +57,7 @@ func (s *S3) open(ctx context.Context) (blob.Storage, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A missing bucket looks like an empty one until it is listed. Whoever may not list is told so where it matters.
+	// A missing bucket looks like an empty one until it is listed. Whoever may not list learns that where it matters.
 	err = st.ListBlobs(ctx, "kopia.repository", func(blob.Metadata) error { return nil })
 	if minio.ToErrorResponse(err).Code == minio.NoSuchBucket {
 		return nil, errors.Join(fmt.Errorf("%w: %s at %s", ErrNoBucket, s.Bucket, s.Endpoint), st.Close(ctx))
@@ -65,7 +65,7 @@ func (s *S3) open(ctx context.Context) (blob.Storage, error) {
 	return st, nil
 }
 
-// openS3 asks the server for something, and returns the storage if it answers.
+// openS3 returns the storage once the server has answered a request.
 func openS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Storage, error) {
 	if timeout == 0 {
 		timeout = defaultAnswerTimeout
@@ -87,7 +87,7 @@ func openS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Sto
 	return nil, err
 }
 
-// newS3 opens a bucket. The patience with its server is limited; a file system that hangs would heed no limit.
+// newS3 opens a bucket. It limits how long a silent server is waited for; a file system that hangs would not heed such a limit.
 func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error) {
 	st, err := s3.New(ctx, o, create)
 	if err != nil {
@@ -96,7 +96,7 @@ func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error
 	return newStalling(st, stallLimit), nil
 }
 
-// loadConnection reads the file of a connection: its storage is set, or its server.
+// loadConnection reads the file of a connection. Either its storage is set, or its server.
 func loadConnection(configFile string) (*repo.LocalConfig, error) {
 	lc, err := repo.LoadConfigFromFile(configFile)
 	if err == nil && lc.Storage == nil && lc.APIServer == nil {
@@ -112,7 +112,7 @@ func loadConnection(configFile string) (*repo.LocalConfig, error) {
 	return lc, nil
 }
 
-// reach is an error if the file of a connection is broken, or if its storage is an S3 server that does not answer.
+// reach fails if the file of a connection is broken, or if its storage is an S3 server that does not answer.
 func reach(ctx context.Context, configFile string, timeout time.Duration) error {
 	lc, err := loadConnection(configFile)
 	if err != nil || lc.Storage == nil {

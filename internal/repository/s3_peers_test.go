@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/test/s3"
 )
 
-// What is wrong with a bucket has a class, before anything is made.
+// Whatever is wrong with a bucket is reported with its class, before anything is created.
 func TestWhatABucketMayLack(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})
@@ -59,7 +59,7 @@ func TestWhatABucketMayLack(t *testing.T) {
 	}
 }
 
-// A prefix with other objects is somebody's mistake. One with a console's folder, or with settings for kopia, is empty.
+// A prefix with other objects is a mistake. One with a console's folder, or with settings for kopia, counts as empty.
 func TestCreate_refusesAPrefixThatIsNotEmpty(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})

@@ -11,18 +11,19 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// samples is how many unchanged blocks of a disk are compared with its parent where nothing else says whose they are: so many that have data in the
-// parent, and at most as many that are zero there.
+// samples is how many unchanged blocks of a disk are compared with its parent where nothing else shows which disk it is: this
+// many that have data in the parent, and at most as many that are zero there.
 const samples = 16
 
-// contentError says that a block is not as the parent has it, although it did not change.
+// contentError says that a block differs from the parent although it did not change.
 type contentError struct{ block extent.Extent }
 
 func (e *contentError) Error() string {
 	return "bytes " + e.block.String() + " did not change, and are not as in the parent"
 }
 
-// readAgain is why a disk must be read as a whole after an attempt to follow its parent failed with err; empty: it would fail as well.
+// readAgain returns why a disk must be read as a whole after an attempt to follow its parent failed with err; empty if that would
+// fail as well.
 func readAgain(err error) FullReason {
 	var damaged *parentError
 	var other *contentError
@@ -35,8 +36,9 @@ func readAgain(err error) FullReason {
 	return ""
 }
 
-// namesakes are the other disks of the history whose restore points have the Change that the changes of d are counted from. One checkpoint of libvirt is
-// a bitmap of that name in the image of each disk, and nothing but the content tells which image an NBD export is of.
+// namesakes returns the other disks of the history whose restore points have the Change that the changes of d are counted from.
+// One checkpoint of libvirt is a bitmap of that name in the image of each disk. Only the content tells which image an NBD export
+// belongs to.
 func (h *history) namesakes(d *DiskSource) (out []*Disk) {
 	if d.Changes == nil || d.Changes.Exclusive {
 		return nil
@@ -51,9 +53,10 @@ func (h *history) namesakes(d *DiskSource) (out []*Disk) {
 	return out
 }
 
-// sameDisk fails with a contentError if the source is not the disk that the parent has. A bitmap's name leads back to one moment; whatever image has the
-// bitmap was one of those that had it then. For each of these that is known, one unchanged block decides in which it differs from the parent. If there
-// is none, what is taken over is the same in both. Against images that the history does not have, there are samples.
+// sameDisk fails with a contentError if the source is not the disk that the parent has. A bitmap's name leads back to one moment,
+// and the image that has the bitmap now is one of those that had it then. For each of these that the history has, sameDisk
+// compares one unchanged block in which it differs from the parent. If there is no such block, what is taken over is the same in
+// both. Against images that the history does not have, sameDisk compares samples.
 func (w *diskWriter) sameDisk() error {
 	if !w.plan.incremental() || w.source.Changes.Exclusive {
 		return nil
@@ -68,7 +71,7 @@ func (w *diskWriter) sameDisk() error {
 	return w.sample()
 }
 
-// tellApart compares the first unchanged block in which the parent differs from o.
+// tellApart compares the source with the parent in the first unchanged block in which the parent differs from o.
 func (w *diskWriter) tellApart(o *Disk) error {
 	other, err := w.r.Image(w.ctx, *o)
 	if err != nil {
@@ -95,7 +98,7 @@ func (w *diskWriter) tellApart(o *Disk) error {
 	return nil
 }
 
-// reused is how many regions may have blocks that are taken over from the parent.
+// reused returns how many regions may have blocks that are taken over from the parent.
 func (w *diskWriter) reused() int { return min(len(w.before.list), w.plan.geometry.regions()) }
 
 // reusedBlock is a block that is taken over from the parent: its bytes, and its object there.
@@ -104,7 +107,7 @@ type reusedBlock struct {
 	object object.ID
 }
 
-// reusedBlocks are those of region i. Its table is read only if there are any.
+// reusedBlocks returns those of region i. It reads the region's table only if there are any.
 func (w *diskWriter) reusedBlocks(i int) (out []reusedBlock, err error) {
 	g := w.plan.geometry
 	for j := range g.blocks(i) {
@@ -134,7 +137,8 @@ func (w *diskWriter) sameRegion(other *Image, i int) bool {
 	return other.geometry.block == w.before.geometry.block && i < len(other.list) && other.list[i] == w.before.list[i]
 }
 
-// sameBlock says whether another disk has the same bytes at the block's place. Beyond its end there are zeroes: that is what growing makes.
+// sameBlock says whether another disk has the same bytes in the block's place. Beyond its end it counts as zeroes, because that
+// is what growing a disk adds.
 func (w *diskWriter) sameBlock(other *Image, b reusedBlock) (bool, error) {
 	if b.End() <= other.Disk.Bytes {
 		i, j := other.geometry.at(b.Offset)
@@ -173,7 +177,7 @@ func (w *diskWriter) isZero(b reusedBlock) bool {
 	return b.object == w.plan.previous.Zero || b.object == w.plan.previous.ZeroTail
 }
 
-// readReused is what the parent has of a block.
+// readReused returns what the parent has in a block.
 func (w *diskWriter) readReused(b reusedBlock) ([]byte, error) {
 	if w.isZero(b) {
 		return make([]byte, b.Length), nil
@@ -181,7 +185,8 @@ func (w *diskWriter) readReused(b reusedBlock) ([]byte, error) {
 	return readBlock(w.ctx, w.before.r, b.object, b.Length)
 }
 
-// sample compares some unchanged blocks, others each time. It finds nearly every disk that is another one, and none that is the same.
+// sample compares some unchanged blocks, different ones each time. It detects nearly every other disk, and never rejects the same
+// one.
 func (w *diskWriter) sample() error {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(w.id + w.source.Name)) // It never fails.
@@ -250,7 +255,7 @@ func (w *diskWriter) sampleZeroes(random *rand.Rand) error {
 	return nil
 }
 
-// nthByte is the offset of byte n of a set that has more.
+// nthByte returns the offset of byte n of a set that has more than n bytes.
 func nthByte(s extent.Set, n int64) int64 {
 	for e := range s.All() {
 		if n < e.Length {
@@ -261,7 +266,8 @@ func nthByte(s extent.Set, n int64) int64 {
 	return n
 }
 
-// differentRegions are the regions that may have blocks to take over, one of each content: the holes of a sparse disk count once.
+// differentRegions returns the regions that may have blocks to take over, one for each content: the holes of a sparse disk count
+// once.
 func (w *diskWriter) differentRegions() (out []int) {
 	seen := map[object.ID]bool{}
 	for i := range w.reused() {
@@ -273,8 +279,8 @@ func (w *diskWriter) differentRegions() (out []int) {
 	return out
 }
 
-// compare fails with a contentError if the source does not have in a block what the parent has. Nothing is stored: that would revive a block that is
-// marked as deleted.
+// compare fails with a contentError if the source differs from the parent in a block. It stores nothing, because that would
+// revive a block that is marked as deleted.
 func (w *diskWriter) compare(b reusedBlock) error {
 	buffer, _ := w.buffers.Get().(*[]byte)
 	defer w.buffers.Put(buffer)
@@ -291,7 +297,8 @@ func (w *diskWriter) compare(b reusedBlock) error {
 	return err
 }
 
-// isBlock says whether data is what the parent has in a block: by its hash if that is Varve's own, so that the block need not be read.
+// isBlock says whether data is what the parent has in a block. If the repository uses Varve's hash, the hash of data tells, and
+// the block need not be read.
 func (w *diskWriter) isBlock(b reusedBlock, data []byte) (bool, error) {
 	if w.r.rep.ContentReader().ContentFormat().GetHashFunction() != hashAlgorithm {
 		stored, err := w.readReused(b)

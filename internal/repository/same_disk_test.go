@@ -9,7 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// namedDisk is a disk of a backup, with what its bitmap has.
+// namedDisk is a disk of a backup, with what its bitmap holds.
 type namedDisk struct {
 	name  string
 	disk  *bitmapDisk
@@ -29,7 +29,7 @@ func namedRequest(since, change string, at int64, disks ...namedDisk) Request {
 	return q
 }
 
-// A checkpoint has one name in all images of a machine, and an NBD export does not tell which image it is of.
+// A checkpoint has one name in all images of a machine, and an NBD export does not tell which image it belongs to.
 func TestBase_disksThatChangePlaces(t *testing.T) {
 	t.Parallel()
 	const size = 64 * mib
@@ -40,7 +40,7 @@ func TestBase_disksThatChangePlaces(t *testing.T) {
 		dirty  extent.Set
 		blockB int64
 		apart  bool // one restore point each
-		alone  bool // only a is backed up, before as after
+		alone  bool // only a is backed up, before and after
 		want   FullReason
 	}{
 		"other content":          {a: func() *bitmapDisk { return newBitmapDisk(size) }, b: blank, want: FullOtherContent},
@@ -74,7 +74,7 @@ func TestBase_disksThatChangePlaces(t *testing.T) {
 			default:
 				mustBackUp(t, r, namedRequest("", "c1", 2, a, b))
 			}
-			// In its place, a is incremental, whatever the others hold.
+			// In its own place, a is incremental, whatever the others hold.
 			p := mustBackUp(t, r, namedRequest("c1", "", 2, a))
 			if p.Disks[0].FullReason != "" || p.Disks[0].Stats.ReadBytes > c.dirty.Widen(mib, size).Bytes() {
 				t.Errorf("the disk itself is full (%q), and %d bytes were read", p.Disks[0].FullReason, p.Disks[0].Stats.ReadBytes)
@@ -88,7 +88,7 @@ func TestBase_disksThatChangePlaces(t *testing.T) {
 				t.Errorf("full: %q, want %q", p.Disks[0].FullReason, c.want)
 			}
 			same(t, r, p, b.disk.data)
-			for i := range int64(3) { // And it goes on from there.
+			for i := range int64(3) { // Backups then go on from there.
 				p = mustBackUp(t, r, namedRequest(fmt.Sprint("c", i+2), fmt.Sprint("c", i+3), 4+i, namedDisk{"a", b.disk, mib, extent.Set{}}))
 				if p.Disks[0].FullReason != "" {
 					t.Errorf("full: %q, want an incremental", p.Disks[0].FullReason)
@@ -98,7 +98,7 @@ func TestBase_disksThatChangePlaces(t *testing.T) {
 	}
 }
 
-// Whoever knows that a name is of one disk alone has nothing read for that.
+// Nothing extra is read if the caller knows that a name belongs to one disk alone.
 func TestBase_anExclusiveNameIsBelieved(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
@@ -115,14 +115,14 @@ func TestBase_anExclusiveNameIsBelieved(t *testing.T) {
 
 func copyOf(d *bitmapDisk) *bitmapDisk { return &bitmapDisk{data: slices.Clone(d.data)} }
 
-// holeIn is a disk that has zeroes in [from, to).
+// holeIn returns a disk that has zeroes in [from, to).
 func holeIn(d *bitmapDisk, from, to int) *bitmapDisk {
 	out := copyOf(d)
 	clear(out.data[from:to])
 	return out
 }
 
-// oneBlock is a disk that differs in one block.
+// oneBlock returns a disk that differs in one block.
 func oneBlock(d *bitmapDisk, block int64) *bitmapDisk {
 	out := copyOf(d)
 	for i := block * mib; i < (block+1)*mib; i++ {

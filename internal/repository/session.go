@@ -17,53 +17,54 @@ import (
 const (
 	// tagSession marks a kopia snapshot as a session manifest; its value is the ID of the restore point to be.
 	tagSession = "tag:varve-session"
-	// tagSessionState is sessionRunning, or sessionEnded after a backup has failed and has said so.
+	// tagSessionState is sessionRunning, or sessionEnded after a backup has failed and reported it.
 	tagSessionState = "tag:varve-session-state"
 	tagSessionOwner = "tag:varve-session-owner"
-	// tagSessionDisks says which disks of its source a session backs up.
+	// tagSessionDisks lists the disks of its source that a session backs up.
 	tagSessionDisks = "tag:varve-session-disks"
 	sessionRunning  = "running"
 	sessionEnded    = "ended"
-	// kopiaPin keeps `kopia snapshot expire` from deleting what is Varve's: restore points, whose retention is Varve's own, and session manifests and
-	// leases, because kopia keeps few incomplete snapshots. It is no pin of a user.
+	// kopiaPin keeps `kopia snapshot expire` from deleting Varve's snapshots: restore points, because Varve has its own
+	// retention, and session manifests and leases, because kopia keeps only a few incomplete snapshots. It is not a user's pin.
 	kopiaPin = "varve"
-	// sessionRenewal is how often a session manifest is stored anew. kopia's margins assume at least every 45 minutes.
+	// sessionRenewal is how often a session manifest is stored again. kopia's margins assume at least every 45 minutes.
 	sessionRenewal = 30 * time.Minute
-	// sessionMargin is how late a session manifest may name what the session has stored or found: kopia forgets a content five hours after it
-	// marked it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is named later is checked. It
-	// is shorter than sessionLive: exclusive maintenance, which has no margins, begins only when everything that it may take is checked.
+	// sessionMargin is how late a session manifest may name what the session has stored or found. kopia forgets a content five
+	// hours after marking it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is
+	// named later than that is checked. The margin is shorter than sessionLive because exclusive maintenance has no margins: by
+	// the time that it may begin, the session checks everything that it may take.
 	sessionMargin = sessionLive - clockSkew
-	// sessionLive is how long a session counts as running that was not renewed.
+	// sessionLive is how long a session counts as running without a renewal.
 	sessionLive = 2 * time.Hour
 	// sessionLife is how long a session manifest is kept after its last renewal, so that the next backup finds what was uploaded.
 	sessionLife = 14 * 24 * time.Hour
-	// sessionDoubt is how old a session manifest is that others may have removed, because it was not renewed, and that may come back with a request
-	// that was under way.
+	// sessionDoubt is the age from which finding a session manifest proves nothing: others may have removed it because it was not
+	// renewed, and a request that was still under way may have brought it back.
 	sessionDoubt = sessionLife - 24*time.Hour
 )
 
-// session is one backup. While it runs, a session manifest protects what it has stored and found against every garbage collection: an
-// incomplete kopia snapshot whose root names the parent and all that is finished.
+// session is one backup. While it runs, a session manifest protects what it has stored and found from every garbage collection.
+// The manifest is an incomplete kopia snapshot whose root names the parent and everything that is finished.
 type session struct {
 	writer
 	r        *Repository
 	q        *Request
 	progress *progress
-	// id is that of the restore point to be.
+	// id is the ID of the future restore point.
 	id      string
 	started time.Time
 	// cancel ends the session at once.
 	cancel context.CancelCauseFunc
-	// parent is the root of the parent that the session manifest names; nil: none.
+	// parent is the root of the parent that the session manifest names, or nil.
 	parent *snapshot.DirEntry
-	// after is the After of the restore point to be.
+	// after is the After of the future restore point.
 	after time.Time
-	// doubts say which disks cannot start from the parent, and why.
+	// doubts says which disks cannot start from the parent, and why.
 	doubts map[string]FullReason
-	// namesakes are, for each disk, those that its bitmap may be of as well.
+	// namesakes holds, for each disk, the other disks that its bitmap may belong to.
 	namesakes map[string][]*Disk
 	work      sessionWork
-	// manifests are the session manifests that are or may be there; the last one counts. stored is when storing it began.
+	// manifests are the session manifests that exist or may exist; the last one counts. stored is when storing it began.
 	manifests []manifest.ID
 	stored    time.Time
 }
@@ -81,8 +82,9 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 	return s, nil
 }
 
-// begin stores the session manifest, and returns the parent if it is still there. The order makes it safe: garbage collection that does
-// not see the session manifest began before that was stored, and then it sees the parent, which is looked for afterwards.
+// begin stores the session manifest, and returns the parent if it still exists. The order makes this safe: a garbage collection
+// that does not see the session manifest began before that was stored. It then sees the parent, because begin looks for the
+// parent afterwards.
 func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
 	var err error
 	if parent != nil {
@@ -108,8 +110,8 @@ func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
 	return parent, nil
 }
 
-// store makes what the session has finished durable, and names it in a new session manifest that takes the place of the one before. What may
-// have gone meanwhile, because this machine slept or the storage was not there for hours, is checked: settle stores it again.
+// store makes what the session has finished durable, and names it in a new session manifest that replaces the one before. It
+// checks what may be gone because this machine slept, or the storage was unavailable, for hours. settle stores that again.
 func (s *session) store(ctx context.Context, state string) error {
 	if err := s.r.notReplaced(ctx); err != nil {
 		return err
@@ -121,7 +123,7 @@ func (s *session) store(ctx context.Context, state string) error {
 	finished := s.work.collect()
 	unnamed := s.unnamedSince(finished)
 	if !unnamed.IsZero() && s.longAgo(unnamed, sessionMargin) {
-		err := s.recheck(ctx, finished) // Before a manifest names what is not there: that would end every garbage collection.
+		err := s.recheck(ctx, finished) // Check before a manifest names missing data: every garbage collection would fail.
 		s.work.uncollect(finished)
 		if err != nil {
 			return err
@@ -154,13 +156,14 @@ func (s *session) store(ctx context.Context, state string) error {
 	return nil
 }
 
-// longAgo says whether more than d has passed since at, or whether the clock was set back, so that nobody knows.
+// longAgo says whether more than d has passed since at. It also says so if the clock was set back, because nobody knows then.
 func (s *session) longAgo(at time.Time, d time.Duration) bool {
 	passed := s.w.Time().Sub(at)
 	return passed > d || passed < -clockSkew
 }
 
-// unnamedSince is since when f may have something that nothing keeps but a session that is heard of; zero: a session manifest names all of it.
+// unnamedSince returns the time since which f may have something that only a live session protects, or zero if a session manifest
+// names all of it.
 func (s *session) unnamedSince(f finishedWork) time.Time {
 	if !f.since.IsZero() && !s.stored.IsZero() && s.stored.Before(f.since) {
 		return s.stored
@@ -168,7 +171,8 @@ func (s *session) unnamedSince(f finishedWork) time.Time {
 	return f.since
 }
 
-// findManifest looks whether the session manifest is still there. It is not if this machine slept for two weeks, or if somebody deleted it.
+// findManifest checks that the session manifest still exists. It is gone if this machine slept for two weeks, or if somebody
+// deleted it.
 func (s *session) findManifest(ctx context.Context, state string) error {
 	if s.stored.IsZero() {
 		return nil
@@ -180,7 +184,7 @@ func (s *session) findManifest(ctx context.Context, state string) error {
 	}
 	for _, id := range s.manifests {
 		if s.longAgo(s.stored, sessionDoubt) {
-			break // The one that is found may be one that was not stored in time.
+			break // A manifest that is found now may not have been stored in time.
 		}
 		if _, err := s.w.GetManifest(ctx, id, nil); err == nil {
 			return nil
@@ -195,7 +199,7 @@ func (s *session) findManifest(ctx context.Context, state string) error {
 	return nil
 }
 
-// replaceManifest hands the session manifest to kopia, and the end of those before it.
+// replaceManifest hands the session manifest to kopia, together with the deletion of those before it.
 func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, state string) error {
 	owner := s.w.ClientOptions().UsernameAtHost()
 	id, err := snapshot.SaveSnapshot(ctx, s.w, &snapshot.Manifest{
@@ -217,7 +221,7 @@ func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, 
 	return nil
 }
 
-// storeRoot stores the directory that names the parent and what is finished.
+// storeRoot stores the directory that names the parent and everything that is finished.
 func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (*snapshot.DirEntry, error) {
 	at := fs.UTCTimestampFromTime(s.w.Time())
 	dir := &snapshot.DirManifest{StreamType: "kopia:directory", Summary: &fs.DirectorySummary{TotalDirCount: 1, MaxModTime: at}}
@@ -245,7 +249,7 @@ func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (
 	return &snapshot.DirEntry{Name: "session", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary}, nil
 }
 
-// end hands the end of the session manifest to kopia.
+// end hands the deletion of the session manifest to kopia.
 func (s *session) end(ctx context.Context) error {
 	for _, id := range s.manifests {
 		if err := removeManifest(ctx, s.w, id); err != nil {
@@ -256,8 +260,8 @@ func (s *session) end(ctx context.Context) error {
 	return nil
 }
 
-// endFailed hands the end of earlier sessions of the same disks that have failed to kopia: what they had stored the restore point has that is
-// about to be published, or nobody needs it.
+// endFailed hands the deletion of earlier failed sessions of the same disks to kopia. The restore point that is about to be
+// published has what they stored, or nobody needs it.
 func (s *session) endFailed(ctx context.Context) error {
 	src := s.q.Source.info()
 	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded, tagSessionDisks: s.q.diskNames()})
@@ -272,8 +276,8 @@ func (s *session) endFailed(ctx context.Context) error {
 	return nil
 }
 
-// keep makes what was uploaded findable, as a checkpoint does, so that the next backup does not upload it again. It must not be called once a
-// restore point's manifest was handed to kopia: the flush would store that, too.
+// keep makes what was uploaded findable, as checkpoint does, so that the next backup does not upload it again. It must not be
+// called after a restore point's manifest was handed to kopia, because the flush would store that, too.
 func (s *session) keep() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
 	defer cancel()
@@ -283,7 +287,7 @@ func (s *session) keep() {
 		}
 		return
 	}
-	// What ended the backup may end this. It then costs an upload, and nothing else.
+	// Whatever ended the backup may end this, too. That costs an upload and nothing else.
 	_ = s.store(ctx, sessionEnded)
 }
 

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// contentChecker looks whether contents are there to stay, as the index and the storage have it now.
+// contentChecker checks whether contents are there to stay, according to the index and the storage as they are now.
 type contentChecker struct {
 	s *session
 
 	mu sync.Mutex
-	// packs says which packs are there.
+	// packs says which packs exist.
 	packs map[blob.ID]bool
 }
 
-// recheck looks at everything of f that no session manifest has named in time: garbage collection may have marked it as deleted, and
-// forgotten it. What is marked is taken back; what has gone is noted as broken.
+// recheck checks everything in f that no session manifest has named in time: garbage collection may have marked it as deleted,
+// and kopia may have forgotten it. recheck takes marks back, and notes as broken what is gone.
 func (s *session) recheck(ctx context.Context, f finishedWork) error {
 	if err := s.w.Flush(ctx); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (s *session) recheck(ctx context.Context, f finishedWork) error {
 	if err := s.w.Refresh(ctx); err != nil {
 		return fmt.Errorf("look at what is stored again: %w", err)
 	}
-	// It may have taken this backup for dead, and frees at once what it does not see a reference to.
+	// Exclusive maintenance may have taken this backup for dead. It frees at once what it sees no reference to.
 	if err := noExclusiveMaintenance(ctx, s.w); err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (s *session) recheck(ctx context.Context, f finishedWork) error {
 	return s.w.Flush(ctx)
 }
 
-// checkTable checks a finished region.
+// checkTable checks a finished region, its table first.
 func (c *contentChecker) checkTable(ctx context.Context, d *diskWork, e object.IndirectObjectEntry) error {
 	i, _ := d.geometry.at(e.Start)
 	table, ok := e.Object.IndexObjectID()
@@ -76,7 +76,7 @@ func (c *contentChecker) checkTable(ctx context.Context, d *diskWork, e object.I
 	return c.checkRegion(ctx, d, i, blocks)
 }
 
-// checkRegion checks blocks of region i.
+// checkRegion checks blocks of region i, and marks the region as broken if one is gone.
 func (c *contentChecker) checkRegion(ctx context.Context, d *diskWork, i int, blocks []object.IndirectObjectEntry) error {
 	whole, last := true, object.EmptyID
 	for _, e := range blocks {
@@ -96,7 +96,7 @@ func (c *contentChecker) checkRegion(ctx context.Context, d *diskWork, i int, bl
 	return nil
 }
 
-// checkList checks the contents of a disk's list of regions, and not the regions.
+// checkList checks the contents of a disk's list of regions, but not the regions.
 func (c *contentChecker) checkList(ctx context.Context, d *diskWork, id object.ID) error {
 	inner, _ := id.IndexObjectID()
 	parts, err := c.s.w.VerifyObject(ctx, inner)
@@ -142,7 +142,7 @@ func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool,
 		return false, err
 	}
 	switch {
-	case !there && !info.Deleted: // Without the mark kopia would not store the block again.
+	case !there && !info.Deleted: // Without the mark, kopia would not store the block again.
 		return false, m.DeleteContent(ctx, id)
 	case there && info.Deleted:
 		return true, m.UndeleteContent(ctx, id)
@@ -150,7 +150,7 @@ func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool,
 	return there, nil
 }
 
-// pack says whether a pack is there.
+// pack says whether a pack exists.
 func (c *contentChecker) pack(ctx context.Context, id blob.ID) (bool, error) {
 	c.mu.Lock()
 	there, known := c.packs[id]

@@ -11,10 +11,10 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// Maintenance that is exclusive and backups keep out of each other's way: each first stores that it is there, its lock or its session
-// manifest, and then looks for the other. Of two that begin at once at least one sees the other and withdraws.
+// Exclusive maintenance and backups keep out of each other's way. Each first stores its lock or its session manifest, and then
+// looks for the other. Of two that begin at once, at least one sees the other and withdraws.
 
-// noSession fails with ErrConflict while a backup runs, and says whose.
+// noSession fails with ErrConflict while a backup is running. The error says whose.
 func noSession(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	var running error
 	err := eachSnapshot(ctx, w, map[string]string{tagSessionState: sessionRunning}, func(m *snapshot.Manifest) error {
@@ -31,7 +31,8 @@ func noSession(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	return running
 }
 
-// noExclusiveMaintenance fails with ErrConflict while maintenance runs that counts on nobody else using the repository.
+// noExclusiveMaintenance fails with ErrConflict while exclusive maintenance is running, which relies on nobody else using the
+// repository.
 func noExclusiveMaintenance(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	locks, err := w.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: lockType, "purpose": maintenancePurpose})
 	if err != nil {

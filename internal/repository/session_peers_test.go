@@ -14,13 +14,13 @@ import (
 	"github.com/varvebackup/varve/test/s3"
 )
 
-// While a backup runs the upstream kopia stores snapshots, expires those of all sources and maintains, again and again, and so does
-// Varve, which also deletes what the backup started from: the session manifest stays, and the restore point is whole.
+// While a backup runs, the upstream kopia stores snapshots, expires those of all sources and maintains, again and again. So does
+// Varve, which also deletes what the backup started from. The session manifest stays, and the restore point is intact.
 func TestSession_besideKopia(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
 	disk := s.disk(2)
-	// kopia keeps incomplete snapshots that are newer than the latest complete one. This one is newer than all.
+	// kopia keeps incomplete snapshots that are newer than the latest complete one. This one is newer than all of them.
 	later := time.Now().Add(time.Hour)
 	first, err := s.r.Backup(t.Context(), Request{Source: testSource, Time: later, Disks: []DiskSource{disk.source(false)}})
 	if err != nil {
@@ -63,7 +63,7 @@ func TestSession_besideKopia(t *testing.T) {
 	kopiaVerifies(t, s.location())
 }
 
-// kopia connects the upstream kopia, and returns what runs a command of it.
+// kopia connects the upstream kopia, and returns a function that runs one of its commands.
 func (s *longSite) kopia() func(args ...string) {
 	s.t.Helper()
 	dir := s.t.TempDir()

@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// sleepFor lets so much time pass in which others maintain and this process does nothing.
+// sleepFor lets this much time pass, in which others maintain and this process does nothing.
 func (s *longSite) sleepFor(d time.Duration) {
 	const runs = 8
 	for range runs {
@@ -24,7 +24,7 @@ func (s *longSite) sleepFor(d time.Duration) {
 	}
 }
 
-// once is f the first time that it is called, and nothing after that.
+// once returns a function that calls f the first time, and does nothing after that.
 func once(f func()) func() {
 	var done atomic.Bool
 	return func() {
@@ -34,8 +34,8 @@ func once(f func()) func() {
 	}
 }
 
-// A machine sleeps for longer than a session manifest counts, at a moment at which the session has nothing that no session manifest names. A full
-// backup stores again what has gone; an incremental ends, because nobody knows what of its parent is left.
+// A machine sleeps for longer than a session manifest counts, at a moment when session manifests name everything that the session
+// has. A full backup stores again what is gone. An incremental ends, because nobody knows what is left of its parent.
 func TestSession_sleepsPastItsManifest(t *testing.T) {
 	t.Parallel()
 	for _, incremental := range []bool{false, true} {
@@ -97,7 +97,7 @@ func TestSession_sleepsPastItsManifest(t *testing.T) {
 	}
 }
 
-// A session manifest never names what has gone while the machine slept: each collection succeeds, whenever it is.
+// A session manifest never names what was lost while the machine slept: every collection succeeds, whenever it runs.
 func TestSession_sleepsAndStopsNoCollection(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -122,7 +122,8 @@ func TestSession_sleepsAndStopsNoCollection(t *testing.T) {
 	s.settled(p, disk.data)
 }
 
-// The machine sleeps in the middle of the flush that stores a session manifest: what that names is looked up afterwards, and stored again.
+// The machine sleeps in the middle of the flush that stores a session manifest. What the manifest names is checked afterwards,
+// and stored again.
 func TestSession_sleepsWhileItsManifestIsStored(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -162,7 +163,7 @@ func TestSession_sleepsWhileItsManifestIsStored(t *testing.T) {
 	s.settled(p, disk.data)
 }
 
-// A backup that fails before it has finished anything leaves what an earlier one has uploaded findable.
+// A backup that fails before it has finished anything leaves findable what an earlier one has uploaded.
 func TestSession_failsAtOnceAndKeepsEarlierUploads(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -204,7 +205,7 @@ func TestSession_failsAtOnceAndKeepsEarlierUploads(t *testing.T) {
 	}
 }
 
-// A region that was finished after another one had gone does not count as named by a session manifest before one names it.
+// A region that was finished after another one was lost does not count as named by a session manifest before a manifest names it.
 func TestSessionWork_confirmsWhatIsNamed(t *testing.T) {
 	t.Parallel()
 	g, err := newGeometry(10*64*mib, DefaultBlockBytes)
@@ -229,7 +230,8 @@ func TestSessionWork_confirmsWhatIsNamed(t *testing.T) {
 	}
 }
 
-// Exclusive maintenance does not count with a backup whose machine has slept for two hours: what no session manifest names then is looked up.
+// Exclusive maintenance ignores a backup whose machine has slept for two hours. The backup then checks what no session manifest
+// names.
 func TestSession_sleepsPastExclusiveMaintenance(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -262,7 +264,7 @@ func TestSession_sleepsPastExclusiveMaintenance(t *testing.T) {
 	s.settled(p, disk.data)
 }
 
-// A backup of other disks of the source leaves what a failed one has uploaded findable.
+// A backup of other disks of the source leaves findable what a failed one has uploaded.
 func TestSession_leavesWhatIsOfOtherDisks(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)

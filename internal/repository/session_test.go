@@ -15,7 +15,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Exclusive maintenance refuses while a backup runs, says whose, and refuses no more once that has not been heard of for hours.
+// Exclusive maintenance refuses while a backup runs, and says whose. It no longer refuses once that backup has been silent for
+// hours.
 func TestSession_keepsExclusiveMaintenanceOut(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -66,7 +67,7 @@ func TestSession_refusedByExclusiveMaintenance(t *testing.T) {
 	}
 }
 
-// A backup that is cancelled when its restore point has just been stored has succeeded.
+// A backup that is cancelled right after its restore point was stored has succeeded.
 func TestPublish_successIsFinal(t *testing.T) {
 	t.Parallel()
 	for _, incremental := range []bool{false, true} {
@@ -96,7 +97,8 @@ func TestPublish_successIsFinal(t *testing.T) {
 	}
 }
 
-// A storage that stalls as often as a request is repeated does not end the backup when nothing is left but to make its restore point visible.
+// When all that is left is to make the restore point visible, a storage does not end the backup by stalling as often as a request
+// is repeated.
 func TestPublish_outlastsAStorageThatStalls(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T) {
@@ -109,8 +111,8 @@ func TestPublish_outlastsAStorageThatStalls(t *testing.T) {
 	})
 }
 
-// The answer to the last request of a backup is lost. If the restore point is seen the backup has succeeded; if the storage has gone its
-// outcome is unknown, and repeating it with its ID tells.
+// The answer to the last request of a backup is lost. If the restore point can be seen, the backup has succeeded. If the storage
+// is gone, the outcome is unknown, and repeating the backup with its ID finds out.
 func TestPublish_whenTheAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]bool{"and the storage can be listed": false, "and the storage is gone": true} {
@@ -158,12 +160,12 @@ func answerIsLost(t *testing.T, gone bool) {
 	}
 }
 
-// unreadable is a disk that nobody reads.
+// unreadable is a disk that must not be read.
 type unreadable struct{}
 
 func (unreadable) ReadAt(context.Context, []byte, int64) error { return errBroken }
 
-// A backup that is repeated with its ID returns the restore point that there is.
+// A backup that is repeated with its ID returns the existing restore point.
 func TestRequest_repeatedWithItsID(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -215,7 +217,7 @@ func TestCheckpoint_isTriedAgain(t *testing.T) {
 	same(t, s.r, p, disk.data)
 }
 
-// A checkpoint that cannot succeed any more ends the backup at once.
+// A checkpoint that can no longer succeed ends the backup at once.
 func TestCheckpoint_endsWhatCannotSucceed(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
@@ -269,7 +271,8 @@ func (r *hookedReader) ReadAt(ctx context.Context, p []byte, offset int64) error
 	return r.Reader.ReadAt(ctx, p, offset)
 }
 
-// A machine sleeps for days while a backup runs, others maintain, and what no session manifest names is gone: the backup stores it again.
+// A machine sleeps for days while a backup runs and others maintain. What no session manifest names is gone, and the backup
+// stores it again.
 func TestSession_storesAgainWhatHasGone(t *testing.T) {
 	t.Parallel()
 	for _, slept := range []time.Duration{3 * 24 * time.Hour, 24 * 24 * time.Hour} {
@@ -284,7 +287,7 @@ func TestSession_storesAgainWhatHasGone(t *testing.T) {
 		if err := s.others.Delete(t.Context(), first.ID); err != nil {
 			t.Fatal(err)
 		}
-		// It is asleep between two reads: nothing looks at ticks.
+		// The process is asleep between two reads, so nothing looks at ticks.
 		sleep := once(func() { s.sleepFor(slept) })
 		long := newLongBackup(s.site, 40*time.Minute, packBlocks, 0, nil)
 		d := long.source(disk, false)

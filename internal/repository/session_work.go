@@ -13,32 +13,33 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// sessionWork notes what a session has finished. It holds tables of regions, and blocks only of the regions at work. It is safe for
-// concurrent use.
+// sessionWork records what a session has finished. It holds finished regions, and single blocks only of regions in progress. It
+// is safe for concurrent use.
 type sessionWork struct {
 	mu    sync.Mutex
 	disks []*diskWork
-	// since is when the oldest content was looked up or stored that no session manifest names yet; zero: there is none.
+	// since is when the oldest content was looked up or stored that no session manifest names yet, or zero if there is none.
 	since time.Time
 }
 
-// diskWork is what is finished of one disk. Regions that were taken over from the parent are not in it.
+// diskWork is what is finished of one disk. Regions that were taken over from the parent are not part of it.
 type diskWork struct {
 	geometry geometry
-	// regions are in the order in which they were finished, so that their table grows at its end only; each starts at its offset in the
-	// disk. A session manifest named the first confirmed of them in time.
+	// regions are in the order in which they were finished, so that their table only grows at its end. Each starts at its offset
+	// in the disk. A session manifest named the first confirmed of them in time.
 	regions   []object.IndirectObjectEntry
 	confirmed int
-	// atWork has the finished blocks of regions that are not.
+	// atWork holds the finished blocks of regions in progress.
 	atWork map[int][]object.IndirectObjectEntry
 	// list is the table of all regions, once there is one.
 	list *object.IndirectObjectEntry
-	// broken are the regions, and brokenList says whether it is the list, of which something has gone: they have to be stored again.
+	// broken holds the regions of which something is gone, and brokenList says whether something of the list is. They have to be
+	// stored again.
 	broken     map[int]bool
 	brokenList bool
 }
 
-// disk notes that a disk is begun.
+// disk notes that work on a disk begins.
 func (w *sessionWork) disk(g geometry) *diskWork {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,7 +54,7 @@ func (w *sessionWork) note(since time.Time) {
 	}
 }
 
-// block notes that a block of region i is stored; that began at since.
+// block notes that a block of region i is stored. Storing it began at since.
 func (w *sessionWork) block(d *diskWork, i int, e object.IndirectObjectEntry, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,20 +62,20 @@ func (w *sessionWork) block(d *diskWork, i int, e object.IndirectObjectEntry, si
 	w.note(since)
 }
 
-// region notes that a region is finished; storing its table began at since.
+// region notes that a region is finished. Storing its table began at since.
 func (w *sessionWork) region(d *diskWork, e object.IndirectObjectEntry, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i, _ := d.geometry.at(e.Start)
 	delete(d.atWork, i)
 	if d.broken[i] {
-		return // No manifest may name what is not there.
+		return // No manifest may name what is gone.
 	}
 	d.regions = append(d.regions, e)
 	w.note(since)
 }
 
-// list notes the table of all regions of a disk; storing it began at since.
+// list notes the table of all regions of a disk. Storing it began at since.
 func (w *sessionWork) list(d *diskWork, id object.ID, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,11 +97,12 @@ type finishedDisk struct {
 	regions []object.IndirectObjectEntry
 	blocks  map[int][]object.IndirectObjectEntry
 	list    *object.IndirectObjectEntry
-	// confirmed is how many of the regions an earlier session manifest has named in time.
+	// confirmed is how many of the regions an earlier session manifest named in time.
 	confirmed int
 }
 
-// collect returns what is finished. A session manifest is about to name it: confirm or uncollect says what came of that.
+// collect returns what is finished, for a session manifest that is about to name it. The caller reports the outcome with confirm
+// or uncollect.
 func (w *sessionWork) collect() finishedWork {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,12 +125,12 @@ func (w *sessionWork) uncollect(f finishedWork) {
 	}
 }
 
-// confirm notes that a session manifest names f, and that all of it was there by then.
+// confirm notes that a session manifest names f, and that all of f existed by then.
 func (w *sessionWork) confirm(f finishedWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range f.disks {
-		// Both have the same order; some of d may have gone, and newer ones are at the end.
+		// Both lists have the same order. Some regions of d may be gone from the current one, and newer regions are at its end.
 		named := 0
 		for _, e := range d.regions {
 			if named < len(d.work.regions) && d.work.regions[named] == e {
@@ -139,7 +141,7 @@ func (w *sessionWork) confirm(f finishedWork) {
 	}
 }
 
-// breakRegion notes that something of region i is not there any more.
+// breakRegion notes that something of region i is gone.
 func (w *sessionWork) breakRegion(d *diskWork, i int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,7 +155,7 @@ func (w *sessionWork) breakRegion(d *diskWork, i int) {
 	d.confirmed = min(d.confirmed, len(d.regions))
 }
 
-// breakList notes that something of the table of all regions is not there any more.
+// breakList notes that something of the table of all regions is gone.
 func (w *sessionWork) breakList(d *diskWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +169,7 @@ func (w *sessionWork) isBroken(d *diskWork) bool {
 	return d.brokenList
 }
 
-// takeBroken returns what has to be stored again of a disk, which is then not broken any more.
+// takeBroken returns what has to be stored again of a disk, and no longer counts it as broken.
 func (w *sessionWork) takeBroken(d *diskWork) (regions []int, any bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -177,14 +179,14 @@ func (w *sessionWork) takeBroken(d *diskWork) (regions []int, any bool) {
 	return regions, any
 }
 
-// empty says whether nothing is finished that is worth to be found again.
+// empty says whether nothing is finished that is worth finding again.
 func (w *sessionWork) empty() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !slices.ContainsFunc(w.disks, func(d *diskWork) bool { return len(d.regions) > 0 || len(d.atWork) > 0 || d.list != nil })
 }
 
-// doubtAll makes everything be looked at again that session manifests have named: they have gone.
+// doubtAll makes everything be checked again that session manifests have named, because those manifests are gone.
 func (w *sessionWork) doubtAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

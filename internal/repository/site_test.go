@@ -21,49 +21,53 @@ import (
 // siteType is kopia's name for the storage of a site.
 const siteType = "varve-test"
 
-// site is a repository in a directory of its own whose time can be moved, and whose storage tells what is done to it. Everything else of
-// the repository, the directory's layout included, is that of any other.
+// site is a repository in a directory of its own. Its time can be moved, and its storage reports what is done to it. Everything
+// else, including the directory's layout, is as in any other repository.
 type site struct {
-	// dir is the site's: what a test puts beside the repository can be there too.
+	// dir is the site's directory. What a test puts beside the repository can be there, too.
 	dir string
-	// durable: a loss of power is survived. That takes most of the time where everything else is small, and the death of a process needs none of it.
+	// durable says that a loss of power is survived. Where everything else is small, that takes most of the time, and the death
+	// of a process does not need it.
 	durable bool
-	// ahead is how much later it is there, in nanoseconds, and faster how much faster time passes since began; 0: as everywhere.
+	// ahead is how much later it is at the site, in nanoseconds. faster is how much faster time has passed since began; 0: as
+	// everywhere.
 	ahead  atomic.Int64
 	faster int64
 	began  time.Time
 	// stored is how many bytes were put into blobs.
 	stored atomic.Int64
-	// changed is called after each blob that was put or deleted; nil: nothing is.
+	// changed is called after each blob that was put or deleted; may be nil.
 	changed func(op string, id blob.ID)
-	// asked is called before a blob is read or looked for; nil: nothing is.
+	// asked is called before a blob is read or looked for; may be nil.
 	asked atomic.Pointer[func(id blob.ID)]
-	// failing is asked for an error before a blob is read; nil: nothing fails.
+	// failing returns an error for a blob that is about to be read; if it is nil, nothing fails.
 	failing atomic.Pointer[func(id blob.ID) error]
-	// requests counts what the storage is asked for.
+	// requests counts the requests to the storage.
 	requests requestCounter
-	// refusesPut is asked before each blob that is put for an error; nil: nothing fails. refusing is a switch for it.
+	// refusesPut returns an error for a blob that is about to be put; if it is nil, nothing fails. refusing is a switch for it.
 	refusesPut func(id blob.ID) error
 	refusing   atomic.Bool
-	// refusesDelete is asked before each blob that is deleted for an error; nil: nothing fails.
+	// refusesDelete returns an error for a blob that is about to be deleted; if it is nil, nothing fails.
 	refusesDelete atomic.Pointer[func(id blob.ID) error]
-	// answers is asked after each blob that was put what is told instead of success, and lists before blobs are listed; nil: nothing.
+	// answers returns what to report instead of success after a blob was put, and lists before blobs are listed; may be nil.
 	answers func(id blob.ID) error
 	lists   func() error
-	// writing is asked before each blob that is put whether this process dies in the middle of it; nil: it does not.
+	// writing says whether this process dies in the middle of the blob that is about to be put; if it is nil, the process does
+	// not die.
 	writing func() bool
-	// memory has the blobs in the place of the directory; nil: the directory has.
+	// memory holds the blobs instead of the directory; nil: the directory does.
 	memory *memoryBlobs
-	// replaced: another repository may take the place of this one, so connections with a cache have to look at the format again.
+	// replaced says that another repository may take the place of this one, so that connections with a cache have to read the
+	// format again.
 	replaced bool
-	// processes are the last ones by their machine.
+	// processes holds the last process of each machine.
 	processes sync.Map
 }
 
-// sites are those of this process by their directory.
+// sites holds the sites of this process by their directory.
 var sites sync.Map
 
-// siteOptions are what the connection's configuration has.
+// siteOptions is what the connection's configuration holds.
 type siteOptions struct {
 	Path    string `json:"path"`
 	Machine string `json:"machine"`
@@ -110,10 +114,10 @@ func (s *site) now() time.Time {
 
 func (s *site) move(d time.Duration) { s.ahead.Add(int64(d)) }
 
-// cached is for connect.
+// cached is an argument for connect.
 const cached = true
 
-// connect makes a connection, with a cache of its own or without, as another machine has, and returns its configuration.
+// connect makes a connection as another machine has it, with a cache of its own or without, and returns its configuration.
 func (s *site) connect(tb testing.TB, name string, cache bool) string {
 	tb.Helper()
 	config := filepath.Join(s.dir, name+".config")
@@ -156,9 +160,11 @@ func (s *site) open(ctx context.Context, config string) (*Repository, error) {
 	return r, nil
 }
 
-// trustFormat has the connection that was just opened trust its cache's copy of the format from now on. kopia reads the format anew every quarter of an
-// hour and tells that by the time of the copy's file, which is not the site's: where that was moved, each operation would read the format and write the
-// copy, half of what long backups take. If the repository may be replaced it is a quarter of an hour from now. Connections without a cache have that always.
+// trustFormat makes the connection that was just opened trust its cache's copy of the format from now on. kopia reads the format
+// again every quarter of an hour, which it tells by the time of the copy's file, and that is not the site's time. If the site's
+// time was moved, each operation would read the format and write the copy, which is half of what long backups take. If the
+// repository may be replaced, the copy is trusted for a quarter of an hour from now. Connections without a cache always have
+// that.
 func (s *site) trustFormat(config string) error {
 	at := s.now()
 	if !s.replaced {
@@ -167,7 +173,7 @@ func (s *site) trustFormat(config string) error {
 	return dateFormat(strings.TrimSuffix(config, ".config")+".cache", at)
 }
 
-// opened is a connection that is open until the test ends.
+// opened returns a connection that is open until the test ends.
 func (s *site) opened(tb testing.TB, config string) *Repository {
 	tb.Helper()
 	r, err := s.open(tb.Context(), config)

@@ -20,11 +20,11 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// pageBytes is what a sparse disk is kept in.
+// pageBytes is the size of a sparse disk's pages.
 const pageBytes = 16 * kib
 
-// sparse is a disk of any size in memory: its pages that are not all zero. Pages are never changed, only replaced, so that a clone
-// costs no data. It is not safe for concurrent change.
+// sparse is a disk of any size in memory: its pages that are not all zero. Pages are never changed, only replaced, so that a
+// clone copies no data. It is not safe for concurrent change.
 type sparse struct {
 	bytes int64
 	pages map[int64]*[pageBytes]byte
@@ -36,7 +36,7 @@ func newSparse(bytes int64) *sparse {
 
 func (s *sparse) clone() *sparse { return &sparse{bytes: s.bytes, pages: maps.Clone(s.pages)} }
 
-// ReadAt is that of Reader.
+// ReadAt implements Reader.
 func (s *sparse) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	if offset < 0 || offset+int64(len(p)) > s.bytes {
 		return fmt.Errorf("read %d+%d of a disk of %d bytes", offset, len(p), s.bytes)
@@ -54,7 +54,7 @@ func (s *sparse) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	return ctx.Err()
 }
 
-// write puts data at offset. Bytes beyond the disk's end are not there.
+// write puts data at offset. Bytes beyond the disk's end are dropped.
 func (s *sparse) write(data []byte, offset int64) {
 	for len(data) > 0 {
 		in := offset % pageBytes
@@ -90,7 +90,7 @@ func (s *sparse) zero(e extent.Extent) {
 	}
 }
 
-// zeroPage discards what of page i is in e.
+// zeroPage discards what of page i lies in e.
 func (s *sparse) zeroPage(i int64, e extent.Extent) {
 	in := extent.Extent{Offset: i * pageBytes, Length: pageBytes}.Intersect(e)
 	if in.Empty() || s.pages[i] == nil {
@@ -107,7 +107,7 @@ func (s *sparse) resize(bytes int64) {
 	s.bytes = bytes
 }
 
-// set has these pages, as far as the disk reaches.
+// set returns the set of these pages, as far as the disk reaches.
 func (s *sparse) set(pages []int64) extent.Set {
 	var out extent.Set
 	for _, i := range slices.Sorted(slices.Values(pages)) {
@@ -118,10 +118,10 @@ func (s *sparse) set(pages []int64) extent.Set {
 	return out
 }
 
-// data are the pages with anything in them.
+// data returns the pages with anything in them.
 func (s *sparse) data() extent.Set { return s.set(slices.Collect(maps.Keys(s.pages))) }
 
-// changed are the pages of s in which it differs from an earlier state of the disk.
+// changed returns the pages of s in which it differs from an earlier state of the disk.
 func (s *sparse) changed(since *sparse) extent.Set {
 	var out []int64
 	for i, page := range s.pages {
@@ -137,7 +137,7 @@ func (s *sparse) changed(since *sparse) extent.Set {
 	return s.set(out)
 }
 
-// digest names the content.
+// digest returns a name for the content.
 func (s *sparse) digest() string {
 	h := sha256.New()
 	number := func(n int64) { _, _ = h.Write(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
@@ -149,7 +149,7 @@ func (s *sparse) digest() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// save makes a file of the disk.
+// save writes the disk to a file.
 func (s *sparse) save(tb testing.TB, path string) {
 	tb.Helper()
 	f, err := os.Create(path)
@@ -168,7 +168,7 @@ func (s *sparse) save(tb testing.TB, path string) {
 	}
 }
 
-// noise is n bytes: of any value, or the same few again and again.
+// noise returns n bytes: of any value, or the same few again and again.
 func noise(r *rand.Rand, n int64) []byte {
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], r.Uint64())
@@ -182,7 +182,7 @@ func noise(r *rand.Rand, n int64) []byte {
 	return data
 }
 
-// sparseTarget takes a restore, and what was told to it.
+// sparseTarget takes a restore, and records what it was told.
 type sparseTarget struct {
 	mu     sync.Mutex
 	disk   *sparse
@@ -212,7 +212,7 @@ func (t *sparseTarget) Sync(context.Context) error { t.synced = true; return nil
 type comparison struct {
 	r      *Repository
 	random *rand.Rand
-	// seen are the blocks that were read, so that those that many restore points have are read once.
+	// seen holds the blocks that were read, so that blocks that many restore points share are read once.
 	seen map[object.ID]uint64
 }
 
@@ -222,7 +222,7 @@ func compare(r *Repository, random *rand.Rand) *comparison {
 	return &comparison{r: r, random: random, seen: map[object.ID]uint64{}}
 }
 
-// blocks compares every block, and that everything else is a hole.
+// blocks compares every block, and checks that everything else is a hole.
 func (c *comparison) blocks(ctx context.Context, d Disk, want *sparse) error {
 	image, err := c.r.Image(ctx, d)
 	if err != nil {
@@ -257,7 +257,7 @@ func (c *comparison) blocks(ctx context.Context, d Disk, want *sparse) error {
 	return nil
 }
 
-// block is a sum of the block that has the byte at offset.
+// block returns a sum of the block that has the byte at offset.
 func (c *comparison) block(ctx context.Context, image *Image, offset int64) (uint64, error) {
 	i, j := image.geometry.at(offset)
 	table, err := image.blocks(ctx, i)
@@ -276,7 +276,7 @@ func (c *comparison) block(ctx context.Context, image *Image, offset int64) (uin
 	return c.seen[id], nil
 }
 
-// whole compares a disk as random access tells it and, if restore says so, as a restore does.
+// whole compares a disk by random access and, if restore is set, by a restore.
 func (c *comparison) whole(ctx context.Context, d Disk, want *sparse, restore bool) error {
 	if err := c.blocks(ctx, d, want); err != nil {
 		return err
@@ -307,7 +307,7 @@ func (c *comparison) whole(ctx context.Context, d Disk, want *sparse, restore bo
 	return sameRestored(ctx, image, want, c.random)
 }
 
-// places are some in and around the data, some anywhere, and the end.
+// places returns some extents in and around the data, some anywhere, and the end.
 func places(random *rand.Rand, data extent.Set, bytes int64) (out []extent.Extent) {
 	disk := extent.Extent{Length: bytes}
 	edges := slices.Collect(data.All())
@@ -338,7 +338,7 @@ func sameRun(ctx context.Context, image *Image, data extent.Set, e extent.Extent
 	return nil
 }
 
-// sameRestored restores to a target that holds other things.
+// sameRestored restores to a target that holds other data.
 func sameRestored(ctx context.Context, image *Image, want *sparse, random *rand.Rand) error {
 	target := &sparseTarget{disk: newSparse(want.bytes)}
 	for range 3 {

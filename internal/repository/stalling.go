@@ -13,26 +13,27 @@ import (
 )
 
 const (
-	// stallLimit is how long a request may go without a sign of life. What is sent last waits in the buffers of the system: on a line of
-	// 300 kbit/s that is a minute.
+	// stallLimit is how long a request may go without a sign of life. What is sent last waits in the system's buffers; on a line
+	// of 300 kbit/s that is a minute.
 	stallLimit = 2 * time.Minute
-	// stallAttempts is how often something is tried that stalls. The connections that were open when a way broke are all dead; a new one may not be.
+	// stallAttempts is how often an operation that stalls is tried. When a network path breaks, all open connections are dead; a
+	// new one may work.
 	stallAttempts = 3
 )
 
 // errStalled ends an attempt in which nothing has moved.
 var errStalled = errors.New("nothing moved")
 
-// stalling is a storage whose requests do not wait for ever for a server that has gone silent: kopia's S3 client has no limit of its own.
+// stalling is a storage whose requests do not wait forever for a silent server. kopia's S3 client has no limit of its own.
 type stalling struct {
 	blob.Storage
 
 	limit time.Duration
 }
 
-// newStalling gives up what a storage does when nothing has moved for the limit, and tries it again; in the end it is ErrUnreachable.
-// Moving is a byte of a blob, or an HTTP request that gets a connection, is sent, or is answered, with an error, too: what is
-// refused is for the storage to repeat. The storage must heed its context.
+// newStalling returns a storage that gives up an operation when nothing has moved for the limit, and tries it again. In the end
+// the error is ErrUnreachable. Something moves when a byte of a blob does, or when an HTTP request gets a connection, is sent, or
+// is answered, even with an error: repeating what is refused is up to the storage. The storage must heed its context.
 func newStalling(st blob.Storage, limit time.Duration) blob.Storage { return &stalling{st, limit} }
 
 func (s *stalling) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
@@ -67,7 +68,7 @@ func (s *stalling) ExtendBlobRetention(ctx context.Context, id blob.ID, o blob.E
 	})
 }
 
-// ListBlobs tries again only while call has not been called: it must not be told of a blob twice.
+// ListBlobs tries again only if call has not been called yet, because call must not be told of a blob twice.
 func (s *stalling) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
 	told := false
 	return s.tryWhile(ctx, fmt.Sprintf("list blobs %s*", prefix), func() bool { return !told }, func(ctx context.Context, p *pulse) error {
@@ -80,7 +81,7 @@ func (s *stalling) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob
 	})
 }
 
-// try calls f until it ends otherwise than by a stall, but not too often.
+// try calls f until it ends in another way than by a stall, but at most stallAttempts times.
 func (s *stalling) try(ctx context.Context, what string, f func(context.Context, *pulse) error) error {
 	return s.tryWhile(ctx, what, func() bool { return true }, f)
 }
@@ -101,7 +102,7 @@ func (s *stalling) unreachable(what string, attempts int) error {
 	return fmt.Errorf("%w from %s: %s: nothing moved for %s, attempts: %d", ErrUnreachable, location(s.Storage.ConnectionInfo()), what, s.limit, attempts)
 }
 
-// once calls f. It is errStalled if that ended f.
+// once calls f. It returns errStalled if a stall ended f.
 func (s *stalling) once(ctx context.Context, f func(context.Context, *pulse) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -114,7 +115,7 @@ func (s *stalling) once(ctx context.Context, f func(context.Context, *pulse) err
 	return err
 }
 
-// pulse ends an attempt unless it is told in time that something has moved. It is safe for concurrent use.
+// pulse ends an attempt unless it hears in time that something has moved. It is safe for concurrent use.
 type pulse struct {
 	limit time.Duration
 
@@ -131,7 +132,7 @@ func (p *pulse) moved() {
 	}
 }
 
-// pause lets any time pass until resume.
+// pause stops the clock until resume.
 func (p *pulse) pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,7 +147,7 @@ func (p *pulse) resume() {
 	p.timer.Reset(p.limit)
 }
 
-// trace tells of what requests do beside moving a blob's bytes.
+// trace reports what requests do besides moving a blob's bytes.
 func (p *pulse) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn:              func(httptrace.GotConnInfo) { p.moved() },
@@ -155,7 +156,7 @@ func (p *pulse) trace() *httptrace.ClientTrace {
 	}
 }
 
-// movingBuffer takes a blob.
+// movingBuffer receives a blob.
 type movingBuffer struct {
 	blob.OutputBuffer
 
@@ -167,14 +168,15 @@ func (b movingBuffer) Write(data []byte) (int, error) {
 	return b.OutputBuffer.Write(data)
 }
 
-// movingBytes is a blob that is sent.
+// movingBytes is a blob that is being sent.
 type movingBytes struct {
 	blob.Bytes
 
 	pulse *pulse
 }
 
-// Reader has ReadAt if that of the blob has: without it the S3 client sends a copy, and nobody sees how far it is.
+// Reader returns a reader that has ReadAt if that of the blob has. Without ReadAt the S3 client sends a copy, and nobody sees its
+// progress.
 func (b movingBytes) Reader() io.ReadSeekCloser {
 	r := movingReader{b.Bytes.Reader(), b.pulse}
 	if at, ok := r.ReadSeekCloser.(io.ReaderAt); ok {

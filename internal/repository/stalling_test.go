@@ -22,12 +22,13 @@ import (
 	"github.com/kopia/kopia/repo/blob/s3"
 )
 
-// stallingServer is a fake S3 server with one blob, which takes requests and says nothing more.
+// stallingServer is a fake S3 server with one blob. It accepts requests, and then falls silent.
 type stallingServer struct {
 	content []byte
-	// silent is how many requests it still leaves without an answer, half of the blob moved before, and asked how many there were.
+	// silent is how many more requests it leaves without an answer after half of the blob was moved. asked is how many requests
+	// there were.
 	silent, asked atomic.Int64
-	// heard is told of a request, if it has room. ended lets the handlers go.
+	// heard is told of each request, if it has room. ended lets the handlers go.
 	heard, ended chan struct{}
 
 	mu  sync.Mutex
@@ -94,8 +95,8 @@ func (s *stallingServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// signedChunks is the content of a body that is signed piece by piece, as it is without TLS (AWS Signature Version 4, "Signature
-// calculations for the Authorization header: transferring a payload in multiple chunks").
+// signedChunks returns the content of a body that is signed piece by piece, as it is without TLS (AWS Signature Version 4,
+// "Signature calculations for the Authorization header: transferring a payload in multiple chunks").
 func signedChunks(body io.Reader) (out []byte, err error) {
 	r := bufio.NewReader(body)
 	for {
@@ -159,7 +160,7 @@ func sameBytes(got, want []byte) error {
 	return nil
 }
 
-// A server that stops to answer in the middle of anything is an error; one that has only lost a connection is not noticed.
+// A server that stops answering in the middle of anything is an error. One that has only lost a connection is not noticed.
 func TestAServerThatStopsToAnswer(t *testing.T) {
 	t.Parallel()
 	for name, request := range requests {
@@ -187,7 +188,7 @@ func TestAServerThatStopsToAnswer(t *testing.T) {
 				t.Errorf("it was asked %d times", n)
 			}
 
-			// The user's own end is not the server's fault.
+			// If the user ends it, that is not the server's fault.
 			ended, end := context.WithCancel(ctx)
 			for len(s.heard) > 0 {
 				<-s.heard
@@ -257,7 +258,7 @@ func (s *slowStorage) GetBlob(ctx context.Context, _ blob.ID, _, _ int64, out bl
 }
 
 func (s *slowStorage) GetMetadata(ctx context.Context, _ blob.ID) (blob.Metadata, error) {
-	for range s.steps { // each a request that is refused and repeated
+	for range s.steps { // each step is a request that is refused and repeated
 		if err := s.step(ctx); err != nil {
 			return blob.Metadata{}, err
 		}
@@ -278,7 +279,7 @@ func (s *slowStorage) ListBlobs(ctx context.Context, _ blob.ID, call func(blob.M
 	return nil
 }
 
-// However long it takes, what moves goes on.
+// What moves goes on, however long it takes.
 func TestWhatMovesIsNotEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -295,7 +296,7 @@ func TestWhatMovesIsNotEnded(t *testing.T) {
 		}
 		n := 0
 		err := st.ListBlobs(t.Context(), "", func(blob.Metadata) error {
-			time.Sleep(24 * time.Hour) // who lists may take longer than the storage
+			time.Sleep(24 * time.Hour) // the lister may take longer than the storage
 			n++
 			return nil
 		})
@@ -305,7 +306,7 @@ func TestWhatMovesIsNotEnded(t *testing.T) {
 	})
 }
 
-// What is refused is not tried again here, and a list that stalls in its middle does not begin anew.
+// What is refused is not tried again here, and a list that stalls in the middle is not started again.
 func TestWhatIsNotTriedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

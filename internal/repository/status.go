@@ -15,34 +15,34 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// Status is what a repository is and holds. Sizes are in bytes.
+// Status describes a repository and what it holds. Sizes are in bytes.
 type Status struct {
-	// Location is where it is, without keys. UniqueID tells it from all others.
+	// Location is where it is, without keys. UniqueID distinguishes it from all others.
 	Location   string `json:"location"`
 	ConfigFile string `json:"configFile"`
 	UniqueID   string `json:"uniqueID"`
-	// Host and User are who this machine is in it.
+	// Host and User identify this machine in it.
 	Host     string `json:"host"`
 	User     string `json:"user"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	Format   Format `json:"format"`
-	// ObjectLock is how long blobs cannot be deleted; nil: not at all.
+	// ObjectLock is how long blobs cannot be deleted; nil if they can.
 	ObjectLock    *ObjectLock    `json:"objectLock,omitempty"`
 	RestorePoints int            `json:"restorePoints"`
 	Sources       []SourceStatus `json:"sources"`
 	// Unreadable says which restore points cannot be read; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Contents are the blocks, tables and manifests in the index. Each process that opens the repository has all of it in memory, about
-	// IndexMemoryBytes, or in its cache, if the connection has one.
+	// Contents is how many blocks, tables and manifests the index has. Each process that opens the repository holds the whole index in
+	// memory, about IndexMemoryBytes, or in its cache if the connection has one.
 	Contents         int64 `json:"contents"`
 	IndexMemoryBytes int64 `json:"indexMemoryBytes"`
-	// Blobs are what the storage holds, by kind. FreeBytes is what it has room for; nil if it does not say.
+	// Blobs are what the storage holds, by kind. FreeBytes is how much room it has; nil if it does not say.
 	Blobs       []BlobStatus      `json:"blobs"`
 	FreeBytes   *int64            `json:"freeBytes,omitempty"`
 	Maintenance MaintenanceStatus `json:"maintenance"`
 }
 
-// Format is how the repository stores.
+// Format describes how the repository stores data.
 type Format struct {
 	Version    int    `json:"version"`
 	Hash       string `json:"hash"`
@@ -56,7 +56,7 @@ type Format struct {
 type ObjectLock struct {
 	Mode   string        `json:"mode"`
 	Period time.Duration `json:"-"`
-	// Seconds are Period.
+	// Seconds is Period in seconds.
 	Seconds int64 `json:"seconds"`
 }
 
@@ -66,7 +66,7 @@ type SourceStatus struct {
 	RestorePoints int       `json:"restorePoints"`
 	Oldest        time.Time `json:"oldest"`
 	Latest        time.Time `json:"latest"`
-	// DiskBytes is the size of the disks of the latest restore point.
+	// DiskBytes is the size of all disks of the latest restore point.
 	DiskBytes int64 `json:"diskBytes"`
 }
 
@@ -83,19 +83,19 @@ const (
 	MetadataBlobs = "metadata"
 	IndexBlobs    = "index"
 	OtherBlobs    = "other"
-	// UnfinishedBlobs are half written, by somebody or by nobody any more. There is none in a bucket.
+	// UnfinishedBlobs are half written, by somebody at work or by nobody any more. A bucket has none.
 	UnfinishedBlobs = "unfinished"
 )
 
-// blobKinds is the kind of blobs by the beginning of their names.
+// blobKinds maps the prefixes of blobs' names to their kinds.
 var blobKinds = []struct{ prefix, kind string }{
 	{"p", DataBlobs}, {"q", MetadataBlobs}, {"x", IndexBlobs}, {"n", IndexBlobs}, {"m", IndexBlobs}, {"l", IndexBlobs},
 }
 
-// contentIndexBytes is about what a content takes in an index.
+// contentIndexBytes is roughly what a content takes in an index.
 const contentIndexBytes = 33
 
-// TotalBytes is what all blobs have together.
+// TotalBytes returns the size of all blobs together.
 func (s *Status) TotalBytes() (n int64) {
 	for _, b := range s.Blobs {
 		n += b.Bytes
@@ -103,7 +103,7 @@ func (s *Status) TotalBytes() (n int64) {
 	return n
 }
 
-// Status lists the blobs and the restore points. That restore points cannot be read is no error, but in the status.
+// Status lists the blobs and the restore points. Restore points that cannot be read are not an error; the status notes them.
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	options := r.rep.ClientOptions()
 	s := &Status{
@@ -126,7 +126,7 @@ func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	return s, nil
 }
 
-// Stored counts the blobs by kind, and those that are unfinished if there are any.
+// Stored counts the blobs by kind, including unfinished ones if there are any.
 func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	out := []BlobStatus{{Kind: DataBlobs}, {Kind: MetadataBlobs}, {Kind: IndexBlobs}, {Kind: OtherBlobs}}
 	err := r.rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
@@ -154,7 +154,7 @@ func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	return out, err
 }
 
-// Contents counts what Verify with the same percentage and sample reads.
+// Contents counts what Verify reads with the same percentage and sample.
 func (r *Repository) Contents(ctx context.Context, percent float64, sample uint64) (contents, bytes int64, err error) {
 	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
 		if sampled(info.ContentID, percent, sample) {
@@ -189,7 +189,7 @@ func (r *Repository) format(ctx context.Context, s *Status) error {
 	return nil
 }
 
-// index counts what the index has, which is in memory.
+// index counts the contents in the index, which is in memory.
 func (r *Repository) index(ctx context.Context, s *Status) (err error) {
 	s.Contents, _, err = r.Contents(ctx, 100, 0)
 	s.IndexMemoryBytes = s.Contents * contentIndexBytes
@@ -223,7 +223,7 @@ func (r *Repository) histories(ctx context.Context, s *Status) error {
 	return nil
 }
 
-// DiskBytes is the size of all disks together.
+// DiskBytes returns the size of all disks together.
 func (p *RestorePoint) DiskBytes() (n int64) {
 	for _, d := range p.Disks {
 		n += d.Bytes
@@ -236,7 +236,7 @@ func (s Source) Compare(o Source) int {
 	return cmp.Or(cmp.Compare(s.Path, o.Path), cmp.Compare(s.Host, o.Host), cmp.Compare(s.User, o.User))
 }
 
-// location names a storage without its keys.
+// location returns the name of a storage, without its keys.
 func location(i blob.ConnectionInfo) string {
 	switch o := i.Config.(type) {
 	case *filesystem.Options:

@@ -11,32 +11,32 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// MaintenanceStatus is when the repository was and will be maintained. A time that is zero is not known, or was never.
+// MaintenanceStatus says when the repository was maintained and when it is due. A zero time is unknown, or means never.
 type MaintenanceStatus struct {
-	// Owner is the user@host that the kopia CLI lets maintain; "varve" lets nobody.
+	// Owner is the user@host that the kopia CLI lets do maintenance; "varve" lets nobody.
 	Owner string `json:"owner,omitempty"`
-	// Last is the end of the last task of either mode, LastFull that of the last collection of garbage.
+	// Last is the end of the last task of either mode. LastFull is the end of the last garbage collection.
 	Last     time.Time `json:"last,omitzero"`
 	LastFull time.Time `json:"lastFull,omitzero"`
-	// NextQuick and NextFull are when it is due.
+	// NextQuick and NextFull are when maintenance is due.
 	NextQuick time.Time `json:"nextQuick,omitzero"`
 	NextFull  time.Time `json:"nextFull,omitzero"`
 	// Failures are the tasks whose last run failed.
 	Failures []MaintenanceFailure `json:"failures,omitempty"`
-	// Warnings say what should be done about it.
+	// Warnings say what needs to be done.
 	Warnings []string `json:"warnings,omitempty"`
-	// Unknown says why the rest is not known; "" if it is.
+	// Unknown says why the rest is unknown; "" if it is known.
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// MaintenanceFailure is a task that failed when it ran last.
+// MaintenanceFailure is a task whose last run failed.
 type MaintenanceFailure struct {
 	Task  string    `json:"task"`
 	Time  time.Time `json:"time"`
 	Error string    `json:"error"`
 }
 
-// maintenance fills in what can be read: a damaged manifest must not hide everything else.
+// maintenance fills in what can be read, because a damaged manifest must not hide everything else.
 func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 	p, err := maintenance.GetParams(ctx, r.rep)
 	if err == nil {
@@ -62,14 +62,14 @@ func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 }
 
 const (
-	// overdueAfter is how late full maintenance may be before that is a warning; it is due every day.
+	// overdueAfter is how late full maintenance, which is due every day, may be before that is a warning.
 	overdueAfter = 2 * 24 * time.Hour
-	// warnManifests are contents with manifests that make every command slower to begin. Each backup adds about three, and maintenance
-	// merges them.
+	// warnManifests is the number of contents with manifests above which a warning is given: they make every command start more
+	// slowly. Each backup adds about three, and maintenance merges them.
 	warnManifests = 300
 )
 
-// warn notes what should be done. created is when the repository was made, or got another password.
+// warn notes what needs to be done. created is when the repository was made, or when its password was last changed.
 func (m *MaintenanceStatus) warn(now, created time.Time, manifests int) {
 	due := m.NextFull
 	if due.IsZero() {
@@ -89,7 +89,7 @@ func maintenanceStatus(p *maintenance.Params, schedule *maintenance.Schedule) Ma
 		if len(runs) == 0 {
 			continue
 		}
-		last := runs[0] // kopia has the newest first.
+		last := runs[0] // kopia puts the newest first.
 		if last.End.After(m.Last) {
 			m.Last = last.End
 		}

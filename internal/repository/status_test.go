@@ -64,7 +64,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The blobs are those in the storage, each counted once.
+// The counted blobs are those in the storage, each counted once.
 func TestStored(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -135,7 +135,7 @@ func TestPins(t *testing.T) {
 		if p, err = r.Pin(t.Context(), id, step.add, step.remove); err != nil || p.ID != id || !slices.Equal(p.Pins, step.want) || p.Pinned() != (len(step.want) > 0) {
 			t.Fatalf("pins %v, want %v: %v", p, step.want, err)
 		}
-		// Somebody else sees it, once, with the same content.
+		// Another connection sees it, once, with the same content.
 		points, err := open(t, config).List(t.Context(), nil)
 		if err != nil || len(points) != 1 || points[0].ID != id || !slices.Equal(points[0].Pins, step.want) {
 			t.Fatalf("%v: %v", points, err)
@@ -152,8 +152,8 @@ func TestPins(t *testing.T) {
 	}
 }
 
-// Two machines that pin at the same moment each replace the manifest that they see: it is one restore point with both pins, which
-// children still start from, and it can be deleted.
+// Two machines that pin at the same moment each replace the manifest that they see. The result is one restore point with both
+// pins, which children can still start from, and which can be deleted.
 func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -161,10 +161,10 @@ func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
 	others := []*Repository{open(t, config), open(t, config)}
 	for i, other := range others {
 		if points, err := other.List(t.Context(), nil); err != nil || len(points) != 1 {
-			t.Fatalf("%v, %v", points, err) // It has the manifests in memory now.
+			t.Fatalf("%v, %v", points, err) // It now has the manifests in memory.
 		}
 		err := repo.WriteSession(t.Context(), other.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-			s, err := r.stored(ctx, parent.ID) // As it was before the other one.
+			s, err := r.stored(ctx, parent.ID) // as it was before the other one
 			if err != nil {
 				return err
 			}
@@ -198,7 +198,7 @@ func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
 	}
 }
 
-// Maintenance that nobody does is told, and so are manifests that pile up.
+// Maintenance that nobody does is reported, and so are manifests that pile up.
 func TestMaintenanceStatus_warns(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
@@ -222,7 +222,8 @@ func TestMaintenanceStatus_warns(t *testing.T) {
 	}
 }
 
-// kopia's own retention would keep 10 of an hour, and fewer of older ones. It is not what Varve's users have asked for. A user's pins come and go.
+// kopia's own retention would keep 10 of an hour, and fewer of older ones. Varve's users have not asked for that. A user's pins
+// come and go.
 func TestPins_kopiasRetentionDeletesNothing(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)

@@ -13,17 +13,18 @@ import (
 	"github.com/kopia/kopia/repo/format"
 )
 
-// storage is how every connection of this process sees its storage: as read-only, where kopia asks. It asks in one place: after reading 16 or
-// more contents with manifests it merges them into one, at any time and in any process. Of two that do so at once, one writes what was
-// deleted meanwhile, and the other drops the deletion with the contents that it merged: deleted restore points come back, and so do locks and
-// leases. Maintenance merges instead, under its lock. Reading then writes nothing, and needs no room on the storage.
+// storage is how every connection of this process sees its storage. It claims to be read-only where kopia asks. kopia asks in one
+// place: after reading 16 or more contents with manifests, it merges them into one, at any time and in any process. If two
+// processes do so at once, one writes what was deleted meanwhile, and the other drops the deletion with the contents that it
+// merged. Deleted restore points then come back, and so do locks and leases. Maintenance merges instead, under its lock. So
+// reading writes nothing, and needs no room on the storage.
 //
-// It puts no index into another repository than the one that it has first read the format of: nobody could open that any more. kopia puts indexes at any
-// time.
+// storage puts no index into another repository than the one whose format it read first, because nobody could then open that
+// other one. kopia puts indexes at any time.
 type storage struct {
 	blob.Storage
 
-	// id is the unique ID of the repository whose format was read first; nil: none was.
+	// id is the unique ID of the repository whose format was read first; nil if none was.
 	id atomic.Pointer[[]byte]
 }
 
@@ -56,13 +57,13 @@ func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o bl
 	return s.Storage.PutBlob(ctx, id, data, o)
 }
 
-// kopia opens the storage of a connection by the name of its type. What is registered here takes the place of its own.
+// kopia opens the storage of a connection by the name of its type. What is registered here replaces kopia's own.
 func init() {
 	blob.AddSupportedStorage("filesystem", filesystem.Options{}, connected(newDirectory))
 	blob.AddSupportedStorage("s3", s3.Options{}, connected(newS3))
 }
 
-// connected is open for connections.
+// connected wraps what open returns, for connections.
 func connected[T any](open func(context.Context, *T, bool) (blob.Storage, error)) func(context.Context, *T, bool) (blob.Storage, error) {
 	return func(ctx context.Context, o *T, create bool) (blob.Storage, error) {
 		st, err := open(ctx, o, create)

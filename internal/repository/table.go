@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// tablePrefix makes a content one of kopia's indirect tables, which are kept in packs of metadata.
+	// tablePrefix makes a content one of kopia's indirect tables, which are kept in metadata packs.
 	tablePrefix = "x"
-	// tableCompressor is what tables are compressed with; the IDs in them are hexadecimal.
+	// tableCompressor compresses tables, because the IDs in them are hexadecimal.
 	tableCompressor = "zstd-fastest"
 	// regionSplitter keeps a region's table in one content: RegionBlocks entries are about 20 KiB.
 	regionSplitter = "FIXED-1M"
-	// listSplitter cuts the list of a large disk's regions, so that what did not change of it is not stored again.
+	// listSplitter cuts the list of a large disk's regions, so that unchanged parts of it are not stored again.
 	listSplitter = "FIXED-128K"
 	streamID     = "kopia:indirect"
 )
 
-// table is kopia's indirect object: what the bytes from Start are, in order and without gaps.
+// table is kopia's indirect object. Its entries say which objects the bytes from Start on come from, in order and without gaps.
 type table struct {
 	Stream  string                       `json:"stream"`
 	Entries []object.IndirectObjectEntry `json:"entries"`
 }
 
-// writeTable stores entries and returns the ID of the object that they make up, and the table's bytes.
+// writeTable stores entries. It returns the ID of the object that they make up, and the table's bytes.
 func writeTable(ctx context.Context, w repo.RepositoryWriter, entries []object.IndirectObjectEntry, splitter string) (object.ID, []byte, error) {
 	data := encodeTable(entries)
 	id, err := writeObject(ctx, w, data, object.WriterOptions{Description: "TABLE", Prefix: tablePrefix, Compressor: tableCompressor, MetadataCompressor: tableCompressor, Splitter: splitter})
@@ -52,13 +52,14 @@ func writeObject(ctx context.Context, w repo.RepositoryWriter, data []byte, opti
 	return ow.Result()
 }
 
-// contents reads contents the way kopia's object package wants to.
+// contents reads contents in the way that kopia's object package wants.
 type contents struct{ contentReader }
 
-// PrefetchContents does nothing: whoever reads here reads in parallel.
+// PrefetchContents does nothing, because all callers read in parallel.
 func (contents) PrefetchContents(context.Context, []content.ID, string) []content.ID { return nil }
 
-// readBytes is the content of an object, which is short: mostly one content. Those of a longer one are read side by side.
+// readBytes returns the content of a short object, which is mostly one content. It reads the contents of a longer one in
+// parallel.
 func readBytes(ctx context.Context, r contentReader, id object.ID) ([]byte, error) {
 	if cid, compressed, ok := id.ContentID(); ok && !compressed {
 		return r.GetContent(ctx, cid)
@@ -78,7 +79,7 @@ func readBytes(ctx context.Context, r contentReader, id object.ID) ([]byte, erro
 	return readPieces(ctx, r, id, pieces)
 }
 
-// readPieces reads the pieces of the object id, which its table has.
+// readPieces reads the pieces of the object id, as listed in its table.
 func readPieces(ctx context.Context, r contentReader, id object.ID, pieces []object.IndirectObjectEntry) ([]byte, error) {
 	read := make([][]byte, len(pieces))
 	group, inner := errgroup.WithContext(ctx)
@@ -100,17 +101,17 @@ func readPieces(ctx context.Context, r contentReader, id object.ID, pieces []obj
 	return bytes.Join(read, nil), nil
 }
 
-// readObject reads an object of another kind than Varve writes.
+// readObject reads an object of a kind that Varve does not write.
 func readObject(ctx context.Context, r contentReader, id object.ID) ([]byte, error) {
 	or, err := object.Open(ctx, contents{r}, id)
 	if err != nil {
 		return nil, err
 	}
-	defer or.Close() //nolint:errcheck // it has nothing to lose
+	defer or.Close() //nolint:errcheck // it only reads
 	return io.ReadAll(or)
 }
 
-// readTable loads the table behind id and checks that it covers span in the parts that wanted tells, in order.
+// readTable loads the table behind id and checks that its entries cover exactly these parts, in order.
 func readTable(ctx context.Context, r contentReader, id object.ID, parts []extent.Extent) ([]object.IndirectObjectEntry, error) {
 	inner, ok := id.IndexObjectID()
 	if !ok {

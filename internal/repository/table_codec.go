@@ -12,8 +12,8 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
-// The bytes of a table are those that encoding/json makes of it. What is here does the same for tables of objects' entries, and is
-// many times faster: a disk of a tebibyte has four million entries, and an incremental looks at all of them.
+// The bytes of a table are those that encoding/json produces. This code does the same for tables of objects' entries, and is many
+// times faster: a disk of a tebibyte has four million entries, and an incremental looks at all of them.
 const (
 	tableHead  = `{"stream":"` + streamID + `","entries":[`
 	tableTail  = `]}`
@@ -22,10 +22,10 @@ const (
 	entryID    = `"o":"`
 )
 
-// entryBytesGuess is about how long an entry is.
+// entryBytesGuess is roughly the length of an entry.
 const entryBytesGuess = 70
 
-// encodeTable is the table with the entries.
+// encodeTable returns the table with these entries.
 func encodeTable(entries []object.IndirectObjectEntry) []byte {
 	out := make([]byte, 0, len(tableHead)+len(tableTail)+entryBytesGuess*len(entries))
 	out = append(out, tableHead...)
@@ -46,7 +46,7 @@ func encodeTable(entries []object.IndirectObjectEntry) []byte {
 	return append(out, tableTail...)
 }
 
-// decodeTable reads a table, also of a program that writes JSON in another way.
+// decodeTable reads a table, even one by a program that writes JSON differently.
 func decodeTable(data []byte) ([]object.IndirectObjectEntry, error) {
 	if entries, ok := parseTable(data); ok {
 		return entries, nil
@@ -112,13 +112,13 @@ func parseEntry(data []byte, ids *idParser) (e object.IndirectObjectEntry, rest 
 	return e, rest[end+2:], ok
 }
 
-// idParser reads IDs, of which many in a row are the same: those of a hole.
+// idParser reads IDs. Often many in a row are the same, those of a hole.
 type idParser struct {
 	text []byte
 	id   object.ID
 }
 
-// parse does what object.ParseID does, which makes a string of the text first.
+// parse does what object.ParseID does, which first makes a string of the text.
 func (p *idParser) parse(text []byte) (object.ID, bool) {
 	if len(text) > 0 && bytes.Equal(text, p.text) {
 		return p.id, true
@@ -134,10 +134,10 @@ func (p *idParser) parse(text []byte) (object.ID, bool) {
 	return id, true
 }
 
-// directID reads the ID of a content without a prefix, and no other.
+// directID reads the ID of a content without a prefix, and nothing else.
 func directID(text []byte) (object.ID, bool) {
 	var hash [hashing.MaxHashSize]byte
-	if len(text) == 0 || len(text) > hex.EncodedLen(len(hash)) || text[0] == 'D' { // kopia leaves out a D
+	if len(text) == 0 || len(text) > hex.EncodedLen(len(hash)) || text[0] == 'D' { // kopia omits the D
 		return object.EmptyID, false
 	}
 	n, err := hex.Decode(hash[:], text)
@@ -148,7 +148,7 @@ func directID(text []byte) (object.ID, bool) {
 	return object.DirectObjectID(id), err == nil
 }
 
-// parseNumber reads name and a number above 0 with a comma behind it; neither is a 0.
+// parseNumber reads name, a number above 0 and a comma. If name is missing, the number is 0.
 func parseNumber(data []byte, name string) (n int64, rest []byte, ok bool) {
 	rest, ok = bytes.CutPrefix(data, []byte(name))
 	if !ok {
@@ -159,7 +159,7 @@ func parseNumber(data []byte, name string) (n int64, rest []byte, ok bool) {
 		n = n*10 + int64(rest[digits]-'0')
 		digits++
 	}
-	const most = 18 // digits that surely fit
+	const most = 18 // digits that always fit
 	if digits == 0 || digits > most || rest[0] == '0' || digits == len(rest) || rest[digits] != ',' {
 		return 0, nil, false
 	}

@@ -13,7 +13,7 @@ import (
 // equalIDs compares objects by their text.
 var equalIDs = cmp.Transformer("text", object.ID.String)
 
-// Tables are the bytes that encoding/json makes of them, and come back as they were.
+// Tables are the bytes that encoding/json makes of them, and are decoded to what they were.
 func TestTablesAreJSON(t *testing.T) {
 	t.Parallel()
 	number := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(1, 1<<46))

@@ -17,21 +17,23 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 )
 
-// A blob in a directory is written as a file of another name, and renamed when it is complete. A process that is killed meanwhile, or
-// that finds no space, leaves that file, and no list of blobs has it.
+// A blob in a directory is written as a file with another name, and renamed when it is complete. A process that is killed before
+// that, or finds no space, leaves that file behind, and no list of blobs has it.
 
-// unfinishedName is of such a file (kopia, repo/blob/filesystem, PutBlobInPath): a blob's, or that with the directory's layout.
+// unfinishedName matches the names of such files (kopia, repo/blob/filesystem, PutBlobInPath): those of blobs, and that of the
+// file with the directory's layout.
 var unfinishedName = regexp.MustCompile(`^(.+\.f|\.shards)\.tmp\.[0-9a-f]{16}$`)
 
-// clockName is of a file that is made only for its time. It is one of those above for the case that it is left.
+// clockName begins the name of a file that is made only for its time. It looks like an unfinished blob in case it is left behind.
 const clockName = "clock.f.tmp."
 
-// unfinishedExclusive is how old an unfinished blob is that nobody writes any more, if only this process uses the repository.
+// unfinishedExclusive is the age from which an unfinished blob counts as abandoned, if only this process uses the repository.
 const unfinishedExclusive = time.Hour
 
-// unfinishedLife is how long an unfinished blob may be on its way. A blob is written at once, from memory, so its last change is seconds
-// before its end, unless its machine sleeps. Of who is not heard of for longer than this kopia deletes the packs, too, that no
-// index names yet: what it was writing is of no use. If it comes back, its write fails for want of the file, and nothing is wrong.
+// unfinishedLife is how long an unfinished blob may be under way. A blob is written at once, from memory, so its last change is
+// seconds before its end, unless its machine sleeps. kopia also deletes packs that no index names yet, if their writer has been
+// silent for longer than this: so what that writer was writing is of no use. If the writer comes back, its write fails because
+// the file is missing, and nothing is wrong.
 var unfinishedLife = maintenance.SafetyFull.SessionExpirationAge
 
 func (o MaintenanceOptions) unfinishedLife() time.Duration {
@@ -41,7 +43,7 @@ func (o MaintenanceOptions) unfinishedLife() time.Duration {
 	return unfinishedLife
 }
 
-// directory is that of a storage, or "".
+// directory returns the directory of a storage, or "".
 func directory(st blob.Reader) string {
 	if o, ok := st.ConnectionInfo().Config.(*filesystem.Options); ok {
 		return o.Path
@@ -49,7 +51,7 @@ func directory(st blob.Reader) string {
 	return ""
 }
 
-// unfinished counts the blobs that are unfinished, be it because somebody writes them or for ever.
+// unfinished counts the blobs that are unfinished, whether somebody is writing them or not.
 func unfinished(ctx context.Context, st blob.Reader) (BlobStatus, error) {
 	out := BlobStatus{Kind: UnfinishedBlobs}
 	err := eachUnfinished(ctx, directory(st), func(_ string, info fs.FileInfo) error {
@@ -60,7 +62,7 @@ func unfinished(ctx context.Context, st blob.Reader) (BlobStatus, error) {
 	return out, err
 }
 
-// removeUnfinished removes the unfinished blobs that have not changed for that long.
+// removeUnfinished removes the unfinished blobs that have not changed for this long.
 func removeUnfinished(ctx context.Context, st blob.Reader, age time.Duration) error {
 	dir := directory(st)
 	if dir == "" {
@@ -81,12 +83,12 @@ func removeUnfinished(ctx context.Context, st blob.Reader, age time.Duration) er
 	})
 }
 
-// eachUnfinished calls call for the unfinished blobs below dir; "": there are none.
+// eachUnfinished calls call for the unfinished blobs below dir. If dir is "", there are none.
 func eachUnfinished(ctx context.Context, dir string, call func(path string, info fs.FileInfo) error) error {
 	if dir == "" {
 		return nil
 	}
-	dir, err := filepath.EvalSymlinks(dir) // The walk follows none.
+	dir, err := filepath.EvalSymlinks(dir) // The walk follows no symbolic links.
 	if err != nil {
 		return fmt.Errorf("look for unfinished blobs: %w", err)
 	}
@@ -107,8 +109,8 @@ func eachUnfinished(ctx context.Context, dir string, call func(path string, info
 	})
 }
 
-// clockOf is what time it is for the file system of a directory. That of a file server may be another one than here, and it is the one that
-// files have.
+// clockOf returns the current time of a directory's file system. A file server's clock may differ from this machine's, and files
+// have its time.
 func clockOf(dir string) (time.Time, error) {
 	var unique [8]byte
 	_, _ = rand.Read(unique[:]) // it never fails
@@ -117,7 +119,7 @@ func clockOf(dir string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("ask %s for its time: %w", dir, err)
 	}
-	_, err = f.WriteString("x") // An empty file may have the time of this machine.
+	_, err = f.WriteString("x") // An empty file may get the time of this machine.
 	var info fs.FileInfo
 	if err = errors.Join(err, f.Close()); err == nil {
 		info, err = os.Stat(path)

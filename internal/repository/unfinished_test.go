@@ -14,7 +14,7 @@ import (
 	"github.com/kopia/kopia/repo"
 )
 
-// tree is what is below a directory, by its path, with what it has.
+// tree returns what is below a directory, by its path, with its content.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -39,7 +39,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// put makes a file that was changed last so long ago.
+// put makes a file that was last changed this long ago.
 func put(t *testing.T, path, content string, age time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-age)
@@ -50,7 +50,7 @@ func put(t *testing.T, path, content string, age time.Duration) {
 	}
 }
 
-// unfinishedOf is how many unfinished blobs the status tells of.
+// unfinishedOf returns how many unfinished blobs the status reports.
 func unfinishedOf(t *testing.T, r *Repository) int64 {
 	t.Helper()
 	s, err := r.Status(t.Context())
@@ -65,7 +65,7 @@ func unfinishedOf(t *testing.T, r *Repository) int64 {
 	return 0
 }
 
-// Unfinished blobs go when nobody can be at them any more, and nothing else does, whatever it is called.
+// Unfinished blobs go when nobody can be writing them any more. Nothing else goes, whatever its name.
 func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 	t.Parallel()
 	const end = ".tmp.0123456789abcdef"
@@ -103,7 +103,7 @@ func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 	if n := unfinishedOf(t, r); n != 7 {
 		t.Errorf("the status tells of %d unfinished blobs, want those that go and three", n)
 	}
-	// That the repository's clock is ahead says nothing about the files.
+	// The repository's clock is ahead, which says nothing about the files.
 	ahead, err := repo.Open(t.Context(), config, testPassword, &repo.Options{TimeNowFunc: func() time.Time { return time.Now().Add(2 * unfinishedLife) }})
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 	}
 }
 
-// What a killed process has left goes with any maintenance, of a repository behind a link, too.
+// What a killed process has left goes with any maintenance, even if the repository is behind a symbolic link.
 func TestMaintenanceRemovesWhatAKillLeft(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)

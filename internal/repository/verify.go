@@ -15,37 +15,40 @@ import (
 
 // VerifyOptions are for Verify.
 type VerifyOptions struct {
-	// Percent of the stored contents is read, decrypted and hashed again; every table is read in any case, and
-	// that every block has its place is checked in any case. 0 to 100.
+	// Percent of the stored contents are read, decrypted and hashed again. Every table is read in any case, and every block's
+	// place is checked. 0 to 100.
 	Percent float64
-	// Sample says which part that is, the same one for the same number. One drawn at random for each verification meets every content sooner or later.
+	// Sample selects which contents these are; the same number selects the same ones. If it is drawn at random for each
+	// verification, every content is read sooner or later.
 	Sample  uint64
 	Workers int
-	// Points selects the restore points whose disks are looked at; nil: all. It does not narrow what Percent says.
+	// Points selects the restore points whose disks are checked; nil: all. It does not narrow what Percent selects.
 	Points func(*RestorePoint) bool
-	// Progress is called with the bytes read so far, from several goroutines; nil: not.
+	// Progress is called with the contents and bytes read so far, from several goroutines. It may be nil.
 	Progress func(contents, bytes int64)
-	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, of how many, from several
-	// goroutines, one at a time; nil: not.
+	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, and of how many. It is
+	// called from several goroutines, one at a time. It may be nil.
 	Looked func(bytes, of int64)
 }
 
 // Report is what Verify found.
 type Report struct {
-	// Points are the restore points that were looked at, all that can be listed.
+	// Points are the restore points that were checked: all that can be listed and that VerifyOptions.Points selects.
 	Points []*RestorePoint
-	// Contents with Bytes were read.
+	// Contents is how many contents were read, and Bytes their size.
 	Contents int64
 	Bytes    int64
 	Damage   []Damage
-	// Unlisted is damage that is of no disk: restore points that are lost or whose description cannot be read, indexes, the format.
+	// Unlisted is damage that belongs to no disk: restore points that are lost or whose description cannot be read, indexes, the
+	// format.
 	Unlisted error
 }
 
 // Damaged says whether anything is wrong.
 func (r *Report) Damaged() bool { return len(r.Damage) > 0 || r.Unlisted != nil }
 
-// Verify reads what is stored, past all caches, and says which restore points are damaged, and where. The error is for what kept it from looking.
+// Verify reads what is stored, bypassing all caches, and reports which restore points are damaged, and where. The error says what
+// kept it from looking.
 func (r *Repository) Verify(ctx context.Context, o VerifyOptions) (*Report, error) {
 	if o.Percent < 0 || o.Percent > 100 {
 		return nil, fmt.Errorf("%w: %v percent", ErrInvalid, o.Percent)
@@ -75,7 +78,7 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 			return nil, err
 		}
 	}
-	// Reading may have taken hours: what is there now counts, and this reads the indexes again.
+	// Reading may have taken hours. What exists now counts, and lost reads the indexes again.
 	lost, _, err := r.lost(ctx)
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return nil, err
@@ -115,7 +118,8 @@ func (r *Repository) verify(ctx context.Context, o VerifyOptions) (*Report, erro
 	return report, nil
 }
 
-// wholePoints are the restore points that wanted selects, as their directories describe them; those that are damaged are in the error.
+// wholePoints returns the restore points that wanted selects, as their directories describe them. The error holds those that are
+// damaged.
 func (r *Repository) wholePoints(ctx context.Context, wanted func(*RestorePoint) bool) ([]*RestorePoint, error) {
 	snapshots, err := r.snapshots(ctx, nil, "")
 	if err != nil && !errors.Is(err, ErrCorrupt) {
@@ -135,7 +139,7 @@ func (r *Repository) wholePoints(ctx context.Context, wanted func(*RestorePoint)
 	return points, errors.Join(err, bad)
 }
 
-// verification is what was found so far, so that nothing is looked at twice.
+// verification remembers what was found so far, so that nothing is checked twice.
 type verification struct {
 	r      contentReader
 	rehash func(content.ID, []byte) error
@@ -143,12 +147,12 @@ type verification struct {
 	packs  *packs
 
 	mu sync.Mutex
-	// known are the tables of regions that were looked at, and what is wrong with them, if anything is.
+	// known holds the tables of regions that were checked, with what is wrong with them, or nil.
 	known map[object.ID]*regionDamage
-	// generation counts how often the indexes were read again, and gone are the blobs that they have named since that are not there.
+	// generation counts how often the indexes were read again. gone holds the blobs whose absence was the reason for that.
 	generation int
 	gone       map[blob.ID]bool
-	// bytes of all disks were looked at, of so many.
+	// bytes is how much of all disks was checked so far, and of is their size.
 	bytes, of int64
 	looked    func(bytes, of int64)
 }
@@ -207,15 +211,15 @@ func (v *verification) disk(ctx context.Context, d Disk) ([]Damage, error) {
 	return out.all, nil
 }
 
-// look is the generation of the indexes.
+// look returns the generation of the indexes.
 func (v *verification) look() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.generation
 }
 
-// lacks says that a blob is not there although the indexes of a generation name it. If not, what was looked up in them is to be looked up
-// again: maintenance may have moved it.
+// lacks says whether a blob is missing although the indexes of a generation name it. If not, what was looked up in them must be
+// looked up again, because maintenance may have moved it.
 func (v *verification) lacks(ctx context.Context, id blob.ID, generation int) (bool, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -233,7 +237,7 @@ func (v *verification) lacks(ctx context.Context, id blob.ID, generation int) (b
 	return false, nil
 }
 
-// count tells that so many bytes more were looked at.
+// count reports that this many more bytes were checked.
 func (v *verification) count(bytes int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -277,7 +281,7 @@ func (v *verification) region(ctx context.Context, g geometry, i int, id object.
 	return &out, nil
 }
 
-// tableError is what is wrong with a table that could not be read, for which err was the reason.
+// tableError returns what is wrong with a table that could not be read because of err.
 func (v *verification) tableError(ctx context.Context, id object.ID, err error) error {
 	if inner, ok := id.IndexObjectID(); ok {
 		if cid, _, ok := inner.ContentID(); ok {
@@ -299,8 +303,8 @@ func (v *verification) object(ctx context.Context, id object.ID) error {
 	return v.content(ctx, cid, v.bad[cid])
 }
 
-// content says what is wrong with a content: that its place in the storage is not there, or that it cannot be read; read is what was wrong when
-// it was read before.
+// content says what is wrong with a content: its place in the storage is missing, or it cannot be read. read is what was wrong
+// when it was read before.
 func (v *verification) content(ctx context.Context, id content.ID, read error) error {
 	for {
 		generation := v.look()
@@ -328,7 +332,7 @@ func (v *verification) content(ctx context.Context, id content.ID, read error) e
 	}
 }
 
-// read says what is wrong with a content that could not be read before: maintenance may have moved it just then.
+// read says what is wrong with a content that could not be read before. Maintenance may have moved it at that moment.
 func (v *verification) read(ctx context.Context, info content.Info) error {
 	data, err := v.r.GetContent(ctx, info.ContentID)
 	err = wholeContent(v.rehash, info.ContentID, data, err)

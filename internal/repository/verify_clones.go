@@ -17,9 +17,10 @@ import (
 // clockSkew is how far the clocks of two machines may be apart. kopia refuses to maintain when a clock is 5 minutes off.
 const clockSkew = 15 * time.Minute
 
-// verifyClones checks what a disk took over from the restore point parentID. This session did not write it, so nothing else would notice
-// that it is gone. The index is in memory, and so the check that every table is in it costs no request. The blocks of regions that did not
-// change can be looked up only after their tables were read, a request each. That is done only if one of them can be gone: see clonesInDoubt.
+// verifyClones checks what a disk took over from the restore point parentID. This session did not write it, so nothing else would
+// notice that it is gone. Checking that the index has every table costs no request, because the index is in memory. The blocks of
+// unchanged regions can be looked up only after their tables were read, with a request each. That is done only if one of the
+// blocks may be gone: see clonesInDoubt.
 func (s *session) verifyClones(g geometry, list []object.IndirectObjectEntry, parentID string) error {
 	tables := map[object.ID]int{}
 	for i, e := range list {
@@ -46,8 +47,9 @@ func (s *session) verifyClones(g geometry, list []object.IndirectObjectEntry, pa
 	return nil
 }
 
-// clonesInDoubt says whether a block of the restore point parentID can be missing or marked as deleted. What is left to find are marks that
-// nobody can have made who saw the restore point, from the index in memory, and a last collection that failed, maybe because a content is missing.
+// clonesInDoubt says whether a block of the restore point parentID can be missing or marked as deleted. Two things can show that.
+// One is a mark that nobody who saw the restore point can have made; the index, which is in memory, has the marks. The other is
+// that the last collection failed, maybe because a content is missing.
 func (s *session) clonesInDoubt(parentID string) (bool, error) {
 	entries, err := find(s.ctx, s.w, nil, parentID)
 	if err != nil {
@@ -68,15 +70,15 @@ func (s *session) clonesInDoubt(parentID string) (bool, error) {
 	return marks.anyUnexplained(s.ctx, s.w.ContentReader())
 }
 
-// markHistory tells harmless marks of deletion from those that a restore point's contents can have. A garbage collection that began after
-// the restore point was published saw it, and marked none of its contents.
+// markHistory distinguishes harmless deletion marks from those that a restore point's contents can have. A garbage collection
+// that began after the restore point was published saw it, and marked none of its contents.
 type markHistory struct {
 	// begun and published are when the restore point was made, with a margin for clocks that differ.
 	begun, published time.Time
-	// seen is the beginning of the first collection that saw it; zero: there was none.
+	// seen is when the first collection that saw it began; zero if there was none.
 	seen time.Time
-	// rewrites have moved contents, which gives marks a new time. They count only if no collection ran while the restore point was made: its marks
-	// may be among them.
+	// rewrites have moved contents, which gives their marks a new time. They count only if no collection ran while the restore
+	// point was made, because that collection's marks may be among them.
 	rewrites []maintenance.RunInfo
 }
 
@@ -102,9 +104,9 @@ func newMarkHistory(begun, published time.Time, schedule *maintenance.Schedule) 
 	return h
 }
 
-// explains says whether a content that was marked then cannot be one of the restore point's.
+// explains says whether a content that was marked at this time cannot belong to the restore point.
 func (h *markHistory) explains(marked time.Time) bool {
-	// The index has whole seconds.
+	// The index stores whole seconds.
 	if marked.Before(h.begun) || (!h.seen.IsZero() && !marked.Before(h.seen.Truncate(time.Second))) {
 		return true
 	}
@@ -113,7 +115,7 @@ func (h *markHistory) explains(marked time.Time) bool {
 	})
 }
 
-// errUnexplained ends a search.
+// errUnexplained ends a search early.
 var errUnexplained = errors.New("a mark of deletion that is not explained")
 
 // anyUnexplained says whether the index has a mark that is not explained.
@@ -145,7 +147,7 @@ func verifyRegion(ctx context.Context, r contentReader, g geometry, i int, id ob
 	return alive(ctx, r, blocks...)
 }
 
-// tableAlive checks that the table of a region is there to stay.
+// tableAlive checks that the index has the table of a region, and that it is not marked as deleted.
 func tableAlive(ctx context.Context, r contentReader, id object.ID) error {
 	inner, ok := id.IndexObjectID()
 	if !ok {
@@ -154,7 +156,8 @@ func tableAlive(ctx context.Context, r contentReader, id object.ID) error {
 	return alive(ctx, r, inner)
 }
 
-// alive checks that the contents of direct objects are there to stay. A run of one object, such as the zeroes of a sparse disk, is looked up once.
+// alive checks that the index has the contents of direct objects, and that they are not marked as deleted. It looks up a run of
+// the same object, such as the zeroes of a sparse disk, once.
 func alive(ctx context.Context, r contentReader, ids ...object.ID) error {
 	last := object.EmptyID
 	for _, id := range ids {

@@ -23,7 +23,7 @@ const (
 	checkedBytes  = checkedTables * RegionBlocks * 256 * kib
 )
 
-// checkedSite is a site with the restore points of two machines, whose disks are different.
+// checkedSite makes a site with the restore points of two machines, whose disks are different.
 func checkedSite(t *testing.T) (s *site, r *Repository, other *RestorePoint) {
 	t.Helper()
 	s = newSite(t)
@@ -33,7 +33,7 @@ func checkedSite(t *testing.T) (s *site, r *Repository, other *RestorePoint) {
 	return s, r, other
 }
 
-// incrementalGETs makes an incremental of one block, the n-th, and says how many GETs it took.
+// incrementalGETs makes the n-th incremental, of one block, and returns how many GETs it took.
 func incrementalGETs(t *testing.T, s *site, r *Repository, n int) int64 {
 	t.Helper()
 	source := DiskSource{
@@ -49,7 +49,7 @@ func incrementalGETs(t *testing.T, s *site, r *Repository, n int) int64 {
 	}).gets
 }
 
-// What a garbage collection marked that saw the parent is no reason to read the parent's tables.
+// Marks of a garbage collection that saw the parent are no reason to read the parent's tables.
 func TestClones_marksThatAreExplainedCostNothing(t *testing.T) {
 	t.Parallel()
 	s, r, other := checkedSite(t)
@@ -72,7 +72,7 @@ func TestClones_marksThatAreExplainedCostNothing(t *testing.T) {
 	}
 }
 
-// Marks by somebody who may not have seen the parent, and a garbage collection that failed, make a backup look at everything.
+// Marks by somebody who may not have seen the parent, or a garbage collection that failed, make a backup check everything.
 func TestClones_doubtMakesABackupCheckEverything(t *testing.T) {
 	t.Parallel()
 	for name, disturb := range map[string]func(*testing.T, *Repository, *RestorePoint){
@@ -160,7 +160,7 @@ func (c *countedIndex) ContentInfo(_ context.Context, id content.ID) (content.In
 	return content.Info{ContentID: id, Deleted: id == c.deleted}, nil
 }
 
-// Most blocks of a sparse disk are the same zeroes: what an incremental keeps of them costs one look into the index for each run.
+// Most blocks of a sparse disk are the same zeroes. An incremental looks up each run of those that it keeps once in the index.
 func TestAlive_looksARunOfBlocksUpOnce(t *testing.T) {
 	t.Parallel()
 	zero, data, gone := contentNumber(t, 1), contentNumber(t, 2), contentNumber(t, 3)

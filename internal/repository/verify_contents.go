@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// sortedContents are sorted by their place in the packs at once, in some 50 MiB of memory: indexes have them in the order of their hashes.
+	// sortedContents is how many contents are sorted by their place in the packs at once, in some 50 MiB of memory. Indexes have
+	// them in the order of their hashes.
 	sortedContents = 512 << 10
-	// contentsAtOnce are read by one worker.
+	// contentsAtOnce is how many contents one worker reads at once.
 	contentsAtOnce = 32
 )
 
-// reading is one reading of the contents.
+// reading is one pass over the contents.
 type reading struct {
 	o      VerifyOptions
 	r      *refreshing
@@ -35,7 +36,7 @@ type reading struct {
 	report *Report
 }
 
-// readContents reads a part of all contents, each once, and returns what is wrong with those that are not what they were.
+// readContents reads a sample of all contents, each once, and returns what is wrong with the damaged ones.
 func (r *Repository) readContents(ctx context.Context, o VerifyOptions, report *Report) (map[content.ID]error, error) {
 	v := &reading{o: o, r: r.reader(), rehash: r.rehash(), bad: map[content.ID]error{}, report: report}
 	var infos []content.Info
@@ -44,7 +45,7 @@ func (r *Repository) readContents(ctx context.Context, o VerifyOptions, report *
 		if !sampled(info.ContentID, o.Percent, o.Sample) {
 			return ctx.Err()
 		}
-		// One string a pack, not one a content.
+		// Keep one string per pack, not one per content.
 		if name, ok := names[info.PackBlobID]; ok {
 			info.PackBlobID = name
 		} else {
@@ -85,7 +86,7 @@ func (v *reading) read(ctx context.Context, infos []content.Info) error {
 	return ctx.Err()
 }
 
-// check looks at a content, or at why it could not be read, and counts it.
+// check checks a content, or why it could not be read, and counts it.
 func (v *reading) check(id content.ID, data []byte, err error) error {
 	err = wholeContent(v.rehash, id, data, err)
 	if err != nil && !errors.Is(err, ErrCorrupt) {
@@ -104,7 +105,7 @@ func (v *reading) check(id content.ID, data []byte, err error) error {
 	return nil
 }
 
-// wholeContent says what is wrong with a content that was read as data, or failed to be with err.
+// wholeContent returns what is wrong with a content that was read as data, or could not be read because of err.
 func wholeContent(rehash func(content.ID, []byte) error, id content.ID, data []byte, err error) error {
 	if err != nil {
 		return readError(fmt.Sprintf("read content %s", id), err)
@@ -112,7 +113,8 @@ func wholeContent(rehash func(content.ID, []byte) error, id content.ID, data []b
 	return rehash(id, data)
 }
 
-// sampled says whether a content is in a sample of that percentage: whether its hash is in a window of all hashes that begins at the sample's number.
+// sampled says whether a content is in a sample of that percentage, that is, whether its hash lies in a window of the hash space
+// that begins at the sample's number.
 func sampled(id content.ID, percent float64, sample uint64) bool {
 	if percent >= 100 {
 		return true
@@ -121,8 +123,8 @@ func sampled(id content.ID, percent float64, sample uint64) bool {
 	return float64(from) < percent/100*math.MaxUint64
 }
 
-// rehash compares a content with its ID, which is a keyed hash of it; repositories with another hash are taken at kopia's word, which has
-// authenticated the content.
+// rehash returns a function that compares a content with its ID, which is a keyed hash of it. In repositories with another hash
+// it relies on kopia, which has authenticated the content.
 func (r *Repository) rehash() func(content.ID, []byte) error {
 	f := r.rep.ContentReader().ContentFormat()
 	if f.GetHashFunction() != hashAlgorithm {

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// damagedContent spoils the content of an object, and returns its blob's name.
+// damagedContent damages the content of an object with spoil, and returns its blob's name.
 func damagedContent(t *testing.T, r *Repository, config string, id object.ID, spoil func(data []byte, i content.Info) []byte) string {
 	t.Helper()
 	cid, _, ok := id.ContentID()
@@ -45,7 +45,7 @@ func flip(data []byte, i content.Info) []byte {
 	return data
 }
 
-// found are what Verify has found, as text.
+// found returns what Verify has found, as text.
 func found(t *testing.T, r *Repository, percent float64) (out []string) {
 	t.Helper()
 	report, err := r.Verify(t.Context(), VerifyOptions{Percent: percent})
@@ -68,12 +68,13 @@ func wantFound(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// Damage names the blocks that it touches, those side by side together, and a region only if its table is gone.
+// Damage names the blocks that it affects, adjacent ones together. It names a region only if its table is gone.
 func TestDamageNamesItsBlocks(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	random := rand.New(rand.NewPCG(9, 9))
-	// Three regions, and a short block at the end. Blocks 2, 3 and 5 of the first are to be damaged, the last of the second, the first of the third.
+	// The disk has three regions, and a short block at the end. Blocks 2, 3 and 5 of the first region will be damaged, the last
+	// one of the second, and the first one of the third.
 	disk := &memory{data: make([]byte, 128*mib+256*kib+5)}
 	for _, e := range []extent.Extent{{Offset: 0, Length: 2 * mib}, {Offset: 127 * mib, Length: mib + 256*kib + 5}} {
 		disk.write(random, e, false)
@@ -98,13 +99,13 @@ func TestDamageNamesItsBlocks(t *testing.T) {
 		}
 	}
 	fresh := open(t, config)
-	wantFound(t, found(t, fresh, 0)) // It takes reading to see it.
+	wantFound(t, found(t, fresh, 0)) // Only reading shows it.
 	wantFound(t, found(t, fresh, 100),
 		"524288+524288 blob "+first+" has other bytes than were written",
 		"1310720+262144 blob "+first+" has other bytes than were written",
 		"133955584+524293 blob "+last+" has other bytes than were written")
 
-	// The table of the second region is gone with its neighbours' blocks damaged: it is a part of its own.
+	// The table of the second region is gone, and its neighbours' blocks are damaged. The region is a part of its own.
 	damagedTable := damagedContent(t, r, config, inner(t, image.list[1].Object), flip)
 	wantFound(t, found(t, open(t, config), 100),
 		"524288+524288 blob "+first+" has other bytes than were written",
@@ -122,7 +123,7 @@ func inner(t *testing.T, id object.ID) object.ID {
 	return out
 }
 
-// firstTable is the table of the first region of a restore point's first disk.
+// firstTable returns the table of the first region of a restore point's first disk.
 func firstTable(t *testing.T, r *Repository, p *RestorePoint) []object.IndirectObjectEntry {
 	t.Helper()
 	image, err := r.Image(t.Context(), p.Disks[0])
@@ -136,7 +137,7 @@ func firstTable(t *testing.T, r *Repository, p *RestorePoint) []object.IndirectO
 	return table
 }
 
-// What is cut off or gone is seen without reading, and told by the same words.
+// What is cut off or gone is detected without reading, and reported in the same words.
 func TestDamageOfABlob(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -154,7 +155,7 @@ func TestDamageOfABlob(t *testing.T) {
 	}
 }
 
-// A quarter that begins at each quarter is everything, once.
+// Four samples of a quarter that begin at each quarter are everything, once.
 func TestSamplesMeetEverything(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
@@ -190,13 +191,13 @@ func TestSamplesMeetEverything(t *testing.T) {
 	}
 }
 
-// What maintenance moves just before it is read or looked for, more than once, is no damage.
+// What maintenance moves just before it is read or looked for, even more than once, is not damage.
 func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "host", cached)
 	at := func(do func(*Repository) error) {
-		s.move(time.Second) // Of two places of a content the later one counts, by the second.
+		s.move(time.Second) // If a content has two places, the later one counts, by the second.
 		r, err := s.open(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +207,7 @@ func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 		}
 	}
 	n := 0
-	// Each restore point has small packs of its own, which maintenance puts together with all others.
+	// Each restore point has small packs of its own, which maintenance merges with all others.
 	move := func() {
 		n++
 		at(func(r *Repository) error {
@@ -238,7 +239,7 @@ func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			// With a percentage the reads are asked for, without the places.
+			// With a percentage, the moves happen during the reads; without, while the places are looked for.
 			if asked[id] || moves == 3 || looking.Load() != (percent == 0) {
 				return
 			}
@@ -276,7 +277,7 @@ func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 	}
 }
 
-// No content is read or even looked at for nothing.
+// No content is read, or even looked up, unnecessarily.
 func TestCheckingReadsNothing(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)

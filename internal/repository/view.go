@@ -18,7 +18,7 @@ import (
 // viewType is the type of storage in the configuration of a connection to a view.
 const viewType = "varve-view"
 
-// views are the views that are open, by their key.
+// views holds the open views by their keys.
 var views sync.Map
 
 type viewConfig struct {
@@ -35,8 +35,8 @@ func init() {
 	})
 }
 
-// view is a storage without the blobs that hidden names, and with other content of those that are replaced. Whoever
-// changes hidden makes the connection refresh itself.
+// view is a storage without the blobs that hidden selects, and with other content for those in replaced. Whoever changes hidden
+// makes the connection refresh itself.
 type view struct {
 	blob.Storage
 
@@ -51,7 +51,7 @@ func (v *view) hide(hidden func(blob.ID) bool) {
 	v.hidden = hidden
 }
 
-// replace shows these bytes as a blob; nil: what the storage has.
+// replace shows these bytes as a blob; nil shows what the storage has.
 func (v *view) replace(id blob.ID, data []byte) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -107,10 +107,11 @@ func (v *view) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, erro
 	return v.Storage.GetMetadata(ctx, id)
 }
 
-// Close leaves the storage open: a view can be connected to again.
+// Close leaves the storage open, because a view can be connected to again.
 func (v *view) Close(context.Context) error { return nil }
 
-// connect opens the repository of configFile as the view shows it, without any cache: what is read comes from the storage.
+// connect opens the repository of configFile as the view shows it, without any cache, so that everything is read from the
+// storage.
 func (v *view) connect(ctx context.Context, as repo.ClientOptions, configFile, password string, now func() time.Time) (_ *Repository, err error) {
 	dir, err := os.MkdirTemp("", "varve-view-")
 	if err != nil {

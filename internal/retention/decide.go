@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Decide says for each point whether it stays, the newest first. With an error nothing is decided and nothing may be removed: the
-// policy is not valid (see Policy.Validate), or the points are not to be trusted because one has no ID or no time, or two have one ID.
+// Decide says for each point whether it stays, the newest first. If it fails, nothing is decided and nothing may be removed. It
+// fails if the policy is not valid (see Policy.Validate), or if the points cannot be trusted because one has no ID or no time, or
+// two have the same ID.
 func Decide(policy Policy, now time.Time, points []Point) ([]Decision, error) {
 	if err := policy.Validate(); err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func Decide(policy Policy, now time.Time, points []Point) ([]Decision, error) {
 	return decisions, nil
 }
 
-// check refuses points of which the wrong one could be removed.
+// check refuses points among which the wrong one could be removed.
 func check(points []Point) error {
 	seen := make(map[string]bool, len(points))
 	for _, p := range points {
@@ -77,7 +78,7 @@ func (d *Decision) keep(reason string) {
 	d.Reasons = append(d.Reasons, reason)
 }
 
-// apply keeps what the rule keeps of points, the newest first.
+// apply keeps those of points that the rule keeps. points are the newest first.
 func (r rule) apply(points []*Decision) {
 	if r.period == nil {
 		for _, d := range points[:min(r.most, len(points))] {
@@ -111,7 +112,7 @@ func (p Policy) keepWithin(points []*Decision) {
 	}
 }
 
-// keepDamaged keeps points that are not good. All are the newest first; the first of good is the last good one.
+// keepDamaged keeps points that are not good. all and good are the newest first; the first of good is the last good one.
 func (p Policy) keepDamaged(all []Decision, good []*Decision) {
 	superseded := false
 	for i := range all {

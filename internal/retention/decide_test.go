@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-	_ "time/tzdata" // so that the machine's zones do not matter
+	_ "time/tzdata" // so that the machine's time zones do not matter
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -31,7 +31,7 @@ func zone(tb rapid.TB, name string) *time.Location {
 	return l
 }
 
-// points are good ones, one a field: a time, which is the ID too, then "!" if it is not good, then "*" if it is pinned.
+// points returns good points, one per field: a time, which is also the ID, then "!" if it is not good, then "*" if it is pinned.
 func points(tb testing.TB, fields string) []Point {
 	tb.Helper()
 	var all []Point
@@ -42,7 +42,7 @@ func points(tb testing.TB, fields string) []Point {
 	return all
 }
 
-// told has a line for each decision, as a dry run would print it.
+// told returns a line for each decision, as a dry run would print it.
 func told(decisions []Decision) []string {
 	var lines []string
 	for _, d := range decisions {
@@ -128,7 +128,7 @@ func TestDecide(t *testing.T) {
 				"- 2026-03-28T23:00:00Z",
 			},
 		},
-		// Until 2011 Newfoundland's clocks went back one minute past midnight: the Saturday was there, then Sunday, then Saturday.
+		// Until 2011 Newfoundland's clocks went back one minute past midnight: it was Saturday, then Sunday, then Saturday again.
 		"a day that is there twice is one day": {
 			policy: Policy{Daily: 2, Location: stJohns},
 			points: "2010-11-07T02:00:00Z 2010-11-07T02:30:30Z 2010-11-07T02:40:00Z",
@@ -276,7 +276,7 @@ func TestNothingIsDecidedWithAnError(t *testing.T) {
 	}
 }
 
-// A year of hourly points: what an administrator finds on New Year's Eve.
+// A year of hourly points: this is what an administrator finds on New Year's Eve.
 func TestAYear(t *testing.T) {
 	t.Parallel()
 	for _, location := range []*time.Location{time.UTC, zone(t, "Europe/Berlin"), zone(t, "Australia/Lord_Howe")} {

@@ -13,7 +13,7 @@ import (
 
 var zones = []string{"UTC", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Pacific/Apia", "Asia/Kathmandu"}
 
-// somePoints are points of some years, often at the same hour, day or week, around changes of the clocks.
+// somePoints returns points over some years, often in the same hour, day or week, around changes of the clocks.
 func somePoints(t *rapid.T) []Point {
 	n := rapid.IntRange(0, 40).Draw(t, "points")
 	start := rapid.SampledFrom([]int64{1_289_000_000, 1_325_200_000, 1_774_700_000, 1_792_800_000}).Draw(t, "start")
@@ -47,7 +47,7 @@ func somePolicy(t *rapid.T) Policy {
 	return p
 }
 
-// sometime is after most points, so that a few are in the future.
+// sometime returns a time after most points, so that a few are in the future.
 func sometime(t *rapid.T, all []Point) time.Time {
 	if len(all) == 0 || rapid.Bool().Draw(t, "late") {
 		return time.Unix(4_000_000_000, 0)
@@ -124,7 +124,8 @@ func TestEveryDecision(t *testing.T) {
 	})
 }
 
-// period is when the period of a rule that a time is in began, and nil for a rule that has none. It is told in another way than the product does.
+// period returns when the period of a rule that a time is in began, and nil for a rule without periods. It determines that in
+// another way than the product does.
 func period(rule string, l *time.Location, t time.Time) any {
 	t = t.In(l)
 	year, month, day := t.Date()
@@ -148,7 +149,7 @@ func period(rule string, l *time.Location, t time.Time) any {
 	}
 }
 
-// A rule keeps a point exactly if no newer good one is in its period, and less than N periods with good points are newer.
+// A rule keeps a point exactly if no newer good point is in its period, and fewer than N periods with good points are newer.
 func TestPeriodsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -246,7 +247,7 @@ func TestAPinDecidesOnItsPointAlone(t *testing.T) {
 	})
 }
 
-// Damage takes nothing else away: what was kept before a point was found to be damaged is kept after it.
+// Damage removes nothing else: what was kept before a point was found to be damaged is kept afterwards.
 func TestDamageRemovesNoOtherPoint(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,22 +1,23 @@
-// Package retention decides which restore points of one disk, or of one virtual machine, are kept. It is pure: the caller lists the
-// points of each disk or machine, decides for each alone, and removes what Decide does not keep. A dry run prints the same decisions.
+// Package retention decides which restore points of one disk, or of one virtual machine, are kept. It is pure: the caller lists
+// the points of each disk or machine, decides for each alone, and removes what Decide does not keep. A dry run prints the same
+// decisions.
 //
-// The rules add up: a point that any of them keeps stays, and each says so.
+// The rules add up: a point that any of them keeps stays, and each rule that keeps it is a reason.
 //
-//   - The last N, and of the newest N hours, days, weeks, months and years that have a point the newest one. Periods are those of the
-//     calendar in the policy's location; weeks are ISO 8601's, from Monday. A period without a point costs nothing, so backups that
-//     stopped do not age away. Unlike restic, the oldest point is not kept for periods that have yet to come.
-//   - Within a span: from the newest good point back, not from now, for the same reason. The end of the span belongs to it.
+//   - The last N; and of the newest N hours, days, weeks, months and years that have a point, the newest point. Periods are those of
+//     the calendar in the policy's location; weeks are ISO 8601's, from Monday. A period without a point does not count, so points do
+//     not age away after backups have stopped. Unlike restic, the oldest point is not kept for periods that have yet to come.
+//   - Within a span: counted back from the newest good point, not from now, for the same reason. The end of the span belongs to it.
 //   - A pin. It keeps its point and changes nothing for the others: a pinned point takes the slots that it would take unpinned.
 //
-// And whatever the rules say:
+// Whatever the rules say:
 //
 //   - The newest good point stays.
-//   - A point that is not good is in no rule's count, so that it never displaces a good one, and no rule keeps it. But it stays, and
-//     its reason says why, until Policy.RemoveDamaged asks for its removal: points share their content, so one bad block in the repository
-//     can make all of them not good at once, a later backup may bring the block back, and even a damaged point may be the only one
-//     that has the other disks of its day. What is newer than the last good one stays even then, and so does everything if none is good.
-//   - A point in the future was made by a clock that was wrong. It stays, and is in no rule's count: it would be the newest for years.
+//   - A point that is not good counts for no rule, so it never displaces a good one, and no rule keeps it. But it stays, with a
+//     reason, until Policy.RemoveDamaged asks for its removal. Points share their content, so one bad block in the repository can make
+//     all of them not good at once; a later backup may bring the block back; and even a damaged point may be the only one that has
+//     the other disks of its day. Points newer than the last good one stay even then, and so does everything if none is good.
+//   - A point in the future was made by a clock that was wrong. It stays, and counts for no rule: it would be the newest for years.
 //
 // Deciding again on what was kept keeps all of it. The order in which points are given does not matter.
 package retention
@@ -27,12 +28,12 @@ import (
 	"time"
 )
 
-// ErrEmpty is the error of a policy without any rule. Nothing is removed by it: it is more likely to be a mistake than the wish to
-// keep the last good point alone, which is Last: 1.
+// ErrEmpty is the error of a policy without any rule. Nothing is removed then, because that is more likely to be a mistake than
+// the wish to keep only the last good point. For the latter, set Last to 1.
 var ErrEmpty = errors.New("the policy has no rule, so nothing is removed: " +
 	"set at least one of keep-last, keep-hourly, keep-daily, keep-weekly, keep-monthly, keep-yearly and keep-within")
 
-// Policy is what to keep. A number is how many points the rule keeps at most; zero is no such rule.
+// Policy says what to keep. A number is how many points the rule keeps at most; zero means that there is no such rule.
 type Policy struct {
 	Last    int
 	Hourly  int
@@ -40,19 +41,20 @@ type Policy struct {
 	Weekly  int
 	Monthly int
 	Yearly  int
-	// Within keeps every point that is no older than this, seen from the newest good one. The zero Span is no such rule.
+	// Within keeps every point that is no older than this, seen from the newest good one. The zero Span means that there is no
+	// such rule.
 	Within Span
 
-	// RemoveDamaged lets points go that are not good and older than the last good one, unless they are pinned.
+	// RemoveDamaged allows the removal of points that are not good and older than the last good one, unless they are pinned.
 	RemoveDamaged bool
 
-	// Location is where days begin; nil is UTC.
+	// Location defines where days begin; nil is UTC.
 	Location *time.Location
 }
 
-// Point is a restore point of the disk or machine that is decided on.
+// Point is a restore point of the disk or machine to decide on.
 type Point struct {
-	// ID names the point, and is not empty. Of two points with the same time the one with the greater ID counts as newer.
+	// ID names the point, and is not empty. Of two points with the same time, the one with the greater ID counts as newer.
 	ID string
 	// Time is the point in time that the point restores, not when it was written.
 	Time time.Time
@@ -64,17 +66,17 @@ type Point struct {
 	MadeLast bool
 }
 
-// Decision is what becomes of a point.
+// Decision is the outcome for a point.
 type Decision struct {
 	Point Point
 	// Keep says whether the point stays.
 	Keep bool
-	// Reasons are the rules that keep the point, in a fixed order, such as "pinned", "last good one", "last 3", "daily 2026-11-20" and
-	// "within 30d". Every kept point has at least one and a removed one has none.
+	// Reasons are the rules that keep the point, in a fixed order, such as "pinned", "last good one", "last 3", "daily
+	// 2026-11-20" and "within 30d". Every kept point has at least one, and a removed one has none.
 	Reasons []string
 }
 
-// Validate is ErrEmpty for a policy without rules, or an error that names the rule whose number is negative.
+// Validate returns ErrEmpty for a policy without rules, or an error that names the rule whose number is invalid.
 func (p Policy) Validate() error {
 	if err := p.Within.validate(); err != nil {
 		return fmt.Errorf("keep-within: %w", err)
@@ -96,7 +98,7 @@ func (p Policy) Validate() error {
 type rule struct {
 	name string
 	most int // periods
-	// period names the period that a time is in. Without it every point is a period of its own.
+	// period names the period that a time is in. If it is nil, every point is a period of its own.
 	period func(time.Time) string
 }
 
@@ -118,7 +120,7 @@ func (p Policy) rules() []rule {
 	}
 	return []rule{
 		{name: "last", most: p.Last},
-		// The offset tells the two hours of the same name apart that the end of summer time makes.
+		// The offset distinguishes the two hours of the same name at the end of summer time.
 		{name: "hourly", most: p.Hourly, period: format("2006-01-02T15:00Z07:00")},
 		{name: "daily", most: p.Daily, period: format(time.DateOnly)},
 		{name: "weekly", most: p.Weekly, period: week},

@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// maxSpan is the greatest number that a part of a Span may have. It is far beyond every use, and no sum of five overflows anything.
+// maxSpan is the greatest number that a part of a Span may have. It is far beyond every use, and no sum of five such parts
+// overflows anything.
 const maxSpan = 1_000_000
 
-// Span is a length of time by the calendar: months have their own lengths, and days may have 23 or 25 hours.
+// Span is a length of calendar time: months have their own lengths, and days may have 23 or 25 hours.
 type Span struct {
 	Years, Months, Weeks, Days, Hours int
 }
 
-// ParseSpan reads a span such as 36h, 7d, 4w, 6m, 2y or 1y6m: numbers with the units y, m (months), w, d and h, each at most once. A
-// number is at most a million, and not all of them are zero: that would keep nothing.
+// ParseSpan reads a span such as 36h, 7d, 4w, 6m, 2y or 1y6m: numbers with the units y, m (months), w, d and h, each at most
+// once. A number is at most a million. Not all may be zero, because that would keep nothing.
 func ParseSpan(s string) (Span, error) {
 	var span Span
 	fail := func(why string) (Span, error) {
@@ -54,7 +55,7 @@ func ParseSpan(s string) (Span, error) {
 	return span, nil
 }
 
-// part is the field that a unit sets, or nil.
+// part returns the field that a unit sets, or nil.
 func (s *Span) part(unit byte) *int {
 	switch unit {
 	case 'y':
@@ -75,7 +76,7 @@ func (s *Span) part(unit byte) *int {
 // Zero says whether the span has no length.
 func (s Span) Zero() bool { return s == Span{} }
 
-// String is what ParseSpan reads, the greatest unit first.
+// String returns what ParseSpan reads, the greatest unit first.
 func (s Span) String() string {
 	var b strings.Builder
 	for _, unit := range []byte("ymwdh") {
@@ -99,8 +100,9 @@ func (s Span) validate() error {
 	return nil
 }
 
-// Before is the time that lies s before t, by the calendar of t's location. A month before the 31st of March is the last of February, not
-// a day in March. If there is no such time of day on that day, or it is there twice, the clocks were changed and it is an hour off.
+// Before returns the time that lies s before t, by the calendar of t's location. A month before the 31st of March is the last of
+// February, not a day in March. If that time of day does not exist on that day, or exists twice, because the clocks were changed,
+// the result may be an hour off.
 func (s Span) Before(t time.Time) time.Time {
 	if s.Years != 0 || s.Months != 0 || s.Weeks != 0 || s.Days != 0 {
 		year, month, day := t.Date()

@@ -64,10 +64,10 @@ func TestSpansAreOfTheCalendar(t *testing.T) {
 		{"1m1d", "2026-03-31T10:00:00Z", "2026-02-27T10:00:00Z", time.UTC},
 		{"2w1d", "2026-01-10T10:00:00Z", "2025-12-26T10:00:00Z", time.UTC},
 		{"1y1m1w1d1h", "2026-12-31T10:00:00Z", "2025-11-22T09:00:00Z", time.UTC},
-		// Noon to noon over the change of the clocks is 25 hours, and 24 hours are 24 hours.
+		// From noon to noon over the change of the clocks it is 25 hours, and 24 hours are 24 hours.
 		{"1d", "2026-10-25T12:00:00+01:00", "2026-10-24T12:00:00+02:00", berlin},
 		{"24h", "2026-10-25T12:00:00+01:00", "2026-10-24T13:00:00+02:00", berlin},
-		// Both half past two of that day.
+		// These are both half past two of that day.
 		{"1h", "2026-10-25T02:30:00+02:00", "2026-10-25T01:30:00+02:00", berlin},
 		{"1h", "2026-10-25T02:30:00+01:00", "2026-10-25T02:30:00+02:00", berlin},
 	} {

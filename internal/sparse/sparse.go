@@ -1,5 +1,5 @@
-// Package sparse frees the blocks of files that hold nothing but zeroes. The content stays the same; only the space
-// that it takes on the file system shrinks.
+// Package sparse frees the blocks of files that hold nothing but zeroes. The content stays the same; only the space that it takes
+// on the file system shrinks.
 package sparse
 
 import (
@@ -14,8 +14,9 @@ import (
 // bufferBytes is how much is read at once.
 const bufferBytes = 1 << 20
 
-// Dig frees the zero blocks of the file at path, as fallocate --dig-holes does. A file system that cannot do it leaves the
-// file as it is. unitBytes is the size of a block, a power of two from 4 KiB to 1 MiB: a smaller one finds more, in more extents.
+// Dig frees the zero blocks of the file at path, as fallocate --dig-holes does. If the file system cannot do that, the file stays
+// as it is. unitBytes is the size of a block, a power of two from 4 KiB to 1 MiB. A smaller one finds more zeroes, in more
+// extents.
 func Dig(path string, unitBytes int) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -38,8 +39,8 @@ func dig(f *os.File, unitBytes int) error {
 	}
 }
 
-// Punch frees the zero blocks in data, which is what the file has at this offset, a multiple of unitBytes. The file must be open for
-// writing, and nothing else may write it. A file system that cannot do it leaves the file as it is.
+// Punch frees the zero blocks in data, which is what the file holds at offset, a multiple of unitBytes. The file must be open for
+// writing, and nothing else may write it. If the file system cannot do that, the file stays as it is.
 func Punch(f *os.File, offset int64, data []byte, unitBytes int) error {
 	for at := 0; at < len(data); {
 		end := at

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// used is what a file takes on its file system, in bytes.
+// used returns how many bytes a file takes on its file system.
 func used(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -23,7 +23,7 @@ func used(t *testing.T, path string) int64 {
 func TestDigFreesWholeZeroBlocks(t *testing.T) {
 	t.Parallel()
 	const unit = 64 << 10
-	data := make([]byte, 40*unit+100) // the tail is a block too
+	data := make([]byte, 40*unit+100) // the tail is a block, too
 	copy(data[3*unit-1:], "over the border of blocks 2 and 3")
 	data[20*unit] = 1
 	path := filepath.Join(t.TempDir(), "f")
