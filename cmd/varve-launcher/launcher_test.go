@@ -24,10 +24,10 @@ import (
 	"github.com/varvebackup/varve/internal/manifest"
 )
 
-// slow, in bytes a second, leaves minutes for what a test does while data moves.
+// slow is a speed in bytes per second that leaves minutes for what a test does while data moves.
 const slow = mib / 2
 
-// reference keeps what the bare disk holds now; the guest must not write it.
+// reference keeps a copy of what the bare disk holds now. The guest must not write the disk meanwhile.
 func (p *pod) reference(name string) string {
 	p.Helper()
 	to := filepath.Join(p.dir, name+".reference")
@@ -84,7 +84,8 @@ func names(checkpoints []*pb.Checkpoint) []string {
 	return out
 }
 
-// One chain over two runs of the guest: a full backup while the guest writes, an incremental, a shutdown, and an incremental of the next run.
+// One chain over two runs of the guest: a full backup while the guest writes, an incremental, a shutdown, and an
+// incremental in the next run.
 func TestChainOverARestart(t *testing.T) {
 	p := newPod(t, 128*mib)
 	target := p.target("backup-1", 1024*mib)
@@ -94,7 +95,7 @@ func TestChainOverARestart(t *testing.T) {
 	p.guest("echo first >/disks/fs/file; sync")
 	reference := p.reference("full")
 	p.beginSlowly(p.request("full", "backup-1"))
-	// Over what was not copied yet: none of it may be in the backup.
+	// Write where nothing was copied yet: none of it may be in the backup.
 	p.guest("echo late >/disks/fs/file; sync; dd if=/dev/zero of=/dev/vdb bs=64k count=200 seek=1500 oflag=direct 2>/dev/null")
 	p.fullSpeed()
 	full := p.done("full")
@@ -170,7 +171,7 @@ func (p *pod) secondRun(target string, second *pb.Backup) {
 	if moved := third.Volumes[1].MovedBytes; moved > uint64(17*64<<10)+uint64(mib) {
 		p.Errorf("16 clusters changed, %d bytes moved", moved)
 	}
-	// A base that nobody has: the handler learns which disks to plan again.
+	// A base that nobody has: the handler is told which disks to plan again.
 	p.begin(p.continuing(p.request("lost", "backup-1"), target, "full"))
 	if b := p.failed("lost", pb.Backup_BASE_LOST); !b.Volumes[0].BaseLost || !b.Volumes[1].BaseLost {
 		p.Errorf("volumes: %v", b.Volumes)
@@ -185,9 +186,10 @@ func (p *pod) secondRun(target string, second *pb.Backup) {
 	}
 }
 
-// Everything that can go wrong with a target, on one guest that never notices; at its end the guest powers off in the middle of a backup.
+// Everything that can go wrong with a target, on one guest that never notices. At the end, the guest powers off in the
+// middle of a backup.
 func TestFailuresLeaveTheGuestAlone(t *testing.T) {
-	p := newPod(t, 384*mib) // enough to be slowed down before it is copied, on a busy machine too
+	p := newPod(t, 384*mib) // large enough to be slowed down before it is copied, even on a busy machine
 	p.target("small", 64*mib)
 	target := p.target("backup-1", 1024*mib)
 	narrow := p.target("narrow", 480*mib)
@@ -209,7 +211,7 @@ func TestFailuresLeaveTheGuestAlone(t *testing.T) {
 	p.fullWhileCopying(narrow)
 	p.aborted()
 
-	// The guest is as it was: no checkpoint of a failed backup, and the next one works without an agent.
+	// The guest is as it was: no failed backup has left a checkpoint, and the next backup works without an agent.
 	p.fire("sleep 0.5; rm -f /bin/run-agent /usr/bin/run-agent; killall qemu-ga")
 	p.await("the agent is gone", func(s *pb.State) bool { return !s.AgentConnected && len(s.Checkpoints) == 0 })
 	reference := p.reference("plain")
@@ -232,7 +234,7 @@ func TestFailuresLeaveTheGuestAlone(t *testing.T) {
 	}
 }
 
-// fullWhileCopying fills the target from the side, once with an idle guest and once with one that writes.
+// fullWhileCopying fills the target from outside, once with an idle guest and once with one that writes.
 func (p *pod) fullWhileCopying(target string) {
 	p.Helper()
 	for _, uid := range []string{"idle", "busy"} {
@@ -250,7 +252,7 @@ func (p *pod) fullWhileCopying(target string) {
 	}
 }
 
-// fill takes all the space that is left, at once.
+// fill takes all the space that is left, in one step.
 func (p *pod) fill(path string) {
 	p.Helper()
 	f, err := os.Create(path)
@@ -305,11 +307,11 @@ func TestQEMUKilledDuringABackup(t *testing.T) {
 	if code := p.wait(); code != 1 || p.termination().End != "CRASHED" {
 		t.Errorf("exit code %d, %+v", code, p.termination())
 	}
-	// Nothing says that the overlays are good, so they are made anew.
+	// Nothing says that the overlays are good, so they are made again.
 	if s := p.up(); s.Disks[1].OverlayRenewed != "NotClean" {
 		t.Errorf("after the crash: %v", s.Disks)
 	}
-	// A guest that is stopped in the middle of a backup, at once.
+	// A guest that is stopped in the middle of a backup, without a grace period.
 	p.beginSlowly(p.request("b", "backup-1"))
 	if _, err := p.client.Shutdown(t.Context(), &pb.ShutdownRequest{GraceSeconds: 0}); err != nil {
 		t.Fatal(err)
@@ -333,7 +335,7 @@ func TestLibvirtdKilled(t *testing.T) {
 	}
 }
 
-// killLibvirtd ends the one libvirtd of these namespaces.
+// killLibvirtd kills the only libvirtd in these namespaces.
 func (p *pod) killLibvirtd() {
 	p.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/comm")
@@ -342,7 +344,7 @@ func (p *pod) killLibvirtd() {
 	}
 	for _, file := range files {
 		if comm, err := os.ReadFile(file); err != nil || string(comm) != "libvirtd\n" {
-			continue // another process, or one that has ended
+			continue // another process, or one that has already ended
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err != nil {

@@ -1,7 +1,8 @@
-// Command varve-launcher is process 1 of a launcher pod: it runs libvirtd and one guest, and serves launcher.proto on
-// a unix socket. It is two processes of one program: the init that reaps (package pid1), and below it the launcher itself.
+// Command varve-launcher is process 1 of a launcher pod: it runs libvirtd and one guest, and serves launcher.proto on a
+// unix socket. It consists of two processes of one program: the init that reaps (package pid1), and its child, the
+// launcher itself.
 //
-// It exits 0 after the guest shut down and 1 after a crash or a failed start, and says which in the termination message.
+// It exits 0 after the guest has shut down, and 1 after a crash or a failed start. The termination message says which.
 package main
 
 import (
@@ -75,7 +76,7 @@ func main() {
 	os.Exit(code)
 }
 
-// runInit runs the launcher as a child and speaks for it if it cannot itself any more.
+// runInit runs the launcher as a child, and writes its termination message if a signal has killed it.
 func runInit(o options, log *slog.Logger) int {
 	args := append([]string{os.Args[0], "--worker"}, os.Args[1:]...)
 	status, err := pid1.Run("/proc/self/exe", args)

@@ -32,11 +32,11 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// launcherVariable makes the test binary the launcher.
+// launcherVariable is the environment variable that makes the test binary the launcher.
 const launcherVariable = "VARVE_LAUNCHER_TEST"
 
-// The tests run the real program as process 1 of a PID and a mount namespace of its own, as in a pod, and talk to
-// it as the handler does. Utility volumes are mounted outside and propagate into it.
+// The tests run the real program as process 1 of its own PID and mount namespaces, as in a pod, and talk to it as the
+// handler does. Utility volumes are mounted outside and propagate into it.
 func TestMain(m *testing.M) {
 	if os.Getenv(launcherVariable) == "" {
 		os.Exit(domaintest.Run(m))
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 
 const mib = int64(1) << 20
 
-// pod is a launcher pod: its volumes outlive the launchers that are run in it one after another.
+// pod is a launcher pod. Its volumes outlive the launchers that run in it one after another.
 type pod struct {
 	testing.TB
 	dir  string
@@ -66,7 +66,7 @@ type pod struct {
 	conn   *grpc.ClientConn
 	client pb.LauncherClient
 	exited chan int
-	// libvirt and dom are the test's own way to the guest.
+	// libvirt and dom are the test's own connection to the guest.
 	libvirt *libvirt.Connect
 	dom     *libvirt.Domain
 }
@@ -144,7 +144,8 @@ func (p *pod) target(name string, size int64) string {
 // launch runs the launcher.
 func (p *pod) launch() {
 	p.Helper()
-	// A container's own files are new each time; only QEMU's capabilities stay cached, because asking for them takes seconds.
+	// A container's own files are new each time. Only QEMU's capabilities stay cached, because querying them takes
+	// seconds.
 	p.run("rm", "-rf", "/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt")
 	log, err := os.OpenFile(p.dir+"/launcher.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -171,7 +172,7 @@ func (p *pod) launch() {
 	p.Cleanup(p.end)
 }
 
-// showLogs helps to understand a failed test.
+// showLogs logs what helps to understand a failed test.
 func (p *pod) showLogs() {
 	if !p.Failed() {
 		return
@@ -182,12 +183,12 @@ func (p *pod) showLogs() {
 	}
 }
 
-// end kills what still runs.
+// end kills what is still running.
 func (p *pod) end() {
 	if p.cmd == nil {
 		return
 	}
-	_ = p.cmd.Process.Kill() // it may have ended
+	_ = p.cmd.Process.Kill() // it may already have ended
 	select {
 	case <-p.exited:
 	case <-time.After(20 * time.Second):
@@ -208,7 +209,7 @@ func (p *pod) closed() {
 	}
 }
 
-// exit tells the launcher that its guest's end was seen.
+// exit tells the launcher that its guest's end has been seen.
 func (p *pod) exit() {
 	p.Helper()
 	if _, err := p.client.Exit(p.Context(), &pb.ExitRequest{}); err != nil {
@@ -257,7 +258,7 @@ func (p *pod) up() *pb.State {
 	})
 }
 
-// await watches until something holds.
+// await watches the state until holds returns true.
 func (p *pod) await(what string, holds func(*pb.State) bool) *pb.State {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), 90*time.Second)
@@ -278,7 +279,7 @@ func (p *pod) await(what string, holds func(*pb.State) bool) *pb.State {
 	}
 }
 
-// request is a backup of both disks.
+// request returns a request to back up both disks.
 func (p *pod) request(uid, target string) *pb.BeginBackupRequest {
 	return &pb.BeginBackupRequest{
 		Uid: uid, Name: "backup-" + uid, Namespace: "ns", Vm: "vm", Tracker: "t", Checkpoint: "cp-" + uid,
@@ -287,7 +288,7 @@ func (p *pod) request(uid, target string) *pb.BeginBackupRequest {
 	}
 }
 
-// continuing makes a request incremental to a backup that is on the target, a directory here.
+// continuing makes a request incremental to a backup that is in the directory target.
 func (p *pod) continuing(req *pb.BeginBackupRequest, target, base string) *pb.BeginBackupRequest {
 	p.Helper()
 	req.BaseCheckpoint, req.BaseBackupUid, req.BaseDirectory = "cp-"+base, base, "vm/backup-"+base
@@ -317,7 +318,7 @@ func (p *pod) ended(uid string) *pb.Backup {
 	}).Backup
 }
 
-// failed waits for a backup to fail in one way, and checks that nothing of it is left.
+// failed waits for a backup to fail in a certain way, and checks that it has left nothing.
 func (p *pod) failed(uid string, want pb.Backup_Failure) *pb.Backup {
 	p.Helper()
 	b := p.ended(uid)
@@ -331,7 +332,7 @@ func (p *pod) failed(uid string, want pb.Backup_Failure) *pb.Backup {
 	return b
 }
 
-// done waits for a backup's success.
+// done waits for a backup to succeed.
 func (p *pod) done(uid string) *pb.Backup {
 	p.Helper()
 	b := p.ended(uid)
@@ -389,7 +390,7 @@ func (p *pod) tryGuest(script string) (string, error) {
 		if time.Now().After(deadline) {
 			return "", fmt.Errorf("it does not end (%w)", err)
 		}
-		// A guest that is paused for a moment does not answer.
+		// A guest does not answer while it is paused for a moment.
 		err = p.agent(map[string]any{"execute": "guest-exec-status", "arguments": map[string]any{"pid": begun.Return.Pid}}, &now)
 	}
 	if err != nil {
@@ -415,7 +416,7 @@ func (p *pod) agent(command, answer any) error {
 	return json.Unmarshal([]byte(said), answer)
 }
 
-// domain is a connection of the test's own to the launcher's libvirtd.
+// domain returns the guest, through the test's own connection to the launcher's libvirtd.
 func (p *pod) domain() *libvirt.Domain {
 	p.Helper()
 	if p.dom != nil {
@@ -433,8 +434,8 @@ func (p *pod) domain() *libvirt.Domain {
 	return p.dom
 }
 
-// beginSlowly begins a backup whose job is slowed down in its middle. On a busy machine the job may have ended before anybody could:
-// then it is undone and begun again.
+// beginSlowly begins a backup whose job is slowed down in its middle. On a busy machine the job may end before it can
+// be slowed down: then the backup is undone and begun again.
 func (p *pod) beginSlowly(req *pb.BeginBackupRequest) {
 	p.Helper()
 	for range 10 {
@@ -454,7 +455,7 @@ func (p *pod) beginSlowly(req *pb.BeginBackupRequest) {
 	p.Fatalf("no job of backup %s was slow enough to be slowed down", req.Uid)
 }
 
-// beginSlowed says whether the job was slowed down before it ended.
+// beginSlowed reports whether the job was slowed down before it ended.
 func (p *pod) beginSlowed(req *pb.BeginBackupRequest) bool {
 	p.Helper()
 	domain := p.domain()
@@ -482,7 +483,7 @@ func (p *pod) beginSlowed(req *pb.BeginBackupRequest) bool {
 	return false
 }
 
-// lasts says whether what is left of the jobs keeps a slow one busy for as long as a guest takes to shut down.
+// lasts reports whether the rest of the jobs keeps a slow job busy for as long as a guest takes to shut down.
 func lasts(domain *libvirt.Domain) bool {
 	jobs, err := blockJobs(domain)
 	left := int64(0)
@@ -492,7 +493,7 @@ func lasts(domain *libvirt.Domain) bool {
 	return err == nil && left > 120*slow
 }
 
-// fullSpeed lets a slowed job go on.
+// fullSpeed lets a slowed job continue at full speed.
 func (p *pod) fullSpeed() {
 	p.Helper()
 	if _, err := setSpeed(p.domain(), 0); err != nil {

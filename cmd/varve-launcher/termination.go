@@ -12,13 +12,13 @@ type termination struct {
 	End string `json:"end"`
 	// Message is for people.
 	Message string `json:"message"`
-	// NeverStarted says that nothing was done to any disk or overlay: the guest's start was never asked for.
+	// NeverStarted says that no disk or overlay was touched, because nobody asked for the guest's start.
 	NeverStarted bool `json:"neverStarted,omitempty"`
 }
 
 // report writes the termination message. The kubelet reads at most 4096 bytes of it.
 func report(o options, log *slog.Logger, t termination) {
-	const most = 2000 // JSON may escape what it quotes
+	const most = 2000 // JSON may escape it and make it longer
 	if len(t.Message) > most {
 		t.Message = t.Message[:most]
 	}

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	// drainTimeout bounds how long calls that are being answered may hold up the end.
+	// drainTimeout bounds how long calls in progress may delay the end.
 	drainTimeout = 2 * time.Second
-	// libvirtdGrace is how long libvirtd has to end.
+	// libvirtdGrace is how long libvirtd may take to end.
 	libvirtdGrace = 5 * time.Second
 )
 
@@ -92,7 +92,7 @@ func connect(uri string) (launcher.Guest, error) {
 	return session, nil
 }
 
-// listen takes the place of a socket that an earlier container left.
+// listen listens at path, and replaces a socket that an earlier container left.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
@@ -107,7 +107,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// drain lets calls be answered for a while.
+// drain gives calls in progress some time to be answered.
 func drain(server *grpc.Server) {
 	stopped := make(chan struct{})
 	go func() {

@@ -36,8 +36,8 @@ func init() {
 	}
 }
 
-// The scripts have a kubeconfig for a namespace of their own, in $NS: of somebody who owns machines in $KUBECONFIG, of Varve's
-// controller in $CONTROLLER.
+// The scripts have a namespace of their own, in $NS, and two kubeconfigs for it: that of a user who owns machines in
+// $KUBECONFIG, and that of Varve's controller in $CONTROLLER.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
 	params := testscript.Params{Dir: "testdata/controlplane", Cmds: commands}
@@ -62,7 +62,7 @@ func TestControlPlane(t *testing.T) {
 	testscript.Run(t, params)
 }
 
-// assets is where kubectl is.
+// assets returns the directory of kubectl.
 func assets() string {
 	if dir := os.Getenv("KUBEBUILDER_ASSETS"); dir != "" {
 		return dir

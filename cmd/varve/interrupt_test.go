@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli"
 )
 
-// ending ends a context when something is written.
+// ending cancels a context when a certain text is written.
 type ending struct {
 	mu     sync.Mutex
 	text   string
@@ -30,7 +30,7 @@ func (e *ending) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// program runs varve in this process until it ends, or until it writes at on standard error, which interrupts it.
+// program runs varve in this process until it ends, or until it writes at to standard error, which interrupts it.
 type program struct {
 	t   *testing.T
 	dir string
@@ -56,7 +56,7 @@ func (p *program) must(args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// Whoever interrupts a backup or a restore is told what became of it, and nothing is there by halves.
+// A user who interrupts a backup or a restore is told what became of it, and nothing is left half done.
 func TestInterruption(t *testing.T) {
 	t.Parallel()
 	p := &program{t: t, dir: t.TempDir()}

@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// meanwhile calls do, once, when at has been written, and whoever writes waits for that.
+// meanwhile calls do once, when at has been written. The writer waits for it.
 type meanwhile struct {
 	mu   sync.Mutex
 	text string
@@ -34,7 +34,7 @@ func (m *meanwhile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// while runs varve, and does something when it says at; that may end it.
+// while runs varve, and calls do when varve writes at. do may end varve.
 func (p *program) while(at string, do func(end func()), args ...string) (said string, err error) {
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
@@ -48,7 +48,7 @@ func (p *program) while(at string, do func(end func()), args ...string) (said st
 	return m.text, err
 }
 
-// newProgram has a repository with two restore points that share nothing.
+// newProgram makes a repository with two restore points that share nothing.
 func newProgram(t *testing.T) (p *program, id string, content []byte) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lease") // short enough for sockets
@@ -69,23 +69,24 @@ func newProgram(t *testing.T) (p *program, id string, content []byte) {
 	return p, id, content
 }
 
-// free deletes the restore point, and frees what nobody refers to.
+// free deletes the restore point, and frees what nothing refers to.
 func (p *program) free(id string) {
 	p.t.Helper()
 	p.must("disk", "delete", id, "--yes")
-	for range 2 { // What the first run writes anew of packs that are not full, the second one finds to be garbage.
+	for range 2 { // the first run rewrites packs that are not full, and the second finds the old ones to be garbage
 		p.maintain()
 	}
 }
 
-// maintain does full maintenance, in a second of its own: indexes have times in seconds, and a deletion counts only if it is later.
+// maintain runs full maintenance in a second of its own: indexes have times in seconds, and a deletion counts only if
+// it is later.
 func (p *program) maintain() {
 	p.t.Helper()
 	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	p.must("repo", "maintenance", "--full", "--exclusive")
 }
 
-// freed checks that what was read while it was deleted goes afterwards.
+// freed checks that what was kept while it was being read is freed afterwards.
 func (p *program) freed() {
 	p.t.Helper()
 	contents := func() (n int) {
@@ -103,7 +104,7 @@ func (p *program) freed() {
 	}
 }
 
-// A restore goes on although the restore point is deleted and freed while it runs.
+// A restore completes even if the restore point is deleted and freed while it runs.
 func TestRestoreOfWhatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	p, id, content := newProgram(t)
@@ -118,7 +119,7 @@ func TestRestoreOfWhatIsDeletedMeanwhile(t *testing.T) {
 	p.freed()
 }
 
-// A restore point that is served stays readable although it is deleted and freed.
+// A restore point that is being served stays readable even if it is deleted and freed.
 func TestServeOfWhatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	p, id, content := newProgram(t)
@@ -126,7 +127,7 @@ func TestServeOfWhatIsDeletedMeanwhile(t *testing.T) {
 	got := make([]byte, len(content))
 	said, err := p.while("interrupt to end\n", func(end func()) {
 		p.free(id)
-		go func() { // It serves when this has returned.
+		go func() { // it serves once this has returned
 			defer end()
 			if err := read(t.Context(), socket, got); err != nil {
 				t.Error(err)

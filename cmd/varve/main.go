@@ -1,5 +1,5 @@
-// Command varve is the user's command line, also installed as kubectl-varve, and every static component of Varve as a
-// subcommand. It only wires: flags, signals, streams and the clock.
+// Command varve is the user's command line, also installed as kubectl-varve. Every static component of Varve is a
+// subcommand. The command only wires flags, signals, streams and the clock.
 package main
 
 import (
@@ -20,21 +20,21 @@ import (
 	"github.com/varvebackup/varve/internal/version"
 )
 
-// stdio is what a process has of these.
+// stdio holds the standard streams of a process.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer
 	terminal bool
-	// readPassword is nil where in is no terminal.
+	// readPassword is nil if in is no terminal.
 	readPassword func(context.Context) (string, error)
 }
 
-// environment looks up a variable; absent is empty.
+// environment looks up a variable; an absent one is empty.
 type environment func(name string) string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// The first signal ends the run in order, the second one at once.
+	// The first signal ends the run in order, the second one immediately.
 	context.AfterFunc(ctx, stop)
 	s := stdio{in: os.Stdin, out: os.Stdout, err: standardError(), terminal: term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"}
 	if term.IsTerminal(int(os.Stdin.Fd())) {
@@ -46,8 +46,8 @@ func main() {
 	os.Exit(cli.Code(err))
 }
 
-// standardError is standard error by another number: Go ends a process that writes to a broken pipe by the numbers 1 and 2. Who
-// does not read a backup's progress any more must not end the backup.
+// standardError returns standard error under another number: Go ends a process that writes to a broken pipe with number
+// 1 or 2, and a backup must not end because nobody reads its progress any more.
 func standardError() *os.File {
 	fd, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -56,7 +56,7 @@ func standardError() *os.File {
 	return os.NewFile(uintptr(fd), os.Stderr.Name())
 }
 
-// run is the program: args[0] is its name.
+// run is the program; args[0] is its name.
 func run(ctx context.Context, args []string, env environment, s stdio) error {
 	root := cli.New(cli.Options{
 		Program: filepath.Base(args[0]),
@@ -70,12 +70,13 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 	return root.ExecuteContext(ctx)
 }
 
-// servers are the components.
+// servers returns the commands of the components.
 func servers(env environment) []*cobra.Command {
 	return []*cobra.Command{controllerCommand(env), handlerCommand(env), internal()}
 }
 
-// readPassword reads a line from the terminal without showing it. A signal ends it, and the terminal shows again what is typed.
+// readPassword reads a line from the terminal without showing it. A signal ends it, and makes the terminal show input
+// again.
 func readPassword(ctx context.Context) (string, error) {
 	fd := int(os.Stdin.Fd())
 	before, err := term.GetState(fd)

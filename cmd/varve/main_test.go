@@ -9,14 +9,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// around runs the tests; those that need a control plane put one around them.
+// around runs the tests. controlplane_test.go replaces it, to put a control plane around them.
 var around = func(tests func() int) int { return tests() }
 
 type suite struct{ *testing.M }
 
 func (s suite) Run() int { return around(s.M.Run) }
 
-// The scripts run this program itself, under both of its names.
+// The scripts run this program, under both of its names.
 func TestMain(m *testing.M) {
 	testscript.Main(suite{m}, map[string]func(){"varve": main, "kubectl-varve": main})
 }
@@ -24,13 +24,13 @@ func TestMain(m *testing.M) {
 func TestScript(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", Cmds: commands, Setup: func(env *testscript.Env) error {
-		// No cluster: a port that nothing listens on.
+		// No cluster: this kubeconfig does not exist.
 		env.Setenv("KUBECONFIG", env.WorkDir+"/none")
 		return nil
 	}})
 }
 
-// commands are what scripts have beside testscript's own: `code N program args...` wants this exit code.
+// commands are what scripts have besides testscript's own: `code N program args...` expects this exit code.
 var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"code": func(ts *testscript.TestScript, neg bool, args []string) {
 		if neg || len(args) < 2 {

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The manifests give the servers only flags that they have.
+// The manifests pass only flags that the servers have.
 func TestManifestArguments(t *testing.T) {
 	t.Parallel()
 	for path, command := range map[string]*cobra.Command{

@@ -26,13 +26,14 @@ import (
 
 // Scripts about repositories have their configuration in $WORK, no password, and these commands:
 //
-//	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, by the file $WORK/password
+//	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, with the password in the file $WORK/password
 //	unheard args...                                        runs varve with a standard error that nobody reads any more
 //	either args...                                         runs varve until it has ended with both exit codes, 0 and 1
 //	nameless NAME                                          makes a restore point without an ID, as only another program does
 //	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
-// point makes a disk of random bytes, or writes random bytes to what it was. The ID is then in $VAR, its beginning in $VAR_SHORT.
+// point makes a disk of random bytes, or writes random bytes to the disk as it was. Afterwards $VAR is the ID, and
+// $VAR_SHORT its beginning.
 func TestRepository(t *testing.T) {
 	t.Parallel()
 	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either}
@@ -83,7 +84,7 @@ func point(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv(args[0]+"_SHORT", p.ID[:12])
 }
 
-// generated is the disk that spec asks for. What it holds, and when it was backed up, is kept in dir.
+// generated returns the disk that spec describes. It keeps the disk's content and the time of its backup in dir.
 func generated(dir, spec, now string) (repository.DiskSource, error) {
 	none := repository.DiskSource{}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -121,7 +122,7 @@ func generated(dir, spec, now string) (repository.DiskSource, error) {
 	return source, os.WriteFile(filepath.Join(dir, name), data, 0o600)
 }
 
-// random is n bytes that are always the same of a seed.
+// random returns n bytes that are always the same for a seed.
 func random(n int, seed string) []byte {
 	var key [32]byte
 	copy(key[:], seed)
@@ -132,7 +133,8 @@ func random(n int, seed string) []byte {
 	return out
 }
 
-// packs are the blobs of the repository in $WORK/blobs whose names begin with one of kinds; none if it is elsewhere.
+// packs returns the blobs of the repository in $WORK/blobs whose names begin with one of kinds, or none if the
+// repository is elsewhere.
 func packs(ts *testscript.TestScript, kinds string) (out []string) {
 	if _, err := os.Stat(ts.MkAbs("blobs")); errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/test/s3"
 )
 
-// The scripts have a bucket with object lock in $LOCATION, on a server that speaks TLS: its authority is in $WORK/ca.pem.
+// The scripts have a bucket with object lock in $LOCATION, on a TLS server whose authority is in $WORK/ca.pem.
 func TestRepositoryInBucket(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{ObjectLock: true, TLS: true})

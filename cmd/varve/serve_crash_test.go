@@ -25,7 +25,8 @@ import (
 
 const sectorBytes = 512
 
-// tagged is what a sector holds that was written with a tag: the tag again and again, so that a torn one shows. Zeroes have tag 0.
+// tagged returns a sector that was written with a tag: the tag repeated, so that a torn sector shows. Zeroes have tag
+// 0.
 func tagged(tag uint64) []byte {
 	p := make([]byte, 0, sectorBytes)
 	for len(p) < sectorBytes {
@@ -39,20 +40,21 @@ type writer struct {
 	t      *testing.T
 	random *rand.Rand
 	first  int64 // sector
-	// may are the tags of each sector: what it holds now is the last one, and what it held since the last flush.
+	// may has the tags that each sector may hold after a crash: last the present one, and before it those since the
+	// last flush.
 	may  [][]uint64
 	next uint64
-	// flushes counts those that ended well.
+	// flushes counts the successful flushes.
 	flushes int
 }
 
-// part is a range of the writer's own sectors.
+// part returns a random range of the writer's own sectors.
 func (w *writer) part() (from, n int) {
 	from = w.random.IntN(len(w.may))
 	return from, 1 + w.random.IntN(min(len(w.may)-from, 300))
 }
 
-// step does one thing to the disk. What it may change counts as possible before it is asked for.
+// step does one thing to the disk. Before it sends the request, it records what the request may change.
 func (w *writer) step(ctx context.Context, c *nbd.Client) error {
 	from, n := w.part()
 	e := extent.Extent{Offset: (w.first + int64(from)) * sectorBytes, Length: int64(n) * sectorBytes}
@@ -70,7 +72,7 @@ func (w *writer) step(ctx context.Context, c *nbd.Client) error {
 		return c.WriteZeroes(ctx, e, 0)
 	case 2:
 		for i := from; i < from+n; i++ {
-			w.may[i] = slices.Insert(w.may[i], 0, 0) // It may do so, or not.
+			w.may[i] = slices.Insert(w.may[i], 0, 0) // it may do so or not
 		}
 		if err := c.Trim(ctx, e, 0); err != nil {
 			return err
@@ -99,10 +101,10 @@ func (w *writer) expect(from, n int, tag uint64) {
 	}
 }
 
-// settle: what a sector holds now is durable.
+// settle records that what a sector holds now is durable.
 func (w *writer) settle(i int) { w.may[i] = w.may[i][len(w.may[i])-1:] }
 
-// learn reads what a trim has left: what was there, or zeroes.
+// learn reads what a trim has left: the previous content, or zeroes.
 func (w *writer) learn(ctx context.Context, c *nbd.Client, from, n int) error {
 	p := make([]byte, n*sectorBytes)
 	if err := c.ReadAt(ctx, p, (w.first+int64(from))*sectorBytes); err != nil {
@@ -118,7 +120,7 @@ func (w *writer) learn(ctx context.Context, c *nbd.Client, from, n int) error {
 	return nil
 }
 
-// tag is that of a sector.
+// tag returns the tag of a sector, and fails if the sector is torn.
 func (w *writer) tag(i int, p []byte) uint64 {
 	tag := binary.LittleEndian.Uint64(p)
 	if !bytes.Equal(p, tagged(tag)) {
@@ -127,7 +129,7 @@ func (w *writer) tag(i int, p []byte) uint64 {
 	return tag
 }
 
-// check compares the disk after a crash with what it may hold, and goes on from there.
+// check compares the disk after a crash with what it may hold, and continues from there.
 func (w *writer) check(disk []byte) {
 	for i := range w.may {
 		at := (w.first + int64(i)) * sectorBytes
@@ -139,14 +141,15 @@ func (w *writer) check(disk []byte) {
 	}
 }
 
-// TestServeIsKilled kills the server again and again while clients write: what they had flushed is there, and no sector is torn.
+// TestServeIsKilled kills the server again and again while clients write. What they had flushed is there, and no sector
+// is torn.
 func TestServeIsKilled(t *testing.T) {
 	t.Parallel()
 	const workers, each, rounds = 4, 5000, 8 // 10 MB in parts that begin within clusters
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	disk := make(memory, workers*each*sectorBytes+100) // and an end that is no sector
+	disk := make(memory, workers*each*sectorBytes+100) // and a last part that is not a whole sector
 	writers := make([]*writer, workers)
 	for n := range writers {
 		w := &writer{t: t, random: rand.New(rand.NewPCG(seed, uint64(n)+1)), first: int64(n) * each, next: uint64(n+1) << 32}
@@ -171,7 +174,7 @@ func TestServeIsKilled(t *testing.T) {
 			t.Fatalf("after %d kills", round)
 		}
 		killWhile(t, s, writers, 30+random.IntN(300))
-		if _, err := os.Lstat(s.address); err != nil { // The next one replaces what the kill has left.
+		if _, err := os.Lstat(s.address); err != nil { // the next server replaces the socket that the killed one has left
 			t.Fatal(err)
 		}
 	}
@@ -191,7 +194,7 @@ func TestServeIsKilled(t *testing.T) {
 	}
 }
 
-// killWhile lets writers do so many steps in all, and kills the server while they go on.
+// killWhile lets writers do that many steps in all, and kills the server while they go on.
 func killWhile(t *testing.T, s *diskServer, writers []*writer, steps int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -216,7 +219,7 @@ func killWhile(t *testing.T, s *diskServer, writers []*writer, steps int) {
 	all.Wait()
 }
 
-// wholeDisk is all that a server has.
+// wholeDisk returns everything that a server has.
 func wholeDisk(t *testing.T, s *diskServer, size int) []byte {
 	t.Helper()
 	c := s.dial(t, 4)
@@ -230,7 +233,8 @@ func wholeDisk(t *testing.T, s *diskServer, size int) []byte {
 	return got
 }
 
-// TestServeEndsInOrder: a signal ends a server that has idle and busy clients. It answers what it was asked, and keeps what was written.
+// TestServeEndsInOrder: a signal ends a server with idle and busy clients. The server answers the requests that it has
+// received, and keeps what was written.
 func TestServeEndsInOrder(t *testing.T) {
 	t.Parallel()
 	disk := memory(random(3<<20+77, "disk of this test"))
@@ -281,7 +285,7 @@ func TestServeEndsInOrder(t *testing.T) {
 	}
 }
 
-// TestServeLosesClients: clients that go away at any moment, or are killed, leave the others what they have.
+// TestServeLosesClients: clients that disappear at any moment, or are killed, do not affect the others.
 func TestServeLosesClients(t *testing.T) {
 	t.Parallel()
 	disk := memory(random(12<<20, "disk of clients"))
@@ -299,7 +303,7 @@ func TestServeLosesClients(t *testing.T) {
 					var err error
 					for err == nil {
 						if err = c.ReadAt(t.Context(), p, int64(i)<<10); err == nil && n%2 == 0 {
-							err = c.WriteAt(t.Context(), p, int64(i)<<10, 0) // what is there
+							err = c.WriteAt(t.Context(), p, int64(i)<<10, 0) // the same bytes
 						}
 					}
 				}()

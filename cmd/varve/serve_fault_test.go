@@ -19,7 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// TestServeOfADamagedDisk: the block that is damaged cannot be read, the log says why, and all others can.
+// TestServeOfADamagedDisk: a damaged block cannot be read, and the log says why. All others can be read.
 func TestServeOfADamagedDisk(t *testing.T) {
 	t.Parallel()
 	const block, blocks = 256 << 10, 20
@@ -44,12 +44,12 @@ func TestServeOfADamagedDisk(t *testing.T) {
 		if len(damaged) != 1 {
 			t.Fatalf("blocks %v cannot be read", damaged)
 		}
-		// Also a part of it cannot be read.
+		// Not even a part of it can be read.
 		at := damaged[0] * block
 		if err := c.ReadAt(t.Context(), make([]byte, 1024), at+block-512); !errors.Is(err, unix.EIO) {
 			t.Errorf("a part: %v", err)
 		}
-		if args != nil { // Written as a whole it is good again, and a part of it cannot be.
+		if args != nil { // once it is written as a whole it is good again; a part of it cannot be written
 			if err := c.WriteAt(t.Context(), disk[at:at+100], at, 0); !errors.Is(err, unix.EIO) {
 				t.Errorf("a part was written: %v", err)
 			}
@@ -99,8 +99,8 @@ func flip(t *testing.T, dir string) {
 	}
 }
 
-// TestServeOnAFullDisk: where the overlay's file system is full, writes fail as on a full disk, reads do not, and what is trimmed can be
-// written again.
+// TestServeOnAFullDisk: if the overlay's file system is full, writes fail as on a full disk, but reads do not. What is
+// trimmed can be written again.
 func TestServeOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	const step = 64 << 10

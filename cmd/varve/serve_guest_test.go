@@ -21,9 +21,9 @@ import (
 
 const (
 	guestDir = "../../build/guest"
-	// qemuDir has the QEMU of Debian 13: that of Debian 12 breaks this guest's kernel under emulation.
+	// qemuDir has QEMU from Debian 13: Debian 12's breaks this guest's kernel under emulation.
 	qemuDir = "../../build/launcher-root"
-	// bootPatience is far above what is measured, 25 s.
+	// bootPatience is far more than the 25 s that were measured.
 	bootPatience = 5 * time.Minute
 )
 
@@ -36,11 +36,12 @@ type guest struct {
 
 	mu      sync.Mutex
 	console bytes.Buffer
-	grown   chan struct{} // has a value when console has grown
+	grown   chan struct{} // receives a value when console has grown
 }
 
-// boot starts the Debian guest with its root on a disk, and waits for its shell. Kernel and initramfs come from files, as for every guest with a
-// kernel of its own in Varve's tests: the image has no boot loader. All else is read from the disk.
+// boot starts the Debian guest with its root on a disk, and waits for its shell. The image has no boot loader, so
+// kernel and initramfs come from files, as for every guest with its own kernel in Varve's tests. Everything else is
+// read from the disk.
 func boot(t *testing.T, drive string, args ...string) *guest {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(qemuDir)
@@ -50,7 +51,7 @@ func boot(t *testing.T, drive string, args ...string) *guest {
 	line := append([]string{
 		filepath.Join(root, "usr/lib64/ld-linux-x86-64.so.2"), "--library-path", filepath.Join(root, "usr/lib/x86_64-linux-gnu"),
 		filepath.Join(root, "usr/bin/qemu-system-x86_64"), "-L", filepath.Join(root, "usr/share/qemu"), "-L", filepath.Join(root, "usr/share/seabios"),
-		// Never KVM: /dev/kvm may be there and hang the guest.
+		// Never KVM: /dev/kvm may exist and still hang the guest.
 		"-machine", "q35,accel=tcg", "-cpu", "qemu64", "-m", "384", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(guestDir, "debian-vmlinuz"), "-initrd", filepath.Join(guestDir, "debian-initrd.img"),
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr root=LABEL=root rw",
@@ -67,7 +68,7 @@ func boot(t *testing.T, drive string, args ...string) *guest {
 	}
 	go func() { g.ended <- g.qemu.Wait() }()
 	t.Cleanup(func() {
-		_ = g.qemu.Process.Kill() // It may have ended.
+		_ = g.qemu.Process.Kill() // it may already have ended
 		if t.Failed() {
 			t.Logf("console:\n%s", g.text(0))
 		}
@@ -76,7 +77,7 @@ func boot(t *testing.T, drive string, args ...string) *guest {
 	return g
 }
 
-// Write is the console's.
+// Write receives the console's output.
 func (g *guest) Write(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +94,7 @@ func (g *guest) text(from int) string {
 	return g.console.String()[from:]
 }
 
-// await waits until the console says a text, and returns what it said from a place on up to that.
+// await waits until the console shows a text, and returns what it showed from an offset up to that text.
 func (g *guest) await(from int, text string) string {
 	g.t.Helper()
 	late := time.NewTimer(bootPatience)
@@ -112,11 +113,11 @@ func (g *guest) await(from int, text string) string {
 	}
 }
 
-// sh runs a command that must succeed, and returns what it says.
+// sh runs a command that must succeed, and returns its output.
 func (g *guest) sh(command string) string {
 	g.t.Helper()
 	from := len(g.text(0))
-	// What is typed is shown too, and must not look like what is waited for.
+	// The console also echoes what is typed, which must not look like the markers.
 	fmt.Fprintf(g.in, "echo beg''in; { %s; }; echo en''ded $?\n", command)
 	from += len(g.await(from, "begin\r\n")) + len("begin\r\n")
 	out := g.await(from, "ended ")
@@ -126,7 +127,7 @@ func (g *guest) sh(command string) string {
 	return strings.TrimSpace(out)
 }
 
-// powerOff ends the guest in order.
+// powerOff shuts the guest down in order.
 func (g *guest) powerOff() {
 	g.t.Helper()
 	fmt.Fprintln(g.in, "systemctl poweroff")
@@ -140,7 +141,7 @@ func (g *guest) powerOff() {
 	}
 }
 
-// debugfs runs a command of debugfs on an ext4 image, and returns what it says.
+// debugfs runs a command of debugfs on an ext4 image, and returns its output.
 func debugfs(t *testing.T, image string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "/sbin/debugfs", append(args, image)...).Output()
@@ -150,7 +151,7 @@ func debugfs(t *testing.T, image string, args ...string) string {
 	return string(out)
 }
 
-// tool runs a program that must succeed, and returns what it says.
+// tool runs a program that must succeed, and returns its output.
 func tool(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -163,9 +164,9 @@ func tool(t *testing.T, env []string, name string, args ...string) string {
 	return string(out)
 }
 
-// TestAGuestRunsFromARestorePoint: a Debian guest has its root on an export that is writable, writes to it and powers off; with the same
-// overlay everything is there, and in the restore point nothing has changed. Then another guest runs from a read-only
-// export, with QEMU's own snapshot for writes.
+// TestAGuestRunsFromARestorePoint: a Debian guest has its root on a writable export, writes to it and powers off. With
+// the same overlay everything is still there, and the restore point has not changed. Then another guest runs from a
+// read-only export, with QEMU's own snapshot for writes.
 func TestAGuestRunsFromARestorePoint(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "guest")
@@ -193,7 +194,7 @@ func TestAGuestRunsFromARestorePoint(t *testing.T) {
 	}
 	g.sh("seq 100000 >/numbers && sync && sha256sum /numbers")
 	sum, _, _ := strings.Cut(g.sh("sha256sum /numbers"), " ")
-	g.sh("fstrim /") // or QEMU would not offer it to the guest
+	g.sh("fstrim /") // otherwise QEMU would not offer it to the guest
 	g.powerOff()
 	endServer(t, s)
 	var st unix.Stat_t

@@ -16,12 +16,12 @@ import (
 	"github.com/varvebackup/varve/test/authority"
 )
 
-// Scripts about exports have what those about repositories have, the certificates of an authority in $TLS and those of another one in
-// $STRANGER, and these commands:
+// Scripts about exports have everything that those about repositories have, the certificates of an authority in $TLS
+// and of another one in $STRANGER, and these commands:
 //
 //	backup VAR ARGS...          runs `varve disk backup ARGS`; $VAR is the restore point's ID
 //	serve NAME ARGS...          runs `varve disk serve ARGS` until it listens; $NAME is the address, $NAME_PORT its port
-//	[!] end NAME TERM|INT|KILL  sends the signal, and wants exit code 0; what was said is the standard error
+//	[!] end NAME TERM|INT|KILL  sends the signal, and expects exit code 0; standard error is what the server said
 func TestServe(t *testing.T) {
 	t.Parallel()
 	ours, stranger := authority.New(t).Files(t), authority.New(t).Files(t)
@@ -45,7 +45,7 @@ func backupCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv(args[0], strings.TrimSpace(ts.ReadFile("stdout")))
 }
 
-// serversKey is where a script's servers are, by name.
+// serversKey is the key of a script's servers, which are kept by name.
 type serversKey struct{}
 
 func scriptServers(ts *testscript.TestScript) map[string]*diskServer {
@@ -68,7 +68,7 @@ func serveCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if _, port, err := net.SplitHostPort(s.address); err == nil {
 		ts.Setenv(args[0]+"_PORT", port)
 	}
-	ts.Defer(func() { _ = s.cmd.Process.Kill() }) // It may have ended.
+	ts.Defer(func() { _ = s.cmd.Process.Kill() }) // it may already have ended
 }
 
 func endCommand(ts *testscript.TestScript, neg bool, args []string) {

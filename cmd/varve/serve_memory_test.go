@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// noise is a disk of random bytes that are made when they are read, in units of 64 KiB.
+// noise is a disk of random bytes that are generated when they are read, in units of 64 KiB.
 type noise struct{}
 
 func (noise) ReadAt(_ context.Context, p []byte, offset int64) error {
@@ -34,10 +34,10 @@ func (noise) ReadAt(_ context.Context, p []byte, offset int64) error {
 	return nil
 }
 
-// TestServeKeepsToItsMemory reads a disk that is many times as large as what the server may take.
+// TestServeKeepsToItsMemory reads a disk many times as large as the memory that the server may take.
 func TestServeKeepsToItsMemory(t *testing.T) {
 	t.Parallel()
-	const diskBytes, most = 1 << 30, 300 << 20 // 140 MiB of it to derive the key from the password
+	const diskBytes, most = 1 << 30, 300 << 20 // deriving the key from the password takes 140 MiB of it
 	k := keep(t, repository.DiskSource{Bytes: diskBytes, Reader: noise{}})
 	s := k.serve(t, "--cache-size", "16Mi", "--overlay", "o")
 	for _, options := range [][]string{{"-C", "4"}, {"-C", "1", "-R", "1"}} {

@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// patience is how long anything may take that is waited for.
+// patience is how long anything that a test waits for may take.
 const patience = 2 * time.Minute
 
 // diskServer is a running `varve disk serve`.
@@ -39,7 +39,7 @@ type diskServer struct {
 
 var serving = regexp.MustCompile(`: export \S+ at (\S+); interrupt to end\n$`)
 
-// startServer runs `varve disk serve` in a directory, and returns when it listens.
+// startServer runs `varve disk serve` in a directory, and returns once it listens.
 func startServer(dir string, env []string, args ...string) (*diskServer, error) {
 	s := &diskServer{cmd: exec.CommandContext(context.Background(), "varve", append([]string{"disk", "serve"}, args...)...), ended: make(chan error, 1)}
 	s.cmd.Dir, s.cmd.Env = dir, append(os.Environ(), env...)
@@ -66,7 +66,7 @@ func startServer(dir string, env []string, args ...string) (*diskServer, error) 
 	}
 }
 
-// listen keeps what the process says, and sends the address that it listens on.
+// listen keeps the process's output, and sends the address that it listens on.
 func (s *diskServer) listen(stderr io.Reader, listens chan<- string) {
 	for lines := bufio.NewReader(stderr); ; {
 		line, err := lines.ReadString('\n')
@@ -82,7 +82,7 @@ func (s *diskServer) listen(stderr io.Reader, listens chan<- string) {
 	}
 }
 
-// text is what the process has said.
+// text returns what the process has said.
 func (s *diskServer) text() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +104,7 @@ func (s *diskServer) end(signal os.Signal) error {
 
 // kept is a restore point in a repository of its own.
 type kept struct {
-	// dir is the repository's and is left to the test; env lets varve find the repository.
+	// dir holds the repository, and the test may use it. env lets varve find the repository.
 	dir, id string
 	env     []string
 }
@@ -140,7 +140,7 @@ func keep(t *testing.T, disk repository.DiskSource) *kept {
 	return k
 }
 
-// serve serves the restore point on a socket until the test ends, or end is called.
+// serve serves the restore point on a socket until the test ends or calls end.
 func (k *kept) serve(t *testing.T, args ...string) *diskServer {
 	t.Helper()
 	s, err := startServer(k.dir, k.env, append([]string{k.id, "--socket", filepath.Join(k.dir, "s")}, args...)...)
@@ -148,7 +148,7 @@ func (k *kept) serve(t *testing.T, args ...string) *diskServer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = s.cmd.Process.Kill() // It may have ended.
+		_ = s.cmd.Process.Kill() // it may already have ended
 		if t.Failed() {
 			t.Logf("varve disk serve said:\n%s", s.text())
 		}
@@ -165,9 +165,9 @@ func (s *diskServer) dial(t *testing.T, connections int) *nbd.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() }) // Its server may have ended.
+	t.Cleanup(func() { _ = c.Close() }) // its server may already have ended
 	return c
 }
 
-// uri is where a server on a socket is.
+// uri returns the URI of a server on a socket.
 func (s *diskServer) uri() string { return "nbd+unix:///root?socket=" + s.address }

@@ -36,12 +36,13 @@ func (s *server) config(component string) (*rest.Config, error) {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	c.UserAgent = "varve-" + component
-	// A restart reconciles every object at once: client-go's default of 5 requests a second would take minutes.
+	// A restart reconciles every object at once. With client-go's default of 5 requests a second, that would take
+	// minutes.
 	c.QPS, c.Burst = 100, 200
 	return c, nil
 }
 
-// logger writes one JSON object a line, for Varve's components and the libraries below them.
+// logger writes one JSON object per line, for Varve's components and the libraries below them.
 func (s *server) logger(w io.Writer) (logr.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.level)); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// Scripts about bitmaps in qcow2 images have what those about repositories have, and this command:
+// Scripts about bitmaps in qcow2 images have everything that those about repositories have, and this command:
 //
 //	same NAME[:DISK] IMAGE   compares a disk of the latest restore point of NAME with the image, byte for byte
 func TestTrack(t *testing.T) {

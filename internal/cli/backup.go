@@ -77,7 +77,7 @@ func sourceOf(b *backupv1.VirtualMachineBackup) string {
 	return b.Status.SourceName
 }
 
-// phaseOf is the phase; a backup that no controller has seen yet is pending.
+// phaseOf returns the phase. A backup that no controller has seen yet is pending.
 func phaseOf(b *backupv1.VirtualMachineBackup) string {
 	if b.Status.Phase == "" {
 		return string(backupv1.BackupPending)
@@ -92,7 +92,7 @@ func percentOf(b *backupv1.VirtualMachineBackup) string {
 	return b.Status.Progress.Percent
 }
 
-// movedOf is what was written; nothing is a count too, once the copy is over.
+// movedOf returns what was written. Zero counts only once the backup is done.
 func movedOf(b *backupv1.VirtualMachineBackup) string {
 	if b.Status.MovedBytes == 0 && b.Status.Phase != backupv1.BackupDone {
 		return ""
@@ -100,7 +100,7 @@ func movedOf(b *backupv1.VirtualMachineBackup) string {
 	return human.Bytes(b.Status.MovedBytes)
 }
 
-// tookOf is the time from the point in time to the end, or to now.
+// tookOf returns the time from the backup's point in time to its end, or to now.
 func tookOf(b *backupv1.VirtualMachineBackup, now time.Time) string {
 	switch {
 	case b.Status.StartTimestamp == nil:

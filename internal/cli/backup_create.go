@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// backupRequest is what the flags of `backup create` ask for.
+// backupRequest is what the flags of `backup create` say.
 type backupRequest struct {
 	vm, tracker, pvc       string
 	forceFull, skipQuiesce bool
@@ -103,7 +103,7 @@ func (r *backupRequest) check() error {
 	return nil
 }
 
-// object is the backup to create. Without a name the server completes one.
+// object returns the backup to create. Without a name, the server generates one.
 func (r *backupRequest) object(namespace string, args []string) *backupv1.VirtualMachineBackup {
 	b := &backupv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: r.labels},
@@ -117,18 +117,18 @@ func (r *backupRequest) object(namespace string, args []string) *backupv1.Virtua
 	if len(args) == 1 {
 		b.Name = args[0]
 	} else {
-		b.GenerateName = r.vm + r.tracker + "-" // One of the two is empty.
+		b.GenerateName = r.vm + r.tracker + "-" // one of the two is empty
 	}
 	return b
 }
 
-// virtualMachine refers to a machine.
+// virtualMachine returns a reference to a machine.
 func virtualMachine(name string) *corev1.TypedLocalObjectReference {
 	group := kubevirtv1.GroupVersion.Group
 	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VirtualMachine", Name: name}
 }
 
-// report is the last word of a create that succeeded.
+// report prints the result of a create that succeeded.
 func (r *backupRequest) report(w io.Writer, form string, b *backupv1.VirtualMachineBackup, waited bool) error {
 	if form != "" {
 		return printObject(w, form, b)
@@ -140,7 +140,7 @@ func (r *backupRequest) report(w io.Writer, form string, b *backupv1.VirtualMach
 	return err
 }
 
-// summary is a finished backup in a line.
+// summary describes a finished backup in one line.
 func summary(b *backupv1.VirtualMachineBackup) string {
 	text := fmt.Sprintf("backup %s done: %s, %s moved", b.Name, b.Status.BackupType, human.Bytes(b.Status.MovedBytes))
 	if b.Status.StartTimestamp != nil && b.Status.CompletionTimestamp != nil {
@@ -152,7 +152,7 @@ func summary(b *backupv1.VirtualMachineBackup) string {
 	return human.Line(text + ", in " + b.Spec.PVCName + ":" + b.Status.Directory)
 }
 
-// untilFinal waits until the backup has ended, and leaves in b how it did.
+// untilFinal waits until the backup has ended, and stores its last state in b.
 func untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
 	uid, name := b.UID, b.Name
 	return func(ctx context.Context, show func(progress.Report)) error {

@@ -95,7 +95,7 @@ func (p *page) volumes(all []backupv1.IncludedVolume) {
 	p.section("Files on the target", files, "")
 }
 
-// fullReasons is each reason in words.
+// fullReasons describes each reason in words.
 var fullReasons = map[backupv1.FullReason]string{
 	backupv1.FullNoTracker:      "the backup names a machine, not a tracker",
 	backupv1.FullNoCheckpoint:   "the tracker's first backup",
@@ -151,7 +151,7 @@ func target(b *backupv1.VirtualMachineBackup) string {
 	return text
 }
 
-// millis is a duration that may be absent.
+// millis returns a duration that may be absent.
 func millis(n *int64) string {
 	if n == nil || *n == 0 {
 		return ""

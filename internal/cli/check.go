@@ -17,25 +17,25 @@ import (
 // checked is what `repo check` and `disk verify` found.
 type checked struct {
 	RestorePoints int `json:"restorePoints"`
-	// Contents with Bytes bytes were read, which are Percent of all.
+	// Contents with Bytes bytes were read, which is Percent of all.
 	Percent  float64 `json:"percent"`
 	Contents int64   `json:"contents"`
 	Bytes    int64   `json:"bytes"`
-	// Damaged are the parts of disks that cannot be restored, Good the restore points without any.
+	// Damaged are the parts of disks that cannot be restored, Good the restore points without damage.
 	Damaged []damaged    `json:"damaged"`
 	Good    []identified `json:"good"`
-	// Unreadable says which restore points cannot even be listed; "" if all can.
+	// Unreadable names the restore points that cannot even be listed; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// identified is a restore point by its names.
+// identified holds what identifies a restore point.
 type identified struct {
 	ID     string            `json:"id"`
 	Source repository.Source `json:"source"`
 	Time   time.Time         `json:"time"`
 }
 
-// damaged is a part of a disk that is damaged: Bytes from Offset on, or all of it if Bytes is 0.
+// damaged is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
 type damaged struct {
 	identified `json:",inline"`
 
@@ -49,7 +49,7 @@ func identify(p *repository.RestorePoint) identified {
 	return identified{ID: p.ID, Source: p.Source, Time: p.Time}
 }
 
-// check looks for damage and tells what it found. Damage is an error.
+// check looks for damage and prints what it finds. Damage is an error.
 func (s *session) check(ctx context.Context, w io.Writer, form string, percent float64, d *display) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
@@ -69,7 +69,8 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	})
 }
 
-// verify verifies the selected restore points, or all for nil, and shows how far it is: first what is read, if anything is, then the tables.
+// verify verifies the selected restore points, or all if selected is nil, and shows its progress: first of reading, if
+// anything is read, then of the tables.
 func verify(ctx context.Context, r *repository.Repository, percent float64, selected func(*repository.RestorePoint) bool, show func(progress.Report)) (*repository.Report, error) {
 	tell := func(phase string, bytes, total int64) {
 		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
@@ -134,7 +135,7 @@ func (c *checked) print(w io.Writer, form string, list *pointList, read bool) er
 	return err
 }
 
-// verdict is the error that damage is.
+// verdict returns the error for the damage.
 func (c *checked) verdict() error {
 	const hint = "everything outside of the damage can be restored, and so can the restore points that -o json lists as good"
 	var ids []string

@@ -8,20 +8,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// choice is a flag's value that is one of a few words. Another one is wrong usage before anything is done.
+// choice is a flag's value that must be one of a few words. Anything else is a usage error before anything is done.
 type choice struct {
 	value     *string
 	otherwise string
 	words     []string
 }
 
-// newChoice is otherwise, which may be none of the words, until the flag is given.
+// newChoice returns a choice that is otherwise until the flag is given. otherwise need not be one of the words.
 func newChoice(into *string, otherwise string, words []string) *choice {
 	*into = otherwise
 	return &choice{into, otherwise, words}
 }
 
-// choiceFlag adds a flag that takes one of words, and completes them.
+// choiceFlag adds a flag that takes one of words, with completion.
 func choiceFlag(c *cobra.Command, into *string, name, otherwise, help string, words ...string) {
 	c.Flags().Var(newChoice(into, otherwise, words), name, help)
 	completeFixed(c, name, words...)

@@ -1,14 +1,14 @@
 // Package cli is the user's side of Varve: the commands of `varve`, which is also installed as `kubectl-varve`.
 //
-// A command that talks to a cluster writes and watches objects, and nothing else: it may die at any moment, be repeated, and be
-// replaced by kubectl. The commands of `repo` and `disk` work on a repository and need no cluster; internal/repository keeps what
-// is stored whole if they die.
+// A command that talks to a cluster only writes and watches objects: it may die at any moment, be repeated, and be
+// replaced by kubectl. The commands of `repo` and `disk` work on a repository and need no cluster. If they die,
+// internal/repository keeps the stored data intact.
 //
-// Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The exit code
-// is 0 only when what was asked for is so (see Code). Text that comes from the cluster is stripped of control characters before a
-// terminal sees it.
+// Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The
+// exit code is 0 only if what was asked for is so (see Code). Text from the cluster is stripped of control characters
+// before it reaches a terminal.
 //
-// New builds a command tree that belongs to one run, in one goroutine.
+// New builds a command tree for one run, in one goroutine.
 package cli
 
 import (
@@ -27,24 +27,25 @@ import (
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Terminal says that Err is one: a live bar can be drawn on it.
+	// Terminal says that Err is a terminal, so that a live bar can be drawn on it.
 	Terminal bool
-	// ReadPassword reads a line from In without showing it; nil where In is no terminal: nothing can be asked.
+	// ReadPassword reads a line from In without showing it. It is nil if In is no terminal, so that nothing can be
+	// asked.
 	ReadPassword func(ctx context.Context) (string, error)
 }
 
-// Options is what the surroundings decide about a run.
+// Options is the environment of a run.
 type Options struct {
 	// Program is the name that the program was started with; "kubectl-varve" makes help say "kubectl varve".
 	Program string
 	// Version is what `varve version` reports.
 	Version string
 	Streams Streams
-	// Now is the clock that ages are measured with.
+	// Now is the clock for ages.
 	Now func() time.Time
-	// Env looks up a variable of the environment; absent is empty.
+	// Env looks up an environment variable; an absent one is empty.
 	Env func(name string) string
-	// Servers are the commands that run Varve's components. They are not shown to users.
+	// Servers are the commands that run Varve's components. Users do not see them.
 	Servers []*cobra.Command
 }
 
@@ -93,7 +94,7 @@ func New(o Options) *cobra.Command {
 	root.SetIn(o.Streams.In)
 	root.SetOut(o.Streams.Out)
 	root.SetErr(o.Streams.Err)
-	// A command that only holds others can be run, to complain: its usage does not offer that.
+	// A command that only holds others is runnable, so that it can complain. Its usage must not offer that.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%s", err) })
 	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.repository(), s.disk(), s.version())
@@ -108,7 +109,7 @@ func New(o Options) *cobra.Command {
 	return root
 }
 
-// group makes a command that only holds others, which talk to a cluster.
+// group makes a command that only holds others, all of which talk to a cluster.
 func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)

@@ -15,10 +15,10 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// completionTimeout is how long a shell may hang on a cluster that does not answer.
+// completionTimeout is how long a shell may wait for a cluster that does not answer.
 const completionTimeout = 3 * time.Second
 
-// completer offers words for what the user has typed.
+// completer offers words that complete what the user has typed.
 type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 func newVMs() client.ObjectList      { return &kubevirtv1.VirtualMachineList{} }
@@ -49,15 +49,15 @@ func completeFixed(c *cobra.Command, flag string, words ...string) {
 	})
 }
 
-// register panics where the flag does not exist: the tree is wrong, and every test of it says so.
+// register panics if the flag does not exist: then the command tree is wrong, and every test of it fails.
 func register(c *cobra.Command, flag string, f completer) {
 	if err := c.RegisterFlagCompletionFunc(flag, f); err != nil {
 		panic(err)
 	}
 }
 
-// names lists the objects whose names begin with what was typed, except those that are there already. Completion has no
-// place for an error: without a cluster there is nothing to offer.
+// names lists the objects whose names begin with what was typed, without those in except. Completion cannot show an
+// error: without a cluster it offers nothing.
 func (s *session) names(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
 	if ctx == nil {
 		ctx = context.Background()

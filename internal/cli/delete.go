@@ -13,16 +13,16 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// deleteTimeout is the default of --timeout: an abort and its clean-up fit in.
+// deleteTimeout is the default of --timeout, enough for an abort and its clean-up.
 const deleteTimeout = 10 * time.Minute
 
-// deleting is a `delete` command of one kind.
+// deleting describes a `delete` command for one kind.
 type deleting struct {
 	noun, argument       string
 	short, long, example string
 	object               func() client.Object
 	newList              func() client.ObjectList
-	// state is an object's phase and message while it waits for its end.
+	// state returns an object's phase and message while it is being deleted.
 	state func(client.Object) (phase, message string)
 }
 
@@ -36,7 +36,7 @@ func (s *session) delete(d deleting) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// One name that does not exist must not keep the others: what failed is told at the end.
+			// A name that does not exist must not stop the others. Failures are reported at the end.
 			var failures []error
 			var deleted []client.Object
 			for _, name := range args {
@@ -61,14 +61,14 @@ func (s *session) delete(d deleting) *cobra.Command {
 	return c
 }
 
-// one deletes one object, which it returns.
+// one deletes one object and returns it.
 func (d deleting) one(cmd *cobra.Command, c *cluster.Client, name string) (client.Object, error) {
 	object := d.object()
 	if err := c.Get(cmd.Context(), client.ObjectKey{Namespace: c.Namespace, Name: name}, object); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.noun, name, err)
 	}
 	uid := object.GetUID()
-	// Only the object that was read: one of the same name that somebody made since then stays.
+	// Delete only the object that was read. One of the same name that was created since then stays.
 	if err := c.Delete(cmd.Context(), object, client.Preconditions{UID: &uid}); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.noun, name, err)
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// page is a description in the making: fields, then sections with tables. The first error of writing it is kept.
+// page is a description being written: fields, then sections with tables. It keeps the first write error.
 type page struct {
 	w   io.Writer
 	now time.Time
 	err error
 }
 
-// fields writes names and values in two columns. A value that is empty is left out.
+// fields writes names and values in two columns. It leaves out empty values.
 func (p *page) fields(pairs ...string) {
 	t := &table{gap: 2}
 	for pair := range slices.Chunk(pairs, 2) {
@@ -61,10 +61,10 @@ func (p *page) keep(err error) {
 	}
 }
 
-// age is how long ago t was.
+// age returns how long ago t was.
 func (p *page) age(t time.Time) string { return human.Age(p.now, t) }
 
-// moment is t and how long ago it was.
+// moment returns t and how long ago it was.
 func (p *page) moment(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -90,7 +90,7 @@ func events(ctx context.Context, c *cluster.Client, namespace string, uids ...ty
 	return all, nil
 }
 
-// lastSeen is when an event happened last: the two event APIs fill in different fields.
+// lastSeen returns when an event last happened. The two event APIs fill in different fields.
 func lastSeen(e corev1.Event) time.Time {
 	switch {
 	case e.Series != nil:
@@ -112,7 +112,7 @@ func (p *page) events(list []corev1.Event) {
 	p.section("Events", t, "none")
 }
 
-// timestamp is a moment that may not have come yet.
+// timestamp returns a moment that may not be known yet.
 func (p *page) timestamp(t *metav1.Time) string {
 	if t == nil {
 		return ""

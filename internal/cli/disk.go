@@ -26,7 +26,7 @@ can go without the rest noticing. An ID may be abbreviated to its beginning, if 
 		s.diskBackup(), s.diskCheckpoint(), s.diskList(), s.diskDescribe(), s.diskDiff(), s.diskVerify(), s.diskRestore(), s.diskServe(), s.diskDelete(), s.diskPrune(), s.diskPin(), s.diskUnpin())
 }
 
-// sourceFlags select histories beside their name, or say whose a new restore point is.
+// sourceFlags select histories in addition to their names, or say whose a new restore point is.
 type sourceFlags struct{ host, user string }
 
 func (f *sourceFlags) flags(c *cobra.Command, what string) {
@@ -34,7 +34,7 @@ func (f *sourceFlags) flags(c *cobra.Command, what string) {
 	c.Flags().StringVar(&f.user, "user", "", what+" of this user")
 }
 
-// selects says whether a source is of the flags' host and user and has one of the names; no names are all.
+// selects reports whether a source has the flags' host and user and one of the names. No names select all.
 func (f *sourceFlags) selects(o repository.Source, names []string) bool {
 	named := len(names) == 0
 	for _, name := range names {
@@ -43,7 +43,7 @@ func (f *sourceFlags) selects(o repository.Source, names []string) bool {
 	return named && (f.host == "" || o.Host == f.host) && (f.user == "" || o.User == f.user)
 }
 
-// sourcePath is the path in the repository of a history that the user calls name, and sourceName the other way round.
+// sourcePath returns the path in the repository of the history that the user calls name. sourceName is its inverse.
 func sourcePath(name string) string { return path.Clean("/" + name) }
 
 func sourceName(s repository.Source) string { return strings.TrimPrefix(s.Path, "/") }
@@ -51,7 +51,7 @@ func sourceName(s repository.Source) string { return strings.TrimPrefix(s.Path, 
 // maxNameBytes bounds the name of a history.
 const maxNameBytes = 200
 
-// historyName refuses a name that a history cannot have. It is a path in the repository.
+// historyName refuses a name that a history cannot have. The name becomes a path in the repository.
 func historyName(name string) error {
 	switch {
 	case strings.Trim(name, "/") == "":
@@ -72,7 +72,7 @@ func (s *session) diskFlag(c *cobra.Command, name *string) {
 	register(c, "disk", s.completeDisk)
 }
 
-// timeText is a moment in a table.
+// timeText formats a moment for a table.
 func timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""

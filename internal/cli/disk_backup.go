@@ -120,17 +120,17 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	completeFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
 
-// diskSpec is a disk as the user names it.
+// diskSpec is a disk as the user specifies it.
 type diskSpec struct {
 	name, where string
 	options     disk.SourceOptions
-	// checkpoint is the name of the moment of the backup, or "".
+	// checkpoint is the name of the backup's moment, or "".
 	checkpoint string
-	// tracked: Varve has made the bitmap, for this image alone.
+	// tracked: Varve made the bitmap, for this image alone.
 	tracked bool
 }
 
-// isImage says whether the disk is a qcow2 image in a file.
+// isImage reports whether the disk is a qcow2 image in a file.
 func (d *diskSpec) isImage() bool { return d.options.Format == disk.QCOW2 }
 
 func (b *backupFlags) specs(args []string) ([]diskSpec, error) {
@@ -164,7 +164,7 @@ func (b *backupFlags) specs(args []string) ([]diskSpec, error) {
 	return out, errors.Join(b.validateTracking(out), b.addBacking(out), b.addIgnoreLocks(out), b.addTLS(out))
 }
 
-// validateTracking refuses names of checkpoints that could be used twice, and flags that contradict each other.
+// validateTracking refuses checkpoint names that could be used twice, and flags that contradict each other.
 func (b *backupFlags) validateTracking(specs []diskSpec) error {
 	if b.track {
 		switch {
@@ -215,7 +215,7 @@ func (b *backupFlags) addBacking(specs []diskSpec) error {
 	return nil
 }
 
-// addIgnoreLocks adds --ignore-locks to the disks that have locks which can be ignored.
+// addIgnoreLocks adds --ignore-locks to the disks whose locks can be ignored.
 func (b *backupFlags) addIgnoreLocks(specs []diskSpec) error {
 	found := !b.ignoreLocks
 	for i := range specs {
@@ -229,7 +229,7 @@ func (b *backupFlags) addIgnoreLocks(specs []diskSpec) error {
 	return nil
 }
 
-// addTLS adds the configuration for NBD servers to the disks behind one.
+// addTLS adds the TLS configuration to the disks that need it.
 func (b *backupFlags) addTLS(specs []diskSpec) error {
 	var wheres []string
 	for _, d := range specs {
@@ -244,7 +244,7 @@ func (b *backupFlags) addTLS(specs []diskSpec) error {
 	return err
 }
 
-// validFormat refuses a --format that there is not, and none for a file that says by its name that it may be qcow2.
+// validFormat refuses an unknown --format. It also refuses a missing one if the file's name suggests qcow2.
 func validFormat(where, format string) error {
 	switch disk.Format(format) {
 	case "":
@@ -267,7 +267,7 @@ func atWork(workers int) error {
 	return nil
 }
 
-// perDisk reads values that are for all disks, or for one as DISK=VALUE.
+// perDisk reads values that apply to all disks, or as DISK=VALUE to one.
 func perDisk(flag string, values []string, disks []diskSpec) (map[string]string, error) {
 	out := map[string]string{}
 	for _, v := range values {
@@ -336,7 +336,7 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 	})
 }
 
-// parentOf is what --parent asks for, with the whole ID.
+// parentOf returns what --parent asks for, with the whole ID.
 func parentOf(ctx context.Context, r *repository.Repository, text string) (string, error) {
 	if text == repository.ParentAuto || text == repository.ParentNone {
 		return text, nil
@@ -348,7 +348,7 @@ func parentOf(ctx context.Context, r *repository.Repository, text string) (strin
 	return p.ID, nil
 }
 
-// openSources opens the disks and adds them to the request. What it opened is returned even if it fails.
+// openSources opens the disks and adds them to the request. It returns what it has opened even if it fails.
 func openSources(ctx context.Context, specs []diskSpec, q *repository.Request) ([]disk.Source, error) {
 	var sources []disk.Source
 	for _, spec := range specs {

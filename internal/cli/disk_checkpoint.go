@@ -15,10 +15,11 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// checkpointPrefix is what the names of checkpoints begin with.
+// checkpointPrefix is the beginning of every checkpoint name.
 const checkpointPrefix = "varve-"
 
-// checkpointName is the form of names that nobody uses twice: 128 random bits, after whose they are for --track.
+// checkpointName is the form of names that nobody uses twice: 128 random bits. With --track, the owner's hash precedes
+// them.
 var checkpointName = regexp.MustCompile(`^` + checkpointPrefix + `([0-9a-f]{16}-)?[0-9a-f]{32}$`)
 
 func (s *session) diskCheckpoint() *cobra.Command {
@@ -66,7 +67,7 @@ varve disk backup --track needs no names.`,
 
 func randomToken() string {
 	var token [16]byte
-	_, _ = rand.Read(token[:]) // It never fails.
+	_, _ = rand.Read(token[:]) // it never fails
 	return hex.EncodeToString(token[:])
 }
 
@@ -78,8 +79,8 @@ func validateCheckpoint(flag, name string) error {
 	return usage("%s %s: only names that `varve disk checkpoint` has printed can be used, because one that is used twice makes backups that are wrong", flag, name)
 }
 
-// hasCheckpoint makes sure that the bitmap of this backup's checkpoint is in the image. One that is added later lacks what is written until then. What
-// a server of NBD has cannot be seen: libvirt does not export the new bitmap.
+// hasCheckpoint checks that the bitmap of this backup's checkpoint is in the image. A bitmap that is added later lacks
+// what is written until then. It cannot check an NBD server: libvirt does not export the new bitmap.
 func (d *diskSpec) hasCheckpoint(ctx context.Context) error {
 	if !d.isImage() || d.checkpoint == "" {
 		return nil
@@ -97,11 +98,11 @@ func (d *diskSpec) hasCheckpoint(ctx context.Context) error {
 	}
 }
 
-// lastCheckpoint is the checkpoint of a disk's latest restore point.
+// lastCheckpoint returns the checkpoint of a disk's latest restore point.
 func lastCheckpoint(ctx context.Context, r *repository.Repository, source repository.Source, diskName string) (string, error) {
 	points, err := r.List(ctx, &source)
 	if err != nil {
-		return "", err // What is damaged may be the latest.
+		return "", err // a damaged one may be the latest
 	}
 	repository.SortByMaking(points)
 	var changes []string

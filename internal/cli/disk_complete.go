@@ -11,8 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// offer lists the restore points and offers the words that words finds in them and that begin with what was typed. It never asks for a
-// password: without one there is nothing to offer.
+// offer lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
+// for a password: without one, it offers nothing.
 func (s *session) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
 	if s.repo.passwordFile == "" && s.env("VARVE_PASSWORD") == "" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -38,7 +38,7 @@ func (s *session) offer(c *cobra.Command, typed string, words func(*pointList) [
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// ids are the IDs with what they are, except those that are there already.
+// ids returns the IDs with descriptions, without those in except.
 func (l *pointList) ids(except []string) (out []string) {
 	for _, p := range l.points {
 		if !slices.Contains(except, p.ID) {
@@ -58,7 +58,7 @@ func (s *session) completePoints(most int) completer {
 	}
 }
 
-// completePointThenFile offers the ID of a restore point, and then files.
+// completePointThenFile offers the IDs of restore points, and then files.
 func (s *session) completePointThenFile(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 1 {
 		return nil, cobra.ShellCompDirectiveDefault
@@ -66,7 +66,8 @@ func (s *session) completePointThenFile(c *cobra.Command, args []string, typed s
 	return s.completePoints(1)(c, args, typed)
 }
 
-// completeHistory offers the names of histories for the first argument, and then files if those are disks.
+// completeHistory offers the names of histories for the first argument. If the other arguments are disks, it offers
+// files for them.
 func (s *session) completeHistory(disks bool) completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		switch {
@@ -87,7 +88,7 @@ func (s *session) completeHistory(disks bool) completer {
 	}
 }
 
-// completeDisk offers the names of the disks of the restore point that is the first argument.
+// completeDisk offers the disks of the restore point that the first argument names.
 func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -101,7 +102,7 @@ func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([
 	})
 }
 
-// completeParent offers what --parent may be.
+// completeParent offers values for --parent.
 func (s *session) completeParent(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	choices := []string{repository.ParentAuto, repository.ParentNone}
 	words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })

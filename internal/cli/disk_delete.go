@@ -74,7 +74,7 @@ would go and asks; elsewhere it needs --yes.`,
 	return c
 }
 
-// deletePoints deletes restore points, and shows that it does: with many of them in a bucket that takes a while.
+// deletePoints deletes restore points and shows its progress, because deleting many of them in a bucket takes a while.
 func (s *session) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
 	return d.during(s, func(show func(progress.Report)) error {
 		show(progress.Report{Name: "repository", Phase: "Deleting", Message: human.Count(len(ids), "restore point")})
@@ -82,15 +82,15 @@ func (s *session) deletePoints(ctx context.Context, r *repository.Repository, id
 	})
 }
 
-// deletable are the restore points that prefixes name, if all of them may go. One that cannot be read is named by its whole ID. One that is lost, because
-// another program has deleted it, is found among those.
+// deletable returns the restore points that prefixes name, if all of them may be deleted. One that cannot be read must
+// be named by its whole ID. One that is lost, because another program has deleted it, is looked up among the lost ones.
 func deletable(ctx context.Context, r *repository.Repository, l *pointList, prefixes []string) ([]*repository.RestorePoint, error) {
 	var others []*repository.RestorePoint
 	var readable []string
 	for _, prefix := range prefixes {
 		_, notListed := l.find(prefix)
 		if !errors.Is(notListed, repository.ErrCorrupt) && !errors.Is(notListed, repository.ErrNotFound) {
-			readable = append(readable, prefix) // It is there, or the prefix is not one.
+			readable = append(readable, prefix) // it exists, or the prefix is not valid
 			continue
 		}
 		p, err := unlisted(ctx, r, prefix)
@@ -110,7 +110,7 @@ func deletable(ctx context.Context, r *repository.Repository, l *pointList, pref
 	return append(points, others...), unpinned(points)
 }
 
-// unlisted is the restore point that is not in the list because it cannot be read or is lost; nil if there is none.
+// unlisted returns the restore point that is not in the list because it cannot be read or is lost, or nil.
 func unlisted(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
 	_, err := r.Get(ctx, prefix)
 	switch {
@@ -125,7 +125,7 @@ func unlisted(ctx context.Context, r *repository.Repository, prefix string) (*re
 	}
 	p, err := newPointList(lost, nil).find(prefix)
 	if errors.Is(err, repository.ErrNotFound) {
-		return nil, nil //nolint:nilnil // as it says
+		return nil, nil //nolint:nilnil // as documented
 	}
 	return p, err
 }
@@ -150,7 +150,7 @@ func unpinned(points []*repository.RestorePoint) error {
 	return nil
 }
 
-// ofMachine says whose restore point it is, if that is known.
+// ofMachine returns whose restore point it is, if that is known.
 func ofMachine(p *repository.RestorePoint) string {
 	if p.Source.Path == "" {
 		return ""

@@ -68,7 +68,7 @@ func (p *page) point(point *repository.RestorePoint) {
 	p.section("Content", digests, "")
 }
 
-// diskFullReasons is each reason in words.
+// diskFullReasons describes each reason in words.
 var diskFullReasons = map[repository.FullReason]string{
 	repository.FullAsked:         "asked for",
 	repository.FullNoParent:      "the first of this disk",

@@ -81,7 +81,7 @@ That they differ is no failure: without a difference there are no extents.`,
 	return c
 }
 
-// oneDisk is the disk called name; without a name the only one.
+// oneDisk returns the disk called name, or the only one if name is empty.
 func oneDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
 	if name == "" {
 		if len(p.Disks) != 1 {

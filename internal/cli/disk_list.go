@@ -61,7 +61,7 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 				if err != nil {
 					return err
 				}
-				// What cannot be read, or is lost, may be what was looked for.
+				// What cannot be read, or is lost, may be what the user is looking for.
 				if err := errors.Join(l.unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
 					return err
 				}
@@ -74,10 +74,10 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 	return c
 }
 
-// lostPoints is an error that names the restore points of these names that were made and are not there any more, or nil.
+// lostPoints returns an error that names the restore points of these names that were made and no longer exist, or nil.
 func lostPoints(ctx context.Context, r *repository.Repository, f *sourceFlags, names []string) (lost, failed error) {
 	points, err := r.Lost(ctx)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) { // Damage is told by the list.
+	if err != nil && !errors.Is(err, repository.ErrCorrupt) { // the list reports damage
 		return nil, err
 	}
 	for _, p := range points {
@@ -98,7 +98,7 @@ func atTime(p *repository.RestorePoint) string {
 	return " at " + timeText(p.Time)
 }
 
-// noneOf says that a name has no restore points, and which names are like it.
+// noneOf returns the error for a name without restore points. It suggests similar names.
 func (l *pointList) noneOf(name string) error {
 	var like []string
 	for _, p := range l.points {
@@ -117,13 +117,14 @@ func (l *pointList) noneOf(name string) error {
 // maxTypos is how many letters of a name may be wrong.
 const maxTypos = 2
 
-// resembles says whether a was meant to be b: one begins with the other, or a few letters were added, left out or replaced.
+// resembles reports whether a was probably meant to be b: one begins with the other, or a few letters were added, left
+// out or replaced.
 func resembles(a, b string) bool {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	if strings.HasPrefix(a, b) || strings.HasPrefix(b, a) {
 		return true
 	}
-	row := make([]int, len(b)+1) // Levenshtein's distances of a's beginning from those of b
+	row := make([]int, len(b)+1) // Levenshtein distances between the beginning of a and those of b
 	for j := range row {
 		row[j] = j
 	}

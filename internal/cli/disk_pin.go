@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// defaultPin is the name of a pin that the user did not name.
+// defaultPin is the name of a pin for which the user gave none.
 const defaultPin = "pinned"
 
 func (s *session) diskPin() *cobra.Command {
@@ -76,7 +76,8 @@ the rules of varve disk prune say.`,
 	return c
 }
 
-// changePins changes the pins of each restore point as change says, and prints them. Nothing is changed if change refuses one.
+// changePins changes the pins of each restore point as change says, and prints them. If change refuses one, nothing is
+// changed.
 func (s *session) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
 	return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 		l, err := listNamed(cmd.Context(), r, args...)

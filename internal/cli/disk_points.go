@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// shortID is how much of an ID tables show, unless two begin with the same.
+	// shortID is how much of an ID tables show, unless two begin with the same characters.
 	shortID = 12
-	// maxCell is how many columns of a name a table shows that is not wide.
+	// maxCell is how many columns of a name a table shows unless it is wide.
 	maxCell = 40
 	// leastID is how much of an ID the user must give.
 	leastID = 4
@@ -25,12 +25,12 @@ const (
 // pointList are restore points of a repository, oldest first.
 type pointList struct {
 	points []*repository.RestorePoint
-	// unreadable says which others there are, or is nil.
+	// unreadable is the error that names the restore points that cannot be read, or nil.
 	unreadable error
 	length     int
 }
 
-// listPoints lists what can be read. Restore points that cannot be read are no error.
+// listPoints lists what can be read. Unreadable restore points are no error.
 func listPoints(ctx context.Context, r *repository.Repository) (*pointList, error) {
 	points, err := r.List(ctx, nil)
 	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
@@ -52,12 +52,12 @@ func listNamed(ctx context.Context, r *repository.Repository, prefixes ...string
 	}
 	l := newPointList(points, err)
 	for _, p := range points {
-		l.length = max(l.length, len(p.ID)) // Others may begin like it.
+		l.length = max(l.length, len(p.ID)) // IDs that are not listed may begin with the same characters.
 	}
 	return l, nil
 }
 
-// validPrefix refuses what is too short for the beginning of an ID.
+// validPrefix refuses a prefix that is too short for the beginning of an ID.
 func validPrefix(prefix string) error {
 	if len(prefix) < leastID {
 		return usage("restore point %q: give at least %d characters of its ID", prefix, leastID)
@@ -88,7 +88,7 @@ func newPointList(points []*repository.RestorePoint, unreadable error) *pointLis
 	return l
 }
 
-// ambiguous says whether two restore points have the same short ID.
+// ambiguous reports whether two restore points have the same short ID.
 func (l *pointList) ambiguous() bool {
 	seen := map[string]bool{}
 	for _, p := range l.points {
@@ -100,10 +100,10 @@ func (l *pointList) ambiguous() bool {
 	return false
 }
 
-// short is the beginning of an ID, which no other restore point's begins with.
+// short returns the beginning of an ID, with which no other restore point's ID begins.
 func (l *pointList) short(id string) string { return id[:min(l.length, len(id))] }
 
-// warn tells of restore points that cannot be read, where that does not fail the command.
+// warn reports restore points that cannot be read, when that does not fail the command.
 func (l *pointList) warn(w io.Writer) {
 	if l.unreadable == nil {
 		return
@@ -137,7 +137,7 @@ func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
 	return nil, usage("restore point %s: the IDs of %d begin like this: %s", prefix, len(found), strings.Join(ids, ", "))
 }
 
-// findAll returns the restore points that prefixes name, each once.
+// findAll returns the restore points that prefixes name, without duplicates.
 func (l *pointList) findAll(prefixes []string) ([]*repository.RestorePoint, error) {
 	var out []*repository.RestorePoint
 	var failures []error
@@ -152,7 +152,7 @@ func (l *pointList) findAll(prefixes []string) ([]*repository.RestorePoint, erro
 	return out, errors.Join(failures...)
 }
 
-// pointItems is how programs see restore points.
+// pointItems is the form of restore points for programs.
 type pointItems struct {
 	Items []*repository.RestorePoint `json:"items"`
 }
@@ -213,7 +213,7 @@ func parents(p *repository.RestorePoint) (ids []string) {
 	return ids
 }
 
-// pointType is Incremental if all disks are, and Full with the reasons if none is.
+// pointType returns Incremental if all disks are incremental, and Full with the reasons if none is.
 func pointType(p *repository.RestorePoint) string {
 	if len(p.Disks) == 0 {
 		return "Unreadable"

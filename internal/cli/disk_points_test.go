@@ -76,7 +76,7 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s: %v", prefix, err)
 		}
 	}
-	// What is not found may be among what cannot be read: that is not the same as not being there.
+	// A restore point that is not found may be among the unreadable ones. That is not the same as not existing.
 	if _, err := newPointList(all, repository.ErrCorrupt).find("cccc"); !errors.Is(err, repository.ErrCorrupt) {
 		t.Error(err)
 	}
@@ -158,7 +158,8 @@ func TestSourceNames(t *testing.T) {
 	}
 }
 
-// A disk that only an old restore point has keeps it, if disks are decided on alone; damage counts for the disk that has it.
+// With --per-disk, a restore point stays if it is the only one that has some disk. Damage counts only for the damaged
+// disk.
 func TestPruneDecides(t *testing.T) {
 	t.Parallel()
 	history := points("1111", "2222", "3333")
@@ -193,7 +194,8 @@ func TestPruneDecides(t *testing.T) {
 	}
 }
 
-// Neither whole nor by disk does a prune remove the restore point that was made last, though a clock that was behind gave it an old time.
+// Neither --per-vm nor --per-disk removes the restore point that was made last, even if a clock that was behind gave it
+// an old time.
 func TestPruneDecides_keepsWhatWasMadeLast(t *testing.T) {
 	t.Parallel()
 	history := points("1111", "2222", "3333")

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/retention"
 )
 
-// pruning is what the flags of `disk prune` ask for.
+// pruning is what the flags of `disk prune` say.
 type pruning struct {
 	policy         retention.Policy
 	within, zone   string
@@ -30,11 +30,11 @@ type pruning struct {
 // pruned is the result of `disk prune`.
 type pruned struct {
 	DryRun bool `json:"dryRun"`
-	// Items are the restore points, a history after the other, the newest first.
+	// Items are the restore points, one history after another, newest first.
 	Items []verdict `json:"items"`
 }
 
-// verdict is what becomes of a restore point.
+// verdict is the decision about a restore point.
 type verdict struct {
 	identified `json:",inline"`
 
@@ -127,7 +127,7 @@ func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning
 	}
 	l.warn(cmd.ErrOrStderr())
 	out := pruned{DryRun: q.dryRun, Items: []verdict{}}
-	// Everything is decided before anything goes.
+	// Decide everything before deleting anything.
 	for _, history := range l.histories(&q.sources, names) {
 		verdicts, err := q.decide(s.Now(), history, bad)
 		if err != nil {
@@ -152,7 +152,8 @@ func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning
 	return out.print(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
 }
 
-// pruneFrom lists the restore points, and if there is a sign of damage those selected, with their damaged disks.
+// pruneFrom lists the restore points. If there is a sign of damage, it lists only the selected ones, and also returns
+// their damaged disks.
 func (s *session) pruneFrom(ctx context.Context, r *repository.Repository, q *pruning, names []string) (*pointList, map[string]map[string]bool, error) {
 	var report *repository.Report
 	err := q.display.during(s, func(show func(progress.Report)) error {
@@ -175,7 +176,7 @@ func (s *session) pruneFrom(ctx context.Context, r *repository.Repository, q *pr
 	return newPointList(report.Points, report.Unlisted), damagedDisks(report), nil
 }
 
-// damagedDisks are the names of the damaged disks of restore points, by ID.
+// damagedDisks returns the names of the damaged disks of restore points, by ID.
 func damagedDisks(report *repository.Report) map[string]map[string]bool {
 	bad := map[string]map[string]bool{}
 	for _, d := range report.Damage {
@@ -187,7 +188,7 @@ func damagedDisks(report *repository.Report) map[string]map[string]bool {
 	return bad
 }
 
-// histories are the selected restore points, those of a source together.
+// histories returns the selected restore points, grouped by source.
 func (l *pointList) histories(f *sourceFlags, names []string) [][]*repository.RestorePoint {
 	var out [][]*repository.RestorePoint
 	at := map[repository.Source]int{}
@@ -206,7 +207,7 @@ func (l *pointList) histories(f *sourceFlags, names []string) [][]*repository.Re
 	return out
 }
 
-// decide says what becomes of a history, the newest restore point first. bad are the damaged disks.
+// decide returns the verdicts on a history, newest restore point first. bad has the damaged disks.
 func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad map[string]map[string]bool) ([]verdict, error) {
 	var points []retention.Point
 	byID := map[string]*repository.RestorePoint{}
@@ -215,7 +216,7 @@ func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad 
 		byID[p.ID] = p
 		points = appendPoint(points, p, len(bad[p.ID]) == 0)
 	}
-	// Also the order in which they are shown.
+	// This is also the order in which they are shown.
 	whole, err := retention.Decide(q.policy, now, points)
 	if err != nil {
 		return nil, err
@@ -230,12 +231,13 @@ func (q *pruning) decide(now time.Time, history []*repository.RestorePoint, bad 
 	return out, nil
 }
 
-// appendPoint adds what retention looks at of a restore point, or of a disk in it, to those that were made later.
+// appendPoint adds what retention needs to know about a restore point, or about a disk in it. points has those that
+// were made later.
 func appendPoint(points []retention.Point, p *repository.RestorePoint, good bool) []retention.Point {
 	return append(points, retention.Point{ID: p.ID, Time: p.Time, Pinned: p.Pinned(), Good: good, MadeLast: len(points) == 0})
 }
 
-// lastMadeFirst are the restore points of a history, beginning with the one that was made last.
+// lastMadeFirst returns the restore points of a history, beginning with the one that was made last.
 func lastMadeFirst(history []*repository.RestorePoint) []*repository.RestorePoint {
 	out := slices.Clone(history)
 	repository.SortByMaking(out)
@@ -243,7 +245,8 @@ func lastMadeFirst(history []*repository.RestorePoint) []*repository.RestorePoin
 	return out
 }
 
-// decidePerDisk replaces the verdicts on whole restore points by those on their disks. The history begins with the restore point that was made last.
+// decidePerDisk replaces the verdicts on whole restore points by those on their disks. history begins with the restore
+// point that was made last.
 func (q *pruning) decidePerDisk(now time.Time, history []*repository.RestorePoint, bad map[string]map[string]bool, out []verdict) error {
 	at := map[string]int{}
 	for i := range out {

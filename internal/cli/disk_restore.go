@@ -23,7 +23,7 @@ type restoreFlags struct {
 	overwrite, larger bool
 	workers           int
 	tls               nbdTLSFlags
-	// tlsConfig is what tls says.
+	// tlsConfig is the configuration that tls describes.
 	tlsConfig *tls.Config
 }
 
@@ -64,18 +64,18 @@ connection for reading only.`,
 	return c
 }
 
-// restored is what a restore did.
+// restored is the result of a restore.
 type restored struct {
 	ID     string `json:"id"`
 	Disk   string `json:"disk"`
 	Target string `json:"target"`
 	Bytes  int64  `json:"bytes"`
-	// ResumedBytes were there already from an earlier restore that was interrupted.
+	// ResumedBytes were already there, from an earlier restore that was interrupted.
 	ResumedBytes int64  `json:"resumedBytes"`
 	Digest       string `json:"digest"`
 }
 
-// pointDisk finds a restore point and one of its disks; name may be empty if there is one.
+// pointDisk finds a restore point and one of its disks. name may be empty if there is only one.
 func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
 	p, err := findPoint(ctx, r, id)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where 
 	})
 }
 
-// writeDisk restores a disk, and returns how much of it an earlier restore had written.
+// writeDisk restores a disk, and returns how much of it an earlier restore had already written.
 func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.Disk, where string, f *restoreFlags, show func(progress.Report)) (int64, error) {
 	image, err := r.Image(ctx, chosen)
 	if err != nil {
@@ -147,7 +147,7 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 	if err := fill(ctx, image, target, journal, f.workers, total, show); err != nil {
 		kept := journal.Checkpoint(context.WithoutCancel(ctx), target)
 		if errors.Is(err, disk.ErrNoSpace) && errors.Is(kept, disk.ErrNoSpace) {
-			kept = nil // The checkpoint before it counts.
+			kept = nil // The previous checkpoint counts.
 		}
 		closed := target.Close()
 		if kept == nil && closed == nil {
@@ -161,7 +161,7 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 	return resumed, journal.Remove()
 }
 
-// onceMore is what the same restore does when it is started again.
+// onceMore says what the same command does if it is run again.
 func onceMore(journal *disk.Journal) string {
 	if journal.Kept() {
 		return "the same command again goes on where this one ended"
@@ -169,7 +169,7 @@ func onceMore(journal *disk.Journal) string {
 	return "the same command again begins anew: a device or an NBD export has no journal"
 }
 
-// fill writes what the journal does not have. total is how much data the disk has.
+// fill writes what the journal does not have yet. total is how much data the disk has.
 func fill(ctx context.Context, image *repository.Image, target disk.Target, journal *disk.Journal, workers int, total int64, show func(progress.Report)) error {
 	left := total
 	if journal.DoneBytes() > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository/serve"
 )
 
-// goodbye is how long clients have to finish when the server is interrupted.
+// goodbye is how long clients have to finish after the server is interrupted.
 const goodbye = 10 * time.Second
 
 // serveFlags are the flags of `disk serve`.
@@ -29,7 +29,7 @@ type serveFlags struct {
 	anonymous            bool
 	overlay              string
 	cacheSize            string
-	// cacheBytes is what cacheSize says.
+	// cacheBytes is the size that cacheSize says.
 	cacheBytes int64
 }
 
@@ -102,7 +102,7 @@ func (f *serveFlags) check() error {
 	return nil
 }
 
-// andWrite says what clients can do beside reading.
+// andWrite says what clients can do besides reading.
 func (f *serveFlags) andWrite() string {
 	if f.overlay != "" {
 		return ", and write to it"
@@ -110,7 +110,7 @@ func (f *serveFlags) andWrite() string {
 	return ""
 }
 
-// tls is the server's side of TLS, or nil.
+// tls returns the server's TLS configuration, or nil.
 func (f *serveFlags) tls() (*tls.Config, error) {
 	if f.listen == "" {
 		return nil, nil //nolint:nilnil // no TLS
@@ -166,7 +166,8 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 	if err != nil {
 		return err
 	}
-	// Most of the heap is cached blocks without pointers, so that collecting often costs next to nothing, and seldom much memory.
+	// Most of the heap is cached blocks without pointers, so frequent collections cost next to nothing, while rare ones
+	// would cost much memory.
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
@@ -218,12 +219,12 @@ func overlayFailure(err error) error {
 	}
 }
 
-// serveUntil serves until ctx ends, and then lets clients finish what they have asked for.
+// serveUntil serves until ctx ends, and then lets clients finish their requests.
 func serveUntil(ctx context.Context, server *nbd.Server, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 		defer cancel()
-		_ = server.Shutdown(ctx) // who has not finished is cut off
+		_ = server.Shutdown(ctx) // clients that have not finished are cut off
 	})
 	defer stop()
 	return server.Serve(context.WithoutCancel(ctx), l)

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// nbdTLSFlags say how to meet an NBD server with TLS, as its client.
+// nbdTLSFlags say how to connect to an NBD server over TLS.
 type nbdTLSFlags struct{ ca, cert, key string }
 
 func (f *nbdTLSFlags) flags(c *cobra.Command) {
@@ -19,12 +19,12 @@ func (f *nbdTLSFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 }
 
-// overTLS says whether where is an NBD URI whose server is met with TLS.
+// overTLS reports whether where is an NBD URI with TLS.
 func overTLS(where string) bool {
 	return strings.HasPrefix(where, "nbds://") || strings.HasPrefix(where, "nbds+unix://")
 }
 
-// config is the configuration for these disks; nil if none of them needs it.
+// config returns the configuration for these disks, or nil if none of them needs it.
 func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
 	needed := false
 	for _, where := range wheres {
@@ -56,7 +56,7 @@ func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
 	return config, nil
 }
 
-// readAuthority reads the certificates of an authority, the value of flag.
+// readAuthority reads the certificates of an authority. path is the value of flag.
 func readAuthority(flag, path string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {
@@ -69,7 +69,8 @@ func readAuthority(flag, path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// diskFailure gives an error of opening a disk the hint that repositoryFailure cannot know: whose certificate it was.
+// diskFailure adds a hint to a certificate error of opening a disk. repositoryFailure cannot know whose certificate it
+// was.
 func diskFailure(err error) error {
 	var certificate *tls.CertificateVerificationError
 	if errors.As(err, &certificate) {

@@ -13,23 +13,26 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// ownerBytes is how much of a hash tells whose bitmaps are whose.
+// ownerBytes is how many bytes of a hash identify the owner of a bitmap.
 const ownerBytes = 8
 
-// imageTracking is what --track does to the qcow2 images of a backup. Each backup adds a bitmap with a name that nobody has used, before it reads the
-// image: so the bitmap has everything that is written after the restore point. It is the base of the next backup, and the only one that stays. Whatever
-// dies in between leaves a bitmap that no restore point names; the next backup removes it.
+// imageTracking is what --track does to the qcow2 images of a backup. Before a backup reads an image, it adds a bitmap
+// with a name that was never used before, so that the bitmap has everything written after the restore point. That
+// bitmap is the base of the next backup, and the only one that stays. A crash in between leaves a bitmap that no
+// restore point names; the next backup removes it.
 type imageTracking struct {
-	// owner is what the names of this history's bitmaps begin with. An image may be in several histories and repositories.
+	// owner is the beginning of the names of this history's bitmaps. An image may be in several histories and
+	// repositories.
 	owner string
-	// images have the new bitmaps, each with a name of its own: with one name for all, an image that is copied over another one would bring a bitmap
-	// that looks like the other one's.
+	// images have the new bitmaps, each with a name of its own. With one name for all, an image that is copied over
+	// another one would bring a bitmap that looks like the other's.
 	images []diskSpec
 	// doubts say which bitmaps cannot be used.
 	doubts error
 }
 
-// startTracking adds the bitmap of this backup to each image of specs, and has specs read what the bitmap of the last one says.
+// startTracking adds the bitmap of this backup to each image of specs, and makes the backup read only what the bitmap
+// of the last one has.
 func startTracking(ctx context.Context, r *repository.Repository, q *repository.Request, specs []diskSpec) (*imageTracking, error) {
 	points, err := r.List(ctx, &q.Source)
 	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
@@ -51,7 +54,8 @@ func startTracking(ctx context.Context, r *repository.Repository, q *repository.
 	return t, nil
 }
 
-// start adds the new bitmap to one image. It removes the bitmaps that backups have left that came to nothing, if all restore points are known.
+// start adds the new bitmap to one image. If all restore points are known, it also removes the bitmaps that failed
+// backups have left.
 func (t *imageTracking) start(ctx context.Context, spec *diskSpec, base string, inUse map[string]bool, allKnown bool) error {
 	bitmaps, err := disk.Bitmaps(ctx, spec.where)
 	if err != nil {
@@ -73,12 +77,13 @@ func (t *imageTracking) start(ctx context.Context, spec *diskSpec, base string, 
 	return imageInUse(disk.AddBitmap(ctx, spec.where, spec.checkpoint))
 }
 
-// added says whether this backup has added the bitmap.
+// added reports whether this backup has added the bitmap.
 func (t *imageTracking) added(bitmap string) bool {
 	return slices.ContainsFunc(t.images, func(d diskSpec) bool { return d.checkpoint == bitmap })
 }
 
-// removeOthers removes all bitmaps of this history but those of this backup. It is called when the restore point is there.
+// removeOthers removes all bitmaps of this history except this backup's. It must be called only once the restore point
+// exists.
 func (t *imageTracking) removeOthers(ctx context.Context) (failures error) {
 	for _, spec := range t.images {
 		bitmaps, err := disk.Bitmaps(ctx, spec.where)
@@ -101,8 +106,8 @@ func imageInUse(err error) error {
 	return &failure{err: err, code: CodeRefused, hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint"}
 }
 
-// baseCheckpoint is the checkpoint that changes of a disk are counted from: that of its latest restore point, or of the parent that was asked for; "" if
-// there is none.
+// baseCheckpoint returns the checkpoint that a disk's changes are counted from: that of its latest restore point, or of
+// the parent that was asked for. It is "" if there is none.
 func baseCheckpoint(points []*repository.RestorePoint, parent, name string) string {
 	for _, p := range slices.Backward(points) {
 		if parent != repository.ParentAuto && parent != p.ID {
@@ -115,7 +120,7 @@ func baseCheckpoint(points []*repository.RestorePoint, parent, name string) stri
 	return ""
 }
 
-// named are the checkpoints that restore points have.
+// named returns the checkpoints of the restore points.
 func named(points []*repository.RestorePoint) map[string]bool {
 	out := map[string]bool{}
 	for _, p := range points {
@@ -126,7 +131,7 @@ func named(points []*repository.RestorePoint) map[string]bool {
 	return out
 }
 
-// warnOf tells of failures that do not fail the command.
+// warnOf reports failures that do not fail the command.
 func (s *session) warnOf(failures error) {
 	if failures != nil {
 		s.warn(failures)

@@ -11,10 +11,10 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// display is how a command shows that it goes on.
+// display is how a command shows its progress.
 type display struct{ mode string }
 
-// flags adds --progress. when says when it is shown.
+// flags adds --progress. when says when progress is shown.
 func (d *display) flags(c *cobra.Command, when string) {
 	choiceFlag(c, &d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none", progress.Modes()...)
 }
@@ -31,7 +31,7 @@ func (d *display) during(s *session, f func(show func(progress.Report)) error) e
 		defer mu.Unlock()
 		renderer.Show(r)
 	})
-	// Whoever read the progress may be gone: that does not make what was done a failure.
+	// The reader of the progress may be gone. That does not make what was done a failure.
 	if closed := renderer.Close(); closed != nil && !errors.Is(closed, syscall.EPIPE) {
 		err = errors.Join(err, fmt.Errorf("show progress: %w", closed))
 	}

@@ -41,10 +41,10 @@ func failed(hint, format string, args ...any) error {
 	return &failure{err: fmt.Errorf(format, args...), code: CodeFailure, hint: hint}
 }
 
-// errTimeout is the cause of a context that --timeout ended.
+// errTimeout is the cause of a context that ended by --timeout.
 var errTimeout = errors.New("timed out")
 
-// Code is the exit code of what a command returned.
+// Code returns the exit code for the error of a command.
 func Code(err error) int {
 	var f *failure
 	switch {
@@ -69,7 +69,7 @@ func Code(err error) int {
 	}
 }
 
-// hint says what the user can do about an error, or nothing. program is how the user calls this program.
+// hint returns what the user can do about an error, or "". program is the name by which the user calls this program.
 func hint(err error, program string) string {
 	var f *failure
 	if errors.As(err, &f) {
@@ -100,7 +100,8 @@ func hint(err error, program string) string {
 	}
 }
 
-// Report writes an error for the user, with a hint where there is one. What the server said is shown as it is.
+// Report writes an error for the user, with a hint if there is one. It shows what the server said, without control
+// characters.
 func Report(w io.Writer, err error, program string) {
 	if err == nil {
 		return

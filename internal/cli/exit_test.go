@@ -61,7 +61,7 @@ func TestCodeAndHint(t *testing.T) {
 	}
 }
 
-// What the server says may hold what somebody else wrote into an object.
+// What the server says may contain what somebody else wrote into an object.
 func TestReportIsSafeForTerminals(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

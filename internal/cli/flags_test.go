@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli"
 )
 
-// wrongValues are values of flags of `repo` and `disk` that there are not. A flag of one of these kinds is in here.
+// wrongValues are invalid values for flags of `repo` and `disk`. A flag that accepts only some values must be in here.
 var wrongValues = map[string][]string{
 	"output": {"xml"}, "progress": {"loud", ""}, "format": {"vmdk"}, "backing": {"vmdk:/x", "x", "raw:"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
 	"parallel": {"0", "-1", "many"}, "percent": {"101", "-1", "NaN", "all"}, "cache-size": {"much", "-1Gi"},
@@ -27,14 +27,14 @@ var anyText = []string{
 	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "tls-ca", "overlay",
 }
 
-// rightUsage are arguments with which a command would begin to work.
+// rightUsage has arguments with which each command would begin to work.
 var rightUsage = map[string]string{
 	"varve repo create": "s3://127.0.0.1:1/bucket --object-lock GOVERNANCE --object-lock-period 30d", "varve repo connect": "here", "varve repo status": "", "varve repo check": "", "varve repo maintenance": "",
 	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
 	"varve disk restore": "ffffffff out", "varve disk serve": "ffffffff --socket s", "varve disk delete": "ffffffff --yes", "varve disk prune": "--keep-last 1", "varve disk pin": "ffffffff", "varve disk unpin": "ffffffff",
 }
 
-// A wrong value of a flag is wrong usage, told before anything is opened.
+// A wrong value of a flag is a usage error, reported before anything is opened.
 func TestWrongValuesAreWrongUsage(t *testing.T) {
 	t.Parallel()
 	nowhere := t.TempDir() + "/nowhere"
@@ -75,7 +75,7 @@ func TestWrongValuesAreWrongUsage(t *testing.T) {
 			}
 		})
 		if path == "varve repo create" || path == "varve repo connect" {
-			return // They would.
+			return // they would work
 		}
 		if err := run(args...); cli.Code(err) != cli.CodeNotFound {
 			t.Errorf("%s without a wrong flag: code %d, %v", path, cli.Code(err), err)

@@ -9,8 +9,9 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// underLease calls f while a lease keeps what the restore point holds, so that whoever deletes it does not end what f does. A repository that
-// cannot be written, because its storage is full or it is damaged, can still be read: f goes on without a lease, and the user is told.
+// underLease calls f under a lease, which keeps what the restore point holds, so that deleting it does not end f. A
+// repository that cannot be written, because its storage is full or it is damaged, can still be read: then f runs
+// without a lease, after a warning to the user.
 func (s *session) underLease(ctx context.Context, r *repository.Repository, id string, f func() error) (err error) {
 	if r.ReadOnly() {
 		return f()
@@ -33,7 +34,7 @@ func (s *session) underLease(ctx context.Context, r *repository.Repository, id s
 	return f()
 }
 
-// warn tells of what does not end the command.
+// warn reports what does not end the command.
 func (s *session) warn(err error) {
 	fmt.Fprintf(s.Streams.Err, "warning: %s\n", human.Line(err.Error()))
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 )
 
-// listing is a `list` command of one kind.
+// listing describes a `list` command for one kind.
 type listing struct {
 	short, long, example string
 	// noun is what is listed, in the plural.
 	noun    string
 	newList func() client.ObjectList
-	// sort puts the list in order.
+	// sort sorts the list.
 	sort func(client.ObjectList)
-	// rows makes the table: wide asks for every column, where for a column of namespaces.
+	// rows makes the table. wide asks for every column.
 	rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error)
 }
 
@@ -71,7 +71,7 @@ func (s *session) list(l listing) *cobra.Command {
 	return c
 }
 
-// withNamespaces puts the namespace before each row.
+// withNamespaces adds a column with the namespace in front, if all namespaces are listed.
 func withNamespaces(t *table, list client.ObjectList, all bool) *table {
 	items, err := meta.ExtractList(list)
 	if !all || err != nil || len(items) != len(t.rows) {

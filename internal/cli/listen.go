@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// lockWait is how long a directory's lock is waited for, far longer than anybody here has it, and lockRetry how often it is tried.
+	// lockWait is how long to wait for a directory's lock, far longer than any process here holds it. lockRetry is the
+	// time between two attempts.
 	lockWait  = 2 * time.Second
 	lockRetry = 10 * time.Millisecond
 )
 
-// listenUnix listens on a unix socket for this user only. A socket that nobody listens on, as a server leaves it that was killed, makes way.
-// All who do this hold the lock of the directory meanwhile, so that nobody takes a socket for a dead one that was bound a moment ago
-// and does not listen yet.
+// listenUnix listens on a unix socket for this user only. It replaces a socket that nobody listens on, which a killed
+// server leaves behind. Every process that does this holds the directory's lock meanwhile, so that none of them takes a
+// socket that was just bound, and does not listen yet, for an abandoned one.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	dir, locked := lockDirectory(ctx, filepath.Dir(path))
 	if dir != nil {
-		defer func() { _ = dir.Close() }() // and with it the lock
+		defer func() { _ = dir.Close() }() // this releases the lock, too
 	}
 	l, err := privatesocket.Listen(ctx, path)
 	if errors.Is(err, unix.EADDRINUSE) && locked && abandoned(ctx, path) {
@@ -38,8 +39,8 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return l, err
 }
 
-// lockDirectory takes the lock of a directory. Not every directory has one, and other programs may hold it for reasons of their own, so
-// there may be none: then nothing is replaced.
+// lockDirectory takes the lock of a directory. Not every directory has locks, and other programs may hold this one for
+// reasons of their own. Without the lock, nothing is replaced.
 func lockDirectory(ctx context.Context, path string) (dir *os.File, locked bool) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -61,7 +62,7 @@ func lockDirectory(ctx context.Context, path string) (dir *os.File, locked bool)
 	}
 }
 
-// abandoned says whether path is a socket that nobody listens on.
+// abandoned reports whether path is a socket that nobody listens on.
 func abandoned(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -69,7 +70,7 @@ func abandoned(ctx context.Context, path string) bool {
 	}
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err == nil {
-		_ = c.Close() // It was only asked whether anybody is there.
+		_ = c.Close() // it only showed that somebody listens
 		return false
 	}
 	return errors.Is(err, unix.ECONNREFUSED)

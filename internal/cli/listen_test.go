@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketDir is a directory whose name is short enough for sockets.
+// socketDir makes a directory whose name is short enough for sockets.
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "listen")
@@ -22,7 +22,7 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// abandon leaves a socket as a server does that is killed.
+// abandon leaves a socket behind, as a killed server does.
 func abandon(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -39,7 +39,7 @@ func TestASocketThatNobodyListensOnMakesWay(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(socketDir(t), "s")
 	abandon(t, path)
-	for range 2 { // the second one without
+	for range 2 { // the second time there is no abandoned socket
 		l, err := listenUnix(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
@@ -124,7 +124,8 @@ func TestWhatIsInTheWayOfASocketStays(t *testing.T) {
 	}
 }
 
-// Of many that want one socket at once, be it free or dead, one has it, and is the one that clients reach.
+// Of many that want one socket at once, whether it is free or abandoned, one gets it, and is the one that clients
+// reach.
 func TestOneOfManyTakesTheSocket(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(socketDir(t), "s")

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// Values of -o. The empty one is each command's own text.
+// Values of -o. The empty one means each command's own text.
 const (
 	asTable = "table"
 	asWide  = "wide"
@@ -27,13 +27,13 @@ const (
 	asName  = "name"
 )
 
-// outputFlag adds -o with the forms that a command has.
+// outputFlag adds -o with the forms that a command supports.
 func outputFlag(c *cobra.Command, into *string, forms ...string) {
 	c.Flags().VarP(newChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
 	completeFixed(c, "output", forms...)
 }
 
-// printObject writes an API object, or a list, as the server has it, without managedFields.
+// printObject writes an API object, or a list, as the server has it, but without managedFields.
 func printObject(w io.Writer, form string, object runtime.Object) error {
 	scheme, err := cluster.Scheme()
 	if err != nil {
@@ -60,7 +60,7 @@ func printObject(w io.Writer, form string, object runtime.Object) error {
 	return nil
 }
 
-// printData writes what is no API object. It has the form of its json tags.
+// printData writes data that is no API object. Its json tags decide the form.
 func printData(w io.Writer, form string, data any) error {
 	text, err := json.MarshalIndent(data, "", "    ")
 	if err == nil && form == asYAML {
@@ -87,7 +87,7 @@ func printDone(w io.Writer, object runtime.Object, done string) error {
 	return (&printers.NamePrinter{Operation: done}).PrintObj(object, w)
 }
 
-// setKind fills in apiVersion and kind, which typed objects lose on the way.
+// setKind sets apiVersion and kind, which typed objects lose when they are decoded.
 func setKind(object runtime.Object, scheme *runtime.Scheme) error {
 	gvk, err := apiutil.GVKForObject(object, scheme)
 	if err != nil {
@@ -100,11 +100,11 @@ func setKind(object runtime.Object, scheme *runtime.Scheme) error {
 	return meta.EachListItem(object, func(item runtime.Object) error { return setKind(item, scheme) })
 }
 
-// table is rows under a header, if it has one, aligned by what a terminal shows: a character may take two columns.
+// table is rows below a header, if it has one. It is aligned by terminal columns: a character may take two.
 type table struct {
 	header []string
 	rows   [][]string
-	// gap is how many columns apart cells are at least; 0: 3.
+	// gap is the minimum number of columns between cells; 0 means 3.
 	gap int
 }
 

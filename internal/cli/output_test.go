@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Columns begin where a terminal shows them to begin, whatever is in the cells.
+// Columns are aligned as a terminal shows them, whatever the cells contain.
 func TestTableIsAligned(t *testing.T) {
 	t.Parallel()
 	table := &table{header: []string{"NAME", "SIZE", "TYPE"}}

@@ -12,10 +12,10 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// maxPasswordBytes bounds what is read of a password's file.
+// maxPasswordBytes bounds what is read from a password file.
 const maxPasswordBytes = 4096
 
-// password is the repository's password: from the file, the environment or a prompt. A new one is asked for twice.
+// password returns the repository's password from the file, the environment or a prompt. It asks for a new one twice.
 func (s *session) password(ctx context.Context, create bool) (string, error) {
 	if path := s.repo.passwordFile; path != "" {
 		return s.passwordFrom(path)
@@ -52,7 +52,7 @@ func (s *session) passwordFrom(path string) (string, error) {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return "", usage("--password-file: %s", err)
 	}
-	// What an editor or echo puts at the end is not part of it.
+	// A newline that an editor or echo adds is not part of it.
 	p := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	switch {
 	case len(text) > maxPasswordBytes:
@@ -78,7 +78,7 @@ func (s *session) askPassword(ctx context.Context, prompt string) (string, error
 	return p, nil
 }
 
-// confirm asks before what cannot be undone.
+// confirm asks before an action that cannot be undone.
 func (s *session) confirm(ctx context.Context, question string) error {
 	fmt.Fprint(s.Streams.Err, question+" [y/N] ")
 	answer := make(chan string, 1)

@@ -29,7 +29,7 @@ varve repo and varve disk read.`,
 		s.repoCreate(), s.repoConnect(), s.repoStatus(), s.repoCheck(), s.repoMaintenance(), s.repoRepair())
 }
 
-// repositoryGroup makes a command that only holds others, which work on a repository.
+// repositoryGroup makes a command that only holds others, all of which work on a repository.
 func (s *session) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
 	c.AddCommand(children...)
@@ -52,7 +52,7 @@ func (s *session) env(name string) string {
 	return s.Env(name)
 }
 
-// repoConfig is the path of the file that connecting writes.
+// repoConfig returns the path of the file that connecting writes.
 func (s *session) repoConfig() (string, error) {
 	path := s.repo.config
 	if path == "" {
@@ -68,7 +68,7 @@ func (s *session) repoConfig() (string, error) {
 	return filepath.Abs(path)
 }
 
-// withRepository opens the repository, calls f, and closes it. What fails has its exit code and its hint.
+// withRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
 func (s *session) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
 	return s.withPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
@@ -79,7 +79,7 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 			s.warn(fmt.Errorf("going on without the cache, which is slower: %w", err))
 		}
 		err = f(r)
-		// An interrupted command, too, closes what it opened.
+		// An interrupted command must close what it opened, too.
 		return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
 	})
 }
@@ -90,7 +90,7 @@ func (s *session) withPassword(ctx context.Context, f func(config, password stri
 	if err != nil {
 		return err
 	}
-	// Before anybody types a password.
+	// Check this before anybody types a password.
 	if _, err := os.Stat(config); errors.Is(err, fs.ErrNotExist) {
 		return &failure{
 			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: CodeNotFound,
@@ -104,7 +104,7 @@ func (s *session) withPassword(ctx context.Context, f func(config, password stri
 	return repositoryFailure(interrupted(ctx, f(config, password), "", ""))
 }
 
-// withWritable is withRepository for what writes to the repository.
+// withWritable is withRepository for commands that write to the repository.
 func (s *session) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
@@ -117,7 +117,8 @@ func (s *session) withWritable(ctx context.Context, f func(*repository.Repositor
 	})
 }
 
-// interrupted is err, unless the user has ended the command: then it says only that, what became of it, and what can be done.
+// interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the
+// work, and what the user can do.
 func interrupted(ctx context.Context, err error, what, hint string) error {
 	var f *failure
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) {

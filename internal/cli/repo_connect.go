@@ -31,14 +31,14 @@ func (n *connection) flags(c *cobra.Command) {
 	c.Flags().StringVar(&n.cacheSize, "cache-size", "", "how much data is cached, such as 2Gi; 0: none (default 1Gi for S3 or with --cache-dir, else 0)")
 }
 
-// place is a repository's location, and how this machine is connected to it.
+// place is a repository's location, and how this machine connects to it.
 type place struct {
 	at      repository.Location
 	config  string
 	options repository.ConnectOptions
 }
 
-// place is what a LOCATION and its flags say.
+// place returns what a LOCATION and its flags say.
 func (s *session) place(location string, f *s3Flags, n *connection) (*place, error) {
 	at, err := s.location(location, f)
 	if err != nil {
@@ -52,12 +52,12 @@ func (s *session) place(location string, f *s3Flags, n *connection) (*place, err
 	return p, n.cache(p)
 }
 
-// connect writes the connection's file, in the place of what was there.
+// connect writes the connection's file, and replaces what was there.
 func (p *place) connect(ctx context.Context, password string) error {
 	return locationFailure(interrupted(ctx, repository.Connect(ctx, p.config, p.at, password, p.options), "", ""))
 }
 
-// cache sets what the flags say of the cache.
+// cache applies the flags of the cache.
 func (n *connection) cache(p *place) error {
 	o := &p.options
 	if p.at.S3 != nil || n.cacheDir != "" {
@@ -82,7 +82,8 @@ func (n *connection) cache(p *place) error {
 		if err != nil {
 			return usage("no directory for caches: %s; give --cache-dir, or --cache-size 0", err)
 		}
-		// Each connection has its own: that of another repository would be of no use, and is not this one's to clear.
+		// Each connection has its own cache: another repository's would be useless, and this connection must not clear
+		// it.
 		sum := sha256.Sum256([]byte(p.config + "\n" + p.at.String()))
 		dir = filepath.Join(caches, "varve", hex.EncodeToString(sum[:8]))
 	}
@@ -91,7 +92,7 @@ func (n *connection) cache(p *place) error {
 	return err
 }
 
-// cacheSize is how many bytes --cache-size says.
+// cacheSize returns the number of bytes that --cache-size says.
 func cacheSize(text string) (int64, error) {
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {
@@ -158,7 +159,7 @@ func (s *session) repoConnect() *cobra.Command {
 	return c
 }
 
-// locationFailure is repositoryFailure for commands that have a location as argument.
+// locationFailure is repositoryFailure for commands that take a location as argument.
 func locationFailure(err error) error {
 	switch {
 	case errors.Is(err, repository.ErrNoBucket):

@@ -77,7 +77,8 @@ A file of --repo-config that names another repository is left alone, and nothing
 	return c
 }
 
-// unconnected refuses a connection to another location: a new repository is no reason to lose sight of one that is in use.
+// unconnected refuses to replace the connection to another location: a new repository is no reason to lose the
+// connection to one that is in use.
 func (p *place) unconnected() error {
 	at, err := repository.ConnectedTo(p.config)
 	another := fmt.Sprintf("give the new repository a file of its own with --repo-config, or only create it with --no-connect; %s keeps what it has", p.config)

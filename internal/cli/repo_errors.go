@@ -23,7 +23,8 @@ const (
 	unreachableHint = "check that the storage answers at this address: `varve repo connect` changes it"
 )
 
-// repositoryClasses are the classes of errors of disks and of the repository. An error may be several: the first counts.
+// repositoryClasses are the classes of errors of disks and of the repository. If an error has several, the first
+// counts.
 var repositoryClasses = []struct {
 	is   error
 	code int
@@ -63,7 +64,7 @@ func repositoryFailure(err error) error {
 	return storageFailure(err)
 }
 
-// openFailure is repositoryFailure for a repository that cannot be opened, as if it were not there.
+// openFailure is repositoryFailure for a repository that cannot be opened as if it did not exist.
 func openFailure(err error) error {
 	if errors.Is(err, repository.ErrNotFound) && !errors.Is(err, repository.ErrNoBucket) {
 		return &failure{err: err, code: CodeNotFound, hint: locationHint}
@@ -71,7 +72,7 @@ func openFailure(err error) error {
 	return repositoryFailure(err)
 }
 
-// storageFailure is what S3 or the way to it said.
+// storageFailure classifies the other errors: a full file system, and what S3 or the way to it said.
 func storageFailure(err error) *failure {
 	var path *fs.PathError
 	if errors.Is(err, syscall.ENOSPC) && errors.As(err, &path) {

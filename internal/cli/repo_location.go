@@ -24,7 +24,7 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or from the file 
 --s3-credentials-file, never from an argument. They are kept in the file of --repo-config,
 which only its owner can read. With --s3-role there are none to keep.`
 
-// s3Flags are what an S3 location needs beside its address.
+// s3Flags are what an S3 location needs besides its address.
 type s3Flags struct {
 	region, caFile, credentialsFile string
 	plainHTTP, role                 bool
@@ -40,7 +40,7 @@ func (f *s3Flags) flags(c *cobra.Command) {
 
 func (f *s3Flags) used() bool { return *f != s3Flags{} }
 
-// location reads a LOCATION. What it refuses it does not repeat: somebody may have put keys into it.
+// location reads a LOCATION. It does not repeat what it refuses: somebody may have put keys into it.
 func (s *session) location(text string, f *s3Flags) (repository.Location, error) {
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
@@ -106,7 +106,7 @@ func (s *session) keys(at *repository.S3, f *s3Flags) error {
 	}
 	at.AccessKey, at.SecretKey, at.SessionToken = s.env("AWS_ACCESS_KEY_ID"), s.env("AWS_SECRET_ACCESS_KEY"), s.env("AWS_SESSION_TOKEN")
 	if f.credentialsFile != "" {
-		// Of an absent file the library says what it would say of an empty one.
+		// For an absent file, the library says the same as for an empty one.
 		if _, err := os.Stat(f.credentialsFile); err != nil {
 			return usage("--s3-credentials-file: %s", err)
 		}
@@ -122,7 +122,7 @@ func (s *session) keys(at *repository.S3, f *s3Flags) error {
 	return nil
 }
 
-// lockFlags ask for an object lock.
+// lockFlags are the flags of an object lock.
 type lockFlags struct{ mode, period string }
 
 func (f *lockFlags) flags(c *cobra.Command) {

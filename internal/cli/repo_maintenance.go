@@ -77,7 +77,7 @@ What is half written goes after four days, or with --exclusive after an hour.`,
 	return c
 }
 
-// maintenanceSteps say what is done, in a word and as a message.
+// maintenanceSteps describe the steps, in a word and as a message.
 var maintenanceSteps = map[repository.MaintenanceStep][2]string{
 	repository.StepCollect: {"Collecting", "what no restore point refers to"},
 	repository.StepCompact: {"Compacting", "indexes and packs"},

@@ -100,7 +100,7 @@ func (p *page) repository(s *repository.Status) {
 	p.section("Failed maintenance", failures, "")
 }
 
-// due is a moment to come, and how long that is.
+// due returns a future moment, and how far away it is.
 func (p *page) due(t time.Time) string {
 	if !t.After(p.now) {
 		return human.Or(p.moment(t))

@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli"
 )
 
-// The role's endpoint is asked, and what it gave signs what is asked of S3.
+// The keys come from the role's endpoint, and sign the requests to S3.
 func TestS3Role_givesTheKeys(t *testing.T) {
 	role := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"AccessKeyId":"OFTHEROLE","SecretAccessKey":"s","Token":"t","Expiration":%q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))

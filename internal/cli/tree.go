@@ -11,16 +11,17 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// everyday are the flags that select the cluster for most users. The others are shown by `varve options`.
+// everyday are the flags with which most users select the cluster. `varve options` shows the others.
 var everyday = map[string]bool{"kubeconfig": true, "context": true, "namespace": true}
 
-// clusterFlags adds kubectl's flags that select cluster, user and namespace.
+// clusterFlags adds kubectl's flags that select cluster, user and namespace. It hides all but the everyday ones.
 func clusterFlags(flags *genericclioptions.ConfigFlags, to *pflag.FlagSet) {
 	flags.AddFlags(to)
 	to.VisitAll(func(f *pflag.Flag) { f.Hidden = !everyday[f.Name] })
 }
 
-// groups makes every command that only holds others refuse what is none of them: cobra would show help and succeed.
+// groups makes every command that only holds others refuse anything that is not one of them. cobra would show help and
+// succeed.
 func groups(c *cobra.Command) {
 	for _, child := range c.Commands() {
 		groups(child)
@@ -47,7 +48,7 @@ func groups(c *cobra.Command) {
 	c.SuggestionsMinimumDistance = 2
 }
 
-// rename makes help name the program as the user calls it.
+// rename makes help call the program what the user calls it.
 func rename(root *cobra.Command, program string) {
 	if program != "kubectl-varve" {
 		return
@@ -94,7 +95,7 @@ func optionsTopic(root *cobra.Command) *cobra.Command {
 	return topic
 }
 
-// exactArgs and its like are cobra's, with the error of a wrong usage.
+// exactArgs and the functions below are cobra's, but return a usage error.
 func exactArgs(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == n {

@@ -39,7 +39,7 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 	seen := 0
 	walk(tree("varve"), func(c *cobra.Command) {
 		if !c.Runnable() {
-			return // A topic of help.
+			return // a help topic
 		}
 		seen++
 		if c.Short == "" || c.Long == "" {
@@ -67,7 +67,7 @@ func TestExamplesParse(t *testing.T) {
 			if len(words) == 0 || words[0] != "varve" {
 				continue
 			}
-			// What follows a pipe is another program's.
+			// After a pipe comes another program.
 			line, _, _ := strings.Cut(strings.Join(words[1:], " "), " |")
 			found, rest, err := tree("varve").Find(strings.Fields(line))
 			if err != nil || !found.Runnable() || found.HasSubCommands() {

@@ -58,7 +58,7 @@ func (s *session) vmRows(ctx context.Context, c *cluster.Client, list client.Obj
 	instances := map[client.ObjectKey]*kubevirtv1.VirtualMachineInstance{}
 	if wide {
 		t.header = append(t.header, "RUN STRATEGY", "NODE", "IP", "AGENT", "BACKUP")
-		// Instances need not have the labels that select their machines: only the namespace narrows this list.
+		// Instances need not have the labels that select their machines, so only the namespace narrows this list.
 		var vmis kubevirtv1.VirtualMachineInstanceList
 		if err := c.List(ctx, &vmis, namespaceOnly(options)...); err != nil {
 			return nil, fmt.Errorf("list instances: %w", err)
@@ -79,7 +79,7 @@ func (s *session) vmRows(ctx context.Context, c *cluster.Client, list client.Obj
 	return t, nil
 }
 
-// instanceCells are node, address, agent and backup of an instance, or of none.
+// instanceCells returns node, address, agent and backup of an instance, or empty cells without one.
 func instanceCells(vmi *kubevirtv1.VirtualMachineInstance) []string {
 	if vmi == nil {
 		return []string{"", "", "", ""}
@@ -132,7 +132,7 @@ func findCondition(all []kubevirtv1.Condition, kind kubevirtv1.ConditionType) *k
 	return &all[i]
 }
 
-// getVM reads a machine and its instance; the instance is nil where there is none.
+// getVM reads a machine and its instance, which is nil if there is none.
 func getVM(ctx context.Context, c *cluster.Client, name string) (*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance, error) {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
 	vm, vmi := &kubevirtv1.VirtualMachine{}, &kubevirtv1.VirtualMachineInstance{}
@@ -147,7 +147,7 @@ func getVM(ctx context.Context, c *cluster.Client, name string) (*kubevirtv1.Vir
 	return vm, vmi, nil
 }
 
-// phaseSince is when an instance entered its phase.
+// phaseSince returns when an instance entered its phase.
 func phaseSince(vmi *kubevirtv1.VirtualMachineInstance) time.Time {
 	for _, t := range slices.Backward(vmi.Status.PhaseTransitionTimestamps) {
 		if t.Phase == vmi.Status.Phase {

@@ -18,7 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// lastBackups is how many backups the description of a machine shows.
+// lastBackups is how many backups a machine's description shows.
 const lastBackups = 5
 
 func (s *session) vmDescribe() *cobra.Command {
@@ -145,7 +145,7 @@ func (p *page) vmConditions(vm *kubevirtv1.VirtualMachine) {
 	p.section("Conditions", t, "")
 }
 
-// lastOf are the last backups of a machine, newest first: by status, and by spec where status does not name it yet.
+// lastOf returns the last backups of a machine, newest first: by status, or by spec while status does not name it yet.
 func lastOf(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
 	all = slices.DeleteFunc(all, func(b backupv1.VirtualMachineBackup) bool {
 		tracked := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Name == b.Spec.BackupTracker })

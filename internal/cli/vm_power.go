@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// powerTimeout is the default of --timeout: a guest's grace period and its boot fit in.
+// powerTimeout is the default of --timeout, enough for a guest's grace period and its boot.
 const powerTimeout = 10 * time.Minute
 
 type decision func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance) (power.Change, error)
@@ -112,7 +112,8 @@ A restart waits for a running backup to end; --wait shows that, --force does not
 	return c
 }
 
-// changePower reads, decides and writes, again when somebody else wrote in between. It returns the instance that it saw.
+// changePower reads, decides and writes. It tries again if somebody else wrote in between. It returns the instance that
+// it saw.
 func (s *session) changePower(cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
 	c, err := s.connect()
 	if err != nil {
@@ -145,7 +146,8 @@ func (s *session) changePower(cmd *cobra.Command, name string, decide decision, 
 	}
 }
 
-// forceStop keeps the instance's stop from waiting for a backup. It comes before the stop, so that the stop never waits.
+// forceStop keeps the instance's stop from waiting for a backup. It must come before the stop, so that the stop never
+// waits.
 func forceStop(ctx context.Context, c *cluster.Client, vmi *kubevirtv1.VirtualMachineInstance) error {
 	before := vmi.DeepCopy()
 	if vmi.Annotations == nil {
@@ -158,7 +160,7 @@ func forceStop(ctx context.Context, c *cluster.Client, vmi *kubevirtv1.VirtualMa
 	return nil
 }
 
-// applyPower writes only what changes, and only over the machine that was read.
+// applyPower writes only what changes, and only over the version of the machine that was read.
 func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, change power.Change) error {
 	before := vm.DeepCopy()
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
@@ -189,7 +191,7 @@ func (s *session) untilReady(c *cluster.Client, name string) showing {
 	}
 }
 
-// untilStopped waits until this instance is over.
+// untilStopped waits until this instance has ended.
 func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
@@ -204,7 +206,7 @@ func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) sho
 	}
 }
 
-// untilReplaced waits until another instance than this one runs.
+// untilReplaced waits until an instance other than this one runs.
 func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
@@ -224,7 +226,7 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) sh
 	}
 }
 
-// stopping reports an instance on its way out: what it waits for comes before everything else.
+// stopping reports an instance that is being stopped and, if the stop is delayed, what it waits for.
 func stopping(vmi *kubevirtv1.VirtualMachineInstance) progress.Report {
 	r := progress.Report{Name: vmi.Name, Phase: "Stopping"}
 	if delayed := findCondition(vmi.Status.Conditions, kubevirtv1.ConditionStopDelayed); delayed != nil && delayed.Status == "True" {
@@ -236,7 +238,7 @@ func stopping(vmi *kubevirtv1.VirtualMachineInstance) progress.Report {
 	return r
 }
 
-// falseCondition is the message of a condition that does not hold.
+// falseCondition returns the message of a condition that does not hold.
 func falseCondition(all []kubevirtv1.Condition, kind kubevirtv1.ConditionType) string {
 	if c := findCondition(all, kind); c != nil && c.Status != "True" {
 		return c.Message

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// waiting is how a command waits for what it asked for.
+// waiting is how a command waits for the result of its request.
 type waiting struct {
 	display
 

@@ -21,14 +21,14 @@ func Find(conditions []kubevirtv1.Condition, t kubevirtv1.ConditionType) *kubevi
 	return &conditions[i]
 }
 
-// True says whether the condition of type t exists and is True.
+// True reports whether the condition of type t exists and is True.
 func True(conditions []kubevirtv1.Condition, t kubevirtv1.ConditionType) bool {
 	c := Find(conditions, t)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// Set returns conditions with c in them. now becomes its lastTransitionTime when its status is new, and the old time
-// stays when it is not: setting what is there already changes nothing. The argument is not modified.
+// Set returns conditions with c in them. If c's status is new, now becomes its lastTransitionTime; otherwise the old
+// time stays, so that setting a condition that is already there changes nothing. The argument is not modified.
 func Set(conditions []kubevirtv1.Condition, c kubevirtv1.Condition, now time.Time) []kubevirtv1.Condition {
 	conditions = slices.Clone(conditions)
 	c.LastTransitionTime = metav1.NewTime(now).Rfc3339Copy()

@@ -13,24 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bitmap is a dirty bitmap of QEMU in a qcow2 image. It has what was written since it was added, if nothing but QEMU wrote to the image and nobody
-// cleared it.
+// Bitmap is a QEMU dirty bitmap in a qcow2 image. It has what was written since it was added, provided that only QEMU
+// wrote to the image and nobody cleared the bitmap.
 type Bitmap struct {
 	Name string
-	// Saved: its last user ended in order, so that it has what that one wrote.
+	// Saved: its last user ended in order, so that the bitmap has what that user wrote.
 	Saved bool
-	// Recording: whoever opens the image to write to it makes the bitmap record that.
+	// Recording: the bitmap records the writes of whoever opens the image for writing.
 	Recording bool
 }
 
-// Bitmaps lists the bitmaps of a qcow2 image itself, and not those of its backing files.
+// Bitmaps lists the bitmaps of a qcow2 image itself, not those of its backing files.
 func Bitmaps(ctx context.Context, image string) ([]Bitmap, error) {
 	f, err := openForBitmaps(image, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // it was only read
-	// -U: the image may be open elsewhere; who reads it with a bitmap takes its lock.
+	// -U: the image may be open elsewhere. Whoever reads it with a bitmap takes its lock.
 	out, err := qemuImgOutput(ctx, f, "info", "-U", "--output=json", overriddenImage)
 	if err != nil {
 		return nil, fmt.Errorf("list the bitmaps of %s: %w", image, err)
@@ -55,7 +55,8 @@ func Bitmaps(ctx context.Context, image string) ([]Bitmap, error) {
 	return all, nil
 }
 
-// AddBitmap adds an empty bitmap that records from now on. It fails if the image has one of that name, or is open elsewhere.
+// AddBitmap adds an empty bitmap that records from now on. It fails if the image already has one of that name, or is
+// open elsewhere.
 func AddBitmap(ctx context.Context, image, name string) error {
 	return changeBitmap(ctx, "--add", image, name)
 }
@@ -77,7 +78,8 @@ func changeBitmap(ctx context.Context, what, image, name string) error {
 	return nil
 }
 
-// openForBitmaps opens a qcow2 image whose bitmaps are asked for or changed. Its backing file is not opened; a data file would be, and is refused.
+// openForBitmaps opens a qcow2 image to list or change its bitmaps. QEMU is told not to open a backing file. It would
+// open a data file, so an image with one is refused.
 func openForBitmaps(image string, flags int) (*os.File, error) {
 	path, err := filepath.Abs(image)
 	if err != nil {
@@ -103,10 +105,11 @@ func openForBitmaps(image string, flags int) (*os.File, error) {
 	return f, nil
 }
 
-// libvirtBitmap is how libvirt calls the bitmap of a disk in the export of a backup job, followed by the disk's target, unless it is told otherwise.
+// libvirtBitmap is the prefix that libvirt puts before the disk's target to name the bitmap in the export of a backup
+// job, unless it is told otherwise.
 const libvirtBitmap = "backup-"
 
-// noBitmap says which bitmaps a disk has instead, and what to do.
+// noBitmap returns an error that says which bitmaps a disk has instead, and what to do.
 func noBitmap(disk, bitmap string, names []string) error {
 	if len(names) == 0 {
 		return errorf(ErrNotFound, "disk %s has no bitmap %s (it has none): read the whole disk, without a bitmap", disk, bitmap)

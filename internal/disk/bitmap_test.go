@@ -7,7 +7,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// libvirt names the bitmap in its export after the disk, not after the checkpoint: the error says how to change that.
+// In its export, libvirt names the bitmap after the disk, not after the checkpoint. The error says how to change that.
 func TestBitmap_libvirtsExportNamesIt(t *testing.T) {
 	t.Parallel()
 	d := &ram{data: noise(mib, 1), dirty: map[string]extent.Set{"backup-vda": set()}}

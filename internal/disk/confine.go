@@ -15,23 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstDescriptor is the number of the first file that a child gets beside its standard input and outputs.
+// firstDescriptor is the number of the first file that a child gets besides its standard input and outputs.
 const firstDescriptor = 3
 
-// descriptorPath opens, in a child, the i-th file that it was given, whatever the file's path leads to now.
+// descriptorPath returns the path by which a child opens the i-th file that it was given, whatever the file's own path
+// leads to now.
 func descriptorPath(i int) string { return fmt.Sprintf("/proc/self/fd/%d", firstDescriptor+i) }
 
-// confined is a program of QEMU that opens an image of somebody else. It gets no environment, which may have passwords and keys, and as
-// far as the kernel lets it be confined it can open no other file and no connection.
+// confined is a QEMU program that opens an image of unknown origin. It gets no environment, which may have passwords
+// and keys. As far as the kernel can confine it, it can open no other file and no connection.
 type confined struct {
 	cmd   *exec.Cmd
 	files []*os.File
-	// ended is closed when the process is gone, after err, its exit, was set.
+	// ended is closed when the process is gone. err, its exit, is set before that.
 	ended chan struct{}
 	err   error
 }
 
-// newConfined prepares a program that is given files as descriptors, which it opens once more by their descriptorPath.
+// newConfined prepares a program that gets files as descriptors, and opens them again by their descriptorPath.
 func newConfined(ctx context.Context, name string, files []*os.File, args ...string) (*confined, error) {
 	path, err := program(name)
 	if err != nil {
@@ -45,8 +46,8 @@ func newConfined(ctx context.Context, name string, files []*os.File, args ...str
 	return c, nil
 }
 
-// start runs the program. Its thread stays the parent, at whose end the kernel sends the signal of SysProcAttr. The thread is confined with its child,
-// and ends with it: no other goroutine ever runs on it.
+// start runs the program. The thread that starts it remains its parent, and the kernel sends the signal of SysProcAttr
+// when that thread ends. The thread is confined with its child, and ends with it: no other goroutine ever runs on it.
 func (c *confined) start() error {
 	started := make(chan error, 1)
 	go func() {
@@ -73,7 +74,7 @@ func (c *confined) run() error {
 	return c.err
 }
 
-// gone says whether the program has ended.
+// gone reports whether the program has ended.
 func (c *confined) gone() bool {
 	select {
 	case <-c.ended:
@@ -83,14 +84,15 @@ func (c *confined) gone() bool {
 	}
 }
 
-// systemDirectories have programs and libraries, and nothing secret.
+// systemDirectories hold programs and libraries, and nothing secret.
 var systemDirectories = []string{"/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store"}
 
 // systemFiles are the other files that programs open when they start.
 var systemFiles = []string{"/etc/ld.so.cache", "/dev/null", "/dev/urandom"}
 
-// confineThread takes from this thread, and what it starts, what QEMU does not need to read an image. A kernel without the means changes
-// nothing: that QEMU opens only the files that it is given is checked without them.
+// confineThread takes away from this thread, and from what it starts, everything that QEMU does not need to read an
+// image. It is no failure if the kernel lacks the means: the check that QEMU opens only the files that it is given does
+// not depend on them.
 func confineThread(program string, files []*os.File) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return nil //nolint:nilerr // a kernel without it has none of what follows
@@ -104,13 +106,13 @@ func confineThread(program string, files []*os.File) error {
 	return nil
 }
 
-// programIn says whether the program lies in one of the directories.
+// programIn reports whether the program lies in one of the directories.
 func programIn(program string, directories []string) bool {
 	path, err := filepath.EvalSymlinks(program)
 	return err == nil && slices.ContainsFunc(directories, func(d string) bool { return strings.HasPrefix(path, d+"/") })
 }
 
-// unsupported says that the kernel does not have a system call, or has it switched off.
+// unsupported reports whether the kernel lacks a system call, or has it switched off.
 func unsupported(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM)
 }

@@ -56,7 +56,7 @@ func TestDeviceIsWritten(t *testing.T) {
 		_, err := OpenTarget(t.Context(), device, c.bytes, c.o)
 		wantError(t, err, c.class, device, c.text)
 	}
-	// The device has no name of its own, so that another one may be there by now: nothing is ever believed to be done.
+	// The device has no name of its own, so another one may be there by now: no region ever counts as done.
 	for range 2 {
 		j := newTestJournal(t, JournalOptions{Path: filepath.Join(t.TempDir(), "j"), Token: "a", Every: time.Nanosecond})
 		target, err := OpenTarget(t.Context(), device, size, TargetOptions{Overwrite: true, Larger: true, Journal: j})
@@ -115,7 +115,7 @@ func TestMountedDevice_isNeitherReadNorOverwritten(t *testing.T) {
 	if err := unix.Unmount(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	// A process that made a mount namespace of its own meanwhile, as other tests do, has the mount until it ends.
+	// A process that has made its own mount namespace meanwhile, as other tests do, keeps the mount until it ends.
 	deadline := time.Now().Add(2 * time.Minute)
 	target, err := OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
 	for errors.Is(err, ErrConflict) && time.Now().Before(deadline) {

@@ -1,23 +1,26 @@
-// Package disk opens disks: to read them as a Source, and to write them as a Target. A disk is a raw file, a block
-// device, a qcow2 image or an NBD export; who uses it sees no difference.
+// Package disk opens disks: a Source reads one, a Target writes one. A disk is a raw file, a block device, a qcow2
+// image or an NBD export; callers see no difference.
 //
-// The format of a file is never guessed from its content: a guest can write the header of another format, which names other files
-// of the host, into its raw disk. It is raw unless the caller says otherwise.
+// The package never guesses the format of a file from its content: a guest can write the header of another format into
+// its raw disk, and that header can name other files of the host. A file is raw unless the caller says otherwise.
 //
-// qcow2 is read and written through a qemu-storage-daemon that this package starts for one image and one Source or Target. Its
-// image may be anybody's, and could name any file of this host as its backing or data file. So the image is opened once, here; its header is
-// checked; the daemon gets the open descriptors and a description of every node, in which nothing is left to the header; and before anything is
-// exported it tells what it has opened. It has no environment, and no access to other files or to the network where the kernel has Landlock and seccomp.
-// It listens on a socket in a private directory that is gone as soon as the connections stand, dies with this process, and is ended by
-// Close. The thread that has started it ends with it.
+// The package reads and writes qcow2 through a qemu-storage-daemon, which it starts for one image and one Source or
+// Target. The image may come from anybody, and could name any file of this host as its backing or data file. So the
+// package opens the image once and checks its header. It gives the daemon the open descriptors and a description of
+// every node, which leaves nothing to the header. The daemon must report what it has opened before it exports anything.
+// It has no environment and, where the kernel has Landlock and seccomp, no access to other files or to the network. It
+// listens on a socket in a private directory, which is removed as soon as the connections are established. It dies with
+// this process, and Close ends it. The thread that started it ends with it.
 //
-// Sources and Targets are safe for concurrent use, except for Close. A source must not be written meanwhile: the disk's lock is taken as QEMU takes it, so
-// that no virtual machine that heeds it writes, and a disk that one writes already, or that is mounted, is refused. So is one that a restore
-// of this package writes, or has written a part of. A file that changes its size is noticed. What an NBD export has is the server's business.
+// Sources and Targets are safe for concurrent use, except for Close. A source must not be written while it is read. The
+// package takes the disk's lock the way QEMU does, so that no virtual machine that respects the lock writes the disk.
+// It refuses a disk that a virtual machine already writes, that is mounted, or that has an unfinished restore of this
+// package, running or interrupted. It notices when a file changes its size. What an NBD export holds is the server's
+// business.
 //
-// A Journal makes a restore resumable. What it says of a region is true: it is written after the data is on stable storage, and
-// replaced atomically.
+// A Journal makes a restore resumable. What it says about a region is true: it is written after the data is on stable
+// storage, and replaced atomically. On a full file system it is overwritten instead, in a way that survives a crash.
 //
-// Errors name the disk and say what to do; ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace, ErrUnreachable and
-// ErrChanged are their classes.
+// Errors name the disk and say what to do. Their classes are ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace,
+// ErrUnreachable and ErrChanged.
 package disk

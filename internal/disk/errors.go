@@ -5,27 +5,27 @@ import (
 	"fmt"
 )
 
-// The classes of failure. Every error of this package that is one of them says so through errors.Is.
+// The classes of errors. errors.Is finds the class of an error of this package, if it has one.
 var (
-	// ErrInvalid: what was asked for makes no sense, or does not fit the disk.
+	// ErrInvalid: the request makes no sense, or does not fit the disk.
 	ErrInvalid = errors.New("invalid")
-	// ErrNotFound: the disk, its bitmap, or the program that reads it, is not there.
+	// ErrNotFound: the disk, its bitmap, or the program that reads it does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: the target has content, or somebody else uses the disk.
+	// ErrConflict: the target has content, or something else uses the disk.
 	ErrConflict = errors.New("conflict")
-	// ErrNoSpace: there is no room for what is to be written.
+	// ErrNoSpace: there is no room for the data.
 	ErrNoSpace = errors.New("no space")
 	// ErrUnreachable: no NBD server answers at the address.
 	ErrUnreachable = errors.New("no answer")
-	// ErrInUse: somebody else uses the disk that is to be read. It is ErrConflict, too.
+	// ErrInUse: something else uses the disk that is to be read. It is also an ErrConflict.
 	ErrInUse = fmt.Errorf("%w: in use", ErrConflict)
-	// ErrBacking: a qcow2 image names a backing file that the caller did not. It is ErrInvalid, too.
+	// ErrBacking: a qcow2 image names a backing file that the caller did not. It is also an ErrInvalid.
 	ErrBacking = fmt.Errorf("%w: backing file", ErrInvalid)
-	// ErrChanged: the disk is not the one any more that was opened.
+	// ErrChanged: the disk is no longer the one that was opened.
 	ErrChanged = errors.New("changed while it was read")
 )
 
-// errorf is an error of a class.
+// errorf returns an error of a class.
 func errorf(class error, format string, args ...any) error {
 	return &classified{class: class, err: fmt.Errorf(format, args...)}
 }
@@ -36,7 +36,7 @@ type classified struct{ class, err error }
 func (e *classified) Error() string   { return e.err.Error() }
 func (e *classified) Unwrap() []error { return []error{e.class, e.err} }
 
-// classOf is the class of an error, or nil.
+// classOf returns the class of an error, or nil.
 func classOf(err error) error {
 	for _, class := range []error{ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace, ErrUnreachable, ErrChanged} {
 		if errors.Is(err, class) {

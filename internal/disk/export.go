@@ -11,25 +11,25 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// goodbyeTimeout bounds how long an NBD server may take to answer what is in flight at the end.
+// goodbyeTimeout bounds how long an NBD server may take at the end to answer the requests in flight.
 const goodbyeTimeout = 30 * time.Second
 
-// crowdTimeout is how long each of several connections may take, before one alone is tried.
+// crowdTimeout is how long each of several connections may take before a single one is tried.
 const crowdTimeout = 5 * time.Second
 
-// export is an NBD export with the server behind it, if it is ours.
+// export is an NBD export, with the server behind it if this package has started that.
 type export struct {
-	// name is the disk for people: the path or the URI.
+	// name is the disk's name for people: its path or URI.
 	name   string
 	client *nbd.Client
 	server *server
 }
 
-// dialURI opens an export of somebody else's server.
+// dialURI opens an export of a server that this package has not started.
 func dialURI(ctx context.Context, uri string, t nbd.Target, config *tls.Config, contexts []string) (*export, error) {
 	o := nbd.Options{TLS: config, Contexts: contexts, Connections: connections, HandshakeTimeout: crowdTimeout}
 	client, err := nbd.Dial(ctx, t, o)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // It may let in fewer, and leave the others waiting.
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // The server may accept fewer connections, and leave the others waiting.
 		o.Connections, o.HandshakeTimeout = 1, 0
 		client, err = nbd.Dial(ctx, t, o)
 	}
@@ -45,7 +45,7 @@ func dialURI(ctx context.Context, uri string, t nbd.Target, config *tls.Config, 
 	return &export{name: uri, client: client}, nil
 }
 
-// explain names the disk in an error of the client, and says what happened to the server.
+// explain names the disk in an error of the client, and adds what happened to the server.
 func (x *export) explain(err error) error {
 	if err == nil {
 		return nil
@@ -57,7 +57,7 @@ func (x *export) explain(err error) error {
 	return err
 }
 
-// disconnect ends the connections when what is in flight has been answered.
+// disconnect ends the connections after the requests in flight are answered.
 func (x *export) disconnect() error {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func (x *export) disconnect() error {
 	return nil
 }
 
-// end ends the server if it is ours.
+// end ends the server if this package has started it.
 func (x *export) end() error {
 	if x.server == nil {
 		return nil

@@ -51,7 +51,8 @@ func (s *fileSource) measure() error {
 	return nil
 }
 
-// openToRead opens a file or block device and takes its lock. It refuses a disk that is not whole, or that somebody writes unless ignoreLocks says so.
+// openToRead opens a file or block device and takes its lock. It refuses a disk with an unfinished restore and, unless
+// ignoreLocks is set, a disk that something else writes.
 func openToRead(path string, ignoreLocks bool) (*os.File, identity, error) {
 	info, err := statDisk(path)
 	if err != nil {
@@ -72,18 +73,19 @@ func openToRead(path string, ignoreLocks bool) (*os.File, identity, error) {
 	return f, id, nil
 }
 
-// A device is busy for a moment when this process has closed it while a child was being started: the child holds what was open until the
-// kernel closes it in its exec.
+// A device stays busy for a moment after this process has closed it while starting a child: the child holds the
+// descriptor until the kernel closes it in the child's exec.
 const (
 	busyAttempts = 20
 	busyWait     = 10 * time.Millisecond
 )
 
-// openDisk opens what statDisk has looked at, and makes sure that it still is a disk: what came in between must not hold up the open, or be read.
+// openDisk opens what statDisk has looked at, and checks that it is still the same kind of file. Whatever has taken its
+// place in between must neither block the open nor be read.
 func openDisk(path string, info fs.FileInfo, ignoreLocks bool) (*os.File, error) {
 	flags := os.O_RDONLY | unix.O_NONBLOCK
 	if !info.Mode().IsRegular() && !ignoreLocks {
-		flags |= unix.O_EXCL // not while it is mounted, swapped to, or part of another device; nor by anybody as long as it is read
+		flags |= unix.O_EXCL // refuses a device that is mounted, swapped to, or part of another device, and prevents that while it is read
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	for range busyAttempts {
@@ -109,7 +111,7 @@ func openDisk(path string, info fs.FileInfo, ignoreLocks bool) (*os.File, error)
 	return f, nil
 }
 
-// statDisk says what is at path, which is a regular file or a block device.
+// statDisk returns the info of what is at path. It refuses anything but a regular file or a block device.
 func statDisk(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -174,7 +176,7 @@ func (s *fileSource) Data(ctx context.Context) (*extent.Set, error) {
 	return &set, s.unchanged()
 }
 
-// unchanged is an error if the file has another size now.
+// unchanged returns an error if the size of the file has changed.
 func (s *fileSource) unchanged() error {
 	if !s.regular {
 		return nil
@@ -195,7 +197,7 @@ func (s *fileSource) Close() error {
 	return s.f.Close()
 }
 
-// within refuses what is not on the disk.
+// within refuses an extent that is not on the disk.
 func within(name string, bytes, offset int64, length int) error {
 	if e := (extent.Extent{Offset: offset, Length: int64(length)}); !e.Valid() || e.End() > bytes {
 		return errorf(ErrInvalid, "disk %s: %s is not within its %d bytes", name, e, bytes)

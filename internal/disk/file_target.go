@@ -24,9 +24,9 @@ type fileTarget struct {
 	f       *os.File
 	bytes   int64
 	regular bool
-	// plain: the file system or device frees nothing, so zeroes are written.
+	// plain is set when the file system or device cannot free space; zeroes are written then.
 	plain atomic.Bool
-	// unwritten is what was given to the kernel since it was last told to begin to write.
+	// unwritten counts the bytes given to the kernel since it was last told to start writing.
 	unwritten atomic.Int64
 }
 
@@ -49,7 +49,7 @@ func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, err
 	return &fileTarget{f: f, bytes: bytes, regular: true}, nil
 }
 
-// prepareFile gives the file its size and its journal, unless an earlier restore has.
+// prepareFile gives the file its size and its journal, unless an earlier restore has done so.
 func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 	if err := lock(f); err != nil {
 		return err
@@ -95,8 +95,8 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 }
 
 func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
-	// O_EXCL: not while it is mounted, swapped to, or part of a volume group; nor by anybody else as long as it is open. Children
-	// that are being started meanwhile have open what this process has closed just before: they are waited for.
+	// O_EXCL refuses a device that is mounted, swapped to, or part of a volume group, and prevents that while it is
+	// open. Children that are being started still hold what this process has just closed; ForkLock waits for them.
 	syscall.ForkLock.RLock()
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
 	syscall.ForkLock.RUnlock()
@@ -156,11 +156,11 @@ func (t *fileTarget) WriteAt(ctx context.Context, p []byte, offset int64) error 
 	return nil
 }
 
-// beginBytes is after how much the kernel is told to begin to write.
+// beginBytes is how much is written before the kernel is told to start writing it out.
 const beginBytes = 32 << 20
 
-// begin counts what the kernel was given, and tells it now and then to begin to write: left alone it would let some GiB become dirty, and the disk would
-// idle until Sync. It waits for nothing, and makes nothing durable.
+// begin counts what the kernel was given, and tells it now and then to start writing. Left alone, the kernel would let
+// some GiB become dirty, and the disk would idle until Sync. begin waits for nothing, and makes nothing durable.
 func (t *fileTarget) begin(n int64) {
 	if t.unwritten.Add(n) >= beginBytes && t.unwritten.Swap(0) >= beginBytes {
 		_ = unix.SyncFileRange(int(t.f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // only advice: errors come back from Sync
@@ -203,7 +203,7 @@ func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
 	return nil
 }
 
-// sectorBytes is a multiple of the logical block sizes that devices have: only whole ones are freed.
+// sectorBytes is a multiple of the logical block sizes of devices. Only whole sectors are freed.
 const sectorBytes = 4 << 10
 
 // free makes e read as zeroes, without space if possible.
@@ -230,7 +230,8 @@ func (t *fileTarget) free(ctx context.Context, e extent.Extent) error {
 	return t.blank(ctx, extent.Extent{Offset: inner.End(), Length: e.End() - inner.End()})
 }
 
-// blank writes zeroes where there are none yet. Reading first keeps a thin device thin: it allocates what is written, not what is read.
+// blank writes zeroes where there are none yet. It reads first to keep a thin device thin: a write allocates space, a
+// read does not.
 func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
 	if e.Empty() {
 		return nil
@@ -258,5 +259,6 @@ func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
 	return nil
 }
 
-// zero says whether p, which is not empty, has only zeroes: the first byte is one, and every other is like the one before.
+// zero reports whether p, which must not be empty, has only zeroes: the first byte is zero, and every other byte equals
+// the one before it.
 func zero(p []byte) bool { return p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }

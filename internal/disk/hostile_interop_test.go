@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// secretFile is a file of this host that no image may lead to.
+// secretFile makes a file of this host that no image may lead to.
 func secretFile(t *testing.T) (path string, content []byte) {
 	t.Helper()
 	path, content = filepath.Join(t.TempDir(), "secret"), bytes.Repeat([]byte("do not read "), mib/12+1)[:mib]
@@ -26,7 +26,7 @@ func secretFile(t *testing.T) (path string, content []byte) {
 	return path, content
 }
 
-// imageWithBacking is a qcow2 image of 1 MiB whose header names this backing file.
+// imageWithBacking makes a qcow2 image of 1 MiB whose header names this backing file.
 func imageWithBacking(t *testing.T, name, format string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image.qcow2")
@@ -35,7 +35,7 @@ func imageWithBacking(t *testing.T, name, format string) string {
 	return path
 }
 
-// imageWithDataFile is a qcow2 image of 1 MiB whose header names this data file.
+// imageWithDataFile makes a qcow2 image of 1 MiB whose header names this data file.
 func imageWithDataFile(t *testing.T, name string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -47,7 +47,7 @@ func imageWithDataFile(t *testing.T, name string) string {
 	return path
 }
 
-// hostileImages are images that name a local file in each way that QEMU follows.
+// hostileImages makes images that name a local file in each way that QEMU follows.
 func hostileImages(t *testing.T, secret string) map[string]string {
 	t.Helper()
 	asFile := fmt.Sprintf(`json:{"driver":"raw","file":{"driver":"file","filename":%q}}`, secret)
@@ -80,7 +80,7 @@ func TestHostileImage_isRefused(t *testing.T) {
 	}
 }
 
-// copyInto writes what a file has into another one, in place.
+// copyInto writes the content of one file into another, in place.
 func copyInto(t *testing.T, to, from string) {
 	t.Helper()
 	content, err := os.ReadFile(from)
@@ -97,7 +97,7 @@ func copyInto(t *testing.T, to, from string) {
 	}
 }
 
-// cleanImage is a qcow2 image of 1 MiB that names nothing.
+// cleanImage makes a qcow2 image of 1 MiB that names no other file.
 func cleanImage(t *testing.T) (path string, content []byte) {
 	t.Helper()
 	path, content = filepath.Join(t.TempDir(), "clean.qcow2"), make([]byte, mib)
@@ -111,7 +111,7 @@ func TestHostileImage_changedAfterItsCheck(t *testing.T) {
 	t.Parallel()
 	secret, _ := secretFile(t)
 	hostile := hostileImages(t, secret)
-	// This one may be opened by QEMU, so that only the comparison with what it has opened can find it.
+	// QEMU may open this one, so only the comparison with what QEMU has opened can find it.
 	hostile["data file of the system"] = imageWithDataFile(t, "/usr/bin/qemu-img")
 	for name, from := range hostile {
 		path, content := cleanImage(t)
@@ -144,7 +144,7 @@ func touched(t *testing.T, path string) string {
 	return path
 }
 
-// wantServed checks what a server makes of an image, which it either serves with this content, or refuses.
+// wantServed checks that a server either serves an image with this content, or refuses it.
 func wantServed(t *testing.T, name string, image *imageChain, content []byte, served bool) {
 	t.Helper()
 	s, client, err := serve(t.Context(), image, unix.SIGKILL, "")
@@ -165,7 +165,7 @@ func wantServed(t *testing.T, name string, image *imageChain, content []byte, se
 
 func TestBackingFile_isReadIfItIsAllowed(t *testing.T) {
 	t.Parallel()
-	// The guest has written the header of another format into its raw disk: it stays raw.
+	// The guest has written the header of another format into its raw disk, which stays raw.
 	base, content := secretFile(t)
 	hostile, _ := secretFile(t)
 	header, err := os.ReadFile(imageWithBacking(t, hostile, "raw"))
@@ -208,7 +208,7 @@ func contentOf(t *testing.T, path string) []byte {
 	return b
 }
 
-// A qcow2 target that was changed while its restore was interrupted is not written through.
+// A qcow2 target that was changed while its restore was interrupted is not written.
 func TestHostileImage_asATarget(t *testing.T) {
 	t.Parallel()
 	secret, content := secretFile(t)
@@ -227,7 +227,7 @@ func TestHostileImage_asATarget(t *testing.T) {
 		if !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v, want that it is refused", name, err)
 		}
-		// Overwriting makes a new image of it.
+		// Overwriting replaces it by a new image.
 		target, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Overwrite: true})
 		if err != nil {
 			t.Fatal(err)
@@ -273,7 +273,7 @@ func TestConfined_hasNoSecretsAndOpensNothingElse(t *testing.T) {
 	if err := qemuImg(t.Context(), f, "create", "-q", "-f", "raw", path+"-new", "1M"); err == nil {
 		t.Error("a new file could be made")
 	}
-	if _, err := os.ReadFile("/etc/shadow"); err != nil { // Threads of this process are not confined.
+	if _, err := os.ReadFile("/etc/shadow"); err != nil { // other threads of this process are not confined
 		t.Error(err)
 	}
 }

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity is what Source.Identity returns. certain says that another disk does not get the same name.
+// identity is what Source.Identity returns. certain means that no other disk gets the same name.
 type identity struct {
 	name    string
 	certain bool
 }
 
-// identityOf is the identity of an open file or block device.
+// identityOf returns the identity of an open file or block device.
 func identityOf(f *os.File) (identity, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
@@ -29,13 +29,13 @@ func identityOf(f *os.File) (identity, error) {
 		return deviceIdentity("/", st.Rdev_major, st.Rdev_minor)
 	}
 	name := fmt.Sprintf("file:%d:%d:%d", st.Dev_major, st.Dev_minor, st.Ino)
-	if st.Mask&unix.STATX_BTIME != 0 { // An inode's number is used again.
+	if st.Mask&unix.STATX_BTIME != 0 { // Inode numbers are reused.
 		name += fmt.Sprintf(":%d.%09d", st.Btime.Sec, st.Btime.Nsec)
 	}
 	return identity{name: name, certain: true}, nil
 }
 
-// pathIdentity is the identity of what is at path.
+// pathIdentity returns the identity of what is at path.
 func pathIdentity(path string) (identity, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -45,7 +45,7 @@ func pathIdentity(path string) (identity, error) {
 	return id, errors.Join(err, f.Close())
 }
 
-// deviceIdentity names the block device with this number, of the system whose / is root.
+// deviceIdentity names the block device with this number, on the system whose / is root.
 func deviceIdentity(root string, major, minor uint32) (identity, error) {
 	number := fmt.Sprintf("%d:%d", major, minor)
 	sys, err := filepath.EvalSymlinks(filepath.Join(root, "sys/dev/block", number))
@@ -65,11 +65,12 @@ func deviceIdentity(root string, major, minor uint32) (identity, error) {
 	return identity{name: "device:" + name, certain: true}, nil
 }
 
-// kinds are the beginnings of names in /dev/disk/by-id, from the one to prefer: a name that is unique in the world before
-// one that somebody gave. Names that come from what is on the disk are left out: a copy has them too.
+// kinds are the prefixes of names in /dev/disk/by-id, in order of preference: a name that is unique in the world comes
+// before one that somebody assigned. Names that come from the content of the disk are left out, because a copy has them
+// too.
 var kinds = []string{"dm-uuid-", "md-uuid-", "wwn-", "nvme-eui.", "nvme-uuid.", "scsi-", "nvme-", "ata-", "virtio-", "usb-", ""}
 
-// byID is the best name in dir that leads to the device; "" if there is none.
+// byID returns the best name in dir that leads to the device, or "" if there is none.
 func byID(dir, device string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +98,7 @@ func rank(name string) int {
 	return slices.IndexFunc(kinds, func(k string) bool { return strings.HasPrefix(name, k) })
 }
 
-// serial is what sysfs says of the device in this directory; "" if nothing.
+// serial returns what sysfs says about the device in this directory, or "" if nothing.
 func serial(sys string) string {
 	if part := said(sys, "partition"); part != "" {
 		if disk := serial(filepath.Dir(sys)); disk != "" {
@@ -113,7 +114,7 @@ func serial(sys string) string {
 	return ""
 }
 
-// said is the content of a file in sysfs; "" if it is not there.
+// said returns the content of a file in sysfs, or "" if it cannot be read.
 func said(sys, file string) string {
 	b, err := os.ReadFile(filepath.Join(sys, file))
 	if err != nil {

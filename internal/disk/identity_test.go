@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// system makes a tree with these files and links.
+// system makes a directory tree with these files and links.
 func system(t *testing.T, files, links map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

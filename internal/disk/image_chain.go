@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// BackingFile is a file that a qcow2 image may read: its backing file, or that of the backing file before it.
+// BackingFile is a file that a qcow2 image may read: its backing file, or the backing file of the one before it.
 type BackingFile struct {
-	// Format is the file's: it is neither guessed nor taken from an image.
+	// Format is the file's. It is neither guessed nor taken from an image.
 	Format Format
 	Path   string
 }
@@ -26,15 +26,15 @@ type imageFile struct {
 }
 
 // imageChain is a qcow2 image and its backing files, from the image down. The files stay open from the check of their
-// headers until the server that reads them has ended: whoever replaces a file in between changes nothing.
+// headers until the server that reads them has ended, so that replacing a file in between has no effect.
 type imageChain struct {
 	path     string
 	files    []imageFile
 	writable bool
 }
 
-// openImageChain opens an image and the backing files that the caller allows, in order. What the headers say is compared
-// with that: an image that names another file, or data outside of it, is refused.
+// openImageChain opens an image and the backing files that the caller allows, in order. It refuses an image whose
+// headers name any other file, or place data outside of the image.
 func openImageChain(path string, allowed []BackingFile) (*imageChain, error) {
 	c := &imageChain{path: path}
 	err := c.open(BackingFile{Format: QCOW2, Path: path})
@@ -72,7 +72,7 @@ func (c *imageChain) open(named BackingFile) error {
 	return nil
 }
 
-// check compares each header with the file that comes next in the chain.
+// check compares each header with the next file in the chain.
 func (c *imageChain) check() error {
 	for i := range c.files {
 		var below *imageFile
@@ -86,7 +86,8 @@ func (c *imageChain) check() error {
 	return nil
 }
 
-// check refuses a file that names, or does not name, other files than the backing file below; nil: there is none.
+// check refuses a file that names other files than the backing file below, or does not name that one. nil means that
+// there is none.
 func (f *imageFile) check(below *imageFile) error {
 	header := &imageHeader{}
 	if f.format == QCOW2 {
@@ -110,7 +111,7 @@ func (f *imageFile) check(below *imageFile) error {
 	return nil
 }
 
-// checkBacking compares the backing file that the header of the image at path names with the one that is allowed.
+// checkBacking compares the backing file that the header of the image at path names with the allowed one.
 func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
 	switch {
 	case hasProtocol(h.backingName):
@@ -136,8 +137,9 @@ func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
 	return nil
 }
 
-// identity names the image together with its backing files. Nobody writes to a backing file as long as there are images on top of it; if somebody
-// does, or puts another file in its place, it is another disk, because the bitmaps of the image on top do not record that.
+// identity names the image together with its backing files. Nobody should write to a backing file while other images
+// are on top of it. If somebody does, or replaces the file, the identity changes, because the bitmaps of the image on
+// top do not record that.
 func (c *imageChain) identity() (string, error) {
 	name := c.files[0].id.name
 	for _, below := range c.files[1:] {
@@ -146,7 +148,7 @@ func (c *imageChain) identity() (string, error) {
 			return "", err
 		}
 		name += "/" + below.id.name
-		if !below.device { // A device has no time of its last write.
+		if !below.device { // A device has no modification time.
 			name += "@" + info.ModTime().UTC().Format(time.RFC3339Nano)
 		}
 	}
@@ -164,7 +166,7 @@ func (c *imageChain) close() error {
 	return errors.Join(all...)
 }
 
-// descriptors are the open files, in the order of the chain.
+// descriptors returns the open files, in the order of the chain.
 func (c *imageChain) descriptors() []*os.File {
 	var all []*os.File
 	for _, f := range c.files {
@@ -176,8 +178,8 @@ func (c *imageChain) descriptors() []*os.File {
 // topNode is the name of the image's own node.
 const topNode = "image0"
 
-// nodes are what blockdev-add takes for the chain, whose files a child was given as its first descriptors. They name every
-// driver and every file, so that nothing depends on what the headers say.
+// nodes returns the chain in the form that blockdev-add takes. A child has the chain's files as its first descriptors.
+// The nodes name every driver and every file, so that nothing depends on the headers.
 func (c *imageChain) nodes() []map[string]any {
 	var all []map[string]any
 	for i := len(c.files) - 1; i >= 0; i-- {

@@ -24,7 +24,7 @@ const (
 
 // imageHeader is what a qcow2 header says about other files.
 type imageHeader struct {
-	// backing says that there is a backing file; backingName and backingFormat are how the header names it.
+	// backing says that the image has a backing file; backingName and backingFormat are what the header says about it.
 	backing                    bool
 	backingName, backingFormat string
 	// dataFile says that the data is in another file.
@@ -34,7 +34,7 @@ type imageHeader struct {
 
 var errNotQCOW2 = errors.New("it is not in qcow2 format")
 
-// readImageHeader reads the header of a qcow2 image. The image may be anybody's.
+// readImageHeader reads the header of a qcow2 image, which must not be trusted.
 func readImageHeader(image io.ReaderAt) (*imageHeader, error) {
 	b, err := readUpTo(image, 1<<maxClusterBits)
 	if err != nil {
@@ -102,7 +102,7 @@ func readUpTo(r io.ReaderAt, n int) ([]byte, error) {
 	return b, nil
 }
 
-// hasProtocol says whether QEMU would take a file name for something else than a path, such as json:… or nbd:… .
+// hasProtocol reports whether QEMU would take a file name for something other than a path, such as json:… or nbd:… .
 func hasProtocol(name string) bool {
 	before, _, found := strings.Cut(name, ":")
 	return found && !strings.Contains(before, "/")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// testHeader is a qcow2 header with a backing file and extensions.
+// testHeader returns a qcow2 header with a backing file and extensions.
 func testHeader(version uint32, backing string, features uint64, extensions ...[]byte) []byte {
 	b := make([]byte, imageHeaderBytesV3)
 	copy(b, imageMagic)

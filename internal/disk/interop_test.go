@@ -27,7 +27,7 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// run runs a program to its end. A missing one fails the test.
+// run runs a program to its end. The test fails if the program is missing.
 func run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if out, err := tool(t, name, args...).CombinedOutput(); err != nil {
@@ -41,11 +41,11 @@ func tool(t *testing.T, name string, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatalf("%s is missing: install Debian's package qemu-utils (hack/deps.sh interop)", name)
 	}
-	// No Pdeathsig: threads of this process end, with the servers that they have started.
+	// No Pdeathsig: threads of this process end, and their servers would end with them.
 	return exec.CommandContext(context.Background(), path, args...)
 }
 
-// converted is the content of a disk as qemu-img reads it.
+// converted returns the content of a disk as qemu-img reads it.
 func converted(t *testing.T, format, path string) []byte {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "converted")
@@ -57,14 +57,14 @@ func converted(t *testing.T, format, path string) []byte {
 	return content
 }
 
-// write changes a qcow2 image as a guest would, and content with it.
+// write changes a qcow2 image as a guest would, and changes content accordingly.
 func write(t *testing.T, image string, content []byte, e extent.Extent, value byte) {
 	t.Helper()
 	copy(content[e.Offset:e.End()], bytes.Repeat([]byte{value}, int(e.Length)))
 	run(t, "qemu-io", "-f", "qcow2", "-c", fmt.Sprintf("write -P %d %d %d", value, e.Offset, e.Length), image)
 }
 
-// chain is a qcow2 image over another one. The image has bitmaps b0 and b1, its backing file has base.
+// chain makes a qcow2 image on top of another one. The image has bitmaps b0 and b1, its backing file has base.
 func chain(t *testing.T) (path string, content []byte) {
 	t.Helper()
 	raw, content := sparseFile(t, 8*mib, extent.Extent{Length: 64 * kib}, extent.Extent{Offset: 3 * mib, Length: 200 * kib})
@@ -79,7 +79,7 @@ func chain(t *testing.T) (path string, content []byte) {
 	return top, content
 }
 
-// chainOptions are how to read the image of chain.
+// chainOptions returns the options to read the image that chain makes.
 func chainOptions(path, bitmap string) SourceOptions {
 	return SourceOptions{Format: QCOW2, Bitmap: bitmap, Backing: []BackingFile{{Format: QCOW2, Path: filepath.Join(filepath.Dir(path), "base.qcow2")}}}
 }
@@ -124,12 +124,12 @@ func TestBitmapsThatAreRefused(t *testing.T) {
 	path, _ := chain(t)
 	for bitmap, texts := range map[string][]string{
 		"b9":   {path, "b9", "b0", "b1"},
-		"base": {path, "base"}, // of the backing file: it has nothing of what is in the image
+		"base": {path, "base"}, // the backing file's: it has nothing of what is in the image
 	} {
 		_, err := OpenSource(t.Context(), path, chainOptions(path, bitmap))
 		wantError(t, err, ErrNotFound, texts...)
 	}
-	// A user that dies leaves the bitmap in use.
+	// A user that dies leaves the bitmap marked as in use.
 	if err := tool(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", "-c", "abort", path).Run(); err == nil {
 		t.Fatal("qemu-io did not die")
 	}
@@ -166,7 +166,7 @@ func TestWhatQEMUSaysIsInTheError(t *testing.T) {
 	}
 }
 
-// serveWith has somebody else's qemu-nbd serve an image, writable, until the test ends. It returns the URI.
+// serveWith serves an image, writable, with a separate qemu-nbd until the test ends. It returns the URI.
 func serveWith(t *testing.T, format, path string, options ...string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "disk")
@@ -188,7 +188,7 @@ func serveWith(t *testing.T, format, path string, options ...string) string {
 		nc, err := net.Dial("unix", socket)
 		if err == nil {
 			nc.Close()
-			// It listens before it has opened the image.
+			// It listens before it opens the image.
 			openSource(t, uri, SourceOptions{})
 			return uri
 		}
@@ -200,7 +200,7 @@ func serveWith(t *testing.T, format, path string, options ...string) string {
 func TestFullServerGetsOneConnection(t *testing.T) {
 	t.Parallel()
 	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
-	uri := serveWith(t, "raw", path, "--shared=3", "--read-only") // one of which serveWith has
+	uri := serveWith(t, "raw", path, "--shared=3", "--read-only") // serveWith uses one of them
 	s := openSource(t, uri, SourceOptions{})
 	wantBytes(t, s, content)
 }
@@ -225,7 +225,7 @@ func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
 		t.Errorf("the image has changed (%v)", err)
 	}
 
-	// And no guest starts from a disk that is restored.
+	// No guest starts from a disk that is being restored.
 	path = filepath.Join(t.TempDir(), "new.img")
 	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{})
 	if err != nil {
@@ -284,7 +284,7 @@ func TestQCOW2IsWritten(t *testing.T) {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 
-	// In the place of that comes another disk, of which nothing shines through.
+	// Another disk replaces it, and nothing of the old one shows through.
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2})
 	wantError(t, err, ErrConflict, path)
 	if target, err = OpenTarget(t.Context(), path, 1<<40, TargetOptions{Format: QCOW2, Overwrite: true}); err != nil {
@@ -315,7 +315,7 @@ func TestAQCOW2TargetThatIsThereIsRefused(t *testing.T) {
 	wantBytes(t, openSource(t, path, SourceOptions{}), content)
 }
 
-// TestQCOW2GoesOnAfterItsServerWasKilled: the image is repaired, and gets what is missing.
+// TestQCOW2GoesOnAfterItsServerWasKilled checks that the image is repaired, and gets what is missing.
 func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "new.qcow2"), noise(3*mib, 5)
@@ -328,7 +328,7 @@ func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	if err := j.Checkpoint(t.Context(), target); err != nil {
 		t.Fatal(err)
 	}
-	restore(t, target, j, content, 5) // of which the journal knows nothing
+	restore(t, target, j, content, 5) // the journal knows nothing of these
 	qcow, ok := target.(*exportTarget)
 	if !ok {
 		t.Fatalf("%T", target)
@@ -337,7 +337,7 @@ func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-qcow.server.ended
-	for err == nil { // until the connection knows
+	for err == nil { // until the connection notices
 		err = target.WriteAt(t.Context(), content[:1], 0)
 	}
 	wantError(t, err, err, path, "signal: killed")
@@ -364,7 +364,7 @@ func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	}
 }
 
-// TestServerOutlivesTheThreadThatAskedForIt: the kernel sends a child its signal when the thread ends that has started it.
+// TestServerOutlivesTheThreadThatAskedForIt: the kernel sends a child its signal when the thread that started it ends.
 func TestServerOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	t.Parallel()
 	path, content := chain(t)
@@ -383,7 +383,7 @@ func TestServerOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	}
 }
 
-// onAThread calls f on a thread that ends afterwards, which the first one of a process does not.
+// onAThread calls f on a thread that ends afterwards. The first thread of a process does not end.
 func onAThread(f func()) (thread int) {
 	done := make(chan int)
 	go func() {
@@ -429,7 +429,7 @@ func TestDamagedImageDoesNotGoOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.WriteAt([]byte{0, 0}, 2*64*kib+2*5) // how often cluster 5 is used, in the first block of such numbers
+	_, err = f.WriteAt([]byte{0, 0}, 2*64*kib+2*5) // the reference count of cluster 5, in the first refcount block
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +437,7 @@ func TestDamagedImageDoesNotGoOn(t *testing.T) {
 	wantError(t, err, ErrConflict, path, "start anew")
 }
 
-// holdEnv has the disk that a child of TestServersDieWithTheirOwner opens.
+// holdEnv is the environment variable with the disk that a child of TestServersDieWithTheirOwner opens.
 const holdEnv = "VARVE_TEST_HOLD"
 
 // TestServersDieWithTheirOwner kills a process that has a source and a target open.
@@ -483,13 +483,14 @@ func TestServersDieWithTheirOwner(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
-	run(t, "qemu-img", "check", "-f", "qcow2", made) // It was closed in order.
+	run(t, "qemu-img", "check", "-f", "qcow2", made) // it was closed in order
 	if got := converted(t, "qcow2", made); got[0] != 1 {
 		t.Errorf("what was written is lost: %d", got[0])
 	}
 }
 
-// isQEMU says whether the process is a server of this package that has not ended. What has ended and nobody waits for has no command line.
+// isQEMU reports whether the process is a running server of this package. A process that has ended and that nobody has
+// waited for has no command line.
 func isQEMU(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && bytes.Contains(line, []byte(serverProgram))
@@ -518,7 +519,7 @@ func hold(t *testing.T, path string) {
 	select {}
 }
 
-// A bitmap that does not record writes has not what changed, however whole it looks.
+// A bitmap that does not record writes does not have what changed, even if it looks intact.
 func TestBitmap_oneThatDoesNotRecordIsRefused(t *testing.T) {
 	t.Parallel()
 	path, content := chain(t)

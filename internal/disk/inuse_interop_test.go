@@ -26,7 +26,7 @@ func TestDiskInUse_isNoSource(t *testing.T) {
 	_, err = OpenSource(t.Context(), image, SourceOptions{Format: QCOW2, IgnoreLocks: true})
 	wantError(t, err, ErrInvalid, image, "in memory")
 
-	// The image of a running guest over a base that others may read.
+	// The image of a running guest, on a base that others may read.
 	over := imageWithBacking(t, raw, "raw")
 	_, err = OpenSource(t.Context(), over, SourceOptions{Format: QCOW2, Backing: []BackingFile{{Format: Raw, Path: raw}}})
 	wantError(t, err, ErrConflict, raw, "in use")
@@ -53,7 +53,7 @@ func TestDiskThatIsRead_isNotWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantBytes(t, openSource(t, path, o), disk.content) // Others may read it as well.
+		wantBytes(t, openSource(t, path, o), disk.content) // others may read it, too
 		run(t, "qemu-io", "-r", "-f", format, "-c", "read 0 512", path)
 		if out, err := tool(t, "qemu-io", "-f", format, "-c", "write 0 512", path).CombinedOutput(); err == nil {
 			t.Errorf("%s: QEMU writes it meanwhile: %s", format, out)
@@ -64,7 +64,7 @@ func TestDiskThatIsRead_isNotWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Without a disk that is read nothing is in the way.
+	// Once the source is closed, nothing stands in the way.
 	path, _ := sparseFile(t, mib)
 	source, err := OpenSource(t.Context(), path, SourceOptions{})
 	if err := errors.Join(err, source.Close()); err != nil {
@@ -80,7 +80,7 @@ func TestRawDiskAsQCOW2_isSaidSo(t *testing.T) {
 	wantError(t, err, ErrInvalid, path, "not in qcow2 format")
 }
 
-// A qcow2 restore that is nearly done, with a file as large as the disk, is no half of a raw one.
+// A qcow2 restore that is nearly done, with a file as large as the disk, is not half of a raw one.
 func TestJournal_isOfOneFormat(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "new"), noise(mib, 5)

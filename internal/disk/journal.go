@@ -14,34 +14,36 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// JournalSuffix is what the name of a file's journal has more than the file's.
+// JournalSuffix is appended to the name of a file to name its journal.
 const JournalSuffix = ".varve-restore"
 
-// defaultCheckpointEvery is how much work a crash costs at most.
+// defaultCheckpointEvery bounds the work that a crash loses.
 const defaultCheckpointEvery = 5 * time.Second
 
 // JournalOptions are for NewJournal.
 type JournalOptions struct {
-	// Path is where the journal is kept; "": beside a target file, under its name with JournalSuffix. The journal of a device or an NBD
-	// export without a path is not kept.
+	// Path is where the journal is kept. If it is "", the journal of a file is beside it, under its name with
+	// JournalSuffix, and that of a device or an NBD export is not kept.
 	Path string
-	// Token says what is restored: of two restores with the same token, one may go on where the other ended.
+	// Token identifies what is restored: of two restores with the same token, one may continue where the other stopped.
 	Token string
-	// RegionBytes is the size of what is noted as finished; the disk's last region may be smaller.
+	// RegionBytes is the size of the regions that are noted as finished. The disk's last region may be smaller.
 	RegionBytes int64
-	// Every is the time between two checkpoints; 0: 5 seconds.
+	// Every is the time between two checkpoints; 0 means 5 seconds.
 	Every time.Duration
-	// Clock is the real one if nil.
+	// Clock defaults to the real one.
 	Clock clock.PassiveClock
 }
 
-// Journal notes which regions of a target are finished and on stable storage, so that an interrupted restore can go on. It belongs to one
-// target: OpenTarget reads it, or begins it. A target is gone on with if the journal has the same token, and the target
-// is the same by identity and has the same format; what else nobody may have written to it, the journal cannot see. An NBD export, or a device without a
-// serial number, could be another one each time: there everything is written again.
+// Journal notes which regions of a target are finished and on stable storage, so that an interrupted restore can
+// resume. It belongs to one target: OpenTarget reads it, or begins it. A restore resumes if the journal has the same
+// token and the target has the same identity, format and size. The journal cannot see other writes to the target; there
+// must not be any. An NBD export, or a device without a serial number, could be another one each time, so everything is
+// written again.
 //
-// The caller asks Done before it writes a region, and says Finished after it has. When the restore is complete and the target closed,
-// Remove ends the journal; when it failed, Checkpoint keeps what was done. Methods are safe for concurrent use.
+// The caller asks Done before it writes a region, and calls Finished after it has. When the restore is complete and the
+// target is closed, Remove ends the journal. When the restore has failed, Checkpoint keeps what was done. Methods are
+// safe for concurrent use.
 type Journal struct {
 	o     JournalOptions
 	path  string
@@ -56,7 +58,7 @@ type Journal struct {
 	last  time.Time
 }
 
-// NewJournal returns a journal that knows nothing yet; it is for one OpenTarget.
+// NewJournal returns an empty journal for one OpenTarget.
 func NewJournal(o JournalOptions) (*Journal, error) {
 	if o.RegionBytes <= 0 || o.Token == "" {
 		return nil, errorf(ErrInvalid, "journal of a restore: token %q with regions of %d bytes", o.Token, o.RegionBytes)
@@ -68,25 +70,26 @@ func NewJournal(o JournalOptions) (*Journal, error) {
 	return &Journal{o: o, path: o.Path, files: osFiles{}}, nil
 }
 
-// Done says whether a region is on the target already.
+// Done reports whether a region is already on the target.
 func (j *Journal) Done(region int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.state.Finished.has(region)
 }
 
-// Kept says whether the journal outlives the process: that of a file does, of a device or an NBD export only with a Path.
+// Kept reports whether the journal outlives the process: that of a file does, that of a device or an NBD export only
+// with a Path.
 func (j *Journal) Kept() bool { return j.path != "" }
 
-// DoneBytes is how much of the disk is finished.
+// DoneBytes returns how much of the disk is finished.
 func (j *Journal) DoneBytes() int64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.state.finishedBytes()
 }
 
-// Finished notes that a region was written. From time to time it syncs the target and writes the journal; if that fails, so will
-// the next, and the caller's own Checkpoint says why.
+// Finished notes that a region was written. From time to time it syncs the target and writes the journal. It ignores an
+// error of these: the next attempt will fail, too, and the caller's own Checkpoint says why.
 func (j *Journal) Finished(ctx context.Context, target Target, region int) {
 	j.mu.Lock()
 	j.state.Finished.set(region)
@@ -103,15 +106,15 @@ func (j *Journal) Finished(ctx context.Context, target Target, region int) {
 	}
 }
 
-// Checkpoint makes durable what was finished so far: first on the target, then in the journal. After a restore that was cancelled, ctx
-// is another one than the restore's.
+// Checkpoint makes durable what was finished so far, first on the target, then in the journal. After a restore that was
+// cancelled, ctx must not be the restore's.
 func (j *Journal) Checkpoint(ctx context.Context, target Target) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
 	return j.checkpoint(ctx, target)
 }
 
-// checkpoint is Checkpoint with writing held.
+// checkpoint is Checkpoint for a caller that holds writing.
 func (j *Journal) checkpoint(ctx context.Context, target Target) error {
 	j.mu.Lock()
 	state, dirty := j.state.clone(), j.dirty
@@ -120,7 +123,7 @@ func (j *Journal) checkpoint(ctx context.Context, target Target) error {
 	if !dirty || j.path == "" {
 		return nil
 	}
-	// What is finished after this moment is not in state, and may be on its way still.
+	// Regions that finish from here on are not in state, and may still be on their way.
 	err := target.Sync(ctx)
 	if err == nil {
 		err = j.replace(&state)
@@ -141,8 +144,8 @@ func (j *Journal) Remove() error {
 	return j.discard()
 }
 
-// resume reads the journal, and says whether the target can be gone on with. If not, why is a hint for people, or empty. beside is the file
-// that a journal without a path is kept beside.
+// resume reads the journal, and reports whether the restore to the target can resume. If not, why is a hint for people,
+// or empty. beside is the file that a journal without a path is kept beside.
 func (j *Journal) resume(beside string, format Format, id identity, bytes int64) (resumed bool, why string, err error) {
 	if j == nil {
 		return false, "", nil
@@ -185,7 +188,7 @@ func (j *Journal) resume(beside string, format Format, id identity, bytes int64)
 	return true, "", nil
 }
 
-// journalOf is where the journal of a restore to this file is, whatever link leads to it.
+// journalOf returns the path of the journal of a restore to this file, whichever link leads to the file.
 func journalOf(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
@@ -193,8 +196,8 @@ func journalOf(path string) string {
 	return path + JournalSuffix
 }
 
-// whole refuses a file, with this identity, that a restore has written a part of. A journal that is known to be of another file, whose place
-// this one has taken, says nothing.
+// whole refuses a file, with this identity, that an unfinished restore has written to. It ignores a journal that is
+// known to belong to another file, whose place this one has taken.
 func whole(path string, id identity) error {
 	journal := journalOf(path)
 	data, err := os.ReadFile(journal)
@@ -210,7 +213,7 @@ func whole(path string, id identity) error {
 	return errorf(ErrConflict, "disk %s is half of a restore, which runs or was interrupted: let it end, or start the same restore again to complete it; if you know that the disk is whole, remove %s", path, journal)
 }
 
-// begin notes that the restore of the target with this identity has begun, before anything is written to it.
+// begin notes that the restore of the target with this identity has begun. Nothing has been written to the target yet.
 func (j *Journal) begin(id identity) error {
 	if j == nil || j.path == "" {
 		return nil
@@ -224,7 +227,7 @@ func (j *Journal) begin(id identity) error {
 	return nil
 }
 
-// discard removes the journal, of whatever restore it is. The target may be changed in any way afterwards.
+// discard removes the journal, whichever restore it belongs to. The target may be changed in any way afterwards.
 func (j *Journal) discard() error {
 	if j == nil || j.path == "" {
 		return nil
@@ -235,7 +238,7 @@ func (j *Journal) discard() error {
 	return nil
 }
 
-// replace makes s the journal. On a full file system there is no room for a second one, but in the place of the one before.
+// replace makes s the journal. A full file system has no room for a second file, so there it overwrites the one before.
 func (j *Journal) replace(s *journalState) error {
 	err := writeDurably(j.files, j.path, s.marshal())
 	if !isFull(err) {
@@ -247,8 +250,9 @@ func (j *Journal) replace(s *journalState) error {
 	return errorf(ErrNoSpace, "%w", err)
 }
 
-// overwrite writes s over an earlier state of the same restore, byte by byte: both are as long, and differ in regions that s has and the
-// other has not. A crash leaves a mixture, in which a region is finished only if it is in s, and is if it was before.
+// overwrite writes s over an earlier state of the same restore, byte by byte. Both have the same length, and differ
+// only in regions that s has and the earlier state does not. A crash leaves a mixture: its finished regions are all in
+// s, and include all that were finished before.
 func (j *Journal) overwrite(s *journalState) error {
 	data, err := j.files.Read(j.path)
 	if err != nil {

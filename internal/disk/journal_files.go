@@ -9,12 +9,13 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 )
 
-// journalFiles are the steps in which a journal is kept: a crash may come between any two.
+// journalFiles are the steps by which a journal is kept. A crash may come between any two.
 type journalFiles interface {
 	Read(path string) ([]byte, error)
-	// Write makes or replaces a file; what it has after a crash is open until Sync.
+	// Write creates or replaces a file. Its content after a crash is undefined until Sync.
 	Write(path string, data []byte) error
-	// Overwrite changes bytes of a file that is as long; which of them a crash has changed is open until Sync.
+	// Overwrite changes bytes of a file that has the same length. Which of them a crash has changed is undefined until
+	// Sync.
 	Overwrite(path string, data []byte) error
 	// Sync makes a file durable, or the names in a directory.
 	Sync(path string) error
@@ -22,7 +23,8 @@ type journalFiles interface {
 	Remove(path string) error
 }
 
-// writeDurably replaces a file: after a crash at any moment it has the old content or the new, and the new when this has returned.
+// writeDurably replaces a file. After a crash at any moment the file has the old content or the new, and the new once
+// writeDurably has returned.
 func writeDurably(f journalFiles, path string, data []byte) error {
 	next := path + ".new"
 	if err := f.Write(next, data); err != nil {
@@ -37,17 +39,17 @@ func writeDurably(f journalFiles, path string, data []byte) error {
 	return f.Sync(filepath.Dir(path))
 }
 
-// removeDurably removes a file, if it is there, and what a crash in writeDurably has left of the next.
+// removeDurably removes a file, if it exists, and the next version that a crash in writeDurably has left behind.
 func removeDurably(f journalFiles, path string) error {
 	for _, p := range []string{path, path + ".new"} {
 		if err := f.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return f.Sync(filepath.Dir(path)) // even if it was gone: that may not have been durable
+	return f.Sync(filepath.Dir(path)) // even if it was already gone: that may not have been durable
 }
 
-// osFiles are real ones.
+// osFiles implements journalFiles on the real file system.
 type osFiles struct{}
 
 func (osFiles) Read(path string) ([]byte, error) { return os.ReadFile(path) }
@@ -67,7 +69,7 @@ func (osFiles) Overwrite(path string, data []byte) error {
 func (osFiles) Write(path string, data []byte) error {
 	err := os.WriteFile(path, data, 0o600)
 	if err != nil {
-		_ = os.Remove(path) // A part of it is of no use, least of all where there is no space.
+		_ = os.Remove(path) // A partial file is useless, and takes space that may be scarce.
 	}
 	return err
 }

@@ -12,7 +12,7 @@ import (
 const (
 	// journalVersion is the version of the journal's format.
 	journalVersion = 2
-	// maxRegions bounds the journal: 512 KiB, rewritten at each checkpoint.
+	// maxRegions bounds the journal to 512 KiB of bits, which are rewritten at each checkpoint.
 	maxRegions = 4 << 20
 )
 
@@ -20,14 +20,14 @@ const (
 type journalState struct {
 	Version int    `json:"version"`
 	Token   string `json:"token"`
-	// Format is that of the target: a qcow2 image that is half written is no half of a raw disk.
+	// Format is the target's: a half-written qcow2 image cannot be continued as a raw disk.
 	Format Format `json:"format"`
-	// Target is the identity of what is written.
+	// Target is the identity of the target.
 	Target string `json:"target"`
-	// Bytes is the size of the disk, RegionBytes that of its regions.
+	// Bytes is the size of the disk, RegionBytes the size of its regions.
 	Bytes       int64 `json:"bytes"`
 	RegionBytes int64 `json:"regionBytes"`
-	// Finished has a bit for each region, from the lowest of the first byte on; in base64.
+	// Finished has a bit for each region, beginning with the lowest bit of the first byte; in base64.
 	Finished regionSet `json:"finished"`
 }
 
@@ -37,7 +37,7 @@ func newState(token, target string, size, regionBytes int64) journalState {
 	return s
 }
 
-// regions is how many the disk has.
+// regions returns the number of regions of the disk.
 func (s *journalState) regions() int64 {
 	n := s.Bytes / s.RegionBytes
 	if s.Bytes%s.RegionBytes > 0 {
@@ -63,7 +63,7 @@ func (s *journalState) clone() journalState {
 	return out
 }
 
-// within says whether s is an earlier state of the restore that o is of.
+// within reports whether s is an earlier state of the same restore as o.
 func (s *journalState) within(o *journalState) bool {
 	for i, b := range s.Finished {
 		if i >= len(o.Finished) || b&^o.Finished[i] != 0 {
@@ -76,7 +76,7 @@ func (s *journalState) within(o *journalState) bool {
 func (s *journalState) marshal() []byte {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // only strings and numbers
 	}
 	return append(b, '\n')
 }

@@ -32,7 +32,8 @@ func newTestJournal(t *testing.T, o JournalOptions) *Journal {
 	return j
 }
 
-// restore writes the regions of content that the journal does not have, but not more than limit, and returns how many it wrote.
+// restore writes the regions of content that the journal does not have, at most limit of them, and returns how many it
+// wrote.
 func restore(t *testing.T, target Target, j *Journal, content []byte, limit int) int {
 	t.Helper()
 	wrote := 0
@@ -57,7 +58,7 @@ func restore(t *testing.T, target Target, j *Journal, content []byte, limit int)
 	return wrote
 }
 
-// wantFile checks what a file has, which may be half of a restore and thus no Source.
+// wantFile checks the content of a file, which may be half of a restore and so cannot be a Source.
 func wantFile(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
@@ -104,7 +105,7 @@ func TestRestoreGoesOnWhereItEnded(t *testing.T) {
 	}
 	wantFile(t, path, content)
 
-	// Another restore may take the place if it is told to; nothing of the first one counts any more.
+	// Another restore may replace it if it is told to. Nothing of the first one counts any more.
 	if target, j, err = open("b", true); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +122,7 @@ func TestRestoreGoesOnWhereItEnded(t *testing.T) {
 	}
 }
 
-// TestRestoreInParallel has several workers write, of which each may have the turn to write the journal.
+// TestRestoreInParallel has several workers write. Each of them may get to write the journal.
 func TestRestoreInParallel(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "disk.img"), noise(4*mib+5, 1)
@@ -161,7 +162,8 @@ func TestRestoreInParallel(t *testing.T) {
 	}
 }
 
-// A file that is not the one that the journal is about starts anew, and if it has content is refused.
+// A restore to a file that is not the one in the journal starts from the beginning. If the file has content, it is
+// refused.
 func TestJournalIsOfOneTarget(t *testing.T) {
 	t.Parallel()
 	content := noise(mib, 1)
@@ -218,21 +220,23 @@ func TestJournalsThatAreRefused(t *testing.T) {
 	wantError(t, err, ErrInvalid, "regions")
 }
 
-// errCrash is what everything returns after the power went.
+// errCrash is what everything returns after the power has gone.
 var errCrash = errors.New("power is gone")
 
-// machine has files and a target. Everything is lost that was not synced, or not, as luck has it, when power goes after some steps.
+// machine has files and a target. The power goes after some steps. Then anything that was not synced may be lost, or
+// may survive.
 type machine struct {
 	mu    sync.Mutex
-	steps int // until power goes
-	// names and nodes are as running programs see them; durable has the names that were synced.
+	steps int // left until the power goes
+	// names and nodes are what running programs see; durable has the names that were synced.
 	names    map[string]int
 	nodes    map[int][]byte
 	synced   map[int]bool
 	durable  map[string]int
 	disk     []byte
 	diskSafe []byte
-	// full: there is no room for another file's content. torn is what files had that were written over and not synced.
+	// full: there is no room for the content of another file. torn has the earlier content of files that were
+	// overwritten and not synced.
 	full bool
 	torn map[int][]byte
 }
@@ -244,7 +248,7 @@ func newMachine(size int) *machine {
 	}
 }
 
-// step is the moment between two others.
+// step is a moment at which the power may go.
 func (m *machine) step() error {
 	if m.steps--; m.steps < 0 {
 		return errCrash
@@ -309,7 +313,7 @@ func (m *machine) Sync(path string) error {
 		delete(m.torn, node)
 		return nil
 	}
-	m.durable = maps.Clone(m.names) // the one directory
+	m.durable = maps.Clone(m.names) // there is only one directory
 	return nil
 }
 
@@ -337,7 +341,8 @@ func (m *machine) Remove(path string) error {
 	return nil
 }
 
-// power comes back: each name is as it is durable or as it was last; a file that was not synced has a part of what it had.
+// power brings the power back. Each name is either its durable version or its last one; a file that was not synced has
+// a part of what it had.
 func (m *machine) power(r *rapid.T) {
 	after := map[string]int{}
 	all := maps.Clone(m.durable)
@@ -374,7 +379,7 @@ func (m *machine) power(r *rapid.T) {
 	m.disk = bytes.Clone(m.diskSafe)
 }
 
-// The target: a byte stands for a region.
+// The methods of the target. A byte stands for a region.
 
 func (m *machine) Bytes() int64 { return int64(len(m.disk)) }
 
@@ -388,7 +393,7 @@ func (m *machine) WriteAt(_ context.Context, p []byte, at int64) error {
 	return nil
 }
 
-// truncate frees the disk, which is never certain to come late.
+// truncate frees the disk, durably at once: nothing guarantees that it takes effect any later.
 func (m *machine) truncate() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -404,7 +409,7 @@ func (m *machine) Zero(context.Context, extent.Extent) error { return nil }
 
 func (m *machine) target() Target { return syncTarget{m} }
 
-// syncTarget has the methods of a target whose names a machine's files have already.
+// syncTarget has the target's methods whose names the machine's files already use.
 type syncTarget struct{ *machine }
 
 func (s syncTarget) Sync(context.Context) error {
@@ -419,8 +424,9 @@ func (s syncTarget) Sync(context.Context) error {
 
 func (s syncTarget) Close() error { return nil }
 
-// TestJournalNeverClaimsWhatIsNotThere lets power go between any two steps of restores that follow each other, each perhaps with
-// another content than the one before. What a journal says is finished must be on the disk, with the content of the journal's token.
+// TestJournalNeverClaimsWhatIsNotThere cuts the power between any two steps of successive restores, each possibly with
+// other content than the one before. What a journal says is finished must be on the disk, with the content of the
+// journal's token.
 func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
@@ -457,7 +463,8 @@ func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
 	})
 }
 
-// runOnce restores until power goes, or half of what is missing. From its beginning on there may be no space for a new journal.
+// runOnce restores until the power goes, or half of what is missing. With full, there is no space for a new journal
+// once the restore has begun.
 func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool) error {
 	resumed, _, err := j.resume("", Raw, id, m.Bytes())
 	if err != nil {
@@ -491,7 +498,7 @@ func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool
 	return j.Remove()
 }
 
-// claims is how many regions a restore with this token would find done, each of which must be.
+// claims returns how many regions a restore with this token would find done. Each of them must be.
 func claims(m *machine, token string, id identity) (int, error) {
 	j, err := NewJournal(JournalOptions{Path: "/d/j", Token: token, RegionBytes: 1})
 	if err != nil {
@@ -509,7 +516,7 @@ func claims(m *machine, token string, id identity) (int, error) {
 	return int(j.DoneBytes()), nil
 }
 
-// Only an earlier state of the same restore is written over.
+// Only an earlier state of the same restore is overwritten.
 func TestJournalIsWrittenOverOnlyByItsOwn(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*journalState){
@@ -573,7 +580,7 @@ func TestJournalFailuresAreTold(t *testing.T) {
 	}
 }
 
-// What this version writes, the next one reads.
+// The next version must read what this one writes.
 func TestJournalFormat(t *testing.T) {
 	t.Parallel()
 	s := newState("restore point k1/disk vda", "file:254:1:42:1700000000.000000001", 20*mib+1, 2*mib)

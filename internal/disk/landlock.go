@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// readable is what a program does with its libraries.
+	// readable is the access that a program needs to its libraries.
 	readable = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
-	// guarded is all that the first version of Landlock can refuse.
+	// guarded is every access that the first version of Landlock can refuse.
 	guarded = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1
 )
 
@@ -21,8 +21,8 @@ type pathRule struct {
 	parent int32
 }
 
-// restrictFiles lets this thread and its children open these files and what programs need, and no other file: Landlock
-// (Documentation/userspace-api/landlock.rst of the kernel).
+// restrictFiles lets this thread and its children open these files and what programs need, and no other file. It uses
+// Landlock (Documentation/userspace-api/landlock.rst of the kernel).
 func restrictFiles(program string, files []*os.File) error {
 	if !programIn(program, systemDirectories) {
 		return nil // Its libraries may be anywhere.
@@ -35,7 +35,7 @@ func restrictFiles(program string, files []*os.File) error {
 		}
 		return os.NewSyscallError("landlock_create_ruleset", errno)
 	}
-	defer unix.Close(int(fd)) //nolint:errcheck // it was only read
+	defer unix.Close(int(fd)) //nolint:errcheck // nothing was written through it
 	for _, dir := range systemDirectories {
 		if err := allowPath(int(fd), dir, readable); err != nil {
 			return err
@@ -57,17 +57,18 @@ func restrictFiles(program string, files []*os.File) error {
 	return nil
 }
 
-// allowPath allows what is at path, if there is anything.
+// allowPath allows access to what is at path, if anything is.
 func allowPath(ruleset int, path string, access uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil // not every system has it
 	}
-	defer unix.Close(fd) //nolint:errcheck // it was only named
+	defer unix.Close(fd) //nolint:errcheck // it only names the path
 	return addRule(ruleset, fd, access)
 }
 
-// allowFile allows to open once more what f is, to write it only if f is open for that. A socket is no file that can be opened.
+// allowFile allows f to be opened again, for writing only if f is open for writing. A socket cannot be opened as a
+// file.
 func allowFile(ruleset int, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -8,23 +8,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// QEMU locks single bytes of an image to say what it does with it (block/file-posix.c, RAW_LOCK_PERM_BASE and
-// RAW_LOCK_SHARED_BASE): byte 100+p that it uses permission p, byte 200+p that it lets nobody else use it. All locks are read locks of the open
-// file description; who wants to know whether anybody has one asks for a write lock.
+// QEMU locks single bytes of an image to announce what it does with it (block/file-posix.c, RAW_LOCK_PERM_BASE and
+// RAW_LOCK_SHARED_BASE): byte 100+p says that it uses permission p, byte 200+p that it lets nobody else use it. All
+// locks are read locks of the open file description. To find out whether anybody holds one, query for a write lock.
 const (
 	lockUsed    = 100
 	lockDenied  = 200
 	permissions = 4 // consistent read, write, unchanged write, resize
 )
 
-// What a lock's byte is about, as an offset to lockUsed and lockDenied.
+// The permissions, as offsets to lockUsed and lockDenied.
 const (
 	reading  = 0
 	writing  = 1
 	resizing = 3
 )
 
-// lock says to QEMU, and to others that restore, that f is written by us alone, and refuses it if somebody else uses it.
+// lock announces to QEMU, and to other restores, that only this process writes f. It refuses f if something else uses
+// it.
 func lock(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
@@ -36,7 +37,7 @@ func lock(f *os.File) error {
 	return unused(f)
 }
 
-// unused refuses f as a target if somebody else uses it.
+// unused refuses f as a target if something else uses it.
 func unused(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
@@ -52,8 +53,8 @@ func unused(f *os.File) error {
 	return nil
 }
 
-// lockToRead says to QEMU, and to restores, that f is read and must not change, and refuses it if somebody writes it. Of a virtual machine
-// that writes it nothing is said and asked if ignoreWriters says so.
+// lockToRead announces to QEMU, and to restores, that f is read and must not change. It refuses f if something writes
+// it. With ignoreWriters, it does not forbid changes and does not look for virtual machines that write f.
 func lockToRead(f *os.File, ignoreWriters bool) error {
 	take := []int64{lockUsed + reading, lockDenied + writing, lockDenied + resizing}
 	if ignoreWriters {
@@ -64,7 +65,7 @@ func lockToRead(f *os.File, ignoreWriters bool) error {
 			return err
 		}
 	}
-	// A restore lets nobody read what it writes. A virtual machine does.
+	// A restore lets nobody else read what it writes. A virtual machine does.
 	locked, err := lockedByOthers(f, lockDenied+reading)
 	if err != nil {
 		return err
@@ -86,19 +87,19 @@ func lockToRead(f *os.File, ignoreWriters bool) error {
 	return nil
 }
 
-// takeLock locks a byte. It says whether there are locks.
+// takeLock locks a byte. It returns false if the file system has no locks.
 func takeLock(f *os.File, at int64) (bool, error) {
 	return lockByte(f, unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
 }
 
-// lockedByOthers says whether somebody else has locked a byte.
+// lockedByOthers reports whether somebody else has locked a byte.
 func lockedByOthers(f *os.File, at int64) (bool, error) {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
 	has, err := lockByte(f, unix.F_OFD_GETLK, &l)
 	return has && l.Type != unix.F_UNLCK, err
 }
 
-// lockByte sets a lock, or asks for one, and says whether there are locks.
+// lockByte sets or queries a lock. It returns false if the file system has no locks.
 func lockByte(f *os.File, command int, l *unix.Flock_t) (bool, error) {
 	err := unix.FcntlFlock(f.Fd(), command, l)
 	if unlockable(err) {
@@ -110,13 +111,14 @@ func lockByte(f *os.File, command int, l *unix.Flock_t) (bool, error) {
 	return true, nil
 }
 
-// unlock gives up the locks at once. Closing f is not enough: a child that this process is starting has it open until it runs.
+// unlock releases the locks at once. Closing f is not enough: a child that this process is starting holds f open until
+// its exec.
 func unlock(f *os.File) {
 	l := unix.Flock_t{Type: unix.F_UNLCK, Start: lockUsed, Len: lockDenied + permissions - lockUsed}
 	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l) // The file is closed next.
 }
 
-// unlockable says that the file system has no locks, or its lock server none to give.
+// unlockable reports whether the file system has no locks, or its lock server has none to give.
 func unlockable(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS)
 }

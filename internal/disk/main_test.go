@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// children are the numbers of the processes that this one has started and that have not ended.
+// children returns the numbers of the processes that this one has started and that have not ended.
 func children() string {
 	var all []string
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
@@ -45,7 +45,7 @@ func children() string {
 
 const kib, mib = 1 << 10, 1 << 20
 
-// noise is n bytes that differ from each other and from zero here and there.
+// noise returns n random bytes.
 func noise(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(b)
@@ -54,7 +54,7 @@ func noise(n int, seed uint64) []byte {
 
 func set(extents ...extent.Extent) extent.Set { return extent.NewSet(extents...) }
 
-// listing is a set as text.
+// listing returns a set as text.
 func listing(s extent.Set) string {
 	var out []string
 	for e := range s.All() {
@@ -118,7 +118,7 @@ func openSource(t *testing.T, spec string, o SourceOptions) Source {
 	return s
 }
 
-// used is what a file takes on its file system, in bytes.
+// used returns how much space a file takes on its file system, in bytes.
 func used(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -128,7 +128,7 @@ func used(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// sparseFile has data at some places and is size bytes long.
+// sparseFile makes a file of size bytes that has data in some places.
 func sparseFile(t *testing.T, size int64, data ...extent.Extent) (path string, content []byte) {
 	t.Helper()
 	path, content = filepath.Join(t.TempDir(), "disk.img"), make([]byte, size)
@@ -152,7 +152,7 @@ func sparseFile(t *testing.T, size int64, data ...extent.Extent) (path string, c
 type ram struct {
 	mu      sync.Mutex
 	data    []byte
-	written int64 // bytes in requests that write, zeroes included
+	written int64 // bytes of requests that write, zeroes included
 	flushes int
 	dirty   map[string]extent.Set
 }
@@ -211,7 +211,7 @@ func (d *ram) BlockStatus(_ context.Context, name string, e extent.Extent, repor
 	return nil
 }
 
-// plainRAM is a ram that says nothing of its zeroes.
+// plainRAM is a ram that does not report its zeroes.
 type plainRAM struct{ d *ram }
 
 func (p plainRAM) Size() int64 { return p.d.Size() }

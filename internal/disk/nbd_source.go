@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// inspectTimeout bounds the question which bitmaps there are, asked for an error message only.
+// inspectTimeout bounds the query for the existing bitmaps, which only serves an error message.
 const inspectTimeout = 5 * time.Second
 
 // exportSource is an NBD export, or a qcow2 image behind one.
@@ -24,13 +24,13 @@ type exportSource struct {
 	id     string
 	bitmap string
 
-	// mu guards the status of the whole disk, which is asked for once.
+	// mu guards the status of the whole disk, which is queried once.
 	mu            sync.Mutex
 	known         bool
 	data, changes *extent.Set
 }
 
-// contexts are the metadata contexts for a source.
+// contexts returns the metadata contexts for a source.
 func contexts(bitmap string) []string {
 	if bitmap == "" {
 		return []string{nbd.ContextAllocation}
@@ -50,14 +50,14 @@ func openNBDSource(ctx context.Context, uri string, o SourceOptions) (*exportSou
 	if o.Bitmap == "" || slices.Contains(x.client.Info().Contexts, nbd.ContextDirtyBitmap+o.Bitmap) {
 		return &exportSource{export: *x, id: target.URI(), bitmap: o.Bitmap}, nil
 	}
-	// The connection goes first: the server may let in only one.
+	// Close this connection first: the server may accept only one.
 	if err := x.client.Close(); err != nil {
 		return nil, err
 	}
 	return nil, noBitmap(uri, o.Bitmap, bitmaps(ctx, target, o))
 }
 
-// bitmaps are the names of the export's bitmaps, as far as the server tells.
+// bitmaps returns the names of the export's bitmaps, as far as the server tells.
 func bitmaps(ctx context.Context, t nbd.Target, o SourceOptions) []string {
 	info, err := nbd.Inspect(ctx, t, nbd.Options{TLS: o.TLS, HandshakeTimeout: inspectTimeout})
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *exportSource) Changes(ctx context.Context) (*extent.Set, error) {
 	return s.changes, nil
 }
 
-// status asks for both contexts in one pass.
+// status queries both contexts in one pass.
 func (s *exportSource) status(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *exportSource) status(ctx context.Context) error {
 	return nil
 }
 
-// Close implements Source. Whether the connections ended in order does not matter to who only reads.
+// Close implements Source. It does not matter to a reader whether the connections ended in order.
 func (s *exportSource) Close() error {
 	_ = s.disconnect()
 	return s.end()

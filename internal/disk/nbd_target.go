@@ -62,13 +62,13 @@ func (t *exportTarget) prepare(ctx context.Context, id identity, o TargetOptions
 	return o.Journal.begin(id)
 }
 
-// openQCOW2Target writes an image. A new one is made under another name and gets its own when its journal knows it, so
-// that there is no moment in which it could not be told from an image of somebody else.
+// openQCOW2Target opens an image to write. A new one is created under another name, and gets its own once its journal
+// knows it, so that it can never be mistaken for somebody else's image.
 func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes int64, o TargetOptions) (*exportTarget, error) {
 	if info != nil && !info.Mode().IsRegular() {
 		return nil, errorf(ErrInvalid, "target %s: a qcow2 image is restored to a file; to a device, restore raw", path)
 	}
-	for name := range tools { // before anything is made
+	for name := range tools { // before anything is created
 		if _, err := program(name); err != nil {
 			return nil, err
 		}
@@ -77,7 +77,7 @@ func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes i
 	if err != nil {
 		return nil, err
 	}
-	// SIGTERM: when this process dies, the image is closed all the same.
+	// SIGTERM: the image is closed even if this process dies.
 	server, client, err := serve(ctx, image, unix.SIGTERM, "")
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes i
 	return t, nil
 }
 
-// openImageTarget opens an image that a restore has begun, or makes a new one.
+// openImageTarget opens an image for which a restore has begun, or creates a new one.
 func openImageTarget(ctx context.Context, path string, absent bool, bytes int64, o TargetOptions) (*imageChain, error) {
 	opened, flags := path, 0
 	if absent {
@@ -114,7 +114,7 @@ func openImageTarget(ctx context.Context, path string, absent bool, bytes int64,
 	return image, nil
 }
 
-// openWritableImage opens a file that nobody uses, to make or continue an image in it.
+// openWritableImage opens a file that nobody uses, to create or continue an image in it.
 func openWritableImage(path string, flags int) (*imageChain, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|flags, 0o600)
 	if err != nil {
@@ -130,7 +130,7 @@ func openWritableImage(path string, flags int) (*imageChain, error) {
 	return &imageChain{path: path, files: []imageFile{{path: path, file: f, format: QCOW2, id: id}}, writable: true}, nil
 }
 
-// prepare makes a file that is there ready for the restore.
+// prepare prepares an existing file for the restore.
 func (c *imageChain) prepare(ctx context.Context, bytes int64, o TargetOptions) error {
 	resumed, why, err := o.Journal.resume(c.path, QCOW2, c.files[0].id, bytes)
 	if err != nil {
@@ -152,7 +152,7 @@ func (c *imageChain) prepare(ctx context.Context, bytes int64, o TargetOptions) 
 	return c.make(ctx, bytes, o.Journal)
 }
 
-// makeUnder makes an empty image in a new file, which gets the image's name when it is ready.
+// makeUnder creates an empty image in a new file, which gets the image's name when it is ready.
 func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, j *Journal) error {
 	if err := c.make(ctx, bytes, j); err != nil {
 		return errors.Join(err, os.Remove(name))
@@ -163,7 +163,7 @@ func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, j 
 	return durable.Sync(filepath.Dir(c.path))
 }
 
-// make makes an empty image, makes it durable, and begins its journal.
+// make creates an empty image, makes it durable, and begins its journal.
 func (c *imageChain) make(ctx context.Context, bytes int64, j *Journal) error {
 	if err := j.discard(); err != nil {
 		return err
@@ -197,8 +197,8 @@ func (t *exportTarget) failed(err error) error {
 	return t.explain(err)
 }
 
-// padded is end, or if that is the disk's, the end of the export's block around it: the export takes only whole blocks. It is
-// larger than the disk then, and the rest of that block becomes zero.
+// padded returns end, or, if that is the end of the disk, the end of the export's block around it: the export takes
+// only whole blocks. The export is larger than the disk then, and the rest of that block becomes zero.
 func (t *exportTarget) padded(end int64) int64 {
 	if end != t.bytes {
 		return end
@@ -225,7 +225,7 @@ func (t *exportTarget) Zero(ctx context.Context, e extent.Extent) error {
 	return nil
 }
 
-// data is the part of e that may be other than zero.
+// data returns the part of e that may be nonzero.
 func (t *exportTarget) data(ctx context.Context, e extent.Extent) (extent.Set, error) {
 	if e.Empty() || len(t.client.Info().Contexts) == 0 {
 		return extent.NewSet(e), nil

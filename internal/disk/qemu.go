@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// tools are the programs that this package runs, with Debian's package of each.
+// tools are the programs that this package runs, each with its Debian package.
 var tools = map[string]string{serverProgram: "qemu-system-common, from Debian 13 on qemu-utils,", "qemu-img": "qemu-utils"}
 
 func program(name string) (string, error) {
@@ -22,16 +22,17 @@ func program(name string) (string, error) {
 	return path, nil
 }
 
-// qemuImg runs qemu-img, confined to the image, to its end.
+// qemuImg runs qemu-img to its end, confined to the image.
 func qemuImg(ctx context.Context, image *os.File, args ...string) error {
 	_, err := qemuImgOutput(ctx, image, args...)
 	return err
 }
 
-// overriddenImage is the qcow2 image that a child was given as its first file, without the backing file that its header may name.
+// overriddenImage describes to QEMU the first file that a child was given, as a qcow2 image without the backing file
+// that its header may name.
 var overriddenImage = fmt.Sprintf(`json:{"driver":"qcow2","backing":null,"file":{"driver":"file","filename":%q}}`, descriptorPath(0))
 
-// qemuImgOutput is qemuImg, and returns what it says.
+// qemuImgOutput is qemuImg, and returns what it prints.
 func qemuImgOutput(ctx context.Context, image *os.File, args ...string) ([]byte, error) {
 	c, err := newConfined(ctx, "qemu-img", []*os.File{image}, args...)
 	if err != nil {
@@ -50,24 +51,24 @@ func qemuImgOutput(ctx context.Context, image *os.File, args ...string) ([]byte,
 	return stdout.Bytes(), nil
 }
 
-// createImage makes a new qcow2 image in an open file, in the place of what is there.
+// createImage creates an empty qcow2 image in an open file, and replaces what is there.
 func createImage(ctx context.Context, f *os.File, bytes int64) error {
 	return qemuImg(ctx, f, "create", "-q", "-f", string(QCOW2), descriptorPath(0), fmt.Sprint(bytes))
 }
 
-// repairImage makes an image that a killed server has left as good as one that was closed. Such an image is consistent, but has
-// clusters that nobody uses.
+// repairImage repairs an image that a killed server has left, so that it is as good as one that was closed. Such an
+// image is consistent, but has leaked clusters.
 func repairImage(ctx context.Context, image *imageChain) error {
 	f := image.files[0]
 	err := qemuImg(ctx, f.file, "check", "-q", "-r", "leaks", overriddenImage)
 	var exit *exec.ExitError
-	if errors.As(err, &exit) { // Its status does not tell damage from use.
+	if errors.As(err, &exit) { // Its exit status does not tell a damaged image from one in use.
 		return errorf(ErrConflict, "the restore of %s cannot go on: close the image wherever it is open, or remove it to start anew: %w", image.path, err)
 	}
 	return err
 }
 
-// tailBytes is how much is kept of what a program says.
+// tailBytes is how much of a program's output is kept.
 const tailBytes = 4 << 10
 
 // tail keeps the end of what is written to it.
@@ -85,7 +86,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is what was said, on one line.
+// String returns what was kept, on one line.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

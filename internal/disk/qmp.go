@@ -28,12 +28,12 @@ func newQMPClient(cmd *exec.Cmd) (*qmpClient, error) {
 	return &qmpClient{Client: qmp.New(in, out), in: in, out: out}, nil
 }
 
-// close ends the connection, which ends with the program at the latest.
+// close ends the connection. The end of the program does so, too.
 func (q *qmpClient) close() {
 	_, _ = q.in.Close(), q.out.Close() // Waiting for the program may have closed them.
 }
 
-// blockNode is a file, or a format in it, that the program has opened.
+// blockNode is a file, or a format on top of one, that the program has opened.
 type blockNode struct {
 	Name    string            `json:"node-name"`
 	Driver  string            `json:"drv"`
@@ -46,14 +46,15 @@ type blockNodeBitmap struct {
 	Recording    bool   `json:"recording"`
 }
 
-// blockNodes are all nodes that there are.
+// blockNodes returns all nodes of the program.
 func (q *qmpClient) blockNodes() ([]blockNode, error) {
 	var all []blockNode
 	err := q.Run("query-named-block-nodes", map[string]any{"flat": true}, &all)
 	return all, err
 }
 
-// only refuses an image for which QEMU has opened anything that the chain does not have: its header was changed after it was checked.
+// only refuses an image for which QEMU has opened anything that is not in the chain: its header was changed after the
+// check.
 func (c *imageChain) only(nodes []blockNode) error {
 	for _, n := range nodes {
 		known := slices.ContainsFunc(c.nodes(), func(want map[string]any) bool { return want["node-name"] == n.Name && want["driver"] == n.Driver })
@@ -64,8 +65,8 @@ func (c *imageChain) only(nodes []blockNode) error {
 	return nil
 }
 
-// checkBitmap checks that the image itself has the bitmap, and that the bitmap can tell what is in it. A backing file's bitmap has nothing of what
-// was written to the image since.
+// checkBitmap checks that the image itself has the bitmap, and that the bitmap knows what changed. A backing file's
+// bitmap has nothing of what was written to the image since.
 func checkBitmap(image, bitmap string, nodes []blockNode) error {
 	var names []string
 	for _, n := range nodes {

@@ -14,12 +14,12 @@ var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": 
 // refusedCalls are the system calls with which an image could make QEMU reach other machines or processes.
 var refusedCalls = []uint32{unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV}
 
-// firstForeignCall is the number of x86-64's first system call with 32-bit pointers, which has other numbers for the same calls. No
-// other processor has so many.
+// firstForeignCall is the number of x86-64's first system call with 32-bit pointers. Those calls have other numbers
+// than their 64-bit counterparts. No other processor has numbers this high.
 const firstForeignCall = 0x40000000
 
-// refuseSockets makes system calls of this thread and its children fail with EPERM that open connections. A listening socket that is open already
-// accepts connections all the same.
+// refuseSockets makes the system calls that open connections fail with EPERM, in this thread and its children. A
+// listening socket that is already open still accepts connections.
 func refuseSockets() error {
 	arch, ok := architectures[runtime.GOARCH]
 	if !ok {

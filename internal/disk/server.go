@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	// connections is how many are asked for; a server that is full or slow gets one.
+	// connections is how many to ask for. A server that is full or slow gets one.
 	connections = 4
-	// startTimeout bounds how long a qemu-storage-daemon may take to open an image: bitmaps are read into memory.
+	// startTimeout bounds how long a qemu-storage-daemon may take to open an image: it reads the bitmaps into memory.
 	startTimeout = 2 * time.Minute
-	// endTimeout bounds how long it may take to close it: bitmaps are written, and everything is flushed.
+	// endTimeout bounds how long it may take to close an image: it writes the bitmaps and flushes everything.
 	endTimeout = 5 * time.Minute
-	// lastWords is how long to wait for the end of a server that has cut its connections.
+	// lastWords is how long to wait for the exit of a server that has cut its connections.
 	lastWords = 2 * time.Second
-	// maxSocketPath is what fits into sockaddr_un.
+	// maxSocketPath is the longest path that fits into sockaddr_un.
 	maxSocketPath = 107
-	// serverProgram opens images: unlike qemu-nbd it takes a description of every file and tells what it has opened before anybody can read it.
+	// serverProgram opens images. Unlike qemu-nbd, it takes a description of every file, and tells what it has opened
+	// before anybody can read it.
 	serverProgram = "qemu-storage-daemon"
 	// serverExport is the name of its only export.
 	serverExport = "disk"
@@ -38,12 +39,12 @@ type server struct {
 	image *imageChain
 	said  tail
 	qmp   *qmpClient
-	// socket is where it listened until the connections stood.
+	// socket is the path at which it listened until the connections were established.
 	socket string
 }
 
-// serve starts a server for an image and connects to it. It owns the image from now on, and closes it also if it fails.
-// With a bitmap, the export has it. death is the signal that the server gets when this process dies.
+// serve starts a server for an image and connects to it. It takes ownership of the image, and closes it even on
+// failure. If bitmap is set, the export has it. death is the signal that the server gets when this process dies.
 func serve(ctx context.Context, image *imageChain, death unix.Signal, bitmap string) (*server, *nbd.Client, error) {
 	s := &server{image: image}
 	client, err := s.open(ctx, death, bitmap)
@@ -71,7 +72,7 @@ func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*n
 	if err != nil {
 		return nil, err
 	}
-	defer listener.Close() //nolint:errcheck // the server has its own
+	defer listener.Close() //nolint:errcheck // the server has its own descriptor
 	if err := s.begin(ctx, listener, death); err != nil {
 		return nil, err
 	}
@@ -80,7 +81,7 @@ func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*n
 	if err := s.export(starting, bitmap); err != nil {
 		return nil, s.explainStart(ctx, err)
 	}
-	if err := listener.Close(); err != nil { // From now on nobody listens when the server has ended.
+	if err := listener.Close(); err != nil { // From now on, nothing listens once the server has ended.
 		return nil, err
 	}
 	o := nbd.Options{Contexts: contexts(bitmap), Connections: connections, HandshakeTimeout: startTimeout}
@@ -91,7 +92,7 @@ func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*n
 	return client, nil
 }
 
-// listenFile is a socket that listens at path.
+// listenFile returns a socket that listens at path.
 func listenFile(ctx context.Context, path string) (*os.File, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
@@ -106,7 +107,7 @@ func listenFile(ctx context.Context, path string) (*os.File, error) {
 	return f, errors.Join(err, l.Close())
 }
 
-// begin starts the program with the image's nodes. Nothing is exported yet.
+// begin starts the program with the image's nodes. It exports nothing yet.
 func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal) error {
 	args := []string{"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp"}
 	for _, node := range s.image.nodes() {
@@ -136,7 +137,8 @@ func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal
 	return nil
 }
 
-// export lets the server export the image, once it is sure that the server has opened nothing but the files that it was given.
+// export lets the server export the image, after it has checked that the server has opened only the files that it was
+// given.
 func (s *server) export(ctx context.Context, bitmap string) error {
 	defer context.AfterFunc(ctx, func() { _ = s.cmd.Process.Kill() })() // unless it has just ended
 	nodes, err := s.qmp.blockNodes()
@@ -156,7 +158,8 @@ func (s *server) export(ctx context.Context, bitmap string) error {
 	return s.qmp.Run("block-export-add", export, nil)
 }
 
-// explainStart says why the server could not start, if it has ended. What the connection to it says is of no use then.
+// explainStart returns why the server could not start, if it has ended. The error of the connection to it is then
+// useless.
 func (s *server) explainStart(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -188,7 +191,7 @@ func (s *server) explain(err error) error {
 
 var errExitedWell = errors.New("exit status 0")
 
-// failure says what happened to the process, which has ended, and what it said.
+// failure returns how the process ended, and what it said.
 func (s *server) failure(what string) error {
 	exit, said := s.err, s.said.String()
 	if exit == nil {
@@ -200,7 +203,7 @@ func (s *server) failure(what string) error {
 	return fmt.Errorf("%s for %s %s (%w)%s", serverProgram, s.image.path, what, exit, said)
 }
 
-// end asks the process to close the image and to end, and waits until it has.
+// end asks the process to close the image and exit, and waits until it has.
 func (s *server) end() error {
 	err := s.stop()
 	s.qmp.close()
@@ -212,7 +215,8 @@ func (s *server) stop() error {
 		return s.failure("ended before it was asked to")
 	}
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // unless it has just ended
-	// The daemon's handler only sets a flag, so that a signal right before it waits is not noticed until something else happens: this does.
+	// The daemon's signal handler only sets a flag. A signal that arrives right before the daemon waits goes unnoticed
+	// until the next event. Closing its input is one.
 	_ = s.qmp.in.Close()
 	wait := time.NewTimer(endTimeout)
 	defer wait.Stop()

@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// Format is how a disk is kept in a file or on a device.
+// Format is the format of a disk in a file or on a device.
 type Format string
 
 // The formats.
@@ -19,7 +19,7 @@ const (
 	QCOW2 Format = "qcow2"
 )
 
-// granuleBytes is the unit of Data and Changes: it bounds the number of extents, and no reader gains from smaller ones.
+// granuleBytes is the unit of Data and Changes. It bounds the number of extents; no reader gains from smaller ones.
 const granuleBytes = 64 << 10
 
 // Source is a disk to read.
@@ -28,36 +28,39 @@ type Source interface {
 	Bytes() int64
 	// ReadAt fills p from offset on, or fails.
 	ReadAt(ctx context.Context, p []byte, offset int64) error
-	// Data has the bytes that may be other than zero, in whole granules of 64 KiB. nil: it is not known where there are none.
+	// Data returns the bytes that may be nonzero, in whole granules of 64 KiB, or nil if that is not known.
 	Data(ctx context.Context) (*extent.Set, error)
-	// Changes has the bytes that the bitmap has as changed, in whole granules of 64 KiB. nil: no bitmap was asked for.
+	// Changes returns the bytes that the bitmap marks as changed, in whole granules of 64 KiB, or nil if no bitmap was
+	// asked for.
 	Changes(ctx context.Context) (*extent.Set, error)
-	// Identity is the same as long as it is the same disk, whatever it holds, as far as can be told:
+	// Identity stays the same as long as it is the same disk, whatever the disk holds, as far as can be told:
 	//
-	//   - of a file ("file:..."), raw or qcow2, device number, inode number and time of creation. A file that was moved within its file system is the same one, a copy
-	//     is another, and so is one on a file system that was mounted under another device number (NFS, after a reboot).
-	//     A file that was overwritten in place is the same. Backing files of a qcow2 image are part of it, with the time of their last write.
-	//   - of a block device ("device:..."), its name in /dev/disk/by-id, or the serial number in sysfs. One without either has the device
-	//     number, which another disk may get when this one is gone.
-	//   - of an NBD export ("nbd..."), its URI. What the server has there is not known.
+	//   - A file ("file:..."), raw or qcow2, has its device number, inode number and creation time. A file that was moved
+	//     within its file system is the same. A copy is another one, and so is a file on a file system that was mounted
+	//     under another device number (NFS, after a reboot). A file that was overwritten in place is the same. The backing
+	//     files of a qcow2 image are part of its identity, with the time of their last write.
+	//   - A block device ("device:...") has its name in /dev/disk/by-id, or the serial number in sysfs. One without either
+	//     has its device number, which another disk may get when this one is gone.
+	//   - An NBD export ("nbd...") has its URI. What the server serves there is not known.
 	Identity() string
-	// Close releases the disk. A qemu-nbd that was started for it has ended then.
+	// Close releases the disk. The qemu-storage-daemon that was started for it has ended when Close returns.
 	Close() error
 }
 
 // SourceOptions say how to read a disk.
 type SourceOptions struct {
-	// Format of what a path leads to; "": raw. An NBD export has none.
+	// Format is the format of the disk at a path; "" means raw. An NBD export has none.
 	Format Format
-	// Bitmap is the name of QEMU's dirty bitmap that Changes comes from: in a qcow2 image, or on an NBD server (qemu:dirty-bitmap:NAME).
-	// Whether it has recorded everything since some point in time is for the caller to know: of an image it must be the image's own and
-	// whole, but QEMU's NBD server also offers the bitmaps of backing files, which have nothing of what was written above them.
+	// Bitmap is the name of the QEMU dirty bitmap that Changes comes from: in a qcow2 image, or on an NBD server
+	// (qemu:dirty-bitmap:NAME). Only the caller can know whether it has recorded everything since some point in time. A
+	// bitmap in an image must be consistent, enabled, and the image's own. QEMU's NBD server, however, also offers the
+	// bitmaps of backing files, which have nothing of what was written above them.
 	Bitmap string
-	// Backing are the backing files of a qcow2 image, from the image down. An image that names another one, or one that is not here, is
-	// refused: whoever made it could have named any file of this host.
+	// Backing lists the backing files of a qcow2 image, from the image down. An image that names another backing file,
+	// or one that is not listed here, is refused: whoever made it could have named any file of this host.
 	Backing []BackingFile
-	// IgnoreLocks reads a raw disk although a virtual machine writes it, or it is mounted. What is read is of no point in time then,
-	// unless the caller knows that the writer stands still and has written everything.
+	// IgnoreLocks reads a raw disk even while a virtual machine writes it, or while it is mounted. What is read then
+	// belongs to no point in time, unless the caller knows that the writer is paused and has written everything.
 	IgnoreLocks bool
 	// TLS is for an NBD server.
 	TLS *tls.Config
@@ -87,14 +90,14 @@ func OpenSource(ctx context.Context, spec string, o SourceOptions) (Source, erro
 	return openFileSource(path, o.IgnoreLocks)
 }
 
-// IsURI says whether spec is an NBD URI. A path that looks like one can be written with ./ before it.
+// IsURI reports whether spec is an NBD URI. A path that looks like one can be written with ./ before it.
 func IsURI(spec string) bool {
 	scheme, _, ok := strings.Cut(spec, "://")
 	return ok && (scheme == "nbd" || scheme == "nbds" || scheme == "nbd+unix" || scheme == "nbds+unix")
 }
 
-// located is the absolute path for spec, whose format must be beyond doubt. It is absolute because QEMU's programs
-// take what is before a colon for a protocol, and a dash for an option.
+// located returns the absolute path for spec, and refuses a spec whose format is in doubt. The path is absolute because
+// QEMU's programs take what precedes a colon for a protocol, and a dash for an option.
 func located(spec string, format Format) (string, error) {
 	switch {
 	case spec == "":
@@ -107,7 +110,7 @@ func located(spec string, format Format) (string, error) {
 	return filepath.Abs(spec)
 }
 
-// uriTarget is the export that a URI names.
+// uriTarget returns the export that a URI names.
 func uriTarget(uri string, format Format) (nbd.Target, error) {
 	if format != "" && format != Raw {
 		return nbd.Target{}, errorf(ErrInvalid, "%s: an NBD export has no format; leave %q out", uri, format)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packing are the file systems that may store data in less space than it has, so that what is free says nothing.
+// packing are the file systems that may store data in less space than its size, so that their free space says nothing.
 var packing = []int64{unix.BTRFS_SUPER_MAGIC, 0x2fc12fc1 /* ZFS */, 0xca451a4e /* bcachefs */}
 
-// room refuses a file at path for so many bytes of data if its file system is too full. info is what is there now, whose space is used again;
-// nil for a new file. A file system that does not say how much is free is believed to have enough.
+// room refuses a file at path if its file system has no room for that much data. info is the existing file, whose space
+// is reused, or nil for a new file. A file system that does not say how much is free is assumed to have enough.
 func room(path string, info fs.FileInfo, data int64) error {
 	at := path
 	if info == nil {
@@ -45,7 +45,7 @@ func room(path string, info fs.FileInfo, data int64) error {
 		path, mebibytes(need), free>>20)
 }
 
-// allocated is how much space a file takes.
+// allocated returns how much space a file takes.
 func allocated(path string) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -54,10 +54,10 @@ func allocated(path string) (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// mebibytes is n in MiB, rounded up.
+// mebibytes returns n in MiB, rounded up.
 func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
 
-// full says what to do about a file system without space.
+// full says what to do about an error that means a full file system. It returns other errors unchanged.
 func full(name string, err error) error {
 	if isFull(err) {
 		return errorf(ErrNoSpace, "target %s: no space is left: make some and continue: %w", name, err)

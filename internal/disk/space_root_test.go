@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-// smallDisk is a mounted ext4 of so many bytes.
+// smallDisk mounts an ext4 file system of this size.
 func smallDisk(t *testing.T, bytes int64) (dir string) {
 	t.Helper()
 	file, _ := sparseFile(t, bytes)
@@ -35,8 +35,8 @@ func smallDisk(t *testing.T, bytes int64) (dir string) {
 	return dir
 }
 
-// unmount takes a file system away at once. It may still be busy: a child that another test starts holds every file that is open here,
-// until the kernel has closed them in its exec.
+// unmount detaches a file system at once. It may still be busy: a child that another test starts holds every file that
+// is open here, until the kernel closes them in the child's exec.
 func unmount(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -61,7 +61,8 @@ func writeAll(t *testing.T, target Target, j *Journal, content []byte) (wrote in
 	return wrote, target.Sync(t.Context())
 }
 
-// fillUp takes the last block of a file system, so that not even a small file can be made, and returns what took it.
+// fillUp takes the last block of a file system, so that not even a small file can be created. It returns the file that
+// took it.
 func fillUp(t *testing.T, dir string) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, "rest")
@@ -83,7 +84,8 @@ func fillUp(t *testing.T, dir string) (path string) {
 	return path
 }
 
-// A file system that becomes full while a restore runs: the error says so, and the same restore goes on when there is space again.
+// A file system fills up while a restore runs: the error says so, and the same restore goes on once there is space
+// again.
 func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
 	t.Parallel()
 	for _, format := range []Format{Raw, QCOW2} {
@@ -115,11 +117,11 @@ func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
 			rest := fillUp(t, dir)
 			kept := j.Checkpoint(t.Context(), target)
 			t.Logf("journal: %v; close: %v", kept, target.Close())
-			if kept != nil && format == Raw { // qcow2 may have no space to write its own tables
+			if kept != nil && format == Raw { // qcow2 may have no space for its own tables
 				t.Error("the journal was not written in its old place")
 			}
 
-			// Still full: that is told before anything is done.
+			// Still full: the error comes before anything is done.
 			_, _, err = open(int64(len(content)))
 			wantError(t, err, ErrNoSpace, path)
 			if err := errors.Join(os.Remove(filler), os.Remove(rest)); err != nil {
@@ -145,7 +147,7 @@ func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
 	}
 }
 
-// Not even the journal can be begun: nothing is left.
+// If not even the journal can be begun, nothing is left behind.
 func TestARestoreToAFullDiskLeavesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

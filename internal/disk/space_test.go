@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file that cannot hold the data is not begun. The file system is the real one of the test.
+// A restore to a file without room for the data is not begun. This uses the test's real file system.
 func TestATargetWithoutRoomIsNotBegun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -37,7 +37,7 @@ func TestATargetWithoutRoomIsNotBegun(t *testing.T) {
 	wantError(t, err, ErrNotFound, "there is no directory", dir)
 }
 
-// What a file takes already is used again: a restore that goes on, or that overwrites, needs no more.
+// The space that a file already takes is reused: a restore that goes on, or that overwrites, needs no more.
 func TestRoomCountsWhatAFileTakes(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk")
@@ -52,7 +52,7 @@ func TestRoomCountsWhatAFileTakes(t *testing.T) {
 	if err := unix.Statfs(path, &st); err != nil {
 		t.Fatal(err)
 	}
-	// Other tests write meanwhile, hence the distance.
+	// The wide margin is for other tests, which write meanwhile.
 	free, far := int64(st.Bavail)*st.Frsize, int64(1<<50)
 	if err := room(path, info, 4*mib); err != nil {
 		t.Error(err)

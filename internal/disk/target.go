@@ -13,39 +13,43 @@ import (
 
 // Target is a disk to write.
 type Target interface {
-	// Bytes is the size of the disk that is written; what is behind it on a larger target stays as it is.
+	// Bytes is the size of the disk that is written. A larger target keeps what lies behind it.
 	Bytes() int64
 	// WriteAt writes all of p at offset, or fails.
 	WriteAt(ctx context.Context, p []byte, offset int64) error
-	// Zero makes e read as zeroes. Where it does already, nothing is written; the rest takes no space afterwards where that can be had.
+	// Zero makes e read as zeroes. It writes nothing where e already does, and frees the space of the rest where
+	// possible.
 	Zero(ctx context.Context, e extent.Extent) error
-	// Sync returns when everything written is on stable storage; on an NBD server that cannot flush, when it has it.
+	// Sync returns when everything written is on stable storage, or, if an NBD server cannot flush, when the server has
+	// it.
 	Sync(ctx context.Context) error
-	// Close releases the disk. It is no Sync. A qemu-nbd that was started for it has closed its image and ended then.
+	// Close releases the disk without a Sync. The qemu-storage-daemon that was started for it has closed its image and
+	// ended when Close returns.
 	Close() error
 }
 
 // TargetOptions say how to write a disk.
 type TargetOptions struct {
-	// Format of what a path leads to; "": raw. An NBD export has none.
+	// Format is the format of the disk at a path; "" means raw. An NBD export has none.
 	Format Format
-	// Overwrite allows a target that has content, or may have: everything but a file that is new, empty or one hole, and an NBD export that
-	// says that it is zero.
+	// Overwrite allows a target that has content, or may have some: everything but a file that is new, empty or a
+	// single hole, and an NBD export that says that it is zero.
 	Overwrite bool
-	// Larger allows a device or export that is larger than the disk. A raw file that is larger stays so; otherwise it gets the disk's
-	// size, as a qcow2 image always does.
+	// Larger allows a device or export that is larger than the disk, and lets a larger raw file keep its size. Without
+	// it, a raw file gets the disk's size. A qcow2 image always does.
 	Larger bool
-	// DataBytes is how much data will be written, all but holes. A file whose file system has no room for it is refused before anything is
-	// made or changed. 0: not known.
+	// DataBytes is how much data will be written, without holes. A file is refused before anything is created or
+	// changed if its file system has no room for that much. 0 means that it is not known.
 	DataBytes int64
 	// TLS is for an NBD server.
 	TLS *tls.Config
-	// Journal makes the restore resumable. nil: it is not.
+	// Journal makes the restore resumable. nil means that it is not.
 	Journal *Journal
 }
 
-// OpenTarget opens what spec names to write a disk of so many bytes to it: the path of a file or block device, or an NBD URI. A file that is
-// not there is created, sparse and for its owner alone. A disk that a guest runs from, or that is mounted, is refused.
+// OpenTarget opens a target for a disk of the given size. spec is the path of a file or block device, or an NBD URI. A
+// file that does not exist is created, sparse and accessible to its owner alone. A disk that a guest runs from, or that
+// is mounted, is refused.
 func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) (Target, error) {
 	if bytes <= 0 {
 		return nil, errorf(ErrInvalid, "target %s: a disk of %d bytes", spec, bytes)
@@ -72,7 +76,7 @@ func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) 
 	return openFileTarget(path, bytes, o)
 }
 
-// statTarget says what is at path; nil if a file can be created there.
+// statTarget returns the info of what is at path, or nil if a file can be created there.
 func statTarget(path string) (fs.FileInfo, error) {
 	info, err := statDisk(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +91,7 @@ func statTarget(path string) (fs.FileInfo, error) {
 	return nil, nil //nolint:nilnil // nothing there is no error
 }
 
-// fits compares the sizes of a target that has one and of the disk.
+// fits compares the size of a target that cannot change its size with the disk's.
 func fits(name string, has, bytes int64, larger bool) error {
 	switch {
 	case has < bytes:
@@ -98,7 +102,7 @@ func fits(name string, has, bytes int64, larger bool) error {
 	return nil
 }
 
-// occupied is the refusal of a target that has content.
+// occupied returns the error for a target that has content.
 func occupied(name, what, journal string) error {
 	if journal != "" {
 		what += "; " + journal

@@ -16,9 +16,9 @@ import (
 // place is where a test writes a disk, and how it reads it back.
 type place struct {
 	name string
-	// size is the disk's, align that of writes, except at the disk's end.
+	// size is the disk's, align the alignment of writes, except at the disk's end.
 	size, align int64
-	// make returns the target's spec, how to open it, and how to see its bytes afterwards, which are before at the beginning.
+	// make returns the target's spec, how to open it, and the bytes that it has once it is open.
 	make func(t *testing.T) (spec string, o TargetOptions, before []byte)
 }
 
@@ -57,7 +57,7 @@ var places = []place{
 	}},
 }
 
-// TestWhatWasWrittenIsRead writes data and zeroes in any order and reads through a source.
+// TestWhatWasWrittenIsRead writes data and zeroes in any order and reads them through a source.
 func TestWhatWasWrittenIsRead(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
@@ -84,7 +84,7 @@ func TestWhatWasWrittenIsRead(t *testing.T) {
 	}
 }
 
-// writeAnything changes a target, and the model of its bytes, in the same way.
+// writeAnything changes a target and the model of its bytes in the same way.
 func writeAnything(t *testing.T, r *rapid.T, target Target, model []byte, align int64) error {
 	t.Helper()
 	size := target.Bytes()
@@ -102,7 +102,7 @@ func writeAnything(t *testing.T, r *rapid.T, target Target, model []byte, align 
 			all = errors.Join(all, target.WriteAt(t.Context(), model[at:end:end], at))
 		}
 		if rest := (end + align - 1) / align * align; end == size && rest <= int64(len(model)) {
-			clear(model[end:rest]) // the block in which the disk ends
+			clear(model[end:rest]) // the rest of the disk's last block
 		}
 	}
 	return all
@@ -130,7 +130,7 @@ func TestNewFileStaysSparse(t *testing.T) {
 	}
 }
 
-// Zeroes where there are some already cost no write on an export.
+// On an export, zeroing what is already zero writes nothing.
 func TestZeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
 	t.Parallel()
 	d := &ram{data: make([]byte, 8*mib)}
@@ -190,7 +190,7 @@ func TestTargetsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A file of zeroes that somebody made as a place for the disk is as good as none.
+// A sparse file of zeroes that somebody made for the disk is as good as no file.
 func TestHoleIsAnEmptyTarget(t *testing.T) {
 	t.Parallel()
 	for larger, want := range map[bool]int64{false: mib, true: 4 * mib} {
@@ -229,7 +229,7 @@ func TestOneRestoreAtATime(t *testing.T) {
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
 	wantError(t, err, ErrConflict, path, "in use")
-	other, err := OpenSource(t.Context(), path, SourceOptions{}) // Any number may read.
+	other, err := OpenSource(t.Context(), path, SourceOptions{}) // any number may read
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestOneRestoreAtATime(t *testing.T) {
 	}
 }
 
-// What frees nothing has its zeroes written, and only where there are none.
+// A target that cannot free space gets zeroes written, and only where there are none.
 func TestBlankWritesOnlyWhatIsNotZero(t *testing.T) {
 	t.Parallel()
 	path, _ := sparseFile(t, 8*mib, extent.Extent{Offset: 3 * mib, Length: 100 * kib})

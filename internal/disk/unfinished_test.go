@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What a restore has written a part of is no disk.
+// A disk with an unfinished restore is not a source.
 func TestHalfOfARestoreIsNoSource(t *testing.T) {
 	t.Parallel()
 	halfOfARestore(t, SourceOptions{Format: Raw})
@@ -24,7 +24,7 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 		t.Fatal(err)
 	}
 	content := noise(mib, 1)
-	// The target is named by one name, the source by the other.
+	// The target is opened by one name, the source by the other.
 	open := func() (Target, *Journal) {
 		j := newTestJournal(t, JournalOptions{Token: "a"})
 		target, err := OpenTarget(t.Context(), link, mib, TargetOptions{Format: o.Format, Journal: j})
@@ -43,7 +43,7 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 		wantError(t, err, ErrConflict, name, "start the same restore again to complete it", "remove "+path+JournalSuffix)
 	}
 
-	// A journal that cannot be read may be of this file.
+	// A journal that cannot be read may belong to this file.
 	journal, err := os.ReadFile(path + JournalSuffix)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 	wantBytes(t, openSource(t, link, o), content)
 }
 
-// A file that took the place of one that was half restored is not that one.
+// A file that took the place of a half-restored one is not that one.
 func TestTheJournalOfAnotherFileSaysNothing(t *testing.T) {
 	t.Parallel()
 	path, j := filepath.Join(t.TempDir(), "disk.img"), newTestJournal(t, JournalOptions{Token: "a"})

@@ -1,5 +1,6 @@
-// Package errand holds the small jobs that pods give to the varve binary: to hold a pod open, to put the binary where a
-// container of another image finds it, and to take a kernel out of an image. Each can be repeated; what is copied appears whole, or not at all.
+// Package errand has the small jobs that pods give to the varve binary: holding a pod open, installing the binary where
+// a container of another image finds it, and copying a kernel out of an image. Each can be repeated. A copy appears
+// whole, or not at all.
 package errand
 
 import (
@@ -12,7 +13,7 @@ import (
 	"path/filepath"
 )
 
-// Hold returns when ctx ends: the main container of a pod that only keeps volumes on a node.
+// Hold returns when ctx ends. It is the main container of a pod that only keeps volumes on a node.
 func Hold(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
@@ -27,7 +28,8 @@ func InstallSelf(dir string) error {
 	return copyFile(self, filepath.Join(dir, "varve"), 0o755)
 }
 
-// KernelBootCopy copies a kernel and an initial RAM disk, each unless its path is empty, to dir/kernel and dir/initrd.
+// KernelBootCopy copies a kernel and an initial RAM disk to dir/kernel and dir/initrd. It skips one whose path is
+// empty.
 func KernelBootCopy(kernel, initrd, dir string) error {
 	if kernel == "" && initrd == "" {
 		return errors.New("name a kernel, an initrd or both")
@@ -47,7 +49,8 @@ func KernelBootCopy(kernel, initrd, dir string) error {
 	return nil
 }
 
-// copyFile makes to a durable copy of the regular file from: under a temporary name first, so that to is never a part.
+// copyFile makes to a durable copy of the regular file from. It writes to a temporary name first, so that to is never
+// incomplete.
 func copyFile(from, to string, mode fs.FileMode) (err error) {
 	in, err := os.Open(from)
 	if err != nil {

@@ -30,7 +30,7 @@ func TestHoldEndsWithItsContext(t *testing.T) {
 func TestInstallSelf(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for range 2 { // A restarted init container does it again.
+	for range 2 { // a restarted init container does it again
 		if err := errand.InstallSelf(dir); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,5 @@
-// Package eventnote keeps the notes of events within what the API server takes: it refuses a longer one, and the event is lost.
+// Package eventnote keeps the notes of events within the limit of the API server, which refuses a longer one, so that
+// the event is lost.
 package eventnote
 
 import (
@@ -9,10 +10,11 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// maxBytes is the longest note in bytes that the events API takes (1024, ValidateEventUpdate of events.k8s.io/v1), less the room for what is cut.
+// maxBytes is the longest note that the events API takes (1024 bytes, ValidateEventUpdate of events.k8s.io/v1), less
+// the room for the mark of a cut.
 const maxBytes = 1000
 
-// Shorten returns a recorder that cuts notes which are too long. The whole text belongs into a status.
+// Shorten returns a recorder that cuts notes that are too long. The whole text belongs in a status.
 func Shorten(recorder events.EventRecorder) events.EventRecorder { return shortening{recorder} }
 
 type shortening struct{ events.EventRecorder }

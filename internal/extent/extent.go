@@ -1,5 +1,5 @@
-// Package extent is the vocabulary of the data path: which bytes of a disk something is said about. Offsets and lengths are bytes.
-// Values are not safe for concurrent change; reading them from many goroutines is.
+// Package extent describes ranges and sets of bytes of a disk, for the whole data path. Offsets and lengths are bytes.
+// Values are safe for concurrent reading, but not for concurrent change.
 package extent
 
 import (
@@ -7,28 +7,28 @@ import (
 	"math"
 )
 
-// Extent is the bytes [Offset, Offset+Length) of a disk. Offset and Length are not negative and their sum does not
-// overflow: Valid says so, and everything else here presumes it.
+// Extent is the bytes [Offset, Offset+Length) of a disk. Offset and Length are not negative, and their sum does not
+// overflow. Valid checks that; everything else here assumes it.
 type Extent struct {
 	Offset int64
 	Length int64
 }
 
-// Valid says whether e is within what a disk can have.
+// Valid reports whether e fits on any disk: nothing is negative, and the end does not overflow.
 func (e Extent) Valid() bool {
 	return e.Offset >= 0 && e.Length >= 0 && e.Length <= math.MaxInt64-e.Offset
 }
 
-// End is the offset of the first byte after e.
+// End returns the offset of the first byte after e.
 func (e Extent) End() int64 { return e.Offset + e.Length }
 
-// Empty says whether e has no bytes.
+// Empty reports whether e has no bytes.
 func (e Extent) Empty() bool { return e.Length == 0 }
 
-// Contains says whether every byte of o is in e.
+// Contains reports whether every byte of o is in e.
 func (e Extent) Contains(o Extent) bool { return o.Offset >= e.Offset && o.End() <= e.End() }
 
-// Intersect is what e and o have in common; empty if nothing.
+// Intersect returns what e and o have in common, or an empty extent.
 func (e Extent) Intersect(o Extent) Extent {
 	start, end := max(e.Offset, o.Offset), min(e.End(), o.End())
 	if start >= end {
@@ -37,8 +37,8 @@ func (e Extent) Intersect(o Extent) Extent {
 	return Extent{Offset: start, Length: end - start}
 }
 
-// Widen is the smallest extent that contains e, begins at a multiple of block and ends at one or at size. block is a power of
-// two, e ends at size at most. An empty extent stays empty.
+// Widen returns the smallest extent that contains e, begins at a multiple of block, and ends at one or at size. block
+// is a power of two, and e must not end after size. An empty extent stays empty.
 func (e Extent) Widen(block, size int64) Extent {
 	if e.Empty() {
 		return Extent{Offset: e.Offset &^ (block - 1)}
@@ -51,5 +51,5 @@ func (e Extent) Widen(block, size int64) Extent {
 	return Extent{Offset: start, Length: end - start}
 }
 
-// String is "offset+length".
+// String returns "offset+length".
 func (e Extent) String() string { return fmt.Sprintf("%d+%d", e.Offset, e.Length) }

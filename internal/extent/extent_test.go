@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// disk is the model: one bool a byte.
+// disk is the model: one bool per byte.
 type disk [200]bool
 
 func model(s Set) disk {

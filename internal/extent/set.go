@@ -11,7 +11,7 @@ type Set struct {
 	extents []Extent
 }
 
-// NewSet is the union of extents, in any order.
+// NewSet returns the union of extents, which may be in any order.
 func NewSet(extents ...Extent) Set {
 	sorted := slices.DeleteFunc(slices.Clone(extents), Extent.Empty)
 	slices.SortFunc(sorted, func(a, b Extent) int { return cmp.Compare(a.Offset, b.Offset) })
@@ -22,8 +22,8 @@ func NewSet(extents ...Extent) Set {
 	return s
 }
 
-// Append adds e, which begins at or after the beginning of the set's last extent. This is how a set is read from a source
-// that is sorted; Union is for everything else.
+// Append adds e, which must not begin before the set's last extent. It builds a set from sorted input; Union is for
+// everything else.
 func (s *Set) Append(e Extent) {
 	if e.Empty() {
 		return
@@ -36,16 +36,16 @@ func (s *Set) Append(e Extent) {
 	s.extents = append(s.extents, e)
 }
 
-// All are the extents in order.
+// All returns the extents in order.
 func (s Set) All() iter.Seq[Extent] { return slices.Values(s.extents) }
 
-// Len is the number of extents.
+// Len returns the number of extents.
 func (s Set) Len() int { return len(s.extents) }
 
-// Empty says whether the set has no bytes.
+// Empty reports whether the set has no bytes.
 func (s Set) Empty() bool { return len(s.extents) == 0 }
 
-// Bytes is the number of bytes in the set.
+// Bytes returns the number of bytes in the set.
 func (s Set) Bytes() int64 {
 	var n int64
 	for _, e := range s.extents {
@@ -54,7 +54,7 @@ func (s Set) Bytes() int64 {
 	return n
 }
 
-// Within are the parts of the set's extents that are in e, in order.
+// Within returns the parts of the set's extents that are in e, in order.
 func (s Set) Within(e Extent) iter.Seq[Extent] {
 	return func(yield func(Extent) bool) {
 		first, _ := slices.BinarySearchFunc(s.extents, e.Offset, func(x Extent, at int64) int {
@@ -74,7 +74,7 @@ func (s Set) Within(e Extent) iter.Seq[Extent] {
 	}
 }
 
-// Contains says whether every byte of e is in the set.
+// Contains reports whether every byte of e is in the set.
 func (s Set) Contains(e Extent) bool {
 	for part := range s.Within(e) {
 		return part == e
@@ -82,7 +82,7 @@ func (s Set) Contains(e Extent) bool {
 	return e.Empty()
 }
 
-// Overlaps says whether a byte of e is in the set.
+// Overlaps reports whether any byte of e is in the set.
 func (s Set) Overlaps(e Extent) bool {
 	for range s.Within(e) {
 		return true
@@ -90,10 +90,10 @@ func (s Set) Overlaps(e Extent) bool {
 	return false
 }
 
-// Union has the bytes that are in s or o.
+// Union returns the bytes that are in s or o.
 func (s Set) Union(o Set) Set { return NewSet(slices.Concat(s.extents, o.extents)...) }
 
-// Intersect has the bytes that are in s and in o.
+// Intersect returns the bytes that are in both s and o.
 func (s Set) Intersect(o Set) Set {
 	var out Set
 	for _, e := range s.extents {
@@ -104,7 +104,7 @@ func (s Set) Intersect(o Set) Set {
 	return out
 }
 
-// Subtract has the bytes of s that are not in o.
+// Subtract returns the bytes of s that are not in o.
 func (s Set) Subtract(o Set) Set {
 	var out Set
 	for _, e := range s.extents {
@@ -118,7 +118,7 @@ func (s Set) Subtract(o Set) Set {
 	return out
 }
 
-// Widen has every block of block bytes that a byte of s is in, up to size. block is a power of two.
+// Widen returns every block of block bytes that has a byte of s, up to size. block is a power of two.
 func (s Set) Widen(block, size int64) Set {
 	var out Set
 	for _, e := range s.extents {

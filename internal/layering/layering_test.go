@@ -1,5 +1,5 @@
-// Package layering holds the order of docs/architecture.md: imports run downwards only, and a component never reaches into
-// another one. It also sees to it that every package says once what it is.
+// Package layering enforces the order of docs/architecture.md: imports only go downwards, and a component never imports
+// another one. It also checks that every package has exactly one package comment.
 package layering
 
 import (
@@ -20,9 +20,9 @@ const (
 	module = "github.com/varvebackup/varve/"
 )
 
-// layers from the lowest to the highest. A package belongs to the longest entry that is a prefix of its path. It may import what is in
-// a lower layer, and packages of its own entry. A package that belongs to none fails the test: give it a place here
-// and in docs/architecture.md.
+// layers are listed from the lowest to the highest. A package belongs to the longest entry that is a prefix of its
+// path. It may import what is in a lower layer, and packages of its own entry. A package that belongs to no entry fails
+// the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{"api/backup", "api/kubevirt", "internal/version"},
 	{"internal/condition", "internal/durable", "internal/errand", "internal/eventnote", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/pace", "internal/privatesocket", "internal/qmp", "internal/retention", "internal/sparse", "internal/tracking"},
@@ -34,7 +34,7 @@ var layers = [][]string{
 	{"deploy", "docs", "hack", "internal/layering"},
 }
 
-// place is a package's layer and its entry.
+// place returns a package's layer and its entry.
 func place(pkg string) (layer int, entry string) {
 	layer = -1
 	for i, entries := range layers {
@@ -47,13 +47,13 @@ func place(pkg string) (layer int, entry string) {
 	return layer, entry
 }
 
-// file is a Go file: its package's path and how it was parsed.
+// file is a parsed Go file, with its own path and its package's.
 type file struct {
 	path, pkg string
 	parsed    *ast.File
 }
 
-// files are the Go files of this repository, those of other modules (hack/box, hack/image) included.
+// files returns the Go files of this repository, including those of other modules (hack/box, hack/image).
 func files(t *testing.T) []file {
 	t.Helper()
 	var all []file
@@ -92,7 +92,7 @@ func files(t *testing.T) []file {
 	return all
 }
 
-// neverBuilt says that a file's build constraint keeps it out of every build: it only pins modules.
+// neverBuilt reports whether a file's build constraint keeps it out of every build: such a file only pins modules.
 func neverBuilt(f *ast.File) bool {
 	for _, group := range f.Comments {
 		for _, c := range group.List {
@@ -108,7 +108,7 @@ func TestImportsRunDownwards(t *testing.T) {
 	t.Parallel()
 	for _, f := range files(t) {
 		if strings.HasPrefix(f.pkg, "hack/box") || strings.HasPrefix(f.pkg, "hack/image") {
-			continue // Other modules: they cannot import this one's packages.
+			continue // other modules, which cannot import this one's packages
 		}
 		layer, entry := place(f.pkg)
 		if layer < 0 {
@@ -127,7 +127,7 @@ func TestImportsRunDownwards(t *testing.T) {
 			below, other := place(imported)
 			switch {
 			case strings.HasSuffix(f.path, "_test.go") && strings.HasPrefix(imported, "test/"):
-				// The harnesses of tests are above everything that they test.
+				// Test harnesses are above everything that they test.
 			case below < 0:
 				t.Errorf("%s imports %s, which has no layer", f.path, imported)
 			case other != entry && below >= layer:
@@ -137,7 +137,7 @@ func TestImportsRunDownwards(t *testing.T) {
 	}
 }
 
-// What a user downloads must not carry the node's data path, nor the data path the API's clients.
+// What a user downloads must not include the node's data path, and the data path must not include the API's clients.
 func TestForbiddenImports(t *testing.T) {
 	t.Parallel()
 	forbidden := map[string][]string{
@@ -162,7 +162,7 @@ func TestForbiddenImports(t *testing.T) {
 	}
 }
 
-// A package that nobody describes, or that two files describe differently, has no contract.
+// A package without a description, or with two different ones, has no contract.
 func TestEveryPackageHasOneComment(t *testing.T) {
 	t.Parallel()
 	type comments struct{ product, tests, files []string }

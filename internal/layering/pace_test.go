@@ -13,11 +13,12 @@ import (
 
 const runtimeModule = "sigs.k8s.io/controller-runtime"
 
-// TestEveryControllerRetriesAtItsPace: controller-runtime's own limiter waits up to 17 minutes, longer than a backup's phase may last. Each chain of
-// calls that builds a controller has to have WithOptions with what pace.Options returned, and nothing else may make a controller or its options.
+// TestEveryControllerRetriesAtItsPace: controller-runtime's own limiter waits up to 17 minutes, longer than a backup's
+// phase may last. So each call chain that builds a controller must have WithOptions with the result of pace.Options,
+// and nothing else may make a controller or its options.
 func TestEveryControllerRetriesAtItsPace(t *testing.T) {
 	t.Parallel()
-	// What has nothing to try again: it reads a cache and writes nothing.
+	// This one has nothing to retry: it reads a cache and writes nothing.
 	exempt := []string{"changedblocktracking-selectors"}
 	var found int
 	for _, f := range files(t) {
@@ -65,7 +66,7 @@ func importsRuntime(f *ast.File) bool {
 	return slices.ContainsFunc(f.Imports, func(s *ast.ImportSpec) bool { return strings.HasPrefix(s.Path.Value, `"`+runtimeModule) })
 }
 
-// is says whether an expression is a name of a package.
+// is reports whether an expression is a name of a package.
 func is(e ast.Expr, pkg, name string) bool {
 	if s, ok := e.(*ast.SelectorExpr); ok {
 		x, ok := s.X.(*ast.Ident)
@@ -74,7 +75,8 @@ func is(e ast.Expr, pkg, name string) bool {
 	return false
 }
 
-// chain maps the methods of a chain of calls to the calls; built says that it begins with ctrl.NewControllerManagedBy.
+// chain maps the methods in a chain of calls to the calls. built means that the chain begins with
+// ctrl.NewControllerManagedBy.
 func chain(last *ast.CallExpr) (calls map[string]*ast.CallExpr, built bool) {
 	calls = map[string]*ast.CallExpr{}
 	for call := last; ; {
@@ -92,7 +94,7 @@ func chain(last *ast.CallExpr) (calls map[string]*ast.CallExpr, built bool) {
 	}
 }
 
-// text is the first argument of a call, if that is a constant.
+// text returns the first argument of a call if it is a constant, else "".
 func text(call *ast.CallExpr) string {
 	if len(call.Args) == 1 {
 		if literal, ok := call.Args[0].(*ast.BasicLit); ok {
@@ -103,7 +105,7 @@ func text(call *ast.CallExpr) string {
 	return ""
 }
 
-// paced says that pace.Options is called somewhere in the arguments of a call.
+// paced reports whether pace.Options is called somewhere in the arguments of a call.
 func paced(call *ast.CallExpr) bool {
 	var found bool
 	for _, arg := range call.Args {

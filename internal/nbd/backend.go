@@ -8,10 +8,10 @@ import (
 
 // Exports is what a Server serves. Its methods are called from many goroutines.
 type Exports interface {
-	// Open is called for each connection that wants the export, and for each that asks what it is. An error that wraps
-	// ErrUnknownExport says that there is none of this name; another error refuses it.
+	// Open is called for each connection that opens the export, or asks about it. An error that wraps ErrUnknownExport
+	// means that no export has this name; any other error refuses it.
 	Open(ctx context.Context, name string) (Export, error)
-	// List are the exports that clients may see.
+	// List returns the exports that clients may see.
 	List(ctx context.Context) ([]ListedExport, error)
 }
 
@@ -19,26 +19,27 @@ type Exports interface {
 type Export struct {
 	Backend     Backend
 	Description string
-	// Block are the constraints on requests. A zero Minimum stands for 1, a zero Preferred for 4 KiB. A zero or larger Maximum stands for
-	// Limits.MaxRequestBytes. The backend's size is a multiple of Minimum.
+	// Block holds the constraints on requests. A zero Minimum stands for 1, a zero Preferred for 4 KiB, and a zero or
+	// larger Maximum for Limits.MaxRequestBytes. The backend's size is a multiple of Minimum.
 	Block BlockSizes
-	// ReadOnly refuses writes although the backend could do them.
+	// ReadOnly refuses writes even if the backend supports them.
 	ReadOnly bool
-	// MultiConn says that what one connection has written, another one reads, and that a flush is for all.
+	// MultiConn says that every connection reads what another has written, and that a flush covers all of them.
 	MultiConn bool
-	// Release is called once, when the connection needs the export no more and all requests have ended. It may be nil.
+	// Release is called once, when the connection no longer needs the export and all requests have ended. It may be
+	// nil.
 	Release func()
 }
 
-// Backend is a disk that a Server serves. Methods are called from many goroutines; their ctx ends when the client is gone.
-// The server has checked ranges and alignment. What reaches the client of an error is its errno: ENOSPC, EPERM, EINVAL, ENOTSUP,
-// EOVERFLOW, ENOMEM and ESHUTDOWN, EIO for every other error.
+// Backend is a disk that a Server serves. Methods are called from many goroutines; their ctx ends when the client is
+// gone. The server has already checked ranges and alignment. The client only sees the errno of an error: ENOSPC, EPERM,
+// EINVAL, ENOTSUP, EOVERFLOW, ENOMEM or ESHUTDOWN, and EIO for every other error.
 //
-// A backend that implements Writer, Zeroer, Trimmer, Cacher, Sparse or StatusReporter too can do more.
+// A backend that also implements Writer, Zeroer, Trimmer, Cacher, Sparse or StatusReporter can do more.
 type Backend interface {
-	// Size in bytes, which does not change.
+	// Size returns the size in bytes, which must not change.
 	Size() int64
-	// ReadAt fills p from offset, or fails.
+	// ReadAt fills p from offset on, or fails.
 	ReadAt(ctx context.Context, p []byte, offset int64) error
 }
 
@@ -49,13 +50,14 @@ type Writer interface {
 	Flush(ctx context.Context) error
 }
 
-// Zeroer is a Writer that zeroes well.
+// Zeroer is a Writer that can zero efficiently.
 type Zeroer interface {
-	// WriteZeroes makes e read as zeroes; with noHole it stays allocated. With fast it fails with ENOTSUP if that is no faster than writing.
+	// WriteZeroes makes e read as zeroes; with noHole, e stays allocated. With fast, it fails with ENOTSUP if zeroing
+	// is no faster than writing.
 	WriteZeroes(ctx context.Context, e extent.Extent, noHole, fast bool) error
 }
 
-// Trimmer is a Writer that can forget content.
+// Trimmer is a Writer that can discard content.
 type Trimmer interface {
 	Trim(ctx context.Context, e extent.Extent) error
 }
@@ -67,20 +69,20 @@ type Cacher interface {
 
 // Sparse is a Backend that knows where it is zero without reading. Reads then send no zeroes over the wire.
 type Sparse interface {
-	// NextRun says how many bytes from e.Offset on are of one kind, at least 1, and whether they are zeroes.
+	// NextRun returns how many bytes from e.Offset on are of one kind, at least 1, and whether they are zeroes.
 	NextRun(ctx context.Context, e extent.Extent) (length int64, zero bool, err error)
 }
 
 // StatusReporter is a Backend with metadata contexts.
 type StatusReporter interface {
-	// Contexts are the names, each with a namespace: "base:allocation".
+	// Contexts returns the names, each with a namespace: "base:allocation".
 	Contexts() []string
 	// BlockStatus calls report for runs from e.Offset on, in order and without gaps, until it returns false or e is covered. A
 	// run may end beyond e. It reports at least one run.
 	BlockStatus(ctx context.Context, name string, e extent.Extent, report func(length int64, flags uint64) bool) error
 }
 
-// flags are what the export can do. DF is added when structured replies were negotiated.
+// flags returns what the export can do. The caller adds DF if structured replies were negotiated.
 func (x *Export) flags() TransmissionFlags {
 	f := FlagHasFlags
 	if x.MultiConn {
@@ -104,7 +106,7 @@ func (x *Export) writable() bool {
 	return ok && !x.ReadOnly
 }
 
-// contexts are the names of the export's metadata contexts.
+// contexts returns the names of the export's metadata contexts.
 func (x *Export) contexts() []string {
 	if r, ok := x.Backend.(StatusReporter); ok {
 		return r.Contexts()

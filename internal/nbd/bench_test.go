@@ -9,14 +9,15 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// emptyDisk is a disk of which reading costs nothing.
+// emptyDisk is a disk that costs nothing to read.
 type emptyDisk struct{ size int64 }
 
 func (d emptyDisk) Size() int64                                 { return d.size }
 func (d emptyDisk) ReadAt(context.Context, []byte, int64) error { return nil }
 
-// TestNothingIsAllocated: in the steady state, client and server together allocate nothing for a read, of any framing.
-func TestNothingIsAllocated(t *testing.T) { //nolint:paralleltest // allocations of the whole process are counted
+// TestNothingIsAllocated: in the steady state, client and server together allocate nothing for a read, with any
+// framing.
+func TestNothingIsAllocated(t *testing.T) { //nolint:paralleltest // it counts the allocations of the whole process
 	for name, h := range framings {
 		for _, size := range []int{512, 256 << 10} {
 			c := open1(t, serveDisk(t, emptyDisk{1 << 30}), Options{most: &h})
@@ -43,7 +44,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// benchRead reads b.N times from a number of goroutines.
+// benchRead reads b.N times, from several goroutines.
 func benchRead(b *testing.B, target Target, size, parallel int) {
 	b.Helper()
 	c, err := Dial(context.Background(), target, Options{Connections: 2})

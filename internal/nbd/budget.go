@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// budget is a number of bytes that may be in use at once. Who waits is served in order. It allocates when a
-// wait is longer than any queue before it, and not again.
+// budget bounds the number of bytes that are in use at once. Waiters are served in order. It allocates only when its
+// queue is longer than ever before.
 type budget struct {
 	mu          sync.Mutex
 	total, free int64
@@ -22,7 +22,7 @@ type waiter struct {
 
 func newBudget(n int64) *budget { return &budget{total: n, free: n} }
 
-// acquire takes n bytes, all of them if n is more than there are, and returns how many to release.
+// acquire takes n bytes, or all of the budget if n is more, and returns how many to release.
 func (b *budget) acquire(ctx context.Context, n int64) (int64, error) {
 	b.mu.Lock()
 	n = min(n, b.total)
@@ -56,21 +56,21 @@ func (b *budget) release(n int64) {
 	b.wake()
 }
 
-// used is how many bytes are in use, or wait for their like in another budget.
+// used returns how many bytes are taken, including those whose holder still waits for another budget.
 func (b *budget) used() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.total - b.free
 }
 
-// short says that somebody waits.
+// short reports whether somebody waits.
 func (b *budget) short() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.first != nil
 }
 
-// wake serves who waits, in order. mu is held, here and below.
+// wake serves the waiters in order. The caller holds mu, here and below.
 func (b *budget) wake() {
 	for b.first != nil && b.first.n <= b.free {
 		w := b.first
@@ -104,7 +104,7 @@ func (b *budget) recycle(w *waiter) {
 	b.spare = w
 }
 
-// leave takes w out of the queue, or gives back what it was given in the meantime.
+// leave removes w from the queue, or gives back what w was given in the meantime.
 func (b *budget) leave(w *waiter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

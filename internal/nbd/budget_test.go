@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// TestBudgetIsNeverExceeded, whoever gives up waiting, and nobody waits for ever.
+// TestBudgetIsNeverExceeded: no matter who gives up waiting. And nobody waits forever.
 func TestBudgetIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	const total = 10
@@ -47,7 +47,7 @@ func TestBudgetIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// TestCoverage compares with a bool a byte.
+// TestCoverage compares with a model of one bool per byte.
 func TestCoverage(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
@@ -94,7 +94,8 @@ func TestTooManyFragments(t *testing.T) {
 	}
 }
 
-// TestBudgetServesInOrder: who waits is not overtaken, who gives up is left out, and what was given to it meanwhile is not lost.
+// TestBudgetServesInOrder: waiters are not overtaken, one that gives up is skipped, and what it was given meanwhile is
+// not lost.
 func TestBudgetServesInOrder(t *testing.T) {
 	t.Parallel()
 	b := newBudget(10)
@@ -143,7 +144,7 @@ func TestBudgetServesInOrder(t *testing.T) {
 	if b.free != 10 || b.first != nil || b.last != nil {
 		t.Errorf("%d are free", b.free)
 	}
-	b.free = 0 // One that is served in the moment in which it gives up.
+	b.free = 0 // one that is served just as it gives up
 	w := b.enqueue(3)
 	b.release(10)
 	b.leave(w)

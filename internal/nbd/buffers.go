@@ -12,7 +12,7 @@ const (
 	bufferClasses  = 15
 )
 
-// buffers are pools of payload buffers, by powers of two. What nobody uses goes with the garbage.
+// buffers are pools of payload buffers, one for each power of two. The garbage collector frees unused ones.
 type buffers struct {
 	pools [bufferClasses]sync.Pool
 }
@@ -25,10 +25,10 @@ type buffer struct {
 
 func bufferClass(n int64) int { return max(bits.Len64(uint64(max(n, 1)-1))-minBufferBits, 0) }
 
-// bufferBytes is how much memory a buffer of n bytes has.
+// bufferBytes returns how much memory a buffer of n bytes takes.
 func bufferBytes(n int64) int64 { return 1 << (bufferClass(n) + minBufferBits) }
 
-// get is a buffer of n bytes, maxBufferBytes at most, with any content.
+// get returns a buffer of n bytes, at most maxBufferBytes, with undefined content.
 func (p *buffers) get(n int64) *buffer {
 	class := bufferClass(n)
 	b, ok := p.pools[class].Get().(*buffer)

@@ -12,8 +12,8 @@ import (
 	"github.com/varvebackup/varve/test/authority"
 )
 
-// TestCancelInTheMiddleOfAPayload: the caller gets its memory back at once although the server stalls in the middle of
-// what it sends, and the rest of the payload, when it comes, goes nowhere. The connection stays in step.
+// TestCancelInTheMiddleOfAPayload: the caller gets its memory back at once even if the server stalls in the middle of a
+// payload. The rest of the payload, when it comes, is dropped. The connection stays in step.
 func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
@@ -41,7 +41,7 @@ func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range p {
-					p[i] = 0xaa // The race detector would see the reader in here.
+					p[i] = 0xaa // the race detector would see the reader in here
 				}
 				close(rest)
 				q := make([]byte, 1000)
@@ -58,7 +58,7 @@ func TestCancelInTheMiddleOfAPayload(t *testing.T) {
 	}
 }
 
-// stallingServer answers the first read in two halves, and the next ones at once.
+// stallingServer answers the first read in two halves, and later ones at once.
 type stallingServer struct {
 	half, rest chan struct{}
 	h          headers
@@ -91,7 +91,7 @@ func (s *stallingServer) serve(nc net.Conn) {
 	}
 }
 
-// secure does the handshake behind TLS, which is the first thing that a client with TLS asks for.
+// secure does the handshake over TLS, which is the first thing that a client with TLS asks for.
 func (s *stallingServer) secure(nc net.Conn) net.Conn {
 	nc.Write(greeting())
 	expect(nc, 4)
@@ -114,7 +114,7 @@ func (s *stallingServer) secure(nc net.Conn) net.Conn {
 	}
 }
 
-// TestCancelBeforeTheReply: what is given up before its reply is dropped when the reply comes, and the slot is free again only then.
+// TestCancelBeforeTheReply: the reply to a request that was given up is dropped, and only then is the slot free again.
 func TestCancelBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
@@ -138,7 +138,7 @@ func TestCancelBeforeTheReply(t *testing.T) {
 	errs := make(chan error, 2)
 	p := bytes.Repeat([]byte{0xbb}, 1000)
 	go func() { errs <- c.ReadAt(ctx, p, 0) }()
-	for len(c.free) == slotsPerConnection { // The read is first.
+	for len(c.free) == slotsPerConnection { // the read comes first
 		runtime.Gosched()
 	}
 	go func() {
@@ -166,7 +166,8 @@ func TestCancelBeforeTheReply(t *testing.T) {
 	same(t, p, bytes.Repeat([]byte{0xbb}, 1000))
 }
 
-// TestCancelAWriteThatIsStuck: the server does not take the payload. The caller gets its memory back, which costs the connection.
+// TestCancelAWriteThatIsStuck: the server does not take the payload. The caller gets its memory back, at the cost of
+// the connection.
 func TestCancelAWriteThatIsStuck(t *testing.T) {
 	t.Parallel()
 	stuck, end := make(chan struct{}), make(chan struct{})
@@ -190,14 +191,14 @@ func TestCancelAWriteThatIsStuck(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for i := range p {
-		p[i] = 1 // The race detector would see the writer in here.
+		p[i] = 1 // the race detector would see the writer in here
 	}
 	if err := c.Flush(testContext(t)); !errors.Is(err, context.Canceled) || c.Err() == nil {
 		t.Errorf("the next call: %v, %v", err, c.Err())
 	}
 }
 
-// TestCancelAWriteThatGoesOn: the server takes the rest of the payload in time, and the client lives.
+// TestCancelAWriteThatGoesOn: the server takes the rest of the payload in time, and the client stays alive.
 func TestCancelAWriteThatGoesOn(t *testing.T) {
 	t.Parallel()
 	stuck, goOn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -222,7 +223,7 @@ func TestCancelAWriteThatGoesOn(t *testing.T) {
 	go func() {
 		<-stuck
 		cancel()
-		for i := 0; i < len(c.slots); i++ { // Until the write is given up.
+		for i := 0; i < len(c.slots); i++ { // until the write is given up
 			s := c.slots[i]
 			s.mu.Lock()
 			if s.abandoned {
@@ -243,7 +244,7 @@ func TestCancelAWriteThatGoesOn(t *testing.T) {
 	}
 }
 
-// TestDeadConnection: with the connection everything ends with one cause, whoever waits and for what.
+// TestDeadConnection: everything ends with the connection, and with the same cause, no matter who waits for what.
 func TestDeadConnection(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
@@ -258,7 +259,7 @@ func TestDeadConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	errs := make(chan error, 2*calls)
-	for range calls { // More than there are slots and bytes.
+	for range calls { // more than there are slots and bytes
 		go func() { errs <- c.ReadAt(context.Background(), make([]byte, 1<<10), 0) }()
 		go func() { errs <- c.Flush(context.Background()) }()
 	}
@@ -326,7 +327,7 @@ func TestEarlyAnswerToAWrite(t *testing.T) {
 	}
 }
 
-// TestTwoEarlyAnswers: the second is a reply to nothing, even while the request is being written.
+// TestTwoEarlyAnswers: the second one answers no request, even while the request is still being written.
 func TestTwoEarlyAnswers(t *testing.T) {
 	t.Parallel()
 	returned := make(chan struct{})

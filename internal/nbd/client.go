@@ -17,29 +17,31 @@ const (
 	// slotsPerConnection is how many requests may be in flight on a connection.
 	slotsPerConnection = 64
 	maxConnections     = 64
-	// pieceBytes is the most that one request of a longer read or write has, so that one call keeps several connections busy.
+	// pieceBytes is the most that one request of a longer read or write carries, so that one call keeps several
+	// connections busy.
 	pieceBytes = 2 << 20
 
 	defaultInFlightBytes    = 64 << 20
 	defaultHandshakeTimeout = 30 * time.Second
 )
 
-// Options are what a client asks for. The zero value is good for plain reading and writing.
+// Options are what a client asks for. The zero value suits plain reading and writing.
 type Options struct {
-	// TLS is needed for a target with TLS, and TLS is used whenever it is given. ServerName defaults to the target's.
+	// TLS must be set for a target with TLS. Whenever it is set, TLS is used. ServerName defaults to the target's.
 	TLS *tls.Config
-	// Contexts are the exact names of the metadata contexts to negotiate. Info says which the server has.
+	// Contexts are the exact names of the metadata contexts to negotiate. Info tells which of them the server has.
 	Contexts []string
-	// Connections is how many are wanted, 1 if 0, at most 64. More than one is used if the server announces FlagCanMultiConn.
+	// Connections is how many to open: 1 if 0, at most 64. More than one is used only if the server announces
+	// FlagCanMultiConn.
 	Connections int
-	// MaxInFlightBytes bounds the payload of requests under way on all connections; 64 MiB if 0.
+	// MaxInFlightBytes bounds the payload of requests in flight on all connections; 64 MiB if 0.
 	MaxInFlightBytes int64
-	// HandshakeTimeout bounds Dial, List and Inspect beside their context; 30 s if 0.
+	// HandshakeTimeout bounds Dial, List and Inspect, in addition to their context; 30 s if 0.
 	HandshakeTimeout time.Duration
-	// Dial makes a connection where the target's address is not the way to do it.
+	// Dial makes a connection if dialing the target's address is not the way to do it.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	// most is the best framing to ask for; tests take away from it.
+	// most is the best framing to ask for; tests lower it.
 	most *headers
 }
 
@@ -54,14 +56,14 @@ type Client struct {
 	calls    chan *call
 	next     atomic.Uint32
 
-	// dead is closed by the first failure, after cause was set.
+	// dead is closed by the first failure. cause is set before that.
 	dead    chan struct{}
 	failing sync.Once
 	cause   error
 	running sync.WaitGroup
-	// grace is abandonGrace.
+	// grace is abandonGrace, except in tests.
 	grace time.Duration
-	// disconnect is held for good by who disconnects.
+	// disconnect is held during goodbye.
 	disconnect sync.Mutex
 	closing    atomic.Bool
 }
@@ -104,7 +106,7 @@ func dial(ctx context.Context, t Target, o Options) (*Client, error) {
 	return newClient(hands, info, o), nil
 }
 
-// another opens one more connection, which must be to the same export.
+// another opens one more connection, and checks that it is to the same export.
 func another(ctx context.Context, t Target, o Options, first *clientHandshake, info Info) (*clientHandshake, error) {
 	h, i, err := open(ctx, t, o)
 	if err != nil {
@@ -116,7 +118,7 @@ func another(ctx context.Context, t Target, o Options, first *clientHandshake, i
 	return h, nil
 }
 
-// open makes one connection and takes it to the transmission phase.
+// open opens one connection and takes it to the transmission phase.
 func open(ctx context.Context, t Target, o Options) (*clientHandshake, Info, error) {
 	var info Info
 	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
@@ -145,7 +147,7 @@ func open(ctx context.Context, t Target, o Options) (*clientHandshake, Info, err
 	return h, info, nil
 }
 
-// negotiate connects, starts TLS if it is asked for, and does the rest of the handshake within the time that there is for it.
+// negotiate connects, starts TLS if configured, and runs the rest of the handshake, all within the handshake timeout.
 func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandshake) error) (*clientHandshake, error) {
 	if t.TLS && o.TLS == nil {
 		return nil, fmt.Errorf("%w: the target demands it and there is no TLS configuration", ErrTLS)
@@ -178,7 +180,7 @@ func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandsh
 	return h, nil
 }
 
-// tlsConfig names the server where the caller did not.
+// tlsConfig sets the server's name if the caller has not, and requires TLS 1.2 or later.
 func tlsConfig(config *tls.Config, serverName string) *tls.Config {
 	config = config.Clone()
 	config.ServerName = cmp.Or(config.ServerName, serverName)
@@ -206,17 +208,17 @@ func newClient(hands []*clientHandshake, info Info, o Options) *Client {
 	return c
 }
 
-// Info is what the server says of the export.
+// Info returns what the server says about the export.
 func (c *Client) Info() Info {
 	i := c.info
 	i.Contexts = slices.Clone(i.Contexts)
 	return i
 }
 
-// Connections is how many the client has.
+// Connections returns how many connections the client has.
 func (c *Client) Connections() int { return len(c.conns) }
 
-// Err is why the client is dead, nil while it lives.
+// Err returns why the client is dead, or nil while it lives.
 func (c *Client) Err() error {
 	select {
 	case <-c.dead:
@@ -246,8 +248,9 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Disconnect waits for what is in flight, says goodbye on each connection and closes the client. Calls that begin after it fail with
-// ErrClosed. Its error says that the end was not in order: the context's, or why the client died.
+// Disconnect waits for what is in flight, says goodbye on each connection, and closes the client. Calls that begin
+// after it fail with ErrClosed. An error means that the end was not in order; it is the context's, or why the client
+// died.
 func (c *Client) Disconnect(ctx context.Context) error {
 	c.closing.Store(true)
 	err := c.goodbye(ctx)
@@ -257,7 +260,7 @@ func (c *Client) Disconnect(ctx context.Context) error {
 func (c *Client) goodbye(ctx context.Context) error {
 	c.disconnect.Lock()
 	defer c.disconnect.Unlock()
-	for range c.slots { // Who has every slot is alone.
+	for range c.slots { // With every slot held, nothing is in flight.
 		select {
 		case <-c.free:
 		case <-ctx.Done():
@@ -279,7 +282,7 @@ func (c *Client) goodbye(ctx context.Context) error {
 	return c.failure()
 }
 
-// failure is why the client died, unless that is what was wanted.
+// failure returns why the client died, or nil if that was intended.
 func (c *Client) failure() error {
 	if err := c.Err(); !errors.Is(err, ErrClosed) {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// call is one call of the user, which has one request or several. It ends when all have.
+// call is one call of the user, which has one or more requests. It ends when all of them have.
 type call struct {
 	left atomic.Int32
 	done chan struct{}
@@ -35,7 +35,7 @@ func (a *call) finish(err error) {
 	}
 }
 
-// slotState is how far a request is.
+// slotState is how far a request has got.
 type slotState uint8
 
 const (
@@ -45,37 +45,39 @@ const (
 	slotSent              // the server has it
 )
 
-// slot is the place of one request in flight. There is a fixed number of them, so that a request allocates nothing. It goes back when the
-// server has answered, even if the caller has given up before: the handle is in use until then.
+// slot is the place of one request in flight. There is a fixed number of slots, so that a request allocates nothing. A
+// slot becomes free when the server has answered, even if the caller has given up before: until then the handle is in
+// use.
 //
-// mu guards the fields up to the reader's, which belong to the reader of conn while the state is slotSent.
+// mu guards all fields except the reader's, which belong to the reader of conn while the state is slotSent.
 type slot struct {
 	mu    sync.Mutex
 	state slotState
 	conn  *clientConn
-	// handle has the slot's number in the low 16 bits; the rest changes with each use.
+	// handle has the slot's number in its low 16 bits; the rest changes with each use.
 	handle uint64
-	// call is nil when the caller has given up.
+	// call is nil once the caller has given up.
 	call *call
 	req  request
-	// data is what is read into or written. It belongs to the caller and is touched only with call set.
+	// data is the memory to read into, or to write from. It belongs to the caller, and is touched only while call is
+	// set.
 	data   []byte
 	status *statusReply
 	cost   int64
-	// busy: the reader is in the middle of writing data. abandoned: the caller waits for the end of that, or of the writer's work.
+	// busy: the reader is writing to data. abandoned: the caller waits for that to end, or for the writer to finish.
 	busy, abandoned bool
-	// early: the reply came before the request was written to its end; failed is what it said.
+	// early: the reply came before the request was fully written; failed is what it said.
 	early  bool
 	failed error
 
-	// The reader's.
+	// The reader's fields.
 	covered coverage
 	refusal *Error
 }
 
 const slotMask = 1<<16 - 1
 
-// begin takes a call from the spare ones. The caller's own hold is counted.
+// begin reuses a spare call, or makes one. It counts the caller's own hold on it.
 func (c *Client) begin() *call {
 	var a *call
 	select {
@@ -88,8 +90,8 @@ func (c *Client) begin() *call {
 	return a
 }
 
-// await ends the caller's hold and waits for the requests of a. If ctx ends before, the requests are abandoned. After
-// await nobody touches the caller's memory.
+// await ends the caller's hold and waits for the requests of a. If ctx ends first, it abandons them. After await,
+// nobody touches the caller's memory.
 func (c *Client) await(ctx context.Context, a *call) error {
 	a.finish(nil)
 	select {
@@ -105,10 +107,11 @@ func (c *Client) await(ctx context.Context, a *call) error {
 	return err
 }
 
-// abandonGrace is how long the rest of a write's payload may take to be sent. Then there is nothing left but to end the connection.
+// abandonGrace is how long sending the rest of a write's payload may take. After that, nothing is left but to end the
+// connection.
 const abandonGrace = 250 * time.Millisecond
 
-// abandon takes the memory of a's caller away from every request of a.
+// abandon makes every request of a let go of the caller's memory.
 func (c *Client) abandon(a *call, cause error) {
 	for _, s := range c.slots {
 		s.abandon(a, cause)
@@ -123,7 +126,8 @@ func (c *Client) abandon(a *call, cause error) {
 	}
 }
 
-// abandon detaches the slot from a. Where its data is in use at this moment, that is cut short, and who uses it ends the request.
+// abandon detaches the slot from a. If its data is in use right now, abandon cuts that short, and whoever uses it ends
+// the request.
 func (s *slot) abandon(a *call, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,14 +145,14 @@ func (s *slot) abandon(a *call, cause error) {
 	}
 }
 
-// detach ends the request for its caller. mu is held.
+// detach ends the request for its caller. The caller of detach holds mu.
 func (s *slot) detach(cause error) {
 	a := s.call
 	s.call, s.data, s.status, s.busy, s.abandoned = nil, nil, nil, false, false
 	a.finish(cause)
 }
 
-// submit sends one request of a. A write's data stays the caller's, as a read's does, until a has ended.
+// submit sends one request of a. As with a read, the data of a write stays the caller's until a has ended.
 func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, status *statusReply) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -160,7 +164,7 @@ func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, st
 	var s *slot
 	select {
 	case s = <-c.free:
-		if err = c.Err(); err != nil { // Nobody empties the queue any more.
+		if err = c.Err(); err != nil { // nobody empties the queue any more
 			c.free <- s
 		}
 	case <-c.dead:
@@ -181,15 +185,15 @@ func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, st
 	s.early, s.failed, s.refusal = false, nil, nil
 	s.covered.reset()
 	s.mu.Unlock()
-	k.queue <- s // It has room for every slot there is.
+	k.queue <- s // There is room for every slot.
 	if c.Err() != nil {
 		<-k.ended
-		c.bury(s, k, r.handle) // It may have come too late for the connection's own funeral.
+		c.bury(s, k, r.handle) // The connection's own funeral may have missed it.
 	}
 	return nil
 }
 
-// complete ends the request with the server's answer, or the connection's end, and frees the slot.
+// complete ends the request with the server's answer, or with the connection's end, and frees the slot.
 func (c *Client) complete(s *slot, err error) {
 	s.mu.Lock()
 	if s.state == slotWriting {
@@ -200,7 +204,7 @@ func (c *Client) complete(s *slot, err error) {
 	c.finish(s, err)
 }
 
-// finish is complete with mu held; it gives mu back.
+// finish is complete for a caller that holds mu; it unlocks mu.
 func (c *Client) finish(s *slot, err error) {
 	a, cost := s.call, s.cost
 	s.state, s.call, s.data, s.status, s.busy, s.abandoned = slotFree, nil, nil, nil, false, false
@@ -212,7 +216,8 @@ func (c *Client) finish(s *slot, err error) {
 	}
 }
 
-// bury ends the request if it still is the one with this handle. The client is dead, and k's reader and writer have ended.
+// bury ends the request if the slot still has the one with this handle. The client is dead, and k's reader and writer
+// have ended.
 func (c *Client) bury(s *slot, k *clientConn, handle uint64) {
 	s.mu.Lock()
 	if s.conn != k || s.handle != handle || s.state == slotFree {
@@ -222,7 +227,7 @@ func (c *Client) bury(s *slot, k *clientConn, handle uint64) {
 	c.finish(s, c.cause)
 }
 
-// refuse makes an error of what is wrong with a call.
+// refuse returns an error about a call that is not sent.
 func refuse(cmd command, e extent.Extent, errno syscall.Errno, message string) error {
 	return &Error{Op: cmd.String(), Extent: e, Errno: errno, Message: message, Offset: -1}
 }

@@ -12,24 +12,25 @@ import (
 	"time"
 )
 
-// writeBufferBytes batches the headers of requests that wait together.
+// writeBufferBytes is the buffer in which the headers of waiting requests are batched.
 const writeBufferBytes = 16 << 10
 
-// scratchBytes is for what nobody waits for any more, and for payloads that are decoded.
+// scratchBytes is the buffer for data that nobody waits for any more, and for payloads that are decoded.
 const scratchBytes = 32 << 10
 
-// clientConn is one connection. Its reader and its writer are a goroutine each; run is a third, which waits for both.
+// clientConn is one connection. Its reader and its writer are a goroutine each; run is a third one, which waits for
+// both.
 type clientConn struct {
 	c       *Client
 	nc      net.Conn
 	br      *bufio.Reader
 	bw      *bufio.Writer
 	headers headers
-	// index is the place in Client.contexts, by the connection's own IDs.
+	// index maps the connection's own context IDs to places in Client.contexts.
 	index   map[uint32]int
 	queue   chan *slot
 	scratch []byte
-	// leaving: NBD_CMD_DISC is on its way, so that the end of the connection is no failure.
+	// leaving: NBD_CMD_DISC is being sent, so that the end of the connection is no failure.
 	leaving atomic.Bool
 	ended   chan struct{}
 }
@@ -38,7 +39,7 @@ func newClientConn(c *Client, h *clientHandshake) *clientConn {
 	k := &clientConn{
 		c: c, nc: h.nc, br: h.br, bw: bufio.NewWriterSize(h.nc, writeBufferBytes), headers: h.headers,
 		index: make(map[uint32]int, len(c.contexts)),
-		// One more than slots, for the goodbye.
+		// One more than there are slots, for the goodbye.
 		queue: make(chan *slot, cap(c.free)+1), scratch: make([]byte, scratchBytes), ended: make(chan struct{}),
 	}
 	for i, name := range c.contexts {
@@ -47,7 +48,7 @@ func newClientConn(c *Client, h *clientHandshake) *clientConn {
 	return k
 }
 
-// run carries the connection to its end, and buries what was in flight on it.
+// run runs the connection to its end, and then buries what was in flight on it.
 func (k *clientConn) run() {
 	defer close(k.ended)
 	reading := make(chan error, 1)
@@ -55,7 +56,7 @@ func (k *clientConn) run() {
 	stop := make(chan struct{})
 	go func() { reading <- k.readAll() }()
 	go func() { writing <- k.writeAll(stop) }()
-	// A failure of the writer fails the client, whose death ends the reader too.
+	// If the writer fails, it fails the client, which also ends the reader.
 	err := <-reading
 	close(stop)
 	if err != nil {
@@ -73,7 +74,7 @@ func (k *clientConn) run() {
 // funeral ends what is in flight on a connection that has ended.
 func (k *clientConn) funeral() {
 	if k.c.Err() == nil {
-		return // It ended after a goodbye: nothing is.
+		return // It ended after a goodbye, so nothing is in flight.
 	}
 	for _, s := range k.c.slots {
 		s.mu.Lock()
@@ -83,14 +84,14 @@ func (k *clientConn) funeral() {
 	}
 }
 
-// close ends the TLS session in order only if the connection ended so: a peer that reads nothing would delay it.
+// close ends the TLS session in order only if the connection ended in order: a peer that reads nothing would delay it.
 func (k *clientConn) close() error {
 	if secure, ok := k.nc.(*tls.Conn); ok && k.c.Err() != nil {
 		return secure.NetConn().Close()
 	}
 	err := k.nc.Close()
 	if k.leaving.Load() {
-		return nil // The server was faster.
+		return nil // The server may have closed it first.
 	}
 	return err
 }
@@ -113,7 +114,7 @@ func (k *clientConn) writeAll(stop <-chan struct{}) error {
 	}
 }
 
-// writeOne sends one request; nil is the goodbye. The buffer is flushed when nothing else waits.
+// writeOne sends one request; nil is the goodbye. It flushes the buffer when nothing else waits.
 func (k *clientConn) writeOne(s *slot) error {
 	if s == nil {
 		k.leaving.Store(true)
@@ -123,7 +124,7 @@ func (k *clientConn) writeOne(s *slot) error {
 		return k.bw.Flush()
 	}
 	s.mu.Lock()
-	if s.call == nil { // Given up before it was sent: the server never hears of it.
+	if s.call == nil { // Given up before it was sent, so the server never sees it.
 		k.c.finish(s, nil)
 		return k.flushIfIdle()
 	}
@@ -188,13 +189,13 @@ func (k *clientConn) readAll() error {
 	}
 }
 
-// full reads b to its end.
+// full reads until b is full.
 func (k *clientConn) full(b []byte) error {
 	_, err := io.ReadFull(k.br, b)
 	return err
 }
 
-// discard reads n bytes that nobody needs.
+// discard reads and drops n bytes.
 func (k *clientConn) discard(n uint64) error {
 	for n > 0 {
 		part := k.scratch[:min(n, scratchBytes)]
@@ -206,7 +207,7 @@ func (k *clientConn) discard(n uint64) error {
 	return nil
 }
 
-// fill reads n bytes into the slot's data from at on. If the caller gives up meanwhile, what is left is read and dropped.
+// fill reads n bytes into the slot's data from at on. If the caller gives up meanwhile, it reads and drops the rest.
 func (k *clientConn) fill(s *slot, at, n uint64) error {
 	for n > 0 {
 		dst := k.lend(s, at, n)
@@ -225,7 +226,7 @@ func (k *clientConn) fill(s *slot, at, n uint64) error {
 	return nil
 }
 
-// lend is the part of the caller's memory to read into, nil if the caller has given up.
+// lend returns the part of the caller's memory to read into, or nil if the caller has given up.
 func (k *clientConn) lend(s *slot, at, n uint64) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,8 +237,8 @@ func (k *clientConn) lend(s *slot, at, n uint64) []byte {
 	return s.data[at : at+n]
 }
 
-// giveBack ends what lend began. It says that the caller gave up in the meantime: the deadline with which it cut the
-// read short is taken back here, under the same lock, so that none is lost and none stays.
+// giveBack ends what lend began, and reports whether the caller gave up in between. Such a caller has cut the read
+// short with a deadline. giveBack clears that deadline under the same lock, so that none is lost and none stays.
 func (k *clientConn) giveBack(s *slot) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// ReadAt fills p from offset on. It reads all of p or returns an error, and then p has anything. A range that is not aligned to the export's
-// minimum block is read with what is around it. Errors: *Error, the context's cause, or why the client is dead.
+// ReadAt fills p from offset on. It reads all of p or returns an error; after an error, the content of p is undefined.
+// A range that is not aligned to the export's minimum block is read together with what is around it. Errors: *Error,
+// the context's cause, or why the client is dead.
 func (c *Client) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	e := extent.Extent{Offset: offset, Length: int64(len(p))}
 	if err := c.check(cmdRead, e, 0); err != nil || e.Empty() {
@@ -21,7 +22,7 @@ func (c *Client) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	return c.transfer(ctx, cmdRead, 0, e, p)
 }
 
-// readAround reads the blocks at the ends of e, which are not e's alone, beside p.
+// readAround reads the whole blocks that e is in, and copies e's part to p.
 func (c *Client) readAround(ctx context.Context, p []byte, e extent.Extent) error {
 	wide := e.Widen(int64(c.info.Block.Minimum), c.info.Bytes)
 	all := make([]byte, wide.Length)
@@ -32,30 +33,32 @@ func (c *Client) readAround(ctx context.Context, p []byte, e extent.Extent) erro
 	return nil
 }
 
-// WriteAt writes p at offset. The only flag is CmdFlagFUA. A range that is not aligned to the export's minimum block is refused with
-// EINVAL. After an error, the range has anything; after the context's, the server may still write what it has got already.
-// A context that ends in the middle of sending p ends the client if the server does not take the rest at once.
+// WriteAt writes p at offset. The only flag is CmdFlagFUA. A range that is not aligned to the export's minimum block is
+// refused with EINVAL. After an error, the content of the range is undefined. After the context's error, the server may
+// still write what it has already received. If the context ends while p is being sent, the client ends too, unless the
+// server takes the rest at once.
 func (c *Client) WriteAt(ctx context.Context, p []byte, offset int64, flags CommandFlags) error {
 	return c.change(ctx, cmdWrite, flags, extent.Extent{Offset: offset, Length: int64(len(p))}, p)
 }
 
-// WriteZeroes makes e read as zeroes. Flags: CmdFlagFUA, CmdFlagNoHole, and CmdFlagFastZero, which fails with ENOTSUP where zeroing is slow.
-// The rest is as in WriteAt.
+// WriteZeroes makes e read as zeroes. Flags: CmdFlagFUA, CmdFlagNoHole, and CmdFlagFastZero, which fails with ENOTSUP
+// if zeroing is slow. Otherwise it is like WriteAt.
 func (c *Client) WriteZeroes(ctx context.Context, e extent.Extent, flags CommandFlags) error {
 	return c.change(ctx, cmdWriteZeroes, flags, e, nil)
 }
 
-// Trim says that e is not needed any more; afterwards it has anything. The only flag is CmdFlagFUA.
+// Trim tells the server that e is no longer needed; its content is undefined afterwards. The only flag is CmdFlagFUA.
 func (c *Client) Trim(ctx context.Context, e extent.Extent, flags CommandFlags) error {
 	return c.change(ctx, cmdTrim, flags, e, nil)
 }
 
-// Cache advises the server to have e at hand soon.
+// Cache advises the server to fetch e ahead of its use.
 func (c *Client) Cache(ctx context.Context, e extent.Extent) error {
 	return c.change(ctx, cmdCache, 0, e, nil)
 }
 
-// Flush returns when every write that has returned before is on stable storage. Without FlagSendFlush it is refused with ENOTSUP.
+// Flush returns when every write that returned before is on stable storage. Without FlagSendFlush it is refused with
+// ENOTSUP.
 func (c *Client) Flush(ctx context.Context) error {
 	if err := c.check(cmdFlush, extent.Extent{}, 0); err != nil {
 		return err
@@ -67,7 +70,7 @@ func (c *Client) Flush(ctx context.Context) error {
 	return c.await(ctx, a)
 }
 
-// change is a request about e that must be aligned.
+// change sends a request about e, which must be aligned.
 func (c *Client) change(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, p []byte) error {
 	if err := c.check(cmd, e, flags); err != nil || e.Empty() {
 		return err
@@ -78,7 +81,7 @@ func (c *Client) change(ctx context.Context, cmd command, flags CommandFlags, e 
 	return c.transfer(ctx, cmd, flags, e, p)
 }
 
-// aligned says that e begins and ends at minimum blocks, or at the export's end.
+// aligned reports whether e begins and ends at minimum blocks, or ends at the export's end.
 func (c *Client) aligned(e extent.Extent) bool {
 	mask := int64(c.info.Block.Minimum) - 1
 	return e.Offset&mask == 0 && (e.End()&mask == 0 || e.End() == c.info.Bytes)
@@ -105,14 +108,14 @@ func (c *Client) transfer(ctx context.Context, cmd command, flags CommandFlags, 
 	return c.await(ctx, a)
 }
 
-// fail notes an error that is not of one of the call's requests.
+// fail records an error that does not come from one of the call's requests.
 func (a *call) fail(err error) {
 	a.add()
 	a.finish(err)
 }
 
-// piece is the most that one request may be about. Trims and zeroes are bounded by the width of the length alone. QEMU's server
-// bounds cache requests as if they had a payload.
+// piece returns the most that one request may be about. Only the width of the length field bounds trims and zeroes.
+// QEMU's server bounds cache requests as if they had a payload.
 func (c *Client) piece(payload bool) int64 {
 	block := int64(c.info.Block.Minimum)
 	most := int64(c.conns[0].headers.mostEffect())
@@ -122,7 +125,7 @@ func (c *Client) piece(payload bool) int64 {
 	return max(most&^(block-1), block)
 }
 
-// needs is the transmission flag without which a command may not be sent.
+// needs returns the transmission flag without which a command must not be sent.
 func needs(cmd command) TransmissionFlags {
 	switch cmd {
 	case cmdFlush:
@@ -138,7 +141,7 @@ func needs(cmd command) TransmissionFlags {
 	}
 }
 
-// check refuses what the server would, or must not be asked.
+// check refuses what the server would refuse, or must not be asked.
 func (c *Client) check(cmd command, e extent.Extent, flags CommandFlags) error {
 	can := c.info.Flags
 	var allowed CommandFlags

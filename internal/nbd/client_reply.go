@@ -35,7 +35,7 @@ func (k *clientConn) readReply() error {
 	return k.conclude(s, req)
 }
 
-// find is the request that r is about.
+// find returns the request that r answers.
 func (k *clientConn) find(r reply) (*slot, request, error) {
 	if n := r.handle & slotMask; n < uint64(len(k.c.slots)) {
 		s := k.c.slots[n]
@@ -49,7 +49,7 @@ func (k *clientConn) find(r reply) (*slot, request, error) {
 	return nil, request{}, violation("reply to no request: handle %#x", r.handle)
 }
 
-// simple is the whole answer to a request.
+// simple handles a reply that is the whole answer to a request.
 func (k *clientConn) simple(s *slot, req request, r reply) error {
 	switch {
 	case r.errno != 0:
@@ -70,12 +70,12 @@ func failed(req request, errno uint32) *Error {
 	return &Error{Op: req.cmd.String(), Extent: req.extent(), Errno: errnoFromWire(errno), Offset: -1}
 }
 
-// extent is what the request is about; the client made it valid.
+// extent returns what the request is about; the client made it valid.
 func (r request) extent() extent.Extent {
 	return extent.Extent{Offset: int64(r.offset), Length: int64(r.length)}
 }
 
-// within says whether length bytes at offset are part of the request.
+// within reports whether length bytes at offset are part of the request.
 func (r request) within(offset, length uint64) bool {
 	return offset >= r.offset && length <= r.length && offset-r.offset <= r.length-length
 }
@@ -103,7 +103,7 @@ func (k *clientConn) chunk(s *slot, req request, r reply) error {
 	return violation("chunk of type %d in the reply to %v", r.kind, req.cmd)
 }
 
-// statusKind is the type of a block status chunk.
+// statusKind returns the type of a block status chunk.
 func (h headers) statusKind() uint16 {
 	if h == extendedHeaders {
 		return replyBlockStatusExt
@@ -147,7 +147,7 @@ func (k *clientConn) holeChunk(s *slot, req request, r reply) error {
 	return nil
 }
 
-// cover notes that the reply has these bytes.
+// cover notes that the reply has these bytes. It fails if they are not part of the request, or came before.
 func (s *slot) cover(req request, offset, length uint64) error {
 	if length == 0 || !req.within(offset, length) {
 		return violation("%d bytes at %d in the reply to a read of %v", length, offset, req.extent())
@@ -170,7 +170,7 @@ func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
 	if e.located && !req.within(e.offset, 0) {
 		return violation("error at %d in the reply to %v of %v", e.offset, req.cmd, req.extent())
 	}
-	if s.refusal == nil { // The first is the one that counts.
+	if s.refusal == nil { // only the first counts
 		s.refusal = failed(req, e.errno)
 		s.refusal.Message = printable(e.message)
 		if e.located {
@@ -180,7 +180,7 @@ func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
 	return nil
 }
 
-// conclude ends a request whose last chunk is there.
+// conclude ends a request whose last chunk has arrived.
 func (k *clientConn) conclude(s *slot, req request) error {
 	var result error
 	switch have := s.covered.bytes; {
@@ -197,7 +197,7 @@ func (k *clientConn) conclude(s *slot, req request) error {
 	return nil
 }
 
-// mostEffect is the most that a request without payload can be about.
+// mostEffect returns the longest range that a request without payload can be about.
 func (h headers) mostEffect() uint64 {
 	if h == extendedHeaders {
 		return math.MaxInt64

@@ -11,11 +11,12 @@ import (
 const (
 	// maxStatusBytes bounds the payload of one block status chunk.
 	maxStatusBytes = 64 << 20
-	// maxDescriptors is how many runs of a chunk are kept. What a server says beyond is asked for again.
+	// maxDescriptors is how many runs of a chunk are kept. The client asks again for the rest.
 	maxDescriptors = 64 << 10
 )
 
-// statusReply is what a block status request brought, by the client's contexts. It keeps its memory from one request to the next.
+// statusReply is the result of a block status request, indexed like the client's contexts. It keeps its memory from one
+// request to the next.
 type statusReply struct {
 	runs [][]descriptor
 	seen []bool
@@ -107,9 +108,10 @@ func (s *slot) statusComplete() error {
 	return nil
 }
 
-// BlockStatus tells fn the status of all of e in every negotiated context (Info says which), in one pass. The extents of one context are in order,
-// without gaps, and two that touch have different flags; the contexts are interleaved. For base:allocation, flags are StateHole and
-// StateZero. fn's error ends the pass and is returned. The other errors are as in ReadAt, and ErrNoContext.
+// BlockStatus reports the status of all of e in every negotiated context (Info says which) to fn, in one pass. The
+// extents of one context come in order and without gaps, and adjacent ones have different flags. The contexts are
+// interleaved. For base:allocation, flags are StateHole and StateZero. fn's error ends the pass and is returned. The
+// other errors are as in ReadAt, and ErrNoContext.
 func (c *Client) BlockStatus(ctx context.Context, e extent.Extent, fn func(name string, e extent.Extent, flags uint64) error) error {
 	if err := c.check(cmdBlockStatus, e, 0); err != nil {
 		return err
@@ -157,20 +159,20 @@ func (c *Client) queryStatus(ctx context.Context, e extent.Extent, r *statusRepl
 	return c.await(ctx, a)
 }
 
-// scan is one context's way through a disk.
+// scan is the progress of one context through a disk.
 type scan struct {
 	name   string
 	within extent.Extent
-	// at is up to where the status is known.
+	// at is the offset up to which the status is known.
 	at int64
-	// pending is the last run, which may go on.
+	// pending is the last run, which may continue.
 	pending extent.Extent
 	flags   uint64
 	fn      func(string, extent.Extent, uint64) error
 }
 
-// take goes on with what a reply about part says. Its beginning may be known already, where another context's status was shorter; what is
-// beyond part is not believed.
+// take adds what a reply about part says. The beginning of part may be known already, if another context's status was
+// shorter. take ignores what the reply says beyond part.
 func (s *scan) take(part extent.Extent, runs []descriptor) error {
 	at := part.Offset
 	for _, d := range runs {
@@ -213,13 +215,14 @@ func (s *scan) emit() error {
 	return s.fn(s.name, s.pending, s.flags)
 }
 
-// Data is the part of e that must be read to know it: base:allocation does not say that it reads as zeroes. A hole whose
-// content is undefined counts as data.
+// Data returns the part of e that must be read to be known, because base:allocation does not say that it reads as
+// zeroes. A hole whose content is undefined counts as data.
 func (c *Client) Data(ctx context.Context, e extent.Extent) (extent.Set, error) {
 	return c.collect(ctx, e, ContextAllocation, func(flags uint64) bool { return flags&StateZero == 0 })
 }
 
-// Dirty is the part of e that QEMU's bitmap of this name has as changed. The context is ContextDirtyBitmap with the bitmap's name.
+// Dirty returns the part of e that QEMU's bitmap of this name marks as changed. The context is ContextDirtyBitmap
+// followed by the bitmap's name.
 func (c *Client) Dirty(ctx context.Context, e extent.Extent, bitmap string) (extent.Set, error) {
 	return c.collect(ctx, e, ContextDirtyBitmap+bitmap, func(flags uint64) bool { return flags&StateDirty != 0 })
 }

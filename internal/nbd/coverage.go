@@ -9,7 +9,8 @@ import (
 // maxFragments bounds how far out of order the chunks of one reply may be. Servers send them in order, or in a few threads.
 const maxFragments = 1 << 10
 
-// coverage is what a structured reply has brought so far: runs in order, with at least one byte between any two. It keeps its memory from one reply to the next.
+// coverage is what a structured reply has brought so far: runs in order, with at least one byte between any two. It
+// keeps its memory from one reply to the next.
 type coverage struct {
 	runs  []extent.Extent
 	bytes int64
@@ -17,7 +18,7 @@ type coverage struct {
 
 func (c *coverage) reset() { c.runs, c.bytes = c.runs[:0], 0 }
 
-// add notes e, of which no byte may be there yet.
+// add notes e. It fails if a byte of e is there already.
 func (c *coverage) add(e extent.Extent) error {
 	i := len(c.runs)
 	for i > 0 && c.runs[i-1].Offset > e.Offset {

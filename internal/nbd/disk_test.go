@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testTimeout is how long a test waits for what must happen.
+// testTimeout is how long a test waits for something that must happen.
 const testTimeout = 60 * time.Second
 
 func testContext(tb testing.TB) context.Context {
@@ -32,18 +32,18 @@ func testContext(tb testing.TB) context.Context {
 // unit is the granularity of a memDisk's status.
 const unit = 512
 
-// memDisk is a disk in memory with every optional interface, which also is the model that clients are compared with.
+// memDisk is a disk in memory with every optional interface. It is also the model that clients are compared with.
 type memDisk struct {
 	mu      sync.RWMutex
 	data    []byte
-	zero    []bool // by unit: a hole that reads as zeroes
+	zero    []bool // by unit: it is a hole, which reads as zeroes
 	dirty   []bool
 	flushes int
 	trims   int
 	cached  extent.Set
 
 	contexts []string
-	// fault, if set, is asked before each request of the backend.
+	// fault, if set, is called before each request to the backend.
 	fault func(ctx context.Context, what string, e extent.Extent) error
 }
 
@@ -65,7 +65,7 @@ func (d *memDisk) check(ctx context.Context, what string, e extent.Extent) error
 	return d.fault(ctx, what, e)
 }
 
-// soil fills the disk with what is not what a test will write, in the same way.
+// soil fills the disk with content that differs from what a test will write.
 func (d *memDisk) soil(seed byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,7 +73,8 @@ func (d *memDisk) soil(seed byte) {
 	clear(d.zero)
 }
 
-// content is a copy, for tests whose clients are other processes: nothing else orders their writes before the look.
+// content returns a copy, for tests whose clients are other processes: nothing else orders their writes before this
+// read.
 func (d *memDisk) content() []byte {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -139,7 +140,7 @@ func (d *memDisk) Cache(_ context.Context, e extent.Extent) error {
 	return nil
 }
 
-// touch notes a change; only whole units become holes.
+// touch records a change; only whole units become holes.
 func (d *memDisk) touch(e extent.Extent, hole bool) {
 	for i := e.Offset / unit; i*unit < e.End(); i++ {
 		whole := e.Contains(extent.Extent{Offset: i * unit, Length: min(unit, d.Size()-i*unit)})
@@ -205,7 +206,7 @@ func (p plainDisk) ReadAt(ctx context.Context, b []byte, offset int64) error {
 	return p.d.ReadAt(ctx, b, offset)
 }
 
-// writeDisk has what is needed for writing only.
+// writeDisk has only what is needed for writing.
 type writeDisk struct{ plainDisk }
 
 func (p writeDisk) WriteAt(ctx context.Context, b []byte, offset int64) error {
@@ -238,7 +239,7 @@ func (m exportMap) List(context.Context) ([]ListedExport, error) {
 	return list, nil
 }
 
-// serve runs s on a unix socket until the test ends, and returns where.
+// serve runs s on a unix socket until the test ends, and returns the target.
 func serve(tb testing.TB, s *Server) Target {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "nbd")
@@ -280,7 +281,7 @@ func open1(tb testing.TB, target Target, o Options) *Client {
 	return c
 }
 
-// pattern is n bytes that differ from place to place.
+// pattern returns n bytes that differ from place to place.
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -28,18 +28,19 @@ func violation(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
 }
 
-// Error is a request that the server, or the check before sending, refused. The connection goes on. errors.Is finds Errno:
-// EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP or ESHUTDOWN, the values of section "Error values".
+// Error is the refusal of a request, by the server or by the check before sending. The connection goes on. errors.Is
+// finds Errno: EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP or ESHUTDOWN, the values of section "Error
+// values".
 type Error struct {
 	// Op is the command, in words.
 	Op string
-	// Extent is what the command was about, of a command that was split the part that failed.
+	// Extent is what the command was about, or the part that failed if the command was split.
 	Extent extent.Extent
 	// Errno is never 0.
 	Errno syscall.Errno
 	// Message is the server's, for people; often empty.
 	Message string
-	// Offset is where it failed, -1 if the server does not say.
+	// Offset is where the command failed, or -1 if the server does not say.
 	Offset int64
 }
 
@@ -55,10 +56,11 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Unwrap is Errno.
+// Unwrap returns Errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// OptionError is the server's refusal of an option in the handshake. errors.Is finds ErrUnknownExport and ErrTLS where the refusal means it.
+// OptionError is the server's refusal of an option in the handshake. errors.Is finds ErrUnknownExport and ErrTLS if
+// that is what the refusal means.
 type OptionError struct {
 	// Option and Reply are the protocol's numbers: sections "Option types" and "Option reply types".
 	Option, Reply uint32
@@ -110,7 +112,8 @@ func refusalName(reply uint32) string {
 	return fmt.Sprintf("error %#x", reply)
 }
 
-// errnoFromWire is what a number in a reply means. What is not in the protocol document counts as EINVAL.
+// errnoFromWire returns what a number in a reply means. A number that the protocol document does not list counts as
+// EINVAL.
 func errnoFromWire(number uint32) syscall.Errno {
 	switch e := syscall.Errno(number); e {
 	case unix.EPERM, unix.EIO, unix.ENOMEM, unix.EINVAL, unix.ENOSPC, unix.EOVERFLOW, unix.ENOTSUP, unix.ESHUTDOWN:
@@ -120,7 +123,7 @@ func errnoFromWire(number uint32) syscall.Errno {
 	}
 }
 
-// errnoToWire is the number for a backend's error: section "Error values".
+// errnoToWire returns the number for a backend's error: section "Error values".
 func errnoToWire(err error) uint32 {
 	var errno syscall.Errno
 	switch {

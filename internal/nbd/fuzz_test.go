@@ -142,7 +142,7 @@ func FuzzOptions(f *testing.F) {
 	})
 }
 
-// heard is a connection of which all that the peer says is there already.
+// heard is a connection whose peer has already said everything.
 type heard struct {
 	*bytes.Reader
 	net.Conn
@@ -155,7 +155,7 @@ func (h *heard) SetDeadline(time.Time) error      { return nil }
 func (h *heard) SetReadDeadline(time.Time) error  { return nil }
 func (h *heard) SetWriteDeadline(time.Time) error { return nil }
 
-// FuzzServer: a client that says anything gets the server to no panic, no hang and no bytes that are not there.
+// FuzzServer: whatever a client says, the server does not panic, hang, or use bytes that are not there.
 func FuzzServer(f *testing.F) {
 	hello := clientFlags(flagCFixedNewstyle)
 	enter := slices.Concat(hello, option(optStructuredReply, nil), option(optSetMetaContext, contextRequest{queries: []string{ContextAllocation}}.encode()), option(optGo, exportRequest{}.encode()))
@@ -170,7 +170,7 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// FuzzClient: a server that says anything gets the client to no panic and no hang.
+// FuzzClient: whatever a server says, the client does not panic or hang.
 func FuzzClient(f *testing.F) {
 	hello := greeting()
 	enter := func(h headers) []byte {

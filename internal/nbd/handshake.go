@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// readBufferBytes is small: headers are batched in it, payloads go past it.
+// readBufferBytes is small: it only batches headers, payloads bypass it.
 const readBufferBytes = 16 << 10
 
-// longAgo as a deadline ends what is under way.
+// longAgo, set as a deadline, ends reads and writes under way.
 var longAgo = time.Unix(1, 0)
 
-// wire is a connection in the handshake, of either side.
+// wire is a connection in the handshake, on either side.
 type wire struct {
 	nc  net.Conn
 	br  *bufio.Reader
@@ -27,7 +27,7 @@ type wire struct {
 
 func newWire(nc net.Conn) *wire { return &wire{nc: nc, br: bufio.NewReaderSize(nc, readBufferBytes)} }
 
-// read returns n bytes, for the caller to keep.
+// read returns n bytes that the caller may keep.
 func (w *wire) read(n int) ([]byte, error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(w.br, b); err != nil {
@@ -43,8 +43,8 @@ func (w *wire) write(b []byte) error {
 	return nil
 }
 
-// startTLS replaces the connection by upgrade(it). Bytes that the peer sent before it could know that TLS begins were put there by
-// somebody else: section "Protocol downgrade attacks".
+// startTLS replaces the connection by upgrade(it). Bytes that were sent before the peer could know that TLS begins come
+// from somebody else: section "Protocol downgrade attacks".
 func (w *wire) startTLS(ctx context.Context, upgrade func(net.Conn) *tls.Conn) error {
 	if w.br.Buffered() > 0 {
 		return violation("%d bytes of plaintext after STARTTLS", w.br.Buffered())
@@ -58,7 +58,7 @@ func (w *wire) startTLS(ctx context.Context, upgrade func(net.Conn) *tls.Conn) e
 	return nil
 }
 
-// clientHandshake is the state of one connection of the client until the transmission phase.
+// clientHandshake is the state of one client connection until the transmission phase.
 type clientHandshake struct {
 	*wire
 	noZeroes bool
@@ -104,7 +104,7 @@ func (h *clientHandshake) send(option uint32, data []byte) error {
 	return h.write(append(h.out, data...))
 }
 
-// option sends an option and gives its replies to each until the final one, which is NBD_REP_ACK or an error: *OptionError.
+// option sends an option and passes its replies to each, until the final one: NBD_REP_ACK, or an error, *OptionError.
 func (h *clientHandshake) option(option uint32, data []byte, each func(kind uint32, data []byte) error) error {
 	if err := h.send(option, data); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (h *clientHandshake) option(option uint32, data []byte, each func(kind uint
 // maxOptionReplies bounds how many exports or contexts a server may list.
 const maxOptionReplies = 4 << 10
 
-// printable is a message from the peer, cut to what the protocol allows.
+// printable returns a message from the peer, cut to the length that the protocol allows.
 func printable(b []byte) string {
 	b = b[:min(len(b), maxStringBytes)]
 	if !validString(string(b)) {
@@ -150,7 +150,7 @@ func printable(b []byte) string {
 	return string(b)
 }
 
-// secure starts TLS. It never goes on without.
+// secure starts TLS. It never continues without it.
 func (h *clientHandshake) secure(ctx context.Context, config *tls.Config) error {
 	if err := h.option(optStartTLS, nil, nil); err != nil {
 		return err
@@ -158,7 +158,7 @@ func (h *clientHandshake) secure(ctx context.Context, config *tls.Config) error 
 	return h.startTLS(ctx, func(nc net.Conn) *tls.Conn { return tls.Client(nc, config) })
 }
 
-// frame negotiates the best headers that both sides have, up to most.
+// frame negotiates the best headers that both sides support, up to most.
 func (h *clientHandshake) frame(most headers) error {
 	for _, try := range []struct {
 		headers headers
@@ -179,7 +179,7 @@ func (h *clientHandshake) frame(most headers) error {
 	return nil
 }
 
-// refused says that the server does not do an option and the handshake can go on without it.
+// refused reports whether the server does not support an option, so that the handshake can go on without it.
 func refused(err error) bool {
 	var o *OptionError
 	if !errors.As(err, &o) {
@@ -192,7 +192,7 @@ func refused(err error) bool {
 	return false
 }
 
-// contexts selects metadata contexts by their exact names. What the server does not have is left out.
+// contexts selects metadata contexts by their exact names. It leaves out those that the server does not have.
 func (h *clientHandshake) contexts(export string, names []string) error {
 	if len(names) == 0 || h.headers == simpleHeaders {
 		return nil
@@ -224,7 +224,7 @@ func (h *clientHandshake) contexts(export string, names []string) error {
 	return err
 }
 
-// info asks what the export is, with NBD_OPT_GO to begin its transmission phase, with NBD_OPT_INFO not.
+// info asks about the export. NBD_OPT_GO also begins its transmission phase, NBD_OPT_INFO does not.
 func (h *clientHandshake) info(option uint32, name string) (Info, error) {
 	i := Info{Block: defaultBlockSizes, Bytes: -1}
 	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.encode()
@@ -240,7 +240,7 @@ func (h *clientHandshake) info(option uint32, name string) (Info, error) {
 	return i, err
 }
 
-// enter begins the transmission phase, with NBD_OPT_EXPORT_NAME where the server does not know NBD_OPT_GO.
+// enter begins the transmission phase. It uses NBD_OPT_EXPORT_NAME if the server does not know NBD_OPT_GO.
 func (h *clientHandshake) enter(name string) (Info, error) {
 	i, err := h.info(optGo, name)
 	var o *OptionError
@@ -262,7 +262,7 @@ func (h *clientHandshake) enter(name string) (Info, error) {
 	return i, i.setExport(binary.BigEndian.Uint64(b), binary.BigEndian.Uint16(b[8:]))
 }
 
-// abort ends the handshake in order. Servers may close the connection instead of answering, and nothing depends on it.
+// abort ends the handshake in order. A server may close the connection instead of answering; nothing depends on it.
 func (h *clientHandshake) abort() {
 	if h.send(optAbort, nil) == nil {
 		h.read(optionReplyBytes) //nolint:errcheck // see above

@@ -10,10 +10,10 @@ type BlockSizes struct {
 	Maximum uint32
 }
 
-// defaultBlockSizes is what holds when a server does not say.
+// defaultBlockSizes applies when a server does not announce any.
 var defaultBlockSizes = BlockSizes{Minimum: 1, Preferred: 4 << 10, Maximum: defaultMaxBlockBytes}
 
-// Info is what is known of an export.
+// Info describes an export.
 type Info struct {
 	// Name is the server's name for it; empty if the server did not say.
 	Name string
@@ -23,7 +23,7 @@ type Info struct {
 	Bytes int64
 	Flags TransmissionFlags
 	Block BlockSizes
-	// Contexts are the metadata contexts: of a Client those that were negotiated, of Inspect all that there are.
+	// Contexts are the metadata contexts: in a Client those that were negotiated, from Inspect all that exist.
 	Contexts []string
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// BenchmarkReadQemuNBD reads a sparse file of 1 GiB from qemu-nbd, as BenchmarkRead does from our server.
+// BenchmarkReadQemuNBD reads a sparse file of 1 GiB from qemu-nbd, as BenchmarkRead does from this package's server.
 func BenchmarkReadQemuNBD(b *testing.B) {
 	dir, err := os.MkdirTemp("", "nbd")
 	if err != nil {

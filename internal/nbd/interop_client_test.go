@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/test/authority"
 )
 
-// TestPeers is the suite that runs on every server.
+// TestPeers is the suite that runs against every server.
 func TestPeers(t *testing.T) {
 	t.Parallel()
 	for _, p := range peers {
@@ -63,7 +63,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// checkReads reads everything at once, and many small unaligned parts side by side.
+// checkReads reads everything in one call, and many small unaligned parts concurrently.
 func checkReads(t *testing.T, c *Client, want []byte) {
 	t.Helper()
 	ctx := testContext(t)
@@ -89,7 +89,7 @@ func checkReads(t *testing.T, c *Client, want []byte) {
 	all.Wait()
 }
 
-// checkMaps compares the status with nbdinfo's, and copies data only.
+// checkMaps compares the status with nbdinfo's, and copies only data.
 func checkMaps(t *testing.T, c *Client, target Target, want []byte) {
 	t.Helper()
 	for name, got := range ourMaps(t, c) {
@@ -109,7 +109,7 @@ func checkMaps(t *testing.T, c *Client, target Target, want []byte) {
 		}
 	}
 	same(t, got, want)
-	// The status of any part is that part of the whole's.
+	// The status of a part must equal that part of the whole's status.
 	r := rand.New(rand.NewPCG(5, 5))
 	for range 10 {
 		at := r.Int64N(c.Info().Bytes)
@@ -124,7 +124,7 @@ func checkMaps(t *testing.T, c *Client, target Target, want []byte) {
 	}
 }
 
-// checkCancel gives up calls at any moment. What was read into must not change any more, and the client goes on.
+// checkCancel cancels calls at any moment. Their memory must not change afterwards, and the client must go on.
 func checkCancel(t *testing.T, c *Client, want []byte) {
 	t.Helper()
 	for i := range 20 {
@@ -195,7 +195,7 @@ func checkWrites(t *testing.T, c *Client, want []byte) {
 			if err := c.Trim(ctx, e, 0); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.ReadAt(ctx, want[at:e.End()], e.Offset); err != nil { // It has anything.
+			if err := c.ReadAt(ctx, want[at:e.End()], e.Offset); err != nil { // its content is undefined
 				t.Fatal(err)
 			}
 		}
@@ -241,7 +241,7 @@ func checkInspect(t *testing.T, target Target, p peer) {
 	}
 }
 
-// TestDirtyIsWhatWasWritten: the bitmaps have what was written after they were made.
+// TestDirtyIsWhatWasWritten: the bitmaps have what was written after they were added.
 func TestDirtyIsWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	target, _ := peers[5].start(t)
@@ -256,7 +256,7 @@ func TestDirtyIsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestNbdkitErrors: each error of nbdkit's error filter arrives as it is, and the connection goes on.
+// TestNbdkitErrors: each error of nbdkit's error filter arrives unchanged, and the connection goes on.
 func TestNbdkitErrors(t *testing.T) {
 	t.Parallel()
 	for name, errno := range map[string]unix.Errno{
@@ -298,7 +298,7 @@ func TestDeadPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	var c *Client
-	for c == nil { // Until it listens.
+	for c == nil { // until it listens
 		c, _ = Dial(testContext(t), unixTarget(socket), Options{Connections: 2})
 	}
 	defer c.Close()
@@ -321,7 +321,7 @@ func TestDeadPeer(t *testing.T) {
 	}
 }
 
-// TestPeersTLS: both sides' certificates are demanded, and nothing falls back to plaintext.
+// TestPeersTLS: both sides require certificates, and nothing falls back to plaintext.
 func TestPeersTLS(t *testing.T) {
 	t.Parallel()
 	a, stranger := authority.New(t), authority.New(t)
@@ -366,7 +366,7 @@ func TestPeersTLS(t *testing.T) {
 	}
 }
 
-// TestRefusedPeers: what is too old or does not have the export is refused in words.
+// TestRefusedPeers: a server that is too old, or that does not have the export, is refused with an explanation.
 func TestRefusedPeers(t *testing.T) {
 	t.Parallel()
 	old, _ := nbdkit("-o", "file", "IMAGE")(t)

@@ -11,20 +11,20 @@ import (
 // peer is a server that the suite runs against.
 type peer struct {
 	name string
-	// start makes the server and returns where it is and what its disk holds; nil content is not known beforehand.
+	// start starts the server and returns where it is and what its disk holds; nil content is not known beforehand.
 	start func(t *testing.T) (Target, []byte)
-	// contexts are what the server must have.
+	// contexts are those that the server must have.
 	contexts    []string
 	headers     headers
 	writable    bool
 	connections int
-	// requestBytes is for nbdcopy, which does not keep to the server's largest request; 256 KiB if 0.
+	// requestBytes is for nbdcopy, which ignores the server's largest request; 256 KiB if 0.
 	requestBytes int
 }
 
 func unixTarget(socket string) Target { return Target{Network: "unix", Address: socket} }
 
-// qemuNBD serves an image with the qemu-nbd of the command line.
+// qemuNBD serves an image with the qemu-nbd that command names.
 func qemuNBD(command func(t *testing.T) []string, format string, options ...string) func(t *testing.T) (Target, []byte) {
 	return func(t *testing.T) (Target, []byte) {
 		t.Helper()
@@ -42,7 +42,7 @@ func qemuNBD(command func(t *testing.T) []string, format string, options ...stri
 func debianQEMU(t *testing.T) []string { t.Helper(); return []string{program(t, "qemu-nbd")} }
 func newerQEMU(t *testing.T) []string  { t.Helper(); return fromLauncher(t, "qemu-nbd") }
 
-// storageDaemon exports an image with both bitmaps at once, writable.
+// storageDaemon exports an image, writable, with both bitmaps at once.
 func storageDaemon(command func(t *testing.T) []string) func(t *testing.T) (Target, []byte) {
 	return func(t *testing.T) (Target, []byte) {
 		t.Helper()
@@ -59,7 +59,7 @@ func storageDaemon(command func(t *testing.T) []string) func(t *testing.T) (Targ
 	}
 }
 
-// nbdkit serves a plugin. IMAGE in an argument stands for a raw image, of which the content is returned.
+// nbdkit serves a plugin. IMAGE in an argument stands for a raw image, whose content is returned.
 func nbdkit(args ...string) func(t *testing.T) (Target, []byte) {
 	return func(t *testing.T) (Target, []byte) {
 		t.Helper()
@@ -127,7 +127,7 @@ var peers = []peer{
 	{name: "nbdkit memory", start: nbdkit("memory", "10M"), contexts: []string{ContextAllocation}, headers: structuredHeaders, writable: true, connections: 4},
 	{name: "nbdkit memory of odd size", start: nbdkit("memory", "1000001"), contexts: []string{ContextAllocation}, headers: structuredHeaders, writable: true, connections: 4},
 	{name: "nbdkit data", start: nbdkit("data", "(0x55 0xAA)*1000 @0x400000 (1 2 3)*77777 @0x7fffff 9"), contexts: []string{ContextAllocation}, headers: structuredHeaders, writable: true, connections: 4},
-	// Its bytes depend on where a request begins within a block of 4 KiB, hence the filter.
+	// Its bytes depend on where a request begins within a block of 4 KiB, which is what the filter is for.
 	{name: "nbdkit sparse-random", start: nbdkit("--filter=blocksize", "sparse-random", "24M", "seed=7", "runlength=8192", "percent=20", "minblock=4096"), contexts: []string{ContextAllocation}, headers: structuredHeaders, connections: 4},
 	{name: "nbdkit without multi-conn", start: nbdkit("--filter=multi-conn", "file", "IMAGE", "multi-conn-mode=disable"), contexts: []string{ContextAllocation}, headers: structuredHeaders, writable: true, connections: 1},
 	{name: "nbdkit blocksize", start: nbdkit("--filter=blocksize", "file", "IMAGE", "minblock=4096", "maxdata=64K", "maxlen=1M"), contexts: []string{ContextAllocation}, headers: structuredHeaders, writable: true, connections: 4},

@@ -20,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/test/authority"
 )
 
-// served is our server with a disk that has the raw image's content.
+// served starts our server with a disk that has the raw image's content.
 func served(t *testing.T, s *Server) (Target, *memDisk) {
 	t.Helper()
 	_, content := rawImage(t)
@@ -126,7 +126,7 @@ func TestQemuImgWithOurs(t *testing.T) {
 			if want := extent.NewSet(imageData...); !gocmp.Equal(data, want, gocmp.AllowUnexported(want)) {
 				t.Errorf("map: %v, want %v", data, want)
 			}
-			// A different byte is found.
+			// A differing byte is found.
 			target.mu.Lock()
 			target.data[imageBytes-1] ^= 1
 			target.mu.Unlock()
@@ -204,7 +204,7 @@ func TestOurErrorsInTheirWords(t *testing.T) {
 	}
 }
 
-// failing has no space and reads its first 64 KiB only.
+// failing has no space, and can read only its first 64 KiB.
 type failing struct{ plainDisk }
 
 func (f failing) ReadAt(ctx context.Context, p []byte, offset int64) error {

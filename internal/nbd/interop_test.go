@@ -20,13 +20,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// debian is the package of each program that these tests run.
+// debian names the Debian package of each program that these tests run.
 var debian = map[string]string{
 	"qemu-nbd": "qemu-utils", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", "qemu-storage-daemon": "qemu-system-common",
 	"nbdkit": "nbdkit", "nbdinfo": "libnbd-bin", "nbdcopy": "libnbd-bin",
 }
 
-// newQEMU is where QEMU of Debian 13 is, which the launcher's image has: Debian 12's knows no extended headers.
+// newQEMU is where the launcher image's QEMU is, from Debian 13. Debian 12's does not know extended headers.
 const newQEMU = "../../build/launcher-root"
 
 func program(t *testing.T, name string) string {
@@ -38,7 +38,7 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// fromLauncher is the command line of a program of the launcher's image.
+// fromLauncher returns the command line of a program in the launcher's image.
 func fromLauncher(t *testing.T, name string) []string {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(newQEMU)
@@ -49,7 +49,7 @@ func fromLauncher(t *testing.T, name string) []string {
 	return []string{filepath.Join(lib, "ld-linux-x86-64.so.2"), "--library-path", lib, filepath.Join(root, "usr/bin", name)}
 }
 
-// run runs a program to its end and returns what it says.
+// run runs a program to its end and returns its output.
 func run(t *testing.T, name string, args ...string) []byte {
 	t.Helper()
 	out, err := tryRun(t, name, args...)
@@ -64,7 +64,7 @@ func tryRun(t *testing.T, name string, args ...string) ([]byte, error) {
 	return runLine(t, append([]string{program(t, name)}, args...)...)
 }
 
-// runLine runs a command line to its end. An error has all that it said.
+// runLine runs a command line to its end. An error contains all that it said.
 func runLine(t *testing.T, line ...string) ([]byte, error) {
 	t.Helper()
 	cmd := exec.CommandContext(testContext(t), line[0], line[1:]...)
@@ -77,7 +77,7 @@ func runLine(t *testing.T, line ...string) ([]byte, error) {
 	return out, nil
 }
 
-// socketDir is a directory with a short name.
+// socketDir makes a directory with a short name.
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nbd")
@@ -88,7 +88,7 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// start runs a server until the test ends, and returns when its socket is listened on.
+// start runs a server until the test ends, and returns when it listens on its socket.
 func start(t *testing.T, socket string, command ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
@@ -175,7 +175,7 @@ func qcow2Image(t *testing.T) (string, []byte) {
 	return path, content
 }
 
-// slice is a file with a part of content.
+// slice makes a file with a part of content.
 func slice(t *testing.T, content []byte, e extent.Extent) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "part")
@@ -185,14 +185,14 @@ func slice(t *testing.T, content []byte, e extent.Extent) string {
 	return path
 }
 
-// run of status, as nbdinfo says it and as we do.
+// mapped is a run of status, as nbdinfo and this package report it.
 type mapped struct {
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
 	Type   uint64 `json:"type"`
 }
 
-// nbdinfoMap is what libnbd says of a context, with runs of one kind merged.
+// nbdinfoMap returns what libnbd says about a context, with runs of one kind merged.
 func nbdinfoMap(t *testing.T, uri, name string) []mapped {
 	t.Helper()
 	var said, merged []mapped
@@ -210,7 +210,7 @@ func nbdinfoMap(t *testing.T, uri, name string) []mapped {
 	return merged
 }
 
-// ourMaps are the same of our client, for all contexts in one pass.
+// ourMaps returns the same from our client, for all contexts in one pass.
 func ourMaps(t *testing.T, c *Client) map[string][]mapped {
 	t.Helper()
 	maps := map[string][]mapped{}
@@ -224,7 +224,7 @@ func ourMaps(t *testing.T, c *Client) map[string][]mapped {
 	return maps
 }
 
-// nbdcopyOut is the content as nbdcopy reads it.
+// nbdcopyOut returns the content as nbdcopy reads it.
 func nbdcopyOut(t *testing.T, uri string, options ...string) []byte {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "copy")

@@ -25,8 +25,8 @@ func List(ctx context.Context, t Target, o Options) ([]ListedExport, error) {
 	return list, nil
 }
 
-// Inspect asks what an export is, without opening it. Options.Contexts are queries; the answer has every context of the server
-// if there are none.
+// Inspect asks about an export without opening it. Options.Contexts are queries; if there are none, the answer has
+// every context of the server.
 func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
 	var info Info
 	err := ask(ctx, t, o, func(h *clientHandshake) error {
@@ -62,7 +62,7 @@ func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
 	return names, err
 }
 
-// ask has a connection for questions only.
+// ask opens a connection that only asks questions.
 func ask(ctx context.Context, t Target, o Options, questions func(*clientHandshake) error) error {
 	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
 		err := questions(h)
@@ -75,6 +75,6 @@ func ask(ctx context.Context, t Target, o Options, questions func(*clientHandsha
 	if err != nil {
 		return err
 	}
-	h.nc.Close() //nolint:errcheck // the server may have been faster
+	h.nc.Close() //nolint:errcheck // the server may have closed it first
 	return nil
 }

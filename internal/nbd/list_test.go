@@ -54,7 +54,7 @@ func TestListAndInspect(t *testing.T) {
 	}
 }
 
-// TestOneExportOnAllConnections: a server that is another one on its second connection is refused.
+// TestOneExportOnAllConnections: a server that serves something else on its second connection is refused.
 func TestOneExportOnAllConnections(t *testing.T) {
 	t.Parallel()
 	n := 0
@@ -107,7 +107,7 @@ func TestErrorsInWords(t *testing.T) {
 	}
 }
 
-// TestCancelWhileQueued: what was given up before it was sent is never sent.
+// TestCancelWhileQueued: a request that is given up before it is sent is never sent.
 func TestCancelWhileQueued(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
@@ -133,7 +133,7 @@ func TestCancelWhileQueued(t *testing.T) {
 	written := make(chan error, 1)
 	payload := bytes.Repeat([]byte{1}, 64<<10)
 	go func() { written <- c.WriteAt(testContext(t), payload, 0, 0) }()
-	<-stuck // The writer is busy.
+	<-stuck // the writer is busy
 	ctx, cancel := context.WithCancel(testContext(t))
 	trimmed := make(chan error, 1)
 	go func() { trimmed <- c.Trim(ctx, extent.Extent{Length: 512}, 0) }()

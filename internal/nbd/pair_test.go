@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// framings are the three that a pair can have; each test over a pair is for all.
+// framings are the three that a client and a server can agree on. Each test of a pair runs with all of them.
 var framings = map[string]headers{"simple": simpleHeaders, "structured": structuredHeaders, "extended": extendedHeaders}
 
 func eachFraming(t *testing.T, test func(t *testing.T, o Options)) {

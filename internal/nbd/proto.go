@@ -39,7 +39,7 @@ const (
 	FlagSendFastZero    TransmissionFlags = 1 << 11
 )
 
-// Has says whether all of want are set.
+// Has reports whether all of want are set.
 func (f TransmissionFlags) Has(want TransmissionFlags) bool { return f&want == want }
 
 // Options: section "Option types".
@@ -97,7 +97,7 @@ const (
 	cmdBlockStatus command = 7 // NBD_CMD_BLOCK_STATUS
 )
 
-// String is the word for the command in an error.
+// String returns the word for the command in errors.
 func (c command) String() string {
 	names := [...]string{"read", "write", "disconnect", "flush", "trim", "cache", "write zeroes", "block status"}
 	if int(c) < len(names) {
@@ -141,9 +141,9 @@ const (
 
 // Metadata contexts and their flags.
 const (
-	// ContextAllocation is the context of the protocol document; its flags are StateHole and StateZero.
+	// ContextAllocation is the context that the protocol document defines; its flags are StateHole and StateZero.
 	ContextAllocation = "base:allocation"
-	// ContextDirtyBitmap is what QEMU puts before the name of a bitmap; the flag is StateDirty.
+	// ContextDirtyBitmap is QEMU's prefix before the name of a bitmap; the flag is StateDirty.
 	ContextDirtyBitmap = "qemu:dirty-bitmap:"
 
 	// StateHole: not allocated. NBD_STATE_HOLE.
@@ -159,7 +159,7 @@ const (
 	maxStringBytes = 4096
 	// defaultMaxBlockBytes is the largest payload when the server does not say: section "Block size constraints".
 	defaultMaxBlockBytes = 32 << 20
-	// maxErrorBytes is the most that an error chunk has: its fixed part, a message of 16 bits, an offset.
+	// maxErrorBytes is the longest error chunk: its fixed part, a message whose length has 16 bits, and an offset.
 	maxErrorBytes = 4 + 2 + 1<<16 + 8
 	// exportPadBytes follow the reply to NBD_OPT_EXPORT_NAME unless both sides agreed to leave them out.
 	exportPadBytes = 124

@@ -2,5 +2,5 @@
 
 package nbd
 
-// raceEnabled: the race detector makes pools forget.
+// raceEnabled: under the race detector, pools drop what they hold.
 const raceEnabled = true

@@ -28,7 +28,7 @@ func (w *bytesOf) text(s string) *bytesOf {
 	return w
 }
 
-// optionReply is a reply of the server in the handshake.
+// optionReply returns the server's reply to an option.
 func optionReply(option, kind uint32, data []byte) []byte {
 	return append(optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.append(nil), data...)
 }
@@ -37,7 +37,7 @@ func greeting() []byte {
 	return new(bytesOf).u64(initPasswd).u64(haveOptMagic).u16(flagFixedNewstyle | flagNoZeroes).b
 }
 
-// dialScript is a client whose server is script. Its connection ends with the script.
+// dialScript returns a client whose server is script. The connection ends with the script.
 func dialScript(t *testing.T, o Options, script func(nc net.Conn)) (*Client, error) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -84,7 +84,7 @@ const scriptBytes = 1 << 20
 
 var scriptFlags = uint16(FlagHasFlags | FlagSendFlush | FlagSendDF | FlagSendFUA | FlagSendTrim | FlagSendWriteZeroes)
 
-// negotiate does the server's part of the handshake with the headers and the contexts that the client asks for.
+// scriptHandshake does the server's part of the handshake, with the headers and contexts that the client asks for.
 func scriptHandshake(nc net.Conn, h headers, ids ...uint32) {
 	nc.Write(greeting())
 	expect(nc, 4)
@@ -122,7 +122,7 @@ func expectRequest(nc net.Conn, h headers) request {
 	return r
 }
 
-// chunk is a chunk of a structured or extended reply to r.
+// chunk returns a chunk of a structured or extended reply to r.
 func chunk(h headers, r request, kind uint16, done bool, payload []byte) []byte {
 	c := reply{kind: kind, handle: r.handle, offset: r.offset, length: uint64(len(payload))}
 	if done {
@@ -221,7 +221,7 @@ func TestContextsThatBreakTheProtocol(t *testing.T) {
 func TestServersThatKnowLittle(t *testing.T) {
 	t.Parallel()
 	c, err := dialScript(t, Options{Contexts: []string{ContextAllocation}}, func(nc net.Conn) {
-		nc.Write(new(bytesOf).u64(initPasswd).u64(haveOptMagic).u16(flagFixedNewstyle).b) // Zeroes are padded.
+		nc.Write(new(bytesOf).u64(initPasswd).u64(haveOptMagic).u16(flagFixedNewstyle).b) // with padding zeroes
 		expect(nc, 4)
 		for option := expectOption(nc); option != optExportName; option = expectOption(nc) {
 			nc.Write(optionReply(option, repErrUnsup, []byte("what?")))
@@ -324,7 +324,7 @@ func TestRepliesThatBreakTheProtocol(t *testing.T) {
 			c, err := dialScript(t, Options{Contexts: []string{ContextAllocation, "x:two"}}, func(nc net.Conn) {
 				scriptHandshake(nc, h, 9, 4)
 				nc.Write(test.reply(expectRequest(nc, h)))
-				expect(nc, 1<<20) // Until the client ends it.
+				expect(nc, 1<<20) // until the client ends it
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -373,7 +373,7 @@ func TestExtendedRepliesThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-// TestExtendedRequests: a write says that it has a payload, and 64 bits of length are used.
+// TestExtendedRequests: a write says that it has a payload, and the length has 64 bits.
 func TestExtendedRequests(t *testing.T) {
 	t.Parallel()
 	const h = extendedHeaders
@@ -400,7 +400,7 @@ func TestExtendedRequests(t *testing.T) {
 	}
 }
 
-// TestStatusOfAnyLength: what is more than there is counts as what there is.
+// TestStatusOfAnyLength: a status beyond the disk's end is cut there.
 func TestStatusOfAnyLength(t *testing.T) {
 	t.Parallel()
 	const h = extendedHeaders
@@ -520,7 +520,7 @@ func TestStatusInPieces(t *testing.T) {
 	}
 }
 
-// TestTLSIsNeverLeftOut: a server that refuses it, or whose plaintext goes on after it, gets nothing.
+// TestTLSIsNeverLeftOut: a server that refuses TLS, or that sends plaintext after agreeing to it, gets nothing.
 func TestTLSIsNeverLeftOut(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
@@ -554,7 +554,7 @@ func TestTLSIsNeverLeftOut(t *testing.T) {
 	}
 }
 
-// TestSilentServers: the handshake's time and the context's end bound everything.
+// TestSilentServers: the handshake timeout and the end of the context bound everything.
 func TestSilentServers(t *testing.T) {
 	t.Parallel()
 	_, err := dialScript(t, Options{HandshakeTimeout: time.Millisecond}, func(nc net.Conn) { expect(nc, 1) })

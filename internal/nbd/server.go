@@ -14,25 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound what clients cost. A zero stands for the default.
+// Limits bound what clients cost. A zero stands for the default, which the comments give.
 type Limits struct {
-	// Connections that transmit at once; 64. Another is refused, unless one is idle for IdleTimeout. As many again are in their handshake: the next
-	// takes the place of the oldest.
+	// Connections is how many may transmit at once; 64. One more is refused, unless it can take the place of one that
+	// has been idle for IdleTimeout. As many again may be in their handshake; one more takes the place of the oldest.
 	Connections int
-	// MaxRequestBytes is the largest payload of a request; 32 MiB. Announced, and larger ones are refused.
+	// MaxRequestBytes is the largest payload of a request; 32 MiB. The server announces it, and refuses larger ones.
 	MaxRequestBytes int64
-	// MaxInFlightBytes bounds a connection's payloads under way, half for reads and half for writes; 64 MiB, and at least twice MaxRequestBytes.
+	// MaxInFlightBytes bounds a connection's payloads in flight, half of it for reads and half for writes; 64 MiB, and
+	// at least twice MaxRequestBytes.
 	MaxInFlightBytes int64
-	// MaxMemoryBytes bounds the payloads of all connections together in the same way; 512 MiB, and at least MaxInFlightBytes. Requests wait for
-	// memory. A connection has some 4 MiB beside it at most.
+	// MaxMemoryBytes bounds the payloads of all connections together in the same way; 512 MiB, and at least
+	// MaxInFlightBytes. Requests wait for memory. A connection takes at most some 4 MiB in addition.
 	MaxMemoryBytes int64
-	// Workers are the requests of one connection that backends work on at once; 16.
+	// Workers is how many requests of one connection backends work on at once; 16.
 	Workers int
-	// HandshakeTimeout is how long a client has until it transmits; 30 s.
+	// HandshakeTimeout is how long a client may take until it transmits; 30 s.
 	HandshakeTimeout time.Duration
-	// IdleTimeout is how long a client that asks for nothing keeps its place when another needs it; 10 min. When there are places it keeps it for ever.
+	// IdleTimeout is how long a client that requests nothing keeps its place when another needs it; 10 min. While there
+	// are free places, it keeps its place forever.
 	IdleTimeout time.Duration
-	// StallTimeout is how long a client that neither takes its replies nor sends its payload keeps memory that others wait for; 1 min.
+	// StallTimeout is how long a client that neither takes its replies nor sends its payload keeps memory that others
+	// wait for; 1 min.
 	StallTimeout time.Duration
 }
 
@@ -51,13 +54,13 @@ func (l Limits) withDefaults() Limits {
 // defaultMemoryBytes is enough for eight connections at their limit.
 const defaultMemoryBytes = 512 << 20
 
-// Server serves exports. Its fields do not change once it serves; the zero value of all but Exports is good.
+// Server serves exports. Its fields must not change once it serves. All but Exports may be zero.
 type Server struct {
 	Exports Exports
-	// TLS, if given, is demanded of every client before anything else.
+	// TLS, if set, is required of every client before anything else.
 	TLS    *tls.Config
 	Limits Limits
-	// Log gets what a client did wrong and what a backend panicked with.
+	// Log receives what clients did wrong, and the panics of backends.
 	Log *slog.Logger
 
 	buffers buffers
@@ -70,11 +73,11 @@ type Server struct {
 	running   sync.WaitGroup
 }
 
-// acceptPause is how long the server waits when it has no file descriptors left.
+// acceptPause is how long the server waits when it has no file descriptors or memory left.
 const acceptPause = 100 * time.Millisecond
 
-// Serve accepts connections until ctx ends, which ends them at once, or Shutdown. Then it waits for its connections and returns nil. An error is
-// the listener's. It closes the listener.
+// Serve accepts connections until Shutdown, or until ctx ends, which ends the connections at once. Then it waits for
+// its connections and returns nil. An error is the listener's. Serve closes the listener.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +89,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var sessions sync.WaitGroup
 	err := s.accept(ctx, l, &sessions)
 	if s.removeListener(l) || ctx.Err() != nil {
-		err = nil // Wanted.
+		err = nil // the end was asked for
 	} else {
 		cancel()
 		err = errors.Join(err, l.Close())
@@ -128,7 +131,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// ServeConn serves one connection, which it closes. An error says what went wrong with it; a client that goes away without a goodbye is no error.
+// ServeConn serves one connection and closes it. An error says what went wrong with it. A client that leaves without a
+// goodbye is no error.
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -140,7 +144,7 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn) error {
 	stop := context.AfterFunc(ctx, c.interrupt)
 	defer stop()
 	err := c.serve(ctx)
-	c.nc.Close() //nolint:errcheck // the client may have been faster
+	c.nc.Close() //nolint:errcheck // the client may have closed it first
 	return err
 }
 
@@ -151,8 +155,8 @@ func (s *Server) log() *slog.Logger {
 	return s.Log
 }
 
-// Shutdown stops accepting, lets the requests that were received end, and closes the connections. When ctx ends, it ends
-// them at once and returns the context's cause. The server does not serve again.
+// Shutdown stops accepting, lets the requests that were received finish, and closes the connections. If ctx ends first,
+// it ends the connections at once and returns the context's cause. The server cannot serve again.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
@@ -195,7 +199,7 @@ func (s *Server) addListener(l net.Listener) bool {
 	return true
 }
 
-// removeListener says whether the listener was closed by Shutdown.
+// removeListener removes the listener, and reports whether Shutdown has closed it.
 func (s *Server) removeListener(l net.Listener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 const (
 	// maxOptions bounds the options of one handshake.
 	maxOptions = 1 << 10
-	// maxSkippedBytes is the data of an option that is read only to refuse it. More ends the connection.
+	// maxSkippedBytes is how much data of an option is read only to refuse it. More ends the connection.
 	maxSkippedBytes = 1 << 20
 )
 
-// serverHandshake is the state of a connection to the server until the transmission phase.
+// serverHandshake is the state of a server connection until the transmission phase.
 type serverHandshake struct {
 	*wire
 	session *session
@@ -28,7 +28,7 @@ type serverHandshake struct {
 	// fixed and noZeroes are what the client said.
 	fixed, noZeroes bool
 	headers         headers
-	// selected are the contexts of the last NBD_OPT_SET_META_CONTEXT, for its export. A context's ID is its place.
+	// selected are the contexts of the last NBD_OPT_SET_META_CONTEXT, for its export. A context's ID is its index.
 	selected       []string
 	selectedExport string
 
@@ -40,7 +40,7 @@ type serverHandshake struct {
 // errAborted: the client ended the handshake in order.
 var errAborted = errors.New("nbd: the client ended the handshake")
 
-// run leads to the transmission phase, with export set, or to an error.
+// run takes the connection to the transmission phase, with export set, or returns an error.
 func (h *serverHandshake) run(ctx context.Context) error {
 	greeting := binary.BigEndian.AppendUint64(nil, initPasswd)
 	greeting = binary.BigEndian.AppendUint64(greeting, haveOptMagic)
@@ -146,14 +146,14 @@ func (h *serverHandshake) refuse(option, kind uint32, message string) error {
 	return h.reply(option, kind, []byte(message))
 }
 
-// upgrade begins TLS. What was negotiated before was in plaintext and does not count, but with TLS configured nothing was.
+// upgrade begins TLS. Anything negotiated before, in plaintext, must not count; with TLS configured, there is nothing.
 func (h *serverHandshake) upgrade(ctx context.Context) error {
 	switch {
 	case h.srv.TLS == nil:
 		return h.refuse(optStartTLS, repErrPolicy, "this server has no TLS")
 	case h.secure:
 		return h.refuse(optStartTLS, repErrInvalid, "TLS has begun already")
-	case h.br.Buffered() > 0: // Said before the client could know that it may.
+	case h.br.Buffered() > 0: // sent before the client could know that it may
 		return violation("%d bytes of plaintext after STARTTLS", h.br.Buffered())
 	}
 	if err := h.reply(optStartTLS, repAck, nil); err != nil {
@@ -183,7 +183,7 @@ func (h *serverHandshake) list(ctx context.Context) error {
 	return h.reply(optList, repAck, nil)
 }
 
-// open opens an export for this connection; refusal is not 0 if there is none.
+// open opens an export for this connection. refusal is nonzero if it is refused.
 func (h *serverHandshake) open(ctx context.Context, name string) (x *Export, refusal uint32, err error) {
 	if !validString(name) {
 		return nil, repErrInvalid, nil
@@ -211,7 +211,7 @@ func (h *serverHandshake) flags(x *Export) TransmissionFlags {
 	return f
 }
 
-// exportName is NBD_OPT_EXPORT_NAME, to which there is no refusal but the end.
+// exportName handles NBD_OPT_EXPORT_NAME. It can refuse only by ending the connection.
 func (h *serverHandshake) exportName(ctx context.Context, name string) error {
 	x, refusal, err := h.open(ctx, name)
 	if err != nil {
@@ -232,12 +232,12 @@ func (h *serverHandshake) exportName(ctx context.Context, name string) error {
 	return h.enter(x, name, h.write(b))
 }
 
-// noPlace: all places are taken by clients that use them.
+// noPlace is the error when active clients have all the places.
 func noPlace(l Limits) error {
 	return fmt.Errorf("the server has %d connections, and none is idle", l.Connections)
 }
 
-// enter begins the transmission phase if the client could be told so.
+// enter begins the transmission phase, unless telling the client so has failed with told.
 func (h *serverHandshake) enter(x *Export, name string, told error) error {
 	if told != nil {
 		x.release()
@@ -250,7 +250,7 @@ func (h *serverHandshake) enter(x *Export, name string, told error) error {
 	return nil
 }
 
-// info is NBD_OPT_INFO and NBD_OPT_GO.
+// info handles NBD_OPT_INFO and NBD_OPT_GO.
 func (h *serverHandshake) info(ctx context.Context, option uint32, data []byte) error {
 	q, ok := parseExportRequest(data)
 	if !ok {
@@ -307,7 +307,7 @@ func (h *serverHandshake) describe(option uint32, x *Export, q exportRequest) er
 	return nil
 }
 
-// metaContext is NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT.
+// metaContext handles NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT.
 func (h *serverHandshake) metaContext(ctx context.Context, option uint32, data []byte) error {
 	set := option == optSetMetaContext
 	if set {
@@ -343,7 +343,8 @@ func (h *serverHandshake) metaContext(ctx context.Context, option uint32, data [
 	return h.reply(option, repAck, nil)
 }
 
-// matches says whether a context is asked for. With wildcards, no query asks for all, and one that ends with a colon for what begins so.
+// matches reports whether a context is asked for. With wildcards, no query at all asks for every context, and a query
+// that ends with a colon asks for every context that begins with it.
 func (c contextRequest) matches(name string, wildcards bool) bool {
 	if wildcards && len(c.queries) == 0 {
 		return true

@@ -8,7 +8,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// send writes head and data as one message. The buffer is flushed when no other reply waits.
+// send writes head and data as one message. It flushes the buffer if no other reply waits.
 func (t *transmission) send(head, data []byte) error {
 	t.waiting.Add(1)
 	t.mu.Lock()
@@ -31,17 +31,17 @@ func (t *transmission) send(head, data []byte) error {
 	return t.bw.Flush()
 }
 
-// sendPieceBytes is so much that a slow client takes it in StallTimeout.
+// sendPieceBytes is small enough for a slow client to take within StallTimeout.
 const sendPieceBytes = 1 << 20
 
-// sendPiece notes when a piece begins: a slow client takes one now and then, one that has stalled does not.
+// sendPiece notes when a piece begins. A slow client takes one now and then; a stalled client does not.
 func (t *transmission) sendPiece(p []byte) error {
 	t.sending.Store(now())
 	_, err := t.bw.Write(p)
 	return err
 }
 
-// chunk begins a chunk in the job's own memory.
+// chunk returns the header of a chunk, in the job's own memory.
 func (t *transmission) chunk(j *job, kind uint16, length uint64, done bool) []byte {
 	r := reply{kind: kind, handle: j.req.handle, offset: j.req.offset, length: length}
 	if done {
@@ -65,13 +65,13 @@ func (t *transmission) sendEnd(j *job, errno uint32) error {
 	return t.send(head, nil)
 }
 
-// sendErrorAt ends the reply to a read of which a part has been sent.
+// sendErrorAt ends the reply to a read that has been sent in part.
 func (t *transmission) sendErrorAt(j *job, errno uint32, offset int64) error {
 	e := errorChunk{errno: errno, located: true, offset: uint64(offset)}
 	return t.send(e.append(t.chunk(j, e.kind(), uint64(e.size()), true)), nil)
 }
 
-// read answers NBD_CMD_READ. The memory for it is taken when a worker has the request, so that waiting ones cost nothing.
+// read answers NBD_CMD_READ. It takes memory only once a worker has the request, so that waiting requests take none.
 func (t *transmission) read(ctx context.Context, j *job) error {
 	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(int64(j.req.length)))
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// judge is the errno with which a request is refused, 0 if it is not: sections "Command flags" and "Error values".
+// judge returns the errno with which to refuse a request, or 0 to accept it: sections "Command flags" and "Error
+// values".
 func (t *transmission) judge(r request) uint32 {
 	flags := r.flags
 	if t.headers == extendedHeaders && r.cmd == cmdWrite {
@@ -36,7 +37,7 @@ func (t *transmission) readOnlyRefusal(cmd command) bool {
 	return t.flags.Has(FlagReadOnly) && (cmd == cmdWrite || cmd == cmdTrim || cmd == cmdWriteZeroes)
 }
 
-// allowed are the flags that a command may have.
+// allowed returns the flags that a command may have.
 func (t *transmission) allowed(cmd command) CommandFlags {
 	var f CommandFlags
 	if t.flags.Has(FlagSendFUA) {
@@ -82,7 +83,7 @@ func (t *transmission) judgeRange(r request) uint32 {
 	return 0
 }
 
-// answer does what the request asks for and sends the reply. An error is that of the connection.
+// answer carries out the request and sends the reply. An error is the connection's.
 func (t *transmission) answer(ctx context.Context, j *job) error {
 	switch {
 	case j.errno != 0:
@@ -95,7 +96,7 @@ func (t *transmission) answer(ctx context.Context, j *job) error {
 	return t.sendEnd(j, t.errno(t.change(ctx, j), j.req))
 }
 
-// errno is what the client hears of a backend's error; the log hears all of it.
+// errno returns what the client is told about a backend's error. The log gets the whole error if that is EIO or ENOSPC.
 func (t *transmission) errno(err error, r request) uint32 {
 	if err == nil {
 		return 0
@@ -107,7 +108,7 @@ func (t *transmission) errno(err error, r request) uint32 {
 	return n
 }
 
-// recovered is deferred around calls of a backend: a mistake in it fails the request and not the server.
+// recovered is deferred around calls of a backend, so that a bug in it fails the request and not the server.
 func (t *transmission) recovered(err *error) {
 	if p := recover(); p != nil {
 		t.log.Error("NBD backend panicked", "panic", p, "stack", string(debug.Stack()))
@@ -115,7 +116,7 @@ func (t *transmission) recovered(err *error) {
 	}
 }
 
-// change carries out a request that is not a read. The backend is a Writer where the flags say so.
+// change carries out a request that is neither a read nor a block status. The backend is a Writer if the flags say so.
 func (t *transmission) change(ctx context.Context, j *job) (err error) {
 	defer t.recovered(&err)
 	e := j.req.extent()
@@ -156,7 +157,7 @@ func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandF
 	if flags&CmdFlagFastZero != 0 {
 		return unix.ENOTSUP
 	}
-	// The memory of reads: that of writes may all be waiting for workers.
+	// Take it from the reads' budget: all of the writes' may be held by requests that wait for workers.
 	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(min(e.Length, zeroStepBytes)))
 	if err != nil {
 		return err
@@ -176,10 +177,10 @@ func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandF
 	return nil
 }
 
-// maxReplyDescriptors is how many runs of one context a reply has at most. The client asks again for the rest.
+// maxReplyDescriptors is the most runs of one context in a reply. The client asks again for the rest.
 const maxReplyDescriptors = 8 << 10
 
-// blockStatus answers NBD_CMD_BLOCK_STATUS: a chunk for each context, the last of which ends the reply.
+// blockStatus answers NBD_CMD_BLOCK_STATUS with one chunk for each context. The last one ends the reply.
 func (t *transmission) blockStatus(ctx context.Context, j *job) error {
 	for id := range t.contexts {
 		if err := t.collect(ctx, j, id); err != nil {
@@ -225,7 +226,7 @@ func (t *transmission) collect(ctx context.Context, j *job, id int) (err error) 
 	return err
 }
 
-// statusMask is what fits into a descriptor's flags.
+// statusMask returns the bits that fit into a descriptor's flags.
 func (t *transmission) statusMask() uint64 {
 	if t.headers == extendedHeaders {
 		return math.MaxUint64

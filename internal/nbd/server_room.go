@@ -13,21 +13,21 @@ var (
 	errStalled    = errors.New("nbd: the server needed the memory that this client held and did not take or send")
 )
 
-// room is what the connections of a server share. Server.mu guards all but the budgets.
+// room is what the connections of a server share. Server.mu guards everything but the budgets.
 type room struct {
-	// reads and writes bound the payloads of all connections, as those of a session bound its own, and for the same reason.
+	// reads and writes bound the payloads of all connections, as a session's bound its own, and for the same reason.
 	reads, writes *budget
-	// transmitting is how many sessions are past their handshake.
+	// transmitting is the number of sessions past their handshake.
 	transmitting int
-	// sentry is set while stalled clients are looked for.
+	// sentry is the timer of the search for stalled clients, set while there are sessions.
 	sentry *time.Timer
 }
 
-// maxLeaving is how many sessions there are at most that have lost their place: to end takes a moment.
+// maxLeaving bounds the sessions that have lost their place and have not ended yet: ending takes a moment.
 const maxLeaving = 64
 
-// addSession lets c begin its handshake, if need be in the place of the one whose handshake has lasted longest. So who only connects
-// never costs a place of who has been let in.
+// addSession lets c begin its handshake. If too many do, c takes the place of the one whose handshake has lasted
+// longest. So clients that only connect never cost an admitted client its place.
 func (s *Server) addSession(c *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Server) admit(c *session) bool {
 			return false
 		}
 		idlest.cancel(errPlaceTaken)
-		idlest.transmits = false // Its place is given away.
+		idlest.transmits = false // c takes its place
 		s.room.transmitting--
 	}
 	c.moved.Store(now())
@@ -92,7 +92,7 @@ func (s *Server) admit(c *session) bool {
 	return true
 }
 
-// endStalled ends clients that hold memory which others wait for, and have neither taken nor sent anything for too long.
+// endStalled ends clients that hold memory that others wait for, and have neither taken nor sent anything for too long.
 func (s *Server) endStalled(l Limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,13 +109,14 @@ func (s *Server) endStalled(l Limits) {
 	s.room.sentry.Reset(l.StallTimeout / 2)
 }
 
-// began is when this process did, about. Connections live in the operating system's time, as their deadlines do.
+// began is about when this process started. Connections use the system's clock, because their deadlines do.
 var began = time.Now() //nolint:forbidigo // see above
 
-// now is a time that only grows, in nanoseconds.
+// now returns a time that only grows, in nanoseconds.
 func now() int64 { return int64(time.Since(began)) } //nolint:forbidigo // see began
 
-// waitsSince is since when the client is waited for, and nothing else. It is the far future for one that is not.
+// waitsSince returns the time since which the server has waited for the client and nothing else. It returns the far
+// future if the server does not.
 func (c *session) waitsSince() int64 {
 	if sending := c.sending.Load(); sending != 0 {
 		return sending
@@ -126,7 +127,7 @@ func (c *session) waitsSince() int64 {
 	return c.moved.Load()
 }
 
-// take takes n bytes of the session's own budget and then of that of all sessions.
+// take takes n bytes from the session's own budget, and then from the one that all sessions share.
 func take(ctx context.Context, own, shared *budget, n int64) (int64, error) {
 	n, err := own.acquire(ctx, n)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// Clients that only connect lock nobody out, and cost nobody a place who was let in.
+// Clients that only connect lock nobody out, and cost no admitted client its place.
 func TestPlaces_silentClientsMakeWay(t *testing.T) {
 	t.Parallel()
 	s := &Server{Exports: exportMap{"": {Backend: newMemDisk(4096)}}, Limits: Limits{Connections: 3, IdleTimeout: 1}}
@@ -43,7 +43,8 @@ func TestPlaces_silentClientsMakeWay(t *testing.T) {
 	}
 }
 
-// When all places are taken, the client that has been idle longest makes way, if that is long enough; one with a request does not.
+// When all places are taken, the client that has been idle longest gives way, if it was idle for long enough. A client
+// with a request does not.
 func TestPlaces_theLongestIdleMakesWay(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(4096)
@@ -85,7 +86,8 @@ func TestPlaces_theLongestIdleMakesWay(t *testing.T) {
 	}
 }
 
-// slowReaders are clients that ask for each bytes and read no answer. It returns once all requests are in the server.
+// slowReaders makes clients that request each bytes and do not read the answer. It returns once all requests are in the
+// server.
 func slowReaders(t *testing.T, s *Server, n int, each uint64) []*rawClient {
 	t.Helper()
 	clients := make([]*rawClient, 0, n)
@@ -106,7 +108,8 @@ func slowReaders(t *testing.T, s *Server, n int, each uint64) []*rawClient {
 	return clients
 }
 
-// memoryServer has memory for two reads of each bytes, over all connections; reads counts what its disk was asked for.
+// memoryServer returns a server with memory for two reads of each bytes, over all connections. reads counts the
+// requests to its disk.
 func memoryServer(each int64, stall time.Duration) (s *Server, reads *atomic.Int32) {
 	d := newMemDisk(int(each))
 	d.touch(extent.Extent{Length: each}, false)
@@ -119,7 +122,7 @@ func memoryServer(each int64, stall time.Duration) (s *Server, reads *atomic.Int
 	return &Server{Exports: exportMap{"": {Backend: plainDisk{d}}}, Limits: l}, reads
 }
 
-// All connections together have one bound: requests wait, and are answered.
+// All connections share one bound: requests wait, and are answered.
 func TestMemory_isBoundedOverAllConnections(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10
@@ -152,7 +155,7 @@ func TestMemory_isBoundedOverAllConnections(t *testing.T) {
 	}
 }
 
-// Who takes no answers holds up nobody for longer than StallTimeout.
+// A client that does not take its answers delays nobody for longer than StallTimeout.
 func TestMemory_isTakenFromStalledClients(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10

@@ -29,7 +29,7 @@ type rawClient struct {
 	ended chan error
 }
 
-// connect serves one end of a pipe and returns the other one, after the greeting.
+// connect serves one end of a pipe and returns the other, after the greeting.
 func connect(t *testing.T, s *Server) *rawClient {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -58,7 +58,7 @@ func connect(t *testing.T, s *Server) *rawClient {
 	return c
 }
 
-// end is how the server ended the connection.
+// end returns how the server ended the connection.
 func (c *rawClient) end() error {
 	c.t.Helper()
 	select {
@@ -70,7 +70,7 @@ func (c *rawClient) end() error {
 	}
 }
 
-// send writes in the background, in order: the server may not read it to its end.
+// send writes in the background, in order: the server may not read everything.
 func (c *rawClient) send(b []byte) { c.out <- b }
 
 func clientFlags(flags uint32) []byte { return new(bytesOf).u32(flags).b }
@@ -116,7 +116,7 @@ func TestClientsThatBreakTheHandshake(t *testing.T) {
 			c := connect(t, oneExport(newMemDisk(4096)))
 			c.send(says)
 			go func() {
-				for expect(c, 1) != nil { // Whatever it answers.
+				for expect(c, 1) != nil { // whatever it answers
 					runtime.Gosched()
 				}
 			}()
@@ -127,7 +127,7 @@ func TestClientsThatBreakTheHandshake(t *testing.T) {
 	}
 }
 
-// TestOptions: every option's refusal, and that the handshake goes on after it.
+// TestOptions: every option is refused where it must be, and the handshake goes on after that.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	s := &Server{Exports: exportMap{"": {Backend: newMemDisk(8192)}, "locked": {}, "blocks": {Backend: newMemDisk(8192), Block: BlockSizes{Minimum: 4096}}}}
@@ -203,7 +203,7 @@ func (c *rawClient) transmit(h headers, contexts ...string) {
 	c.ask(optGo, exportRequest{infos: []uint16{infoBlockSize}}.encode())
 }
 
-// answer is a request's simple reply or the one chunk of its reply.
+// answer sends a request and reads its simple reply, or the only chunk of its reply.
 func (c *rawClient) answer(h headers, r request, payload []byte) (errno uint32) {
 	c.t.Helper()
 	c.send(append(r.append(nil, h), payload...))
@@ -309,7 +309,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestReadOnlyIsTheServersWord, whatever the client and the backend could do.
+// TestReadOnlyIsTheServersWord: read-only holds whatever the client and the backend can do.
 func TestReadOnlyIsTheServersWord(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
@@ -329,7 +329,7 @@ func TestReadOnlyIsTheServersWord(t *testing.T) {
 	same(t, d.data, make([]byte, 8192))
 }
 
-// TestUnalignedRequestsAreRefused where the export has blocks.
+// TestUnalignedRequestsAreRefused: an export with blocks refuses requests that are not aligned to them.
 func TestUnalignedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	c := connect(t, &Server{Exports: exportMap{"": {Backend: newMemDisk(16384), Block: BlockSizes{Minimum: 4096}}}})
@@ -343,7 +343,7 @@ func TestUnalignedRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestOneIsOne: a read that may not be fragmented has one chunk, and a status of one extent has one.
+// TestOneIsOne: a read that must not be fragmented has one chunk, and a status of one extent has one extent.
 func TestOneIsOne(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
@@ -373,7 +373,7 @@ func TestOneIsOne(t *testing.T) {
 	}
 }
 
-// TestContextsAreOfTheirExport: what was selected for another export does not count.
+// TestContextsAreOfTheirExport: contexts that were selected for another export do not count.
 func TestContextsAreOfTheirExport(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
@@ -387,7 +387,7 @@ func TestContextsAreOfTheirExport(t *testing.T) {
 	}
 }
 
-// TestMemoryComesBack: more is read and written than may be in flight.
+// TestMemoryComesBack: more is read and written in all than may be in flight.
 func TestMemoryComesBack(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10
@@ -422,7 +422,8 @@ func TestClientsThatBreakTheTransmission(t *testing.T) {
 	}
 }
 
-// TestServersTLS: with TLS configured, nothing is said in plaintext, and what was put behind STARTTLS ends the connection.
+// TestServersTLS: with TLS configured, nothing is said in plaintext, and data injected after STARTTLS ends the
+// connection.
 func TestServersTLS(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
@@ -463,7 +464,7 @@ func TestServersTLS(t *testing.T) {
 	}
 }
 
-// TestClientGone: the backend's context ends, even when every worker is busy and more requests wait.
+// TestClientGone: the backend's context ends, even if every worker is busy and more requests wait.
 func TestClientGone(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
@@ -497,7 +498,7 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// TestShutdown: what was received ends well, then the connection goes; nothing new is served.
+// TestShutdown: requests that were received end well, then the connection ends. Nothing new is served.
 func TestShutdown(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
@@ -533,7 +534,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestShutdownHasAnEnd: a backend that hangs is cancelled when the patience ends.
+// TestShutdownHasAnEnd: a backend that hangs is cancelled when Shutdown's context ends.
 func TestShutdownHasAnEnd(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
@@ -558,7 +559,7 @@ func TestShutdownHasAnEnd(t *testing.T) {
 	}
 }
 
-// TestLimits: connections and the handshake's time.
+// TestLimits tests the limits on connections and on the handshake's time.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	target := serve(t, &Server{Exports: exportMap{"": {Backend: newMemDisk(4096), MultiConn: true}}, Limits: Limits{Connections: 2}})
@@ -574,7 +575,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestSlowClient: one that asks and does not read makes the server hold what the limits allow.
+// TestSlowClient: a client that sends requests and does not read makes the server hold no more than the limits allow.
 func TestSlowClient(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10

@@ -16,25 +16,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// session is one connection to the server, from the accept to the end.
+// session is one connection to the server, from accept to end.
 type session struct {
 	srv    *Server
 	limits Limits
 	log    *slog.Logger
-	// nc is the connection without TLS. Deadlines on it are all that other goroutines use.
+	// nc is the connection without TLS. Other goroutines only set deadlines on it.
 	nc       net.Conn
 	cancel   context.CancelCauseFunc
 	draining atomic.Bool
 
-	// transmits says that the session has a place among those past their handshake; Server.mu guards it.
+	// transmits means that the session has one of the places for sessions past their handshake. Server.mu guards it.
 	transmits bool
-	// began is when the session did, as now has it.
+	// began is when the session began, as returned by now.
 	began int64
-	// reads and writes bound the session's payloads. They are separate, so that writes which wait for a worker cannot keep workers from reading.
+	// reads and writes bound the session's payloads. They are separate, so that writes that wait for a worker cannot
+	// keep workers from reading.
 	reads, writes *budget
-	// busy counts requests from the queue to the reply, and one that waits for memory.
+	// busy counts requests from being queued to being answered, and one that waits for memory.
 	busy atomic.Int32
-	// moved is when a request began or ended last, and sending since when the client has not taken a piece of a reply; 0: nothing is sent.
+	// moved is when a request last began or ended. sending is when the server began the piece of a reply that the
+	// client has not taken yet; 0 if nothing is being sent.
 	moved, sending atomic.Int64
 }
 
@@ -46,7 +48,7 @@ func newSession(s *Server, nc net.Conn, cancel context.CancelCauseFunc) *session
 	}
 }
 
-// interrupt ends reads and writes that are under way.
+// interrupt ends reads and writes under way.
 func (c *session) interrupt() { c.nc.SetDeadline(longAgo) } //nolint:errcheck // it has ended already
 
 // drain lets no further request in.
@@ -63,7 +65,7 @@ func (c *session) serve(ctx context.Context) error {
 		err = c.transmit(ctx, h)
 	}
 	if secure, ok := h.nc.(*tls.Conn); ok && err == nil {
-		secure.Close() //nolint:errcheck // the client may have been faster
+		secure.Close() //nolint:errcheck // the client may have closed it first
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, errPlaceTaken) || errors.Is(cause, errStalled) {
 		return cause
@@ -74,7 +76,7 @@ func (c *session) serve(ctx context.Context) error {
 	return err
 }
 
-// ordinary says that an end is nothing to complain about.
+// ordinary reports whether the end of a connection is nothing to complain about.
 func (c *session) ordinary(ctx context.Context, err error) bool {
 	switch {
 	case errors.Is(err, ErrProtocol):
@@ -102,7 +104,8 @@ func (c *session) handshake(ctx context.Context, h *serverHandshake) error {
 	return nil
 }
 
-// maxQueued is how many requests of a connection wait for a worker. They are only headers and what the write budget allows.
+// maxQueued is how many requests of a connection wait for a worker. They take only their headers, and what the write
+// budget allows.
 const maxQueued = 1 << 10
 
 // transmission is a session in the transmission phase. The goroutine of transmit reads requests; workers answer them.
@@ -129,10 +132,10 @@ type transmission struct {
 // job is one request.
 type job struct {
 	req request
-	// payload is a write's.
+	// payload is the data of a write.
 	payload *buffer
 	cost    int64
-	// errno is not 0 if the request is refused.
+	// errno is nonzero if the request is refused.
 	errno uint32
 	head  []byte
 	runs  []descriptor
@@ -147,14 +150,14 @@ func (c *session) transmit(ctx context.Context, h *serverHandshake) error {
 	}
 	err := t.receive(ctx)
 	if err != nil && !c.draining.Load() {
-		c.cancel(nil) // The client is gone: nobody wants the answers.
+		c.cancel(nil) // The client is gone, so nobody wants the answers.
 	}
 	close(t.jobs)
 	t.running.Wait()
 	return err
 }
 
-// receive reads requests until the client's goodbye, which is no error, or the end of the connection.
+// receive reads requests until the client's goodbye, which is no error, or until the connection ends.
 func (t *transmission) receive(ctx context.Context) error {
 	head := make([]byte, t.headers.requestSize())
 	for {
@@ -182,7 +185,7 @@ func (t *transmission) receive(ctx context.Context) error {
 	}
 }
 
-// job is a spare one, or a new one if there are not many yet.
+// job returns a spare job, or a new one while there are fewer than maxQueued.
 func (t *transmission) job(ctx context.Context) (*job, error) {
 	select {
 	case j := <-t.spare:
@@ -201,8 +204,8 @@ func (t *transmission) job(ctx context.Context) (*job, error) {
 	}
 }
 
-// receivePayload reads what follows the header. Of a refused request it is read and dropped. A write has its payload even where
-// NBD_CMD_FLAG_PAYLOAD_LEN should say so and does not: QEMU's client never sets it.
+// receivePayload reads what follows the header, and drops it if the request is refused. A write has a payload even if
+// NBD_CMD_FLAG_PAYLOAD_LEN, which should say so, is not set: QEMU's client never sets it.
 func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 	n := j.req.length
 	if j.req.cmd != cmdWrite && (t.headers != extendedHeaders || j.req.flags&cmdFlagPayloadLen == 0) {
@@ -215,7 +218,7 @@ func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 		_, err := t.br.Discard(int(n))
 		return err
 	}
-	t.busy.Add(1) // Not the client is waited for, but memory.
+	t.busy.Add(1) // waiting for memory, not for the client
 	cost, err := take(ctx, t.writes, t.srv.room.writes, bufferBytes(int64(n)))
 	t.moved.Store(now())
 	t.busy.Add(-1)
@@ -227,7 +230,7 @@ func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 	return err
 }
 
-// dispatch gives j to the workers, of which there are more as long as all are busy.
+// dispatch gives j to the workers. While all of them are busy, it starts one more, up to the limit.
 func (t *transmission) dispatch(ctx context.Context, j *job) {
 	if n := t.busy.Add(1); t.workers < t.limits.Workers && int(n) > t.workers {
 		t.workers++
@@ -237,7 +240,7 @@ func (t *transmission) dispatch(ctx context.Context, j *job) {
 }
 
 func (t *transmission) work(ctx context.Context) {
-	var runs []descriptor // A worker's and not a job's, of which there are many more.
+	var runs []descriptor // Kept by the worker, because there are many more jobs than workers.
 	for j := range t.jobs {
 		j.runs = runs
 		if ctx.Err() == nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultPort is IANA's for NBD.
+// defaultPort is the port that IANA assigned to NBD.
 const defaultPort = "10809"
 
 // Target is where an export is.
@@ -24,16 +24,16 @@ type Target struct {
 	Network string
 	// Address is host:port, or the path of a socket.
 	Address string
-	// Export is its name; the empty one is the server's default.
+	// Export is the name of the export; the empty one is the server's default.
 	Export string
-	// TLS demands it: schemes nbds and nbds+unix.
+	// TLS requires TLS: schemes nbds and nbds+unix.
 	TLS bool
-	// ServerName is what the server's certificate is checked against where Options.TLS does not say: the host, or
-	// the URI's tls-hostname.
+	// ServerName is what the server's certificate is checked against unless Options.TLS has a name: the host, or the
+	// URI's tls-hostname.
 	ServerName string
 }
 
-// ParseURI reads an NBD URI as doc/uri.md of the NetworkBlockDevice project has it: nbd://host:port/export,
+// ParseURI reads an NBD URI as doc/uri.md of the NetworkBlockDevice project defines it: nbd://host:port/export,
 // nbd+unix:///export?socket=/path, and the same with nbds. An error names the part that is wrong.
 func ParseURI(text string) (Target, error) {
 	u, err := url.Parse(text)
@@ -109,7 +109,7 @@ func (t *Target) unix(u *url.URL, query url.Values) error {
 	return nil
 }
 
-// URI is the target as ParseURI reads it.
+// URI returns the target in the form that ParseURI reads.
 func (t Target) URI() string {
 	u := url.URL{Scheme: "nbd", Path: "/" + t.Export}
 	if t.TLS {
@@ -135,10 +135,10 @@ func (t Target) URI() string {
 }
 
 const (
-	// A peer that says nothing for keepAliveIdle is asked; keepAliveCount answers may be missing, and then it is dead.
+	// A peer that has been silent for keepAliveIdle is probed. It is dead after keepAliveCount unanswered probes.
 	keepAliveIdle  = 15 * time.Second
 	keepAliveCount = 4
-	// unackedTimeout is how long sent bytes may stay without acknowledgement.
+	// unackedTimeout is how long sent bytes may stay unacknowledged.
 	unackedTimeout = 60 * time.Second
 )
 

@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 )
 
-// headers is how requests and replies are framed. The order matters: a later one can do what an earlier one can.
+// headers is how requests and replies are framed. The order matters: a later kind can do everything that an earlier one
+// can.
 type headers uint8
 
 const (
@@ -22,7 +23,7 @@ const (
 	extendedReplyBytes   = 32
 )
 
-// requestSize is the number of bytes of a request's header.
+// requestSize returns the number of bytes of a request's header.
 func (h headers) requestSize() int {
 	if h == extendedHeaders {
 		return extendedRequestBytes
@@ -40,7 +41,7 @@ type request struct {
 	length uint64
 }
 
-// append adds the header as it is on the wire to b.
+// append appends the header to b in wire format.
 func (r request) append(b []byte, h headers) []byte {
 	magic := uint32(requestMagic)
 	if h == extendedHeaders {
@@ -96,7 +97,7 @@ type reply struct {
 
 func (r reply) done() bool { return r.simple || r.flags&replyFlagDone != 0 }
 
-// replySize is the number of bytes of the reply header that begins with magic, or an error if h has none such.
+// replySize returns the size of the reply header that begins with magic, or an error if h has no such header.
 func (h headers) replySize(magic uint32) (int, error) {
 	switch {
 	case magic == simpleReplyMagic && h != extendedHeaders:
@@ -109,7 +110,7 @@ func (h headers) replySize(magic uint32) (int, error) {
 	return 0, violation("reply begins with %#x", magic)
 }
 
-// parseReply reads a header of the number of bytes that replySize says for its magic.
+// parseReply reads a header, which has the size that replySize returns for its magic.
 func parseReply(b []byte) reply {
 	magic := binary.BigEndian.Uint32(b)
 	if magic == simpleReplyMagic {
@@ -124,7 +125,7 @@ func parseReply(b []byte) reply {
 	return r
 }
 
-// append adds the header as it is on the wire to b.
+// append appends the header to b in wire format.
 func (r reply) append(b []byte, h headers) []byte {
 	if r.simple {
 		b = binary.BigEndian.AppendUint32(b, simpleReplyMagic)

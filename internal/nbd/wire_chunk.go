@@ -22,7 +22,7 @@ func appendHole(b []byte, offset uint64, length uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(b, offset), length)
 }
 
-// errorChunk is the payload of the error types. offset counts if located is set.
+// errorChunk is the payload of the error types. offset is valid if located is set.
 type errorChunk struct {
 	errno   uint32
 	message []byte
@@ -30,7 +30,7 @@ type errorChunk struct {
 	offset  uint64
 }
 
-// parseErrorChunk reads the payload of a chunk whose type has replyErr set. Types that are not known are read as replyError.
+// parseErrorChunk reads the payload of a chunk whose type has replyErr set. It reads unknown types as replyError.
 // message is part of b.
 func parseErrorChunk(kind uint16, b []byte) (errorChunk, error) {
 	least := errorBytes
@@ -87,7 +87,8 @@ type descriptor struct {
 	flags  uint64
 }
 
-// statusHead is what a block status payload of the given type and length begins with: how many bytes that is, and how many descriptors follow.
+// statusHead returns the size of the head of a block status payload of the given type and length, and how many
+// descriptors follow it.
 func statusHead(kind uint16, length uint64) (head int, count uint64, err error) {
 	head, each := statusBytes, uint64(descriptorBytes)
 	if kind == replyBlockStatusExt {
@@ -99,7 +100,7 @@ func statusHead(kind uint16, length uint64) (head int, count uint64, err error) 
 	return head, (length - uint64(head)) / each, nil
 }
 
-// parseStatusHead reads the context's ID and checks the number of descriptors where the payload has it.
+// parseStatusHead reads the context's ID, and checks the number of descriptors if the payload has one.
 func parseStatusHead(kind uint16, b []byte, count uint64) (id uint32, err error) {
 	if kind == replyBlockStatusExt {
 		if said := binary.BigEndian.Uint32(b[4:]); uint64(said) != count {

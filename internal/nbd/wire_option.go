@@ -59,7 +59,7 @@ func parseOptionReply(b []byte, want uint32) (optionReplyHeader, error) {
 	return o, nil
 }
 
-// reader takes fields from the front of data. The first that is not there makes bad true, and every later one empty.
+// reader takes fields from the front of data. The first missing field sets bad, and all later ones are empty.
 type reader struct {
 	data []byte
 	bad  bool
@@ -111,7 +111,7 @@ func (r *reader) text(n uint32) string {
 
 func (r *reader) rest() string { return r.text(uint32(min(len(r.data), math.MaxInt32))) }
 
-// end says whether every field was there and nothing is left.
+// end reports whether every field was there and nothing is left.
 func (r *reader) end() bool { return !r.bad && len(r.data) == 0 }
 
 func validString(s string) bool {
@@ -153,7 +153,7 @@ func parseMetaContext(b []byte) (id uint32, name string, err error) {
 	return id, name, nil
 }
 
-// parseInfo reads NBD_REP_INFO into i. Kinds of information that are not known are passed over.
+// parseInfo reads NBD_REP_INFO into i. It ignores unknown kinds of information.
 func (i *Info) parseInfo(b []byte) error {
 	r := reader{data: b}
 	kind := r.u16()
@@ -193,7 +193,7 @@ func (i *Info) setExport(size uint64, flags uint16) error {
 	return nil
 }
 
-// check is section "Block size constraints". The preferred size is advice, and not checked.
+// check applies section "Block size constraints". The preferred size is only advice, so it is not checked.
 func (b *BlockSizes) check() error {
 	switch {
 	case bits.OnesCount32(b.Minimum) != 1, b.Minimum > 64<<10:
@@ -210,7 +210,7 @@ type exportRequest struct {
 	infos []uint16
 }
 
-// encode is the data as it is on the wire.
+// encode returns the data in wire format.
 func (e exportRequest) encode() []byte {
 	b := appendText(nil, e.name)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(e.infos)))
@@ -238,7 +238,7 @@ type contextRequest struct {
 	queries []string
 }
 
-// encode is the data as it is on the wire.
+// encode returns the data in wire format.
 func (c contextRequest) encode() []byte {
 	b := appendText(nil, c.export)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(c.queries)))

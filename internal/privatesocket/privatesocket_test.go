@@ -12,10 +12,10 @@ import (
 	"github.com/varvebackup/varve/internal/privatesocket"
 )
 
-// The mode is right although nothing changes it after the bind, whatever the umask lets through.
+// The mode is right from the start: nothing changes it after the bind, and the umask here lets everything through.
 func TestListen_isPrivateFromTheBeginning(t *testing.T) {
 	defer unix.Umask(unix.Umask(0))
-	dir, err := os.MkdirTemp("", "private") // Names of sockets are short.
+	dir, err := os.MkdirTemp("", "private") // names of sockets must be short
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
-// Package qmp speaks QEMU's monitor protocol (QEMU's docs/interop/qmp-spec) with a qemu-storage-daemon that this process has started.
+// Package qmp speaks QEMU's monitor protocol (QEMU's docs/interop/qmp-spec) with a qemu-storage-daemon that this
+// process has started.
 //
-// It has no deadlines of its own: whoever ends the program, or closes the stream, ends what waits for an answer. A Client is for one goroutine.
+// It has no deadlines of its own: ending the program or closing the stream ends every wait for an answer. A Client must
+// be used by one goroutine only.
 package qmp
 
 import (
@@ -12,16 +14,16 @@ import (
 	"syscall"
 )
 
-// maxEvents is how many events are kept until somebody awaits them; older ones go.
+// maxEvents is how many events are kept until somebody awaits them; older ones are dropped.
 const maxEvents = 256
 
-// Event is what the server tells without being asked.
+// Event is a message that the server sends without being asked.
 type Event struct {
 	Name string          `json:"event"`
 	Data json.RawMessage `json:"data"`
 }
 
-// message is any message of a server.
+// message is any message from a server.
 type message struct {
 	Event
 	Return json.RawMessage `json:"return"`
@@ -30,7 +32,7 @@ type message struct {
 	} `json:"error"`
 }
 
-// Client is one end of a connection. The first command begins the conversation.
+// Client is one end of a connection. The first command starts the conversation.
 type Client struct {
 	to     *json.Encoder
 	from   *json.Decoder
@@ -38,13 +40,13 @@ type Client struct {
 	events []Event
 }
 
-// New returns a client that writes its commands to one stream, and reads the answers from the other.
+// New returns a client that writes its commands to one stream and reads the answers from the other.
 func New(to io.Writer, from io.Reader) *Client {
 	return &Client{to: json.NewEncoder(to), from: json.NewDecoder(from)}
 }
 
-// Run executes a command and reads what it returns into result, if that is not nil. Errors name the command; one that wraps io.EOF says that
-// the server has gone.
+// Run executes a command and reads what it returns into result, if that is not nil. Errors name the command. An error
+// that wraps io.EOF means that the server is gone.
 func (c *Client) Run(command string, arguments, result any) error {
 	if !c.ready {
 		c.ready = true
@@ -73,7 +75,8 @@ func (c *Client) Run(command string, arguments, result any) error {
 	}
 }
 
-// Await waits for an event that wanted accepts. Those that came with the answers to earlier commands count, too, and each counts once.
+// Await waits for an event that wanted accepts. Events that came with the answers to earlier commands count, too. Each
+// event counts only once.
 func (c *Client) Await(wanted func(Event) bool) error {
 	for {
 		if i := slices.IndexFunc(c.events, wanted); i >= 0 {
@@ -87,7 +90,7 @@ func (c *Client) Await(wanted func(Event) bool) error {
 	}
 }
 
-// next reads a message. An event is kept, and what the server refuses is an error.
+// next reads a message. It keeps an event, and returns the server's refusal as an error.
 func (c *Client) next() (message, error) {
 	var m message
 	if err := c.from.Decode(&m); err != nil {
@@ -102,8 +105,8 @@ func (c *Client) next() (message, error) {
 	return m, nil
 }
 
-// ofServer is an error of the connection, which wraps io.EOF if the server has gone: whether between two messages, in the middle of one, or before it read
-// the command.
+// ofServer returns an error of the connection. It wraps io.EOF if the server is gone, be it between two messages, in
+// the middle of one, or before it has read the command.
 func ofServer(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.EPIPE) {
 		return fmt.Errorf("%w (%w)", io.EOF, err)

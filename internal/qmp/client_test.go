@@ -69,7 +69,7 @@ func TestClient_keepsFewEvents(t *testing.T) {
 	}
 }
 
-// closedPipe is a pipe that nobody reads any more.
+// closedPipe is a pipe that nobody reads from any more.
 type closedPipe struct{}
 
 func (closedPipe) Write([]byte) (int, error) {

@@ -1,4 +1,4 @@
-// Package version holds the version that a binary was built as.
+// Package version holds the version of this build.
 package version
 
 // Version is set by the linker; a build without it is "devel".

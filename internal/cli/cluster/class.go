@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Class says what kind of failure an error is. It decides the exit code and the hint.
+// Class is the kind of failure that an error is. It decides the exit code and the hint.
 type Class int
 
 const (
@@ -21,7 +21,7 @@ const (
 	NotFound
 	// NotInstalled: the server does not know the kind.
 	NotInstalled
-	// Exists: an object of that name exists already.
+	// Exists: an object of that name already exists.
 	Exists
 	// Conflict: the object changed while it was being changed.
 	Conflict
@@ -69,7 +69,7 @@ func Classify(err error) Class {
 	}
 }
 
-// notInstalled tells "no such path" from "no such object": only the former does not come from a resource's own handler.
+// notInstalled tells "no such path" from "no such object": only the latter comes from a resource's own handler.
 func notInstalled(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

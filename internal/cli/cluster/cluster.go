@@ -1,7 +1,7 @@
-// Package cluster is the command line's access to the API server: a client for the kinds that the commands show,
-// reads that survive a restart of the server, and the classes of error that decide exit codes and hints.
+// Package cluster is the command line's access to the API server: a client for the kinds that the commands show, reads
+// that survive a restart of the server, and the error classes that decide exit codes and hints.
 //
-// Nothing is cached: every command sees what the server holds now. A Client may be used by several goroutines.
+// Nothing is cached: every command sees what the server holds now. Several goroutines may use a Client.
 package cluster
 
 import (
@@ -20,7 +20,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Requests a second, and at once: one command makes a handful.
+// Requests per second, and at once: one command makes a handful.
 const (
 	qps   = 50
 	burst = 100
@@ -29,11 +29,12 @@ const (
 // Client reads, writes and watches objects in the namespace that the user's flags and kubeconfig select.
 type Client struct {
 	client.WithWatch
-	// Namespace is the selected one: -n, else the context's, else "default".
+	// Namespace is the selected namespace: -n, else the context's, else "default".
 	Namespace string
 }
 
-// Connect makes a client from kubectl's flags. Nothing is sent yet. The server's warnings go to warnings, one a line.
+// Connect makes a client from kubectl's flags. It sends nothing yet. The server's warnings go to warnings, one per
+// line.
 func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Client, error) {
 	namespace, _, err := flags.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
@@ -57,7 +58,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 	return &Client{WithWatch: c, Namespace: namespace}, nil
 }
 
-// Scheme knows the kinds that the commands show.
+// Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
@@ -68,7 +69,8 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// mapper knows the resources without asking the server: discovery costs a start-up more than the command itself.
+// mapper returns the resources without asking the server: discovery at each start would cost more than the command
+// itself.
 func mapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, corev1.SchemeGroupVersion})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {

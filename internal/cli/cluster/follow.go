@@ -13,16 +13,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// retryAfter is how long a failed read waits for its next try: short for a person, long for a server that starts.
+// retryAfter is the delay before a failed read is tried again: short for a person, long for a server that is starting.
 const retryAfter = time.Second
 
-// Check looks at an object and says whether the wait is over. exists is false where there is no object, or no more.
+// Check looks at an object and reports whether the wait is over. exists is false if the object does not exist, or no
+// longer.
 type Check[T client.Object] func(object T, exists bool) (done bool, err error)
 
-// Follow calls check with the object as it is now and after each change, until check says done or fails. empty and list
-// are of the object's kind. A server that goes away and comes back costs a delay, not the wait: only the context, check, and
-// errors that no retry can mend (the user may not read the object, its kind is not installed) end it. When the context ends it, the
-// error is the context's cause.
+// Follow calls check with the object as it is now, and again after each change, until check is done or fails. empty and
+// list must be of the object's kind. A server that goes away and comes back delays the wait but does not end it. Only
+// the context, check, and errors that no retry can fix (the user may not read the object, its kind is not installed)
+// end it. If the context ends it, the error is the context's cause.
 func Follow[T client.Object](ctx context.Context, c client.WithWatch, key client.ObjectKey, empty T, list client.ObjectList, check Check[T]) error {
 	for {
 		done, err := followOnce(ctx, c, key, empty, list, check)
@@ -43,7 +44,7 @@ func Follow[T client.Object](ctx context.Context, c client.WithWatch, key client
 	}
 }
 
-// verdictError is what a check returned: final, whatever is inside.
+// verdictError is an error of check. It is final, whatever it wraps.
 type verdictError struct{ error }
 
 // followOnce reads the object, then follows one watch to its end.
@@ -83,7 +84,7 @@ func followOnce[T client.Object](ctx context.Context, c client.WithWatch, key cl
 	for event := range w.ResultChan() {
 		seen, ok := event.Object.(T)
 		if !ok {
-			return false, nil // An error of the stream, such as an expired version: read again.
+			return false, nil // an error of the stream, such as an expired version: read again
 		}
 		if done, err := judge(seen, event.Type != watch.Deleted); done || err != nil {
 			return done, err
@@ -92,7 +93,7 @@ func followOnce[T client.Object](ctx context.Context, c client.WithWatch, key cl
 	return false, nil
 }
 
-// transient says whether a later try can succeed.
+// transient reports whether a later try can succeed.
 func transient(err error) bool {
 	return Classify(err) == Unreachable || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)

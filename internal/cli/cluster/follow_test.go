@@ -77,7 +77,7 @@ var (
 	down    = &url.Error{Op: "Get", URL: "https://server", Err: &net.OpError{Op: "dial", Err: errors.New("connection refused")}}
 )
 
-// phases follows until the backup is Done, and returns what was seen.
+// phases follows a backup until it is Done, and returns the phases that it saw.
 func phases(ctx context.Context, s *server) (seen []backupv1.BackupPhase, err error) {
 	err = cluster.Follow(ctx, s, client.ObjectKey{Namespace: "n", Name: "b"}, &backupv1.VirtualMachineBackup{}, &backupv1.VirtualMachineBackupList{},
 		func(b *backupv1.VirtualMachineBackup, exists bool) (bool, error) {
@@ -145,7 +145,7 @@ func TestFollowEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// What the check says is final, even where it looks like an error that a retry mends.
+// The check's error is final, even if it looks like one that a retry could fix.
 func TestFollowReturnsTheVerdict(t *testing.T) {
 	t.Parallel()
 	s := &server{reads: []func(*backupv1.VirtualMachineBackup) error{is(backupv1.BackupFailed, "1")}}

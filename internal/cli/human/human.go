@@ -1,5 +1,5 @@
-// Package human writes byte counts, ages and durations for people. It is pure: the present moment is an
-// argument. What programs read comes from -o json, never from here.
+// Package human writes byte counts, ages and durations for people. It is pure: the present moment is an argument.
+// Programs read -o json, which never uses this package.
 package human
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/mattn/go-runewidth"
 )
 
-// Unknown stands where a value is not known (yet).
+// Unknown stands for a value that is not known (yet).
 const Unknown = "-"
 
-// Bytes writes a count of bytes with binary units and at most two significant decimals below ten: "1.2 GiB".
+// Bytes writes a count of bytes with a binary unit and at most one decimal: "1.2 GiB".
 func Bytes(n int64) string {
 	if n < 0 {
 		return Unknown
@@ -25,7 +25,7 @@ func Bytes(n int64) string {
 		return strconv.FormatInt(n, 10) + " B"
 	}
 	value, unit := float64(n), 0
-	// 1023.95 KiB would print as 1024.0 KiB: it goes on to the next unit.
+	// 1023.95 KiB would print as 1024.0 KiB, so it gets the next unit.
 	for units := len("KMGTPE"); unit < units && value >= step-0.05; unit++ {
 		value /= step
 	}
@@ -41,7 +41,7 @@ func Age(now, t time.Time) string {
 	return Span(now.Sub(t))
 }
 
-// Span writes a length of time in the largest one or two units. A small negative one, as between two clocks, is "0s".
+// Span writes a length of time in the largest one or two units. A negative one, as between two clocks, is "0s".
 func Span(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
@@ -74,7 +74,7 @@ func two(d, large time.Duration, l string, small time.Duration, s string) string
 	return fmt.Sprintf("%d%s%d%s", n, l, rest, s)
 }
 
-// Took writes a measured length of time: with tenths of a second below a minute.
+// Took writes a measured length of time, in milliseconds below a second and with tenths of a second below a minute.
 func Took(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -99,7 +99,7 @@ func Line(text string) string {
 	}, text))
 }
 
-// Count is a number of things, by the singular of their name: "1 restore point", "3 restore points".
+// Count writes a number of things, given the singular of their name: "1 restore point", "3 restore points".
 func Count[N ~int | ~int64](n N, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -107,10 +107,10 @@ func Count[N ~int | ~int64](n N, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// Short cuts text to width columns of a terminal, the last of which then says so.
+// Short cuts text to width columns of a terminal. The last column then marks the cut.
 func Short(text string, width int) string { return runewidth.Truncate(text, width, "…") }
 
-// Or is text, or Unknown where it is empty.
+// Or returns text, or Unknown if it is empty.
 func Or(text string) string {
 	if text == "" {
 		return Unknown

@@ -21,7 +21,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// A number of four digits before its unit would break the alignment of every table.
+// Anything longer than "1023.9 KiB" would break the alignment of every table.
 func TestBytesStaysShort(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

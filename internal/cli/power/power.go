@@ -1,5 +1,6 @@
-// Package power decides how to ask for the start, the stop or the restart of a virtual machine: with spec.runStrategy where
-// that says it all, with status.stateChangeRequests where the strategy leaves it to requests, as KubeVirt's own clients do. It is pure.
+// Package power decides how to ask for the start, stop or restart of a virtual machine: with spec.runStrategy if that
+// is enough, or with status.stateChangeRequests if the strategy leaves it to requests, as KubeVirt's own clients do. It
+// is pure.
 package power
 
 import (
@@ -9,9 +10,9 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Change is what to write. The zero Change writes nothing: the machine is already, or is becoming, what was asked for.
+// Change is what to write. The zero Change writes nothing: the machine already is, or is becoming, what was asked for.
 type Change struct {
-	// RunStrategy is the new strategy; empty: it stays.
+	// RunStrategy is the new strategy; if empty, the strategy stays.
 	RunStrategy kubevirtv1.RunStrategy
 	// Requests replaces the state change requests when SetRequests is true.
 	Requests    []kubevirtv1.StateChangeRequest
@@ -27,7 +28,7 @@ func (e *NotRunningError) Error() string {
 	return fmt.Sprintf("virtual machine %s is not running", e.VM)
 }
 
-// Start asks for a running instance. vmi is the machine's instance, nil where there is none.
+// Start asks for a running instance. vmi is the machine's instance, or nil.
 func Start(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) Change {
 	switch strategy := Strategy(vm); {
 	case strategy == kubevirtv1.RunStrategyHalted:
@@ -49,7 +50,7 @@ func Start(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance
 	return Change{Requests: requests, SetRequests: true, Note: "starts"}
 }
 
-// Stop asks for no instance.
+// Stop asks for the machine to have no instance.
 func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) Change {
 	strategy := Strategy(vm)
 	if strategy == kubevirtv1.RunStrategyAlways {
@@ -66,7 +67,7 @@ func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance)
 	case alive(vmi):
 		return Change{Requests: []kubevirtv1.StateChangeRequest{stopOf(vmi)}, SetRequests: true, Note: "stops"}
 	case slices.ContainsFunc(pending, isStart):
-		// A start that nobody acted on yet is taken back.
+		// Take back a start that nobody has acted on yet.
 		return Change{SetRequests: true, Note: "stops"}
 	case present(vmi):
 		return Change{Note: "is already being stopped"}
@@ -74,7 +75,7 @@ func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance)
 	return Change{Note: "is already stopped"}
 }
 
-// Restart asks for another instance in the place of the present one.
+// Restart asks for a new instance in place of the present one.
 func Restart(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (Change, error) {
 	if !alive(vmi) || Strategy(vm) == kubevirtv1.RunStrategyHalted {
 		return Change{}, &NotRunningError{VM: vm.Name}
@@ -86,24 +87,24 @@ func Restart(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstan
 	}, nil
 }
 
-// Strategy is the machine's run strategy, with the API's default.
+// Strategy returns the machine's run strategy, with the API's default.
 func Strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
 	return vm.Spec.Strategy()
 }
 
-// present: the instance holds resources still.
+// present reports whether the instance still holds resources.
 func present(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return vmi != nil && !vmi.Status.Phase.Final()
 }
 
-// alive: the instance runs, or will, and nobody has ended it.
+// alive reports whether the instance runs, or will, and nobody has ended it.
 func alive(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return present(vmi) && vmi.DeletionTimestamp.IsZero()
 }
 
 func isStart(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
 
-// stops says whether a request ends this instance.
+// stops returns a function that reports whether a request ends this instance.
 func stops(vmi *kubevirtv1.VirtualMachineInstance) func(kubevirtv1.StateChangeRequest) bool {
 	return func(r kubevirtv1.StateChangeRequest) bool {
 		return vmi != nil && r.Action == kubevirtv1.StopRequest && r.UID != nil && *r.UID == vmi.UID

@@ -11,11 +11,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// bar draws with mpb: its goroutine reads the last report, Show replaces it.
+// bar draws with mpb. mpb's goroutine reads the last report, which Show replaces.
 type bar struct {
 	container *mpb.Progress
 	line      *mpb.Bar
-	// stored is the line below, of a backup of disks; nil before its first report.
+	// stored is the line below the bar, for a backup of disks. It is nil before the first report that has it.
 	stored *mpb.Bar
 	last   atomic.Pointer[Report]
 	now    func() time.Time
@@ -41,7 +41,7 @@ func (b *bar) Show(r Report) {
 	b.meter.observe(b.now(), r)
 	b.last.Store(&r)
 	if r.TotalBytes > 0 {
-		// One more than the truth: a bar that reaches its total ends, and the end is Close's to say.
+		// One more than the real total: mpb ends a bar that reaches its total, and only Close may end it.
 		b.line.SetTotal(r.TotalBytes+1, false)
 		b.line.SetCurrent(min(r.ProcessedBytes, r.TotalBytes))
 	}
@@ -59,7 +59,8 @@ func (b *bar) Close() error {
 	return nil
 }
 
-// head is what is done. Beside a bar it takes a quarter of the line at most; mpb cuts off what is too long for the line.
+// head returns the name and the phase. Beside a bar, it takes at most a quarter of the line. mpb cuts off what does not
+// fit.
 func (b *bar) head(s decor.Statistics) string {
 	r := b.last.Load()
 	name, phase := human.Line(r.Name), human.Line(r.Phase)
@@ -87,7 +88,7 @@ func (b *bar) below(decor.Statistics) string {
 	return ""
 }
 
-// leastName is how much of a name stays on the narrowest terminal.
+// leastName is how much of a name is shown on the narrowest terminal.
 const leastName = 8
 
 func shorten(name string, width int) string { return human.Short(name, max(width, leastName)) }

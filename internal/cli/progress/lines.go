@@ -7,13 +7,14 @@ import (
 )
 
 const (
-	// plainEvery and jsonEvery are the least times between two lines of which only the numbers differ: a log that people read, and a program.
+	// plainEvery and jsonEvery are the shortest times between two lines that differ only in numbers: in a log for
+	// people, and for a program.
 	plainEvery = 10 * time.Second
 	jsonEvery  = time.Second
 )
 
-// lines writes a line at once for a step, which has another name, phase or message, one at its end, and one now and then while only the
-// numbers change.
+// lines writes a line at once when a step begins (another name, phase or message) and one when it ends. In between, it
+// writes one now and then while only the numbers change.
 type lines struct {
 	out    io.Writer
 	format func(Report) ([]byte, error)
@@ -21,7 +22,7 @@ type lines struct {
 	now    func() time.Time
 	meter  meter
 
-	// last came at the time seen, shown was written at the time at.
+	// last was received at seen, shown was written at at.
 	last, shown Report
 	began       bool
 	seen, at    time.Time
@@ -32,7 +33,7 @@ func (l *lines) Show(r Report) {
 	now := l.now()
 	step := !l.began || r.Name != l.shown.Name || r.Phase != l.shown.Phase || r.Message != l.shown.Message
 	if step && l.began {
-		l.write() // how far the step before came
+		l.write() // how far the previous step came
 	}
 	l.meter.observe(now, r)
 	l.last, l.seen = r, now
@@ -41,7 +42,7 @@ func (l *lines) Show(r Report) {
 	}
 }
 
-// write writes the last report, unless it was.
+// write writes the last report, unless it was already written.
 func (l *lines) write() {
 	if l.seen.IsZero() || l.began && l.last.same(l.shown) {
 		return

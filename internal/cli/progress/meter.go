@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// window is over how long the rate is averaged: what was long ago counts for less and less.
+	// window is the time over which the rate is averaged: what is long past counts for less and less.
 	window = 20 * time.Second
-	// warmUp is how long must have been measured before there is a rate.
+	// warmUp is how long to measure before there is a rate.
 	warmUp = 2 * time.Second
-	// grain is the shortest time that is measured: of shorter ones the clock knows too little.
+	// grain is the shortest time to measure over. The clock is too coarse for shorter ones.
 	grain = 100 * time.Millisecond
 )
 
@@ -19,14 +19,15 @@ const (
 type meter struct {
 	mu    sync.Mutex
 	phase string
-	// begin is when the phase was first seen, at when bytes were.
+	// begin is when the phase was first seen, at is when bytes was measured.
 	begin, at time.Time
 	bytes     int64
-	// sum is the mean, still too small by the weight of the time before begin.
+	// sum is the mean before correction: it is too small by the weight of the time before begin.
 	sum float64
 }
 
-// observe takes what a report says. What was done before the first report of a phase took another time.
+// observe takes the numbers of a report. What was done before the first report of a phase does not count: it took
+// another time.
 func (m *meter) observe(now time.Time, r Report) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,13 +44,13 @@ func (m *meter) observe(now time.Time, r Report) {
 	m.at, m.bytes = now, r.ProcessedBytes
 }
 
-// after is sum when bytes more were processed in the time since at.
+// after returns sum with so many bytes more, processed in the time since at.
 func (m *meter) after(passed time.Duration, bytes int64) float64 {
 	old := math.Exp(-passed.Seconds() / window.Seconds())
 	return m.sum*old + float64(bytes)/passed.Seconds()*(1-old)
 }
 
-// rate is in bytes per second, as of now: 0 if it is not known, or nothing has moved for long.
+// rate returns bytes per second as of now, or 0 if it is not known or nothing has moved for long.
 func (m *meter) rate(now time.Time) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,7 +70,7 @@ func (m *meter) rate(now time.Time) int64 {
 	return int64(math.Round(sum / weight))
 }
 
-// measured is r with its rate and the time that is left.
+// measured returns r with its rate and remaining time.
 func (m *meter) measured(now time.Time, r Report) Report {
 	r.BytesPerSecond = m.rate(now)
 	if left := r.TotalBytes - r.ProcessedBytes; r.BytesPerSecond > 0 && left > 0 {

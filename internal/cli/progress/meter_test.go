@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// drive gives the meter a report each step of so many bytes, and returns the moment after the last.
+// drive gives the meter a report after each step, every time with so many bytes more. It returns the time and the bytes
+// of the last one.
 func drive(m *meter, now time.Time, from int64, steps int, step time.Duration, bytes int64) (time.Time, int64) {
 	for range steps {
 		m.observe(now, Report{Name: "n", Phase: "p", ProcessedBytes: from})
@@ -25,7 +26,7 @@ func near(t *testing.T, what string, got, want int64) {
 func TestTheRateIsThatOfNow(t *testing.T) {
 	t.Parallel()
 	m, start := &meter{}, time.Unix(1000, 0)
-	// What was done before counts for nothing.
+	// What was done before does not count.
 	now, bytes := drive(m, start, 1<<40, 4, 250*time.Millisecond, 1000)
 	if got := m.rate(now); got != 0 {
 		t.Errorf("after a second: %d", got)
@@ -34,7 +35,7 @@ func TestTheRateIsThatOfNow(t *testing.T) {
 	near(t, "in the beginning", m.rate(now), 4000)
 	now, bytes = drive(m, now, bytes, 4000, 250*time.Millisecond, 1000)
 	near(t, "after a quarter of an hour", m.rate(now), 4000)
-	// A tenth as fast: three windows later it shows, whatever was before.
+	// A tenth as fast: it shows after three windows, whatever the rate was before.
 	now, bytes = drive(m, now, bytes, 80, time.Second, 400)
 	near(t, "slower", m.rate(now), 400+3600*18/1000)
 	now, _ = drive(m, now, bytes, 80, time.Second, 400)
@@ -52,7 +53,7 @@ func TestEachPhaseHasItsRate(t *testing.T) {
 	for _, r := range []Report{
 		{Name: "n", Phase: "q", ProcessedBytes: bytes},
 		{Name: "o", Phase: "q", ProcessedBytes: bytes},
-		{Name: "o", Phase: "q", ProcessedBytes: 0}, // begun anew
+		{Name: "o", Phase: "q", ProcessedBytes: 0}, // started again
 	} {
 		m.observe(now, r)
 		if got := m.rate(now.Add(warmUp - 1)); got != 0 {

@@ -1,8 +1,8 @@
-// Package progress shows how something that takes a while goes on: a bar on a terminal, lines where a log is read, objects
-// where a program reads.
+// Package progress shows the progress of something that takes a while: a bar on a terminal, lines in a log, objects for
+// a program.
 //
-// A Renderer belongs to one goroutine. It writes to one stream, which must not be written by others between the first Show
-// and Close. A write that fails is reported by Close, once: progress that nobody sees ends nothing.
+// A Renderer belongs to one goroutine. It writes to one stream, which nobody else may write to between the first Show
+// and Close. A failed write ends nothing; Close reports it.
 package progress
 
 import (
@@ -21,9 +21,10 @@ const (
 	Auto Mode = "auto"
 	// Bar is a live bar.
 	Bar Mode = "bar"
-	// Plain is a line for each step, and every ten seconds: "name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s, 23s left".
+	// Plain is a line for each step, and one every ten seconds: "name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s,
+	// 23s left".
 	Plain Mode = "plain"
-	// JSON is one object a line for each step, and every second.
+	// JSON is one object per line, for each step and every second.
 	JSON Mode = "json"
 	// None shows nothing.
 	None Mode = "none"
@@ -36,15 +37,15 @@ func Modes() []string {
 
 // Renderer shows reports.
 type Renderer interface {
-	// Show shows a report. One that does not differ from the last may be dropped.
+	// Show shows a report. It may drop one that equals the last.
 	Show(Report)
-	// Close ends the display, and returns the first error of writing it. The last report stays readable, except a bar,
+	// Close ends the display, and returns the errors of writing it. The last report stays readable, except for a bar,
 	// which disappears.
 	Close() error
 }
 
-// New returns a renderer that writes to out. terminal says whether out is one: it decides what Auto means. now is the clock that rates
-// are measured with.
+// New returns a renderer that writes to out. terminal says whether out is a terminal, which decides what Auto means.
+// now is the clock for measuring rates.
 func New(mode Mode, out io.Writer, terminal bool, now func() time.Time) (Renderer, error) {
 	if mode == Auto {
 		mode = Plain

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// recorded is what one backup of a virtual machine went through.
+// recorded has the reports of one backup of a virtual machine.
 var recorded = []progress.Report{
 	{Name: "nightly", Phase: "Pending", Message: "claim backups does not exist: create it"},
 	{Name: "nightly", Phase: "Pending", Message: "claim backups does not exist: create it"},
@@ -34,12 +34,12 @@ var recorded = []progress.Report{
 	{Name: "nightly", Phase: "Done", Percent: 100, ProcessedBytes: 3 << 30, TotalBytes: 3 << 30},
 }
 
-// clock is a clock that stands still unless a test moves it.
+// clock stands still unless a test moves it.
 type clock struct{ now time.Time }
 
 func (c *clock) Now() time.Time { return c.now }
 
-// show shows what was recorded, a report every four seconds.
+// show shows the recorded reports, one every four seconds.
 func show(t *testing.T, mode progress.Mode, terminal bool) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -85,7 +85,7 @@ func TestJSON(t *testing.T) {
 		}
 		got = append(got, r)
 	}
-	// Every second, and these are four seconds apart.
+	// JSON has one every second, and these are four seconds apart.
 	want := slices.Delete(slices.Clone(recorded), 1, 2)
 	for i, left := range map[int]int64{3: 27, 4: 23, 5: 19, 6: 15} {
 		want[i].BytesPerSecond, want[i].RemainingSeconds = 100<<20, left
@@ -102,7 +102,7 @@ func TestNone(t *testing.T) {
 	}
 }
 
-// The bar draws asynchronously: what must hold is that it ends, and leaves nothing behind it but control sequences.
+// The bar draws asynchronously. What must hold is that it ends, and leaves only control sequences behind.
 func TestBarEnds(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []progress.Mode{progress.Bar, progress.Auto} {
@@ -112,7 +112,7 @@ func TestBarEnds(t *testing.T) {
 	}
 }
 
-// screen takes what is drawn, and says when something has appeared.
+// screen receives what is drawn, and signals when a text has appeared.
 type screen struct {
 	mutex sync.Mutex
 	text  string
@@ -131,7 +131,7 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end is what was drawn last.
+// end returns what was drawn last.
 func (s *screen) end() string {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -142,7 +142,7 @@ func TestBarShowsTheLastReport(t *testing.T) {
 	t.Parallel()
 	s := &screen{want: " 39% 1.2 GiB of 3 GiB, 100 MiB/s, 19s left", seen: make(chan struct{})}
 	now := time.Unix(1000, 0)
-	var moment atomic.Int64 // the bar draws on its own
+	var moment atomic.Int64 // the bar draws in a goroutine of its own
 	r, err := progress.New(progress.Bar, s, true, func() time.Time { return now.Add(time.Duration(moment.Load())) })
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestCloseReportsWriteError(t *testing.T) {
 	}
 }
 
-// backup is a report of a backup of disks.
+// backup returns a report about a backup of disks.
 func backup(processed int64) progress.Report {
 	return progress.Report{
 		Name: "web", Phase: "Storing", Percent: progress.Percent(processed, 4<<30), ProcessedBytes: processed, TotalBytes: 4 << 30,
@@ -245,7 +245,7 @@ func TestJSONOfABackupHasEveryField(t *testing.T) {
 	}
 }
 
-// What no terminal is wide enough for is cut off, and takes no second line.
+// What is too wide for the terminal is cut off, and takes no second line.
 func TestTheBarFitsItsTerminal(t *testing.T) {
 	t.Parallel()
 	s := &screen{want: "uploaded", seen: make(chan struct{})}
@@ -275,7 +275,7 @@ func TestTheBarFitsItsTerminal(t *testing.T) {
 	}
 }
 
-// control are the sequences that move the cursor.
+// control matches the sequences that move the cursor.
 var control = regexp.MustCompile("\x1b\\[[0-9]*[A-Za-z]")
 
 func TestPercent(t *testing.T) {

@@ -9,24 +9,24 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// Report is how it goes at one moment. Its names in JSON are documented in docs/cli.md, and stay.
+// Report is the progress at one moment. docs/cli.md documents its JSON names, which must not change.
 type Report struct {
 	// Name is the object.
 	Name string `json:"name"`
 	// Phase is its state in one word.
 	Phase string `json:"phase,omitempty"`
-	// Message says what is done or waited for.
+	// Message says what is being done or waited for.
 	Message string `json:"message,omitempty"`
-	// Percent is from 0 to 100. It has no meaning while TotalBytes is 0.
+	// Percent is from 0 to 100. It means nothing while TotalBytes is 0.
 	Percent int `json:"percent"`
 	// ProcessedBytes of TotalBytes are done. TotalBytes is 0 while it is not known.
 	ProcessedBytes int64 `json:"processedBytes"`
 	TotalBytes     int64 `json:"totalBytes"`
-	// BytesPerSecond is how fast ProcessedBytes grows at the moment, and RemainingSeconds how long the rest takes at that rate. A
-	// renderer measures both; 0: not known.
+	// BytesPerSecond is how fast ProcessedBytes grows now, and RemainingSeconds how long the rest takes at that rate. A
+	// renderer measures both; 0 means not known.
 	BytesPerSecond   int64 `json:"bytesPerSecond,omitempty"`
 	RemainingSeconds int64 `json:"remainingSeconds,omitempty"`
-	// Stored is what a backup of disks does beside reading; nil for everything else.
+	// Stored is what a backup of disks does besides reading; nil for everything else.
 	*Stored
 }
 
@@ -35,20 +35,20 @@ type Stored struct {
 	// ScannedBytes of DiskBytes, the size of the disks, are settled: read, known to be zero, or known to be as in the parent.
 	ScannedBytes int64 `json:"scannedBytes"`
 	DiskBytes    int64 `json:"diskBytes"`
-	// ChangedBytes are in blocks that are not the parent's; DeduplicatedBytes of them the repository had.
+	// ChangedBytes are in blocks that differ from the parent's. The repository already had DeduplicatedBytes of them.
 	ChangedBytes      int64 `json:"changedBytes"`
 	DeduplicatedBytes int64 `json:"deduplicatedBytes"`
-	// UploadedBytes went to the storage: compressed, with the tables of blocks.
+	// UploadedBytes went to the storage: compressed, and including the tables of blocks.
 	UploadedBytes int64 `json:"uploadedBytes"`
 }
 
-// String is what was stored, in a line.
+// String returns what was stored, on one line.
 func (s *Stored) String() string {
 	return fmt.Sprintf("%s changed, %s deduplicated, %s uploaded, %s of %s scanned",
 		human.Bytes(s.ChangedBytes), human.Bytes(s.DeduplicatedBytes), human.Bytes(s.UploadedBytes), human.Bytes(s.ScannedBytes), human.Bytes(s.DiskBytes))
 }
 
-// String is the report as Plain shows it.
+// String returns the report as Plain shows it.
 func (r Report) String() string {
 	text := strings.Join(slices.DeleteFunc([]string{human.Line(r.Phase), human.Line(r.Message), r.amount()}, func(s string) bool { return s == "" }), " ")
 	if r.Stored != nil {
@@ -57,7 +57,7 @@ func (r Report) String() string {
 	return human.Line(r.Name) + ": " + text
 }
 
-// amount is how much is done, how fast it goes, and how long it takes; "" while the total is not known.
+// amount returns how much is done, how fast, and how long the rest takes; "" while the total is not known.
 func (r Report) amount() string {
 	if r.TotalBytes == 0 {
 		return ""
@@ -72,7 +72,7 @@ func (r Report) amount() string {
 	return text
 }
 
-// same says whether two reports say the same.
+// same reports whether two reports say the same.
 func (r Report) same(o Report) bool {
 	if (r.Stored == nil) != (o.Stored == nil) || r.Stored != nil && *r.Stored != *o.Stored {
 		return false
@@ -81,7 +81,7 @@ func (r Report) same(o Report) bool {
 	return r == o
 }
 
-// Percent is how much of total bytes is processed, from 0 to 100.
+// Percent returns how much of total bytes is processed, from 0 to 100.
 func Percent(processed, total int64) int {
 	if total <= 0 || processed <= 0 {
 		return 0

@@ -1,4 +1,5 @@
-// Package hole tells where a regular file has data and where it has holes, which read as zeroes, as far as its file system knows.
+// Package hole finds where a regular file has data and where it has holes, which read as zeroes, as far as its file
+// system knows.
 package hole
 
 import (
@@ -10,9 +11,10 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// NextData is the first extent of data in within, empty if there is none. What a file system does not tell apart counts as data. A file
-// that becomes shorter meanwhile has no data behind its end: whoever minds that compares sizes afterwards. It is safe for
-// concurrent use with everything but reads and writes at the file's own position, which it moves.
+// NextData returns the first extent of data in within, or an empty one if there is none. What a file system cannot tell
+// apart counts as data. A file that shrinks meanwhile has no data past its new end; a caller who minds compares sizes
+// afterwards. NextData is safe for concurrent use with everything but reads and writes at the file's own position,
+// which it moves.
 func NextData(f *os.File, within extent.Extent) (extent.Extent, error) {
 	if within.Empty() {
 		return extent.Extent{}, nil

@@ -17,7 +17,7 @@ func TestNextData(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	block := make([]byte, mib) // zeroes that are allocated are data
+	block := make([]byte, mib) // allocated zeroes are data
 	_, one := f.WriteAt(block, mib)
 	_, two := f.WriteAt(block, 4*mib)
 	if err := errors.Join(one, two, f.Truncate(8*mib)); err != nil {
@@ -30,7 +30,7 @@ func TestNextData(t *testing.T) {
 		{extent.Extent{Offset: 2 * mib, Length: 2 * mib}, extent.Extent{}},
 		{extent.Extent{Offset: 5 * mib, Length: 3 * mib}, extent.Extent{}},
 		{extent.Extent{Offset: mib}, extent.Extent{}},
-		{extent.Extent{Offset: 9 * mib, Length: mib}, extent.Extent{}}, // it was longer before
+		{extent.Extent{Offset: 9 * mib, Length: mib}, extent.Extent{}}, // as if the file had been longer before
 	} {
 		if got, err := NextData(f, c.within); err != nil || got != c.want {
 			t.Errorf("within %s: %s, want %s (%v)", c.within, got, c.want, err)
