@@ -71,8 +71,7 @@ func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) 
 	return nil
 }
 
-// boot starts the machine with one disk, which has a file "filler" of random data, and creates a tracker and the
-// target claim.
+// boot starts the machine with one disk, which has a file "filler" of random data, and creates a tracker and the target claim.
 func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int64) error {
 	if err := b.CreateClaims(ctx, vmName, disk); err != nil {
 		return err

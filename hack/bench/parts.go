@@ -86,8 +86,7 @@ func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (r
 	return append(s, float64(*b.FrozenMillis)), nil
 }
 
-// peerTimes is how long qemu-img took to copy a disk and make the copy durable, and how long sha256sum took to read
-// it.
+// peerTimes is how long qemu-img took to copy a disk and make the copy durable, and how long sha256sum took to read it.
 type peerTimes struct{ copied, hashed time.Duration }
 
 // convert copies the disk to the target with Varve's peer.

@@ -1,7 +1,6 @@
 // Command demo runs Varve's main job on the box and reports what it does. It starts a Debian guest with two disks,
 // switches on changed block tracking by label, and makes a full and two incremental push backups with a restart
-// between them. It rebuilds each of the three points in time with qemu-img alone and compares it with what the disks
-// held.
+// between them. It rebuilds each of the three points in time with qemu-img alone and compares it with what the disks held.
 package main
 
 import (

@@ -1,7 +1,6 @@
 //go:build libvirt_dlopen
 
-// Package demohost runs those commands of docs/quickstart-host.md that `make demo-host` cannot run because they need
-// libvirt.
+// Package demohost runs those commands of docs/quickstart-host.md that `make demo-host` cannot run because they need libvirt.
 package demohost
 
 import (
@@ -117,8 +116,7 @@ func libvirtScript(t *testing.T) string {
 }
 
 // The page's script makes a full restore point of a running guest, then incremental ones, and leaves one checkpoint
-// in libvirt. If libvirt has forgotten that checkpoint, the script fails, and continues with an empty base as the
-// page says.
+// in libvirt. If libvirt has forgotten that checkpoint, the script fails, and continues with an empty base as the page says.
 func TestQuickstart_libvirt(t *testing.T) {
 	s, script := newSite(t), libvirtScript(t)
 	write := func(pattern int, where string) {

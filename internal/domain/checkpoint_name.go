@@ -3,8 +3,7 @@ package domain
 import "strings"
 
 // libvirtName returns a checkpoint's name as libvirt and QEMU know it. A checkpoint is named `<tracker>-<RFC 3339
-// time>` (VEP 25), but libvirt's schema rejects a colon. A tracker's name cannot contain an underscore, so nothing is
-// lost.
+// time>` (VEP 25), but libvirt's schema rejects a colon. A tracker's name cannot contain an underscore, so nothing is lost.
 func libvirtName(checkpoint string) string { return strings.ReplaceAll(checkpoint, ":", "_") }
 
 // checkpointName undoes libvirtName.

@@ -29,8 +29,7 @@ func (m *machine) runUntracked() {
 	m.options.Disks[0].Overlay = overlay
 }
 
-// withTimeKept calls do and resets the file's modification time afterwards, as clocks and file systems of servers
-// can.
+// withTimeKept calls do and resets the file's modification time afterwards, as can happen with clocks and file systems of servers.
 func withTimeKept(t *testing.T, path string, do func()) {
 	t.Helper()
 	before, err := os.Stat(path)

@@ -13,7 +13,8 @@
 //
 //   - The raw disk alone is complete at every moment (qcow2 with data-file-raw).
 //   - A bitmap that may have missed a write is reported as lost and never used: the next backup of the disk is full.
-//   - Every document about disks lists every disk of the domain. A disk that is not listed gets libvirt's default, which is not always "no".
+//   - Every document about disks lists every disk of the domain. A disk that is not listed gets
+//     libvirt's default, which is not always "no".
 //
 // Several goroutines may use a Session or an Overlays at once. The caller must order calls that change the same
 // checkpoint, backup or overlay.

@@ -16,8 +16,7 @@ import (
 )
 
 // A fingerprint is a hash of parts of a raw disk. It catches most unannounced writers: mounting a file system writes
-// to its superblock, and replacing a disk's content changes nearly all of it. It does not see a writer that touches
-// none of these parts.
+// to its superblock, and replacing a disk's content changes nearly all of it. It does not see a writer that touches none of these parts.
 type fingerprint struct {
 	// Seed chooses the samples.
 	Seed string `json:"seed"`
@@ -119,8 +118,8 @@ func partitionStarts(first []byte, size int64) []int64 {
 	return starts
 }
 
-// openUncached opens a disk for reading. It reads a device past the page cache, which knows nothing of writes by
-// other nodes.
+// openUncached opens a disk for reading. It bypasses the page cache for a device, because the cache knows nothing of
+// writes by other nodes.
 func openUncached(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -137,6 +136,6 @@ func openUncached(path string) (*os.File, error) {
 func alignedBuffer(length int) []byte {
 	const align = 4 << 10
 	memory := make([]byte, length+align)
-	skip := (align - int(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))%align)) % align //nolint:gosec // the address alone
+	skip := (align - int(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))%align)) % align //nolint:gosec // only the address is used
 	return memory[skip : skip+length]
 }

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// blankDisk makes a sparse file with a partition table, GPT or MBR, with one partition at the start of its second
-// half.
+// blankDisk makes a sparse file with a partition table, GPT or MBR, with one partition at the start of its second half.
 func blankDisk(t *testing.T, size int64, gpt bool) string {
 	t.Helper()
 	first := make([]byte, 34*512)

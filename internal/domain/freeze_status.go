@@ -23,8 +23,7 @@ func saysFrozen(answer string) (bool, error) {
 	}
 }
 
-// saysCount reads the answer to the agent's guest-fsfreeze-freeze or guest-fsfreeze-thaw: how many file systems it
-// froze or thawed.
+// saysCount reads the answer to the agent's guest-fsfreeze-freeze or guest-fsfreeze-thaw: how many file systems it froze or thawed.
 func saysCount(answer string) (int, error) {
 	var count struct {
 		Return *int `json:"return"`

@@ -82,7 +82,7 @@ func (m *machine) addDisk(volume string, size int64) {
 
 func (m *machine) raw(volume string) string { return filepath.Join(m.dir, volume+".raw") }
 
-// prepare prepares the overlays and returns why each was created again.
+// prepare prepares the overlays and returns why each of them is new, or Kept.
 func (m *machine) prepare() map[string]Renewed {
 	m.Helper()
 	out := map[string]Renewed{}

@@ -23,8 +23,7 @@ type Identity struct {
 	VirtualBytes int64 `json:"virtualBytes"`
 }
 
-// Run identifies a run of the disk's claim. The controller writes it on the claim before it creates any pod that can
-// write to the claim.
+// Run identifies a run of the disk's claim. The controller writes it on the claim before it creates any pod that can write to the claim.
 type Run struct {
 	// ID is this run. Empty: the claim does not name it as its last run, so no overlay is kept.
 	ID string
@@ -32,7 +31,7 @@ type Run struct {
 	Previous string
 }
 
-// Renewed says why an overlay was created again, which voids all bitmaps of its disk. The values are those of
+// Renewed says why a new overlay was created, which voids all bitmaps of its disk. The values are those of
 // Disk.overlay_renewed in launcher.proto.
 type Renewed string
 
@@ -71,7 +70,7 @@ func (o *Overlays) record(volume string) string  { return filepath.Join(o.Dir, v
 func (o *Overlays) Path(volume string) string { return o.overlay(volume) }
 
 // Prepare makes the overlay of a volume ready over the raw disk at rawPath, a file or a block device of exactly
-// id.VirtualBytes bytes. It returns Kept, or why it created the overlay again. It never changes the raw disk. From
+// id.VirtualBytes bytes. It returns Kept, or why it created a new overlay. It never changes the raw disk. From
 // here on the overlay belongs to this run. No QEMU may have the disk open. ErrInvalid: the disk's size differs from
 // id's or is not a multiple of 512.
 func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Identity, run Run) (Renewed, error) {
@@ -245,8 +244,7 @@ func (o *Overlays) markClean(volume string, opened Opened) error {
 	if rec.Run != opened.Run {
 		return fmt.Errorf("%w: the overlay belongs to run %q now, not to %q", ErrInvalid, rec.Run, opened.Run)
 	}
-	// Without this a power failure could bring back an older modification time. That would only void the overlay, but
-	// without need.
+	// Without this a power failure could bring back an older modification time. That would only void the overlay, but without need.
 	for _, path := range []string{rawPath, o.overlay(volume)} {
 		if err := durable.Sync(path); err != nil {
 			return err
@@ -259,14 +257,13 @@ func (o *Overlays) markClean(volume string, opened Opened) error {
 	return writeRecord(o.record(volume), rec)
 }
 
-// sight is what Prepare finds of an overlay.
+// sight is what Prepare finds out about an overlay.
 type sight struct {
 	// overlay says that the qcow2 file exists. record is nil if there is no readable record.
 	overlay    bool
 	record     *record
 	raw, qcow2 stamp
-	// content is the current fingerprint, taken with the seed of the clean end. Empty: there was no clean end, or the
-	// disk cannot be read.
+	// content is the current fingerprint, taken with the seed of the clean end. Empty: there was no clean end, or the disk cannot be read.
 	content fingerprint
 }
 
@@ -298,7 +295,7 @@ func (o *Overlays) look(volume, rawPath string) (sight, error) {
 	return s, nil
 }
 
-// judge returns why the overlay must be created again, or Kept.
+// judge returns why a new overlay must be created, or Kept.
 func judge(s sight, id Identity, run Run) Renewed {
 	switch {
 	case !s.overlay || s.record == nil:

@@ -185,8 +185,7 @@ func TestMarkNotStarted_restoresWhatNobodyTouched(t *testing.T) {
 	}
 }
 
-// TestMarkNotStarted_bringsNothingBackAfterACrash: after a crash, what was clean before a successful start means
-// nothing.
+// TestMarkNotStarted_bringsNothingBackAfterACrash: after a crash, what was clean before a successful start means nothing.
 func TestMarkNotStarted_bringsNothingBackAfterACrash(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
@@ -349,8 +348,7 @@ func TestDigHolesKeepsTheContent(t *testing.T) {
 	if err != nil || !bytes.Equal(content, after) {
 		t.Errorf("the content changed: %v", err)
 	}
-	// 5000 bytes of data in each of 4 MiB are two blocks each, plus one at the end. The file system adds some of its
-	// own.
+	// 5000 bytes of data in each of 4 MiB are two blocks each, plus one at the end. The file system adds some of its own.
 	if got := diskUsage(t, path); got > 12*holeBytes || got >= before {
 		t.Errorf("%d bytes allocated, %d before", got, before)
 	}

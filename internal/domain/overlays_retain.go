@@ -39,8 +39,7 @@ func (o *Overlays) Retain(volumes []string) error {
 // unfinished is the suffix of files that a crash can leave half made.
 const unfinished = ".new"
 
-// volumeOfFile returns the volume that a file in the directory of the overlays belongs to. Any other file is not
-// Varve's.
+// volumeOfFile returns the volume that a file in the directory of the overlays belongs to. Any other file is not Varve's.
 func volumeOfFile(name string) (volume string, known bool) {
 	name = strings.TrimSuffix(name, unfinished)
 	for _, suffix := range []string{".qcow2", ".json"} {

@@ -62,8 +62,7 @@ func createOverlay(ctx context.Context, path, rawPath string, virtualBytes int64
 // storageDaemonTimeout bounds one blockdev-create, which writes metadata only.
 const storageDaemonTimeout = time.Minute
 
-// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes, and f as
-// childFile.
+// storageDaemonJob runs blockdev-create with these options in a qemu-storage-daemon that has these nodes, and f as childFile.
 func storageDaemonJob(ctx context.Context, f *os.File, nodes []any, create map[string]any) error {
 	ctx, cancel := context.WithTimeout(ctx, storageDaemonTimeout)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 )
 
 // recordVersion is the format version of an overlay's record. A record of another version counts as unreadable, so
-// the overlay is created again.
+// a new overlay is created.
 const recordVersion = 2
 
 // errBadRecord: the file is not a record that this program wrote.
@@ -37,8 +37,7 @@ type cleanRecord struct {
 	Content fingerprint `json:"content"`
 }
 
-// cleanNow returns what a raw disk and its overlay look like now. The seed selects the parts of the content that are
-// hashed.
+// cleanNow returns what a raw disk and its overlay look like now. The seed selects the parts of the content that are hashed.
 func cleanNow(rawPath, overlayPath, seed string) (*cleanRecord, error) {
 	c := &cleanRecord{}
 	var err error

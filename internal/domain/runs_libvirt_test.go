@@ -133,8 +133,7 @@ func TestBlockOverlay_isKeptFromRunToRun(t *testing.T) {
 	sameBytes(t, reference, file)
 }
 
-// TestBlockOverlay_ofAnotherDisk: a claim that was created again, cloned or grown is another disk, whatever its runs
-// say.
+// TestBlockOverlay_ofAnotherDisk: a claim that was created again, cloned or grown is another disk, whatever its runs say.
 func TestBlockOverlay_ofAnotherDisk(t *testing.T) {
 	m, device := blockMachine(t)
 	follows := Run{ID: "run 2", Previous: "run 1"}

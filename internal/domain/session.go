@@ -72,8 +72,7 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// call runs f, which cannot be interrupted, and returns f's results, or the context's error if the context ends
-// first.
+// call runs f, which cannot be interrupted, and returns f's results, or the context's error if the context ends first.
 func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -14,8 +14,7 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// How long the agent may take to answer. Each libvirt call may wait twice as long: once to synchronize, once for the
-// command.
+// How long the agent may take to answer. Each libvirt call may wait twice as long: once to synchronize, once for the command.
 const (
 	agentInfoTimeout = 3 * time.Second
 	agentThawTimeout = 10 * time.Second
@@ -155,8 +154,7 @@ func (s *Session) thawAfterFailure() error {
 }
 
 // Thaw asks the agent to thaw all file systems, and returns how many were frozen. A guest that is not frozen is no
-// error: Thaw returns 0. It tries even if ctx has ended, for at most 20 seconds: a guest that stays frozen is the
-// worse outcome.
+// error: Thaw returns 0. It tries even if ctx has ended, for at most 20 seconds: a guest that stays frozen is the worse outcome.
 func (s *Session) Thaw(context.Context) (thawed int, err error) {
 	err = s.useAgent("thaw guest", agentThawTimeout, func(d *libvirt.Domain) (err error) {
 		thawed, err = countFileSystems(d, "guest-fsfreeze-thaw", agentThawTimeout)

@@ -168,8 +168,7 @@ func (e *expired) Err() error {
 	return context.DeadlineExceeded
 }
 
-// Nobody watches a job that begins after its caller has given up, so the guest's writes would wait for its target for
-// ever.
+// Nobody watches a job that begins after its caller has given up, so the guest's writes would wait for its target for ever.
 func TestBackupThatBeginsLate_isAborted(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	reads := newGate(t, m.raw("d0"))

@@ -14,8 +14,7 @@ import (
 )
 
 // Checkpoints returns the checkpoints that libvirt knows, with the disks that each is defined on, and the names of
-// the overlays' bitmaps that belong to none of them. It does not say whether a bitmap is usable: Redefine and
-// DirtyBytes do.
+// the overlays' bitmaps that belong to none of them. It does not say whether a bitmap is usable: Redefine and DirtyBytes do.
 func (s *Session) Checkpoints(ctx context.Context) (known []Checkpoint, stray []string, err error) {
 	err = s.with(ctx, "list checkpoints", func(d *libvirt.Domain) error {
 		disks, bitmaps, err := bitmapsOf(d)
@@ -131,9 +130,8 @@ func define(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.Domai
 	return c.Free()
 }
 
-// removeBitmaps removes a checkpoint's bitmaps from these volumes. libvirt must not know the checkpoint. It removes
-// bitmaps only for a checkpoint that it knows, so removeBitmaps defines one without validation and deletes it at
-// once.
+// removeBitmaps removes a checkpoint's bitmaps from these volumes. libvirt must not know the checkpoint. libvirt
+// removes bitmaps only of a checkpoint that it knows, so removeBitmaps defines it without validation and deletes it at once.
 func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []string) error {
 	if len(volumes) == 0 {
 		return nil

@@ -76,8 +76,7 @@ func plainImage(f *os.File) error {
 	return nil
 }
 
-// childFile is the path at which a child opens the file that qemuImg passed to it, wherever the file's own path leads
-// now.
+// childFile is the path at which a child opens the file that qemuImg passed to it, wherever the file's own path leads now.
 const childFile = "/proc/self/fd/3"
 
 // qemuEnvironment is the whole environment of QEMU's programs: isNoSpace recognizes errors by their text.

@@ -112,8 +112,7 @@ type BackupDisk struct {
 // and the copy continues in the background until EventBackupCompleted. It is not idempotent: check BackupJob after an
 // error of no class listed here.
 //
-// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrNotRunning: the domain is not
-// running.
+// ErrCheckpointLost: an Incremental has no usable bitmap; nothing was started. ErrNotRunning: the domain is not running.
 type BeginFunc func(ctx context.Context) error
 
 // JobInfo is the progress of the backup job, or the outcome of the last one.

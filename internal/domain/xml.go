@@ -28,8 +28,7 @@ type Options struct {
 	Disks []Disk
 	// KernelPath and InitrdPath are files to boot directly. Empty: the guest boots from its disks.
 	KernelPath, InitrdPath string
-	// SerialLog is a file that receives the guest's output on its first serial console. Empty: the output is not
-	// logged.
+	// SerialLog is a file that receives the guest's output on its first serial console. Empty: the output is not logged.
 	SerialLog string
 	// AgentSocketDir is the directory of the guest agent's socket; empty: libvirt chooses.
 	AgentSocketDir string
@@ -181,8 +180,7 @@ func serialConsole(log string) libvirtxml.DomainSerial {
 
 // networkInterface returns an interface behind QEMU's own network stack. The guest reaches whatever the pod reaches,
 // through an address translation that needs no privilege, no bridge and no second process. passt would also let
-// others reach the guest, but it needs a user namespace, which the runtime's default seccomp profile denies to this
-// pod.
+// others reach the guest, but it needs a user namespace, which the runtime's default seccomp profile denies to this pod.
 func networkInterface(vmi *kubevirtv1.VirtualMachineInstance, i *kubevirtv1.Interface) libvirtxml.DomainInterface {
 	model := i.Model
 	if model == "" {

@@ -41,8 +41,7 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 			Name:  "qemu",
 			Type:  "raw",
 			Cache: "none",
-			// A full or failing volume stops the guest until somebody repairs the volume. The guest never sees an I/O
-			// error.
+			// A full or failing volume stops the guest until somebody repairs the volume. The guest never sees an I/O error.
 			ErrorPolicy: "stop",
 			Discard:     "unmap",
 		},
@@ -52,8 +51,7 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 		Alias:  &libvirtxml.DomainAlias{Name: aliasPrefix + spec.Name},
 	}
 	if source.Block {
-		// A device supports native asynchronous I/O without blocking. A sparse file may block, so it keeps QEMU's
-		// threads.
+		// A device supports native asynchronous I/O without blocking. A sparse file may block, so it keeps QEMU's threads.
 		d.Driver.IO = "native"
 	}
 	if source.Overlay != "" {

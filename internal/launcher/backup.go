@@ -38,7 +38,7 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 	if !l.currentLife().ready() {
 		return nil, errNotUp("begin backup")
 	}
-	// The job outlives this call. The guest's end ends it, as a failure or a success.
+	// The job outlives this call. It ends with the guest, with a failure or with success.
 	job, err := push.New(context.Background(), l.pushConfig(), req)
 	if err != nil {
 		return nil, failure(err)

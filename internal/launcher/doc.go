@@ -3,8 +3,7 @@
 //
 // The life of a guest is one pure state machine (life). It receives everything that happens to the guest, and Watch
 // sends its phase. A launcher starts one guest once. When the guest has ended, the launcher waits until its handler
-// has seen that (Exit, or 10 seconds) and ends too, with exit code 0 after any shutdown and 1 after a crash or a
-// failed start.
+// has seen that (Exit, or 10 seconds) and ends too, with exit code 0 after any shutdown and 1 after a crash or a failed start.
 //
 // When libvirtd or the connection to it dies, nobody can tell any more what the guest does, and its backups, its
 // checkpoints and its shutdown are out of reach. The launcher then ends QEMU with SIGTERM, on which QEMU closes its

@@ -26,8 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Every test runs in a bubble of testing/synctest: its timers fire at once, and a goroutine that outlives the
-// launcher fails it.
+// Every test runs in a bubble of testing/synctest: its timers fire at once, and a goroutine that outlives the launcher fails it.
 func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -203,8 +202,7 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
-// TestStart_aDiskThatFailsCostsTheOthersNothing: every overlay is handed on to the run, although the guest does not
-// start.
+// TestStart_aDiskThatFailsCostsTheOthersNothing: every overlay is handed on to the run, although the guest does not start.
 func TestStart_aDiskThatFailsCostsTheOthersNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b, req := newBench(t), startRequest(t)
@@ -297,8 +295,7 @@ func TestStart_refusesABlankDiskInPlaceOfALostOne(t *testing.T) {
 	}
 }
 
-// A launcher that was never told to start a guest says so. The controller relies on that to withdraw its run from the
-// claims.
+// A launcher that was never told to start a guest says so. The controller relies on that to withdraw its run from the claims.
 func TestOutcome_saysThatNoStartWasAskedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)

@@ -27,8 +27,7 @@ const (
 	defaultGrace = 30 * time.Second
 )
 
-// start is the one start of the guest. Its fields other than done are valid once done is closed. After that, disks
-// never change.
+// start is the one start of the guest. Its fields other than done are valid once done is closed. After that, disks never change.
 type start struct {
 	done    chan struct{}
 	err     error
@@ -194,8 +193,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 	return disks, errors.Join(errs...)
 }
 
-// handOn hands every overlay on to this run, before anything that can fail: a failed start must not cost any disk its
-// base.
+// handOn hands every overlay on to this run, before anything that can fail: a failed start must not cost any disk its base.
 func (l *Launcher) handOn(req *pb.StartRequest, eligible []string) error {
 	for _, source := range req.Disks {
 		if !slices.Contains(eligible, source.Volume) {
@@ -226,8 +224,7 @@ func (l *Launcher) rawDisk(source *pb.DiskSource) (domain.Disk, int64, error) {
 	return disk, size, err
 }
 
-// refuseLostDisks looks for disks that the claims, or the overlays of a tracked machine, know about but that are
-// missing.
+// refuseLostDisks looks for disks that the claims, or the overlays of a tracked machine, know about but that are missing.
 func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 	var errs []error
 	for _, source := range req.Disks {
@@ -241,8 +238,7 @@ func (l *Launcher) refuseLostDisks(req *pb.StartRequest) error {
 	return errors.Join(errs...)
 }
 
-// refuseLostDisk returns an error if the claim has no disk but is known to have had one. A blank disk in its place
-// would hide the loss.
+// refuseLostDisk returns an error if the claim has no disk but is known to have had one. A blank disk in its place would hide the loss.
 func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string, tracked bool) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return nil // whoever opens the disk finds any other problem with it
@@ -267,8 +263,7 @@ func (l *Launcher) refuseLostDisk(source *pb.DiskSource, path string, tracked bo
 		"To start with a blank disk, set the annotation %s of the claim to another value", rawdisk.ErrUnusable, had, layout.AnnotationContentGeneration)
 }
 
-// markStarted withdraws the mark that the overlays are clean. From here on only markClean or markNotStarted can
-// restore it.
+// markStarted withdraws the mark that the overlays are clean. From here on only markClean or markNotStarted can restore it.
 func (l *Launcher) markStarted(s *start, disks []domain.Disk, req *pb.StartRequest) error {
 	runs := map[string]string{}
 	for _, source := range req.Disks {

@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	// askEvery is how often the guest is asked to shut down: a guest in early boot, and some installers, miss the
-	// first request.
+	// askEvery is how often the guest is asked to shut down: a guest in early boot, and some installers, miss the first request.
 	askEvery = 5 * time.Second
 	// askTimeout bounds one request.
 	askTimeout = 10 * time.Second
@@ -28,8 +27,7 @@ const (
 
 // stop is the stop of the guest. It begins with the first call of Stop.
 type stop struct {
-	// deadline is when the guest is killed, and closing sooner wakes whoever waits for it. The launcher's mutex
-	// guards both.
+	// deadline is when the guest is killed, and closing sooner wakes whoever waits for it. The launcher's mutex guards both.
 	deadline time.Time
 	sooner   chan struct{}
 	// slow: destroying took so long that libvirt may have used SIGKILL. finished is closed when slow is final.
@@ -43,8 +41,7 @@ func (s *stop) mayBeDirty() bool {
 	return s.slow
 }
 
-// Stop asks the guest to shut down and kills it after the grace period. It returns at once. A later call can only
-// shorten the wait.
+// Stop asks the guest to shut down and kills it after the grace period. It returns at once. A later call can only shorten the wait.
 func (l *Launcher) Stop(grace time.Duration) {
 	deadline := l.cfg.Clock.Now().Add(grace)
 	var begun *stop

@@ -200,8 +200,7 @@ func event(about corev1.ObjectReference) *eventsv1.Event {
 	}
 }
 
-// TestHandler_tellsOfMachinesAlone: people rely on events to learn what happened, so a handler may write events only
-// about what it does.
+// TestHandler_tellsOfMachinesAlone: people rely on events to learn what happened, so a handler may write events only about what it does.
 func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	t.Parallel()
 	p := place(t)
@@ -260,8 +259,7 @@ func TestHandler_tokenOfAPodNamesItsNode(t *testing.T) {
 	admitted(t, mounted("node-b"))
 }
 
-// withToken returns a client with a token of the handler's service account, bound to a pod on the node. With node ""
-// it is not bound.
+// withToken returns a client with a token of the handler's service account, bound to a pod on the node. With node "" it is not bound.
 func withToken(t *testing.T, node string) client.Client {
 	t.Helper()
 	admin := cluster.Client(t, controlplane.Admin)

@@ -1,5 +1,4 @@
-// Package authority makes certificates for tests, for both sides of a connection to this machine, in memory and in
-// files.
+// Package authority makes certificates for tests, for both sides of a connection to this machine, in memory and in files.
 package authority
 
 import (

@@ -53,8 +53,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// SystemNamespace is the namespace in which Varve is installed, with the KubeVirt object and Varve's service
-// accounts.
+// SystemNamespace is the namespace in which Varve is installed, with the KubeVirt object and Varve's service accounts.
 const SystemNamespace = "varve"
 
 // Cluster is a running control plane. Many tests may use it at the same time.
@@ -68,8 +67,7 @@ type Cluster struct {
 	admin       client.Client
 }
 
-// Main runs a package's tests against one control plane, which *cluster points to while they run. It exits the
-// process.
+// Main runs a package's tests against one control plane, which *cluster points to while they run. It exits the process.
 func Main(m *testing.M, cluster **Cluster) {
 	os.Exit(run(m, cluster))
 }
@@ -223,8 +221,7 @@ func Consistently(tb testing.TB, during time.Duration, check func() error) {
 	}
 }
 
-// Update reads an object, lets edit change it, and writes it (with status, its status subresource). It retries after
-// a conflict.
+// Update reads an object, lets edit change it, and writes it (with status, its status subresource). It retries after a conflict.
 func Update[T client.Object](tb testing.TB, c client.Client, obj T, status bool, edit func(T)) {
 	tb.Helper()
 	Eventually(tb, func() error {

@@ -24,8 +24,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// install creates what an installation of Varve has: its namespace, the KubeVirt object with every feature gate on,
-// and its policies.
+// install creates what an installation of Varve has: its namespace, the KubeVirt object with every feature gate on, and its policies.
 func (c *Cluster) install(ctx context.Context, root string) error {
 	admin, err := client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme})
 	if err != nil {

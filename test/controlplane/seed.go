@@ -22,8 +22,7 @@ import (
 const seedBatch = 128
 
 // Seed writes custom resources, including their status, directly into etcd, where the API server finds them as if it
-// had stored them itself. That takes a second for thousands of objects, and minutes through the API server. Nothing
-// is validated.
+// had stored them itself. That takes a second for thousands of objects, and minutes through the API server. Nothing is validated.
 func (c *Cluster) Seed(tb testing.TB, objects []client.Object) {
 	tb.Helper()
 	for batch := range slices.Chunk(objects, seedBatch) {

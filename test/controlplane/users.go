@@ -38,8 +38,7 @@ var (
 	UnboundHandler = ServiceAccount(SystemNamespace, "varve-handler")
 )
 
-// HandlerOn returns the service account of `varve handler` with the token that a node's kubelet gives to the
-// handler's pod.
+// HandlerOn returns the service account of `varve handler` with the token that a node's kubelet gives to the handler's pod.
 func HandlerOn(node string) User {
 	user := UnboundHandler
 	user.Extra = map[string][]string{nodeNameKey: {node}}

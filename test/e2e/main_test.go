@@ -73,8 +73,7 @@ func newScene(t *testing.T, name string) *scene {
 	return s
 }
 
-// step runs a part of a test, which finds the machine as the previous part left it. After a failed part no other
-// runs.
+// step runs a part of a test, which finds the machine as the previous part left it. After a failed part no other runs.
 func (s *scene) step(name string, test func(*scene)) {
 	s.t.Helper()
 	if !s.t.Run(name, func(t *testing.T) {
@@ -124,8 +123,7 @@ func (s *scene) must(err error) {
 	}
 }
 
-// boot creates the claims and starts a tracked machine with these disks. Filesystem claims get an ext4 file system of
-// most of their size.
+// boot creates the claims and starts a tracked machine with these disks. Filesystem claims get an ext4 file system of most of their size.
 func (s *scene) boot(disks ...lab.Disk) {
 	s.t.Helper()
 	ctx := s.t.Context()

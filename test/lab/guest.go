@@ -117,8 +117,7 @@ func (g *Guest) Freeze(ctx context.Context) error {
 // Thaw undoes Freeze.
 func (g *Guest) Thaw(ctx context.Context) error { return g.agent(ctx, "guest-fsfreeze-thaw") }
 
-// DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes to the
-// disks.
+// DiskSums returns the SHA-256 of the raw disk behind each volume. It is exact only while nothing writes to the disks.
 func (g *Guest) DiskSums(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (map[string]string, error) {
 	sums := make([]string, len(vmi.Spec.Volumes))
 	group, ctx := errgroup.WithContext(ctx)

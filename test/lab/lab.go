@@ -81,8 +81,7 @@ func Open(ctx context.Context, kubeconfig, build, namespace string, labels map[s
 	return l, nil
 }
 
-// OpenFresh first removes everything that an earlier lab left in the namespace, within the timeout, and then calls
-// Open.
+// OpenFresh first removes everything that an earlier lab left in the namespace, within the timeout, and then calls Open.
 func OpenFresh(ctx context.Context, kubeconfig, build, namespace string, timeout time.Duration) (*Lab, error) {
 	old, err := Open(ctx, kubeconfig, build, namespace, nil)
 	if err != nil {
@@ -120,8 +119,7 @@ func (l *Lab) Image(name string) (string, error) {
 	return "", fmt.Errorf("image %s is not in build/images/images.json (make images)", name)
 }
 
-// Wait polls done every 200 ms until it returns true. After the deadline the error contains what, and the last value
-// of seen.
+// Wait polls done every 200 ms until it returns true. After the deadline the error contains what, and the last value of seen.
 func Wait(ctx context.Context, timeout time.Duration, what string, done func(ctx context.Context) (ok bool, seen string, err error)) error {
 	var last string
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {

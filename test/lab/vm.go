@@ -24,8 +24,7 @@ type System struct {
 	Image          string
 	Kernel, Initrd string
 	Args           string
-	// RootDisk is a qcow2 file in the guest directory, which PopulateRoot writes. It is empty for a guest that runs
-	// from its initrd.
+	// RootDisk is a qcow2 file in the guest directory, which PopulateRoot writes. It is empty for a guest that runs from its initrd.
 	RootDisk string
 	Memory   string
 }
@@ -54,8 +53,7 @@ type Disk struct {
 // ClaimName returns the name of the claim behind a machine's disk: the machine's name with the disk's name appended.
 func ClaimName(vm, disk string) string { return vm + "-" + disk }
 
-// Machine returns a virtual machine with Varve's defaults for tests: halted, one core, agent, network. It does not
-// create it.
+// Machine returns a virtual machine with Varve's defaults for tests: halted, one core, agent, network. It does not create it.
 func (l *Lab) Machine(name string, sys System, labels map[string]string, disks ...Disk) (*kubevirtv1.VirtualMachine, error) {
 	image, err := l.Image(sys.Image)
 	if err != nil {

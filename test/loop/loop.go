@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device attaches a block device to a file and returns the device's path. It is detached when the test, or the
-// process, ends.
+// Device attaches a block device to a file and returns the device's path. It is detached when the test, or the process, ends.
 func Device(tb testing.TB, file string) string {
 	tb.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer func() { _ = control.Close() }() // only asked
+	defer func() { _ = control.Close() }() // only used for ioctls
 	backing, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
 		tb.Fatal(err)
@@ -59,7 +58,7 @@ func Resize(tb testing.TB, path string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer func() { _ = device.Close() }() // only asked
+	defer func() { _ = device.Close() }() // only used for ioctls
 	if err := unix.IoctlSetInt(int(device.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
 		tb.Fatal(err)
 	}

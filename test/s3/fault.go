@@ -90,8 +90,7 @@ func reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// Delay passes the request to the server after a time, unless the test has ended by then or the client has visibly
-// gone.
+// Delay passes the request to the server after a time, unless the test has ended by then or the client has visibly gone.
 func Delay(d time.Duration) Fault {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		timer := time.NewTimer(d)

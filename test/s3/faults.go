@@ -16,15 +16,13 @@ import (
 )
 
 // Rule is a fault and the requests that it applies to: those that match all of Method, Key and Match, except the
-// first Skip of them, with the given Probability, and at most Times in total. So Skip: n-1, Times: 1 selects only the
-// nth match.
+// first Skip of them, with the given Probability, and at most Times in total. So Skip: n-1, Times: 1 selects only the nth match.
 type Rule struct {
 	Fault Fault
 
 	// Method is an HTTP method; "" matches every method.
 	Method string
-	// Key is the prefix of the object's key; "" matches every key, and every request without an object (a list, for
-	// example).
+	// Key is the prefix of the object's key; "" matches every key, and every request without an object (a list, for example).
 	Key string
 	// Match decides on anything else, such as the query; nil matches every request. It is called with a lock held.
 	Match func(*http.Request) bool

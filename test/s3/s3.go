@@ -52,8 +52,7 @@ type Endpoint struct {
 	Address              string
 	AccessKey, SecretKey string
 	Region, Bucket       string
-	// Authority is the certificate, in PEM, that verifies the server's certificate; nil if the server does not use
-	// TLS.
+	// Authority is the certificate, in PEM, that verifies the server's certificate; nil if the server does not use TLS.
 	Authority []byte
 }
 
@@ -113,8 +112,7 @@ func start(tb testing.TB, options Options) (*Server, error) {
 		},
 		program: program,
 		// Without a directory for accounts, the server answers a wrong key with 404, unlike S3. And never use
-		// --keep-alive: versitygw 1.8.0 sometimes takes what it left of a signed upload for the connection's next
-		// request.
+		// --keep-alive: versitygw 1.8.0 sometimes takes what it left of a signed upload for the connection's next request.
 		arguments: []string{"--port", address, "--health", healthPath, "--iam-dir", accounts},
 		log:       log,
 	}
@@ -199,8 +197,7 @@ func (s *Server) Kill(tb testing.TB) {
 	s.process = nil
 }
 
-// Restart starts the server with its previous data and address, and returns when it answers. It kills a running
-// server first.
+// Restart starts the server with its previous data and address, and returns when it answers. It kills a running server first.
 func (s *Server) Restart(tb testing.TB) {
 	tb.Helper()
 	s.mu.Lock()

@@ -30,8 +30,7 @@ func processes(pod types.UID) (map[string][]int, error) {
 			continue
 		}
 		mounts, err := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
-		// The node's own processes see every pod's mounts. The pod's processes see only its own, with the hosts file
-		// at /etc/hosts.
+		// The node's own processes see every pod's mounts. The pod's processes see only its own, with the hosts file at /etc/hosts.
 		if err != nil || !strings.Contains(string(mounts), "/pods/"+string(pod)+"/etc-hosts /etc/hosts ") {
 			continue
 		}

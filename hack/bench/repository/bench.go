@@ -94,8 +94,7 @@ type part struct {
 	run func(context.Context) ([]report.Row, error)
 }
 
-// parts runs the requested parts one after the other. Each leaves nothing behind but the image, which the second part
-// changes.
+// parts runs the requested parts one after the other. Each leaves nothing behind but the image, which the second part changes.
 func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
 	if b.only.wants(slices.Concat(fullIDs, readIDs, changeIDs)...) {
 		if err := b.makeImage(ctx); err != nil {

@@ -17,8 +17,7 @@ import (
 // blockRow is the costs of one block size.
 type blockRow struct {
 	Block string `json:"block"`
-	// Full is a first full, in MiB stored. Runs and Scattered are 1 % changed, Worst is 0.1 %, in bytes stored per
-	// byte changed.
+	// Full is a first full, in MiB stored. Runs and Scattered are 1 % changed, Worst is 0.1 %, in bytes stored per byte changed.
 	Full      blockCost `json:"full"`
 	Runs      blockCost `json:"runs"`
 	Scattered blockCost `json:"scattered"`

@@ -197,8 +197,7 @@ func (s *step) amplification(u usage) float64 {
 	return float64(u.stored) / float64(int64(s.change.count(s.bytes))*s.change.length)
 }
 
-// check restores Varve's last restore point and compares it with the image: a fast restore point with wrong content
-// is worthless.
+// check restores Varve's last restore point and compares it with the image: a fast restore point with wrong content is worthless.
 func (h *history) check(ctx context.Context) error {
 	out, err := h.run(ctx, h.varve, "disk", "list", machineName, "-o", "name")
 	if err != nil {

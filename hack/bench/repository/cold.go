@@ -27,13 +27,12 @@ func (b *bench) cold() error {
 		if err != nil {
 			return err
 		}
-		defer f.Close() //nolint:errcheck // it was opened to advise
+		defer f.Close() //nolint:errcheck // opened only for fadvise
 		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	})
 }
 
-// ready makes the caches cold for what a program reads, but not for the program itself: its load time is of no
-// interest.
+// ready makes the caches cold for what a program reads, but not for the program itself: its load time is of no interest.
 func (b *bench) ready(ctx context.Context, program string) error {
 	if err := b.cold(); err != nil {
 		return fmt.Errorf("drop caches: %w", err)

@@ -100,8 +100,7 @@ func (x *export) uri() string { return "nbd+unix:///" + exportName + "?socket=" 
 // pid returns the process that works for the reader of the export.
 func (x *export) pid() int { return x.cmd.Process.Pid }
 
-// writers is how many requests are in flight. Their buffers count as the memory of every following command (see
-// measure).
+// writers is how many requests are in flight. Their buffers count as the memory of every following command (see measure).
 const writers = 4
 
 // write fills pieces with bytes that do not compress, and flushes.

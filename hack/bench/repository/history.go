@@ -96,12 +96,10 @@ func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 	return snapshot.ID, nil
 }
 
-// checkpoint returns the name of the last restore point in change tracking, in the form that `varve disk checkpoint`
-// prints.
+// checkpoint returns the name of the last restore point in change tracking, in the form that `varve disk checkpoint` prints.
 func (h *history) checkpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
 
-// backUp measures a restore point of the export. It is incremental from the bitmap, or reads everything if bitmap is
-// "".
+// backUp measures a restore point of the export. It is incremental from the bitmap, or reads everything if bitmap is "".
 func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {
 	h.points++
 	args := []string{

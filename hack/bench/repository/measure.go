@@ -38,8 +38,7 @@ type usage struct {
 	memory, stored int64
 }
 
-// measure runs a task with cold caches. Its time includes the whole command and a sync of the file system that it
-// wrote to.
+// measure runs a task with cold caches. Its time includes the whole command and a sync of the file system that it wrote to.
 func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 	before, err := t.size()
 	if err != nil {
@@ -66,8 +65,7 @@ func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 		return usage{}, nil, err
 	}
 	after, err := t.size()
-	// The kernel starts a child's maximum at this process's own size, some 30 MiB. Of all programs only qemu-img
-	// needs less.
+	// The kernel starts a child's maximum at this process's own size, some 30 MiB. Of all programs only qemu-img needs less.
 	u.memory = state.SysUsage().(*syscall.Rusage).Maxrss * kib
 	u.cpu, u.stored = state.UserTime()+state.SystemTime()+helper-helped, after-before
 	fmt.Fprintf(b.log, "  %-34s %7.2f s  cpu %7.2f s  %5d MiB", t.name, u.wall.Seconds(), u.cpu.Seconds(), u.memory/mib)
@@ -85,8 +83,7 @@ func (t *task) size() (int64, error) {
 	return bytesIn(t.repository)
 }
 
-// profiling returns the variable that makes the profiling varve write profiles named after the task, if profiling is
-// on.
+// profiling returns the variable that makes the profiling varve write profiles named after the task, if profiling is on.
 func (b *bench) profiling(name string) []string {
 	if b.profile == "" {
 		return nil
@@ -149,8 +146,7 @@ func processorTime(pid int) (time.Duration, error) {
 	return parseStat(string(stat))
 }
 
-// parseStat reads user and system time, fields 14 and 15, from /proc/PID/stat (proc(5)). Field 2 may contain spaces
-// and parentheses.
+// parseStat reads user and system time, fields 14 and 15, from /proc/PID/stat (proc(5)). Field 2 may contain spaces and parentheses.
 func parseStat(stat string) (time.Duration, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 13 {

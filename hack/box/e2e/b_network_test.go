@@ -96,8 +96,7 @@ func fromHost(url string) (string, error) {
 	return string(body), errors.Join(err, resp.Body.Close())
 }
 
-// A mount that one pod makes in a hostPath reaches another pod on the same node, but not the other node and not the
-// host.
+// A mount that one pod makes in a hostPath reaches another pod on the same node, but not the other node and not the host.
 func TestMountPropagation(t *testing.T) {
 	share := func(mode corev1.MountPropagationMode) func(*corev1.PodSpec) {
 		return func(s *corev1.PodSpec) {

@@ -36,8 +36,7 @@ var (
 	client kubernetes.Interface
 )
 
-// The tests share one box and run in the order of the file names and of the lines in them. Each leaves the box
-// healthy.
+// The tests share one box and run in the order of the file names and of the lines in them. Each leaves the box healthy.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := setup(); err != nil {

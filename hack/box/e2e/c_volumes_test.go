@@ -47,8 +47,7 @@ func loops(t *testing.T) string {
 	return strings.Join(ours, "\n")
 }
 
-// noLoops waits until kubelet has unstaged the volumes that no pod uses any more, which it does after the pod is
-// gone.
+// noLoops waits until kubelet has unstaged the volumes that no pod uses any more, which it does after the pod is gone.
 func noLoops(t *testing.T) {
 	t.Helper()
 	eventually(t, "the loop devices to be detached", func() error {

@@ -65,8 +65,7 @@ func TestDownLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFrozenNode freezes a whole node, as runc freezes a container, and removes the box. On v1 a frozen process does
-// not die.
+// TestFrozenNode freezes a whole node, as runc freezes a container, and removes the box. On v1 a frozen process does not die.
 func TestFrozenNode(t *testing.T) {
 	mustUp(t)
 	freezer := filepath.Join("/sys/fs/cgroup/freezer", dir.Node(1).Cgroup(), "freezer.state")

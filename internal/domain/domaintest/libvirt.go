@@ -56,8 +56,7 @@ func wipe(tb testing.TB) {
 	}
 }
 
-// Renew ends libvirtd and every QEMU with SIGKILL and starts a libvirtd that knows nothing, as in the next launcher
-// pod.
+// Renew ends libvirtd and every QEMU with SIGKILL and starts a libvirtd that knows nothing, as in the next launcher pod.
 func (l *Libvirt) Renew(tb testing.TB) {
 	tb.Helper()
 	l.Kill(tb)

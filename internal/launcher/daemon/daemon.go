@@ -57,8 +57,7 @@ func Start(spec Spec) (*Process, error) {
 	go func() {
 		defer close(p.done)
 		p.err = cmd.Wait()
-		// A grandchild such as QEMU may keep the pipe open for ever, but everything that the daemon itself wrote is
-		// already in the pipe.
+		// A grandchild such as QEMU may keep the pipe open for ever, but everything that the daemon itself wrote is already in the pipe.
 		_ = out.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) //nolint:forbidigo // a deadline of the operating system
 		copied.Wait()
 		_ = out.Close()

@@ -3,8 +3,7 @@
 //
 // Init and launcher are two processes of one program on purpose. A process that reaps with wait4(-1) steals the
 // children that os/exec waits for. A process that does not reap leaves zombies, and libvirt takes a zombie QEMU for a
-// living one and waits 15 seconds for it. The init has exactly one child of its own, so it can reap everything at
-// once.
+// living one and waits 15 seconds for it. The init has exactly one child of its own, so it can reap everything at once.
 //
 // When the child exits, the init sends SIGTERM to the rest of the container and gives it a short time, so that a QEMU
 // that lost its launcher closes its files properly. When the init dies, the kernel kills the whole container.

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests run an init in a separate process, because it reaps every child that it gets. A sub-reaper adopts orphans
-// as PID 1 does.
+// The tests run an init in a separate process, because it reaps every child that it gets. A sub-reaper adopts orphans as PID 1 does.
 func TestMain(m *testing.M) {
 	if script := os.Getenv("PID1_TEST_SCRIPT"); script != "" {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

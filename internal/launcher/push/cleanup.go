@@ -17,8 +17,8 @@ const (
 )
 
 // cleanup undoes what a failed backup left, in the order that frees the guest first, and returns why the backup
-// failed. The message lists what could not be undone; the handler later deletes unnamed checkpoints and partial
-// directories again.
+// failed. The message lists what could not be undone. The handler later tries again to delete unnamed checkpoints and partial
+// directories.
 func (j *Job) cleanup(err error) *Failure {
 	s := j.look()
 	if j.progress.begun {
@@ -152,8 +152,7 @@ func (j *Job) freeGuest() error {
 	return errors.Join(errs...)
 }
 
-// freeTarget removes the partial directory. The volume is open, so if it was unmounted meanwhile, this still works or
-// does nothing.
+// freeTarget removes the partial directory. The volume is open, so if it was unmounted meanwhile, this still works or does nothing.
 func (j *Job) freeTarget() error {
 	if j.progress.volume == nil {
 		return nil

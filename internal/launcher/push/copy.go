@@ -95,8 +95,7 @@ func (j *Job) report(job domain.JobInfo) {
 	})
 }
 
-// jobEnded judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about
-// has failed.
+// jobEnded judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about has failed.
 func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
 	j.progress.copied = true
 	switch {

@@ -12,8 +12,7 @@ import (
 
 const (
 	cluster = domain.TargetClusterBytes
-	// spaceMargin, in bytes, is for the manifest, the directories and what the guest writes between the estimate and
-	// the begin.
+	// spaceMargin, in bytes, is for the manifest, the directories and what the guest writes between the estimate and the begin.
 	spaceMargin = 4 << 20
 )
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Failure says why a backup failed: an error with its class on the wire.
-type Failure struct { //nolint:errname // the name it has on the wire
+type Failure struct { //nolint:errname // its name on the wire
 	Kind pb.Backup_Failure
 	// Message says what failed and what to do.
 	Message string
@@ -77,8 +77,7 @@ func (e *pausedError) Error() string {
 	return fmt.Sprintf("the guest was paused by an I/O error on disk %s (%s)", e.disk, e.why)
 }
 
-// targetFullBelow is the free space in bytes below which a failed job is blamed on the target: a qcow2 file grows by
-// more at once.
+// targetFullBelow is the free space in bytes below which a failed job is blamed on the target: a qcow2 file grows by more at once.
 const targetFullBelow = 1 << 20
 
 // sight is what is known when a backup has failed.

@@ -35,8 +35,7 @@ type modelBackup struct {
 	content   map[byte]byte
 }
 
-// copyingGuest is a fake of QEMU's copy: a disk of a few blocks, one bitmap per checkpoint, and files that list
-// blocks.
+// copyingGuest is a fake of QEMU's copy: a disk of a few blocks, one bitmap per checkpoint, and files that list blocks.
 type copyingGuest struct {
 	*fakeGuest
 	disk    map[byte]byte
@@ -109,8 +108,7 @@ func (m *model) deleteClaim(slot int) {
 	m.makeClaim(slot)
 }
 
-// backup does the work of controller and handler around the launcher's job: the plan, and the tracker that moves
-// after DONE.
+// backup does the work of controller and handler around the launcher's job: the plan, and the tracker that moves after DONE.
 func (m *model) backup(tracker string, slot int, during func() error) {
 	m.next++
 	claim, base := m.claims[slot], m.trackers[tracker]
@@ -127,8 +125,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 	content := maps.Clone(m.guest.disk)
 	m.guest.during = during
 	got := m.run(req, claim)
-	// As controller/backup decides it: the tracker moves only after DONE, and only while the claim is still the one
-	// that was written.
+	// As controller/backup decides it: the tracker moves only after DONE, and only while the claim is still the one that was written.
 	if got.Phase != pb.Backup_DONE || m.claims[slot] != claim {
 		delete(m.guest.bitmaps, req.Checkpoint)
 		return

@@ -3,8 +3,8 @@
 //
 // The phases are those of launcher.proto. PREPARING checks, creates the target's files, and touches the guest only at
 // its end, when it freezes the guest while the backup begins. COPYING waits for libvirt. FINISHING makes the files
-// durable, writes the manifest and gives the directory its final name. A backup ends DONE or FAILED. A failed backup
-// leaves nothing behind: no job, no checkpoint, no partial directory, no paused guest.
+// durable, writes the manifest and gives the directory its final name. A backup ends DONE or FAILED. Neither leaves
+// a job, a partial directory or a paused guest behind, and a failed one leaves no checkpoint.
 //
 // The guest always comes first. It is frozen for a bounded time (Freezer). If the guest pauses because the target is
 // out of space, the backup fails and the guest continues. The end of the guest ends the backup.
@@ -124,8 +124,7 @@ const (
 	GuestCrashed
 )
 
-// New returns a backup that Run will carry out. ctx ends with the launcher. An error says what is wrong with the
-// request.
+// New returns a backup that Run will carry out. ctx bounds its work, but not its cleanup. An error says what is wrong with the request.
 func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
 	if err := validate(req, cfg.Disks); err != nil {
 		return nil, err
@@ -267,8 +266,7 @@ func (j *Job) run(ctx context.Context) error {
 	return nil
 }
 
-// bounded returns a context for calls that must not be cut off in the middle. It ends after d, and not with the
-// backup.
+// bounded returns a context for calls that must not be cut off in the middle. It ends after d, and not with the backup.
 func (j *Job) bounded(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(j.ctx), d)
 }

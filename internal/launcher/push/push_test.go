@@ -192,8 +192,7 @@ func TestAbortWhileFilesAreHashed(t *testing.T) {
 	})
 }
 
-// Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor
-// paused.
+// Each failure has its class, and leaves no job, no checkpoint, no files, and a guest that is neither frozen nor paused.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -513,8 +512,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 func TestTargetBytesBoundsARealFile(t *testing.T) {
 	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30
-	// The size that qemu-img produces from a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart:
-	// 201.5 MiB.
+	// The size that qemu-img produces from a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart: 201.5 MiB.
 	if got := targetBytes(200*mib, 10*gib); got < 201*mib+mib/2 || got > 205*mib {
 		t.Errorf("%d bytes", got)
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// DataBytes returns how many bytes of the disk at path hold data. It counts each cluster with any data in full. A
-// block device does not report its holes, and some file systems have none: then the result is the size of the whole
-// disk.
+// DataBytes returns how many bytes of the disk at path hold data, in whole clusters of this many bytes. A cluster with
+// any data counts in full. A block device does not report its holes, and some file systems have none: then the result
+// is the size of the whole disk.
 func DataBytes(ctx context.Context, path string, cluster int64) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {

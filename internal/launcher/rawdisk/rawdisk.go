@@ -1,6 +1,5 @@
 // Package rawdisk handles the raw disks of a guest: the file disk.img on a Filesystem claim, or the device of a Block
-// claim. It creates the file of a blank claim, and reports how much data a disk holds. It never changes a disk that
-// has content.
+// claim. It creates the file of a blank claim, and reports how much data a disk holds. It never changes a disk that has content.
 package rawdisk
 
 import (
@@ -14,8 +13,7 @@ import (
 )
 
 const (
-	// reservePercent of a blank claim's free space is left to the file system, whose own metadata grows with the
-	// disk.
+	// reservePercent of a blank claim's free space is left to the file system, whose own metadata grows with the disk.
 	reservePercent = 5
 	// granularity is the unit of a new disk's size, in bytes.
 	granularity = 1 << 20

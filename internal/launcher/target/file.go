@@ -32,8 +32,7 @@ type Sealed struct {
 
 // Seal makes a finished file durable, hashes it and frees its zero blocks. It does so at the same time: bytes that
 // are still in memory are hashed while they are written back. A full backup has zeros where a block device was never
-// written, and where a guest has wiped data. Seal calls read with the number of bytes that were hashed since the last
-// call.
+// written, and where a guest has wiped data. Seal calls read with the number of bytes that were hashed since the last call.
 func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (Sealed, error) {
 	f, err := v.root.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

@@ -34,8 +34,7 @@ type Parent struct {
 	ManifestSHA256 string
 }
 
-// Manifest returns the manifest of a complete backup and its SHA-256 in lower case hex. fs.ErrNotExist: there is
-// none.
+// Manifest returns the manifest of a complete backup and its SHA-256 in lower case hex. fs.ErrNotExist: there is none.
 func (v *Volume) Manifest(directory string) (*manifest.Manifest, string, error) {
 	data, err := v.readManifest(directory)
 	if err != nil {
@@ -75,8 +74,7 @@ func (v *Volume) readManifest(directory string) ([]byte, error) {
 
 // BrokenChains follows each volume from the parent to the full backup at the beginning of its chain. It returns the
 // volumes whose chain is not whole, each with an error that wraps ErrParentMissing or ErrParentChanged. It compares
-// each manifest with the hash in the child's manifest, or for the first one with the caller's. It does not hash the
-// disks' files.
+// each manifest with the hash in the child's manifest, or for the first one with the caller's. It does not hash the disks' files.
 //
 // An error means that the volume could not be read: then nothing is known about any chain.
 func (v *Volume) BrokenChains(parent Parent, volumes []string) (map[string]error, error) {
@@ -151,8 +149,7 @@ func (v *Volume) checkFile(directory string, entry *manifest.Volume) (problem, e
 	return nil, nil
 }
 
-// RelativeTo returns the path of another backup's directory from a backup's own. Both are relative to the volume's
-// root.
+// RelativeTo returns the path of another backup's directory from a backup's own. Both are relative to the volume's root.
 func RelativeTo(own, other string) (string, error) {
 	relative, err := filepath.Rel(own, other)
 	return filepath.ToSlash(relative), err

@@ -2,8 +2,7 @@
 // own, the backup's directory in it, and the other backups there.
 //
 // All access goes through an open directory (os.Root). No symbolic link on the volume, which belongs to the user,
-// leads out of it, and if the mount vanishes, nothing is ever written into the container's own file system in its
-// place.
+// leads out of it, and if the mount vanishes, nothing is ever written into the container's own file system in its place.
 package target
 
 import (
@@ -109,8 +108,7 @@ func (v *Volume) Path(name string) string { return filepath.Join(v.path, filepat
 func (v *Volume) Root() *os.Root { return v.root }
 
 // Begin creates the partial directory of a backup: <directory>.partial. It first removes what an earlier attempt of
-// the same backup left under either name. ErrInvalid: directory is not a relative path on the volume, or holds
-// another backup.
+// the same backup left under either name. ErrInvalid: directory is not a relative path on the volume, or holds another backup.
 func (v *Volume) Begin(directory, backupUID string) error {
 	if !fs.ValidPath(directory) || directory == "." {
 		return fmt.Errorf("%w: %q is not a directory on the volume", ErrInvalid, directory)
@@ -153,8 +151,7 @@ func (v *Volume) writeError(what string, err error) error {
 }
 
 // Commit writes the manifest into the partial directory, renames the directory to its final name, and returns the
-// manifest's SHA-256 in lower case hex. All files in it must already be durable. After an error the directory is
-// still partial.
+// manifest's SHA-256 in lower case hex. All files in it must already be durable. After an error the directory is still partial.
 func (v *Volume) Commit(directory string, m manifest.Manifest) (string, error) {
 	data, err := manifest.Encode(m)
 	if err != nil {

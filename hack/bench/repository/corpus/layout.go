@@ -34,8 +34,7 @@ func (s Sizes) Total() int64 { return s[System] + s[Text] + s[Random] + s[Zero] 
 // Grain is the alignment of everything in the image: the block size of the usual file systems.
 const Grain = 4 << 10
 
-// Mix divides a number of bytes among the kinds: half are files of the system, if there are that many, and an eighth
-// are zeros.
+// Mix divides a number of bytes among the kinds: half are files of the system, if there are that many, and an eighth are zeros.
 func Mix(bytes, system int64) Sizes {
 	round := func(n int64) int64 { return n &^ (Grain - 1) }
 	s := Sizes{System: round(min(bytes/2, system)), Zero: round(bytes / 8)}

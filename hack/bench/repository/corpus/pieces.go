@@ -57,8 +57,7 @@ func place(within []extent.Extent, places []int64, n, align int64) int64 {
 	return first + (n-places[low])*align
 }
 
-// overlaps says whether a piece at offset would overlap another one, which must begin in the same stretch or in a
-// neighbor.
+// overlaps says whether a piece at offset would overlap another one, which must begin in the same stretch or in a neighbor.
 func overlaps(taken map[int64]int64, offset, length int64) bool {
 	for stretch := offset/length - 1; stretch <= offset/length+1; stretch++ {
 		if at, ok := taken[stretch]; ok && at < offset+length && offset < at+length {

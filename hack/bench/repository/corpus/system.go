@@ -18,8 +18,7 @@ type Files struct {
 	Bytes int64
 }
 
-// SystemFiles lists the machine's own files in the order of their names until there are enough bytes. It skips
-// unreadable files.
+// SystemFiles lists the machine's own files in the order of their names until there are enough bytes. It skips unreadable files.
 func SystemFiles(enough int64) (*Files, error) {
 	files := &Files{}
 	err := filepath.WalkDir(systemRoot, func(path string, d fs.DirEntry, err error) error {

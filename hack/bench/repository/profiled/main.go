@@ -1,6 +1,5 @@
 // Command profiled is `varve` for `hack/bench/repository -profile`. It has the same commands, and writes a CPU
-// profile and an allocation profile to files whose names begin with VARVE_PROFILE. The product itself has no such
-// switch.
+// profile and an allocation profile to files whose names begin with VARVE_PROFILE. The product itself has no such switch.
 package main
 
 import (
@@ -48,8 +47,7 @@ func varve(ctx context.Context, args []string) error {
 	return root.ExecuteContext(ctx)
 }
 
-// finish ends the CPU profile and writes the memory profile: what was allocated, and what was in use at the last
-// collection.
+// finish ends the CPU profile and writes the memory profile: what was allocated, and what was in use at the last collection.
 func finish(cpu *os.File, profile string) error {
 	pprof.StopCPUProfile()
 	if err := cpu.Close(); err != nil {

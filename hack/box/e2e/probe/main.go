@@ -1,5 +1,4 @@
-// Command probe is the only program in the end-to-end tests' image: a server, a client to reach it, and a writer and
-// reader of volumes.
+// Command probe is the only program in the end-to-end tests' image: a server, a client to reach it, and a writer and reader of volumes.
 package main
 
 import (

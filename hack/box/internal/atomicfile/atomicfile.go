@@ -10,8 +10,7 @@ import (
 	"path/filepath"
 )
 
-// Write replaces path with data: temporary file, fsync, rename, fsync of the directory. It creates missing
-// directories.
+// Write replaces path with data: temporary file, fsync, rename, fsync of the directory. It creates missing directories.
 func Write(path string, data []byte, mode os.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

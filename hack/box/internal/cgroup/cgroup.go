@@ -80,8 +80,7 @@ func parseMount(line string) (Hierarchy, bool) {
 	return Hierarchy{}, false
 }
 
-// checkName rejects an empty or climbing name, which could only come from a damaged record, to protect the host's
-// groups.
+// checkName rejects an empty or climbing name, which could only come from a damaged record, to protect the host's groups.
 func checkName(name string) error {
 	if !fs.ValidPath(name) || name == "." {
 		return fmt.Errorf("%q names no cgroup of a box", name)
@@ -247,8 +246,7 @@ func Members(name string) ([]int, error) {
 }
 
 // Remove ends the processes of the group name, by calling end, and removes the group and everything below it. The
-// kernel takes a moment to remove dead processes, and others may have been forked meanwhile, so Remove tries again
-// until ctx ends.
+// kernel takes a moment to remove dead processes, and others may have been forked meanwhile, so Remove tries again until ctx ends.
 func Remove(ctx context.Context, name string, end func(ctx context.Context, pid int) error) error {
 	if err := checkName(name); err != nil {
 		return err

@@ -62,8 +62,7 @@ func onlyRemains(dir layout.Box) error {
 	return nil
 }
 
-// wipe removes the box, except its directory and the images in it. It removes the state last, so that it can be run
-// again.
+// wipe removes the box, except its directory and the images in it. It removes the state last, so that it can be run again.
 func wipe(ctx context.Context, dir layout.Box) error {
 	st, err := load(dir)
 	if errors.Is(err, errStateDamaged) {

@@ -179,8 +179,7 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 	})
 }
 
-// serviceAnswers connects to the API server by its ClusterIP from the host, which tests bridge, route, kube-proxy and
-// API server.
+// serviceAnswers connects to the API server by its ClusterIP from the host, which tests bridge, route, kube-proxy and API server.
 func (s *State) serviceAnswers(ctx context.Context, dir layout.Box) error {
 	l := dir.Node(1)
 	target := net.JoinHostPort(s.Plan.APIService().String(), "443")

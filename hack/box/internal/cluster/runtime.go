@@ -14,8 +14,7 @@ import (
 // runtime queries one node's containerd through the interface that kubelet uses, so that both see the same images.
 type runtime struct{ conn *grpc.ClientConn }
 
-// withRuntime calls f with the containerd of node i. It reaches containerd from the host through the root of the
-// node's init.
+// withRuntime calls f with the containerd of node i. It reaches containerd from the host through the root of the node's init.
 func (s *State) withRuntime(i int, f func(runtime) error) (err error) {
 	socket := fmt.Sprintf("unix:///proc/%d/root/run/containerd/containerd.sock", s.Nodes[i-1].Init.PID)
 	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -45,8 +45,7 @@ func provision(ctx context.Context, client kubernetes.Interface, node string, vo
 	return ctx.Err()
 }
 
-// ShouldProvision says whether the claim belongs to this node: the scheduler chose this node, or it chose none and
-// this is the first.
+// ShouldProvision says whether the claim belongs to this node: the scheduler chose this node, or it chose none and this is the first.
 func (p *provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
 	if chosen := claim.Annotations[selectedNode]; chosen != "" {
 		return chosen == p.node

@@ -2,8 +2,7 @@
 //
 // A volume is one sparse file on the machine's disk, attached to a loop device on the node that it is pinned to. A
 // Filesystem volume contains ext4, mounted with discard; a Block volume is the loop device. So capacity is real (a
-// full volume returns ENOSPC), trimmed space returns to the machine, and nothing needs a kernel module beyond loop
-// and ext4.
+// full volume returns ENOSPC), trimmed space returns to the machine, and nothing needs a kernel module beyond loop and ext4.
 //
 // The plugin keeps no state: it asks the kernel which file is attached where, and what is mounted. Each call is
 // idempotent, and may be killed and called again.

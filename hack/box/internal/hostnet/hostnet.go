@@ -1,6 +1,5 @@
 // Package hostnet creates and removes what the box puts into the host's network namespace: one bridge, its ports, and
-// routes over it. The routes and the ports disappear with the bridge and the nodes. Nothing else on the host is
-// changed.
+// routes over it. The routes and the ports disappear with the bridge and the nodes. Nothing else on the host is changed.
 //
 // The bridge has the box's directory as its alias (ip link show prints it), so that a bridge of the same name that
 // belongs to someone else is never touched.
@@ -22,8 +21,7 @@ import (
 // MaxBridgeName is the longest bridge name, in bytes. Ports are named after the bridge, and the kernel allows 15.
 const MaxBridgeName = 12
 
-// whole retries a list while the kernel reports that it changed during the dump, as on a host where links come and
-// go.
+// whole retries a list while the kernel reports that it changed during the dump, as on a host where links come and go.
 func whole[T any](list func() ([]T, error)) (all []T, err error) {
 	for range 100 {
 		all, err = list()
@@ -59,8 +57,7 @@ func Taken() ([]netip.Prefix, error) {
 	return taken, nil
 }
 
-// EnsureBridge creates the bridge with the plan's address and the routes to pods and Services. owner is the box's
-// directory.
+// EnsureBridge creates the bridge with the plan's address and the routes to pods and Services. owner is the box's directory.
 func EnsureBridge(name, owner string, plan netplan.Plan) error {
 	if len(name) > MaxBridgeName {
 		return fmt.Errorf("the bridge's name %q is longer than %d bytes", name, MaxBridgeName)

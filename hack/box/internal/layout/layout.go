@@ -30,8 +30,7 @@ func (b Box) Kubeconfig() string { return b.path("kubeconfig") }
 // PKI is the directory of the certificates and keys.
 func (b Box) PKI() string { return b.path("pki") }
 
-// Bin has the box's own copies of its programs, so that rebuilding or cleaning the build directory does not change
-// what runs.
+// Bin has the box's own copies of its programs, so that rebuilding or cleaning the build directory does not change what runs.
 func (b Box) Bin() string { return b.path("bin") }
 
 // Program is the path of one of the programs in Bin.

@@ -22,8 +22,7 @@ type Device struct {
 	info *unix.LoopInfo64
 }
 
-// rdev returns the device number of the loop device itself, in the encoding that loop_info64 uses for a backing
-// device.
+// rdev returns the device number of the loop device itself, in the encoding that loop_info64 uses for a backing device.
 func (d Device) rdev() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(d.Path, &st); err != nil {

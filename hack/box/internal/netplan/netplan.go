@@ -13,8 +13,7 @@ import (
 	"net/netip"
 )
 
-// MaxNodes is how many nodes a box can have. The plan has room for more, but tests need only two, and only two are
-// tested.
+// MaxNodes is how many nodes a box can have. The plan has room for more, but tests need only two, and only two are tested.
 const MaxNodes = 2
 
 // Plan is a box's /16.

@@ -87,8 +87,7 @@ func skeleton(root string) error {
 	return symlink("/run", filepath.Join(root, "var/run"))
 }
 
-// programs binds /usr read-only and recreates the host's layout of /bin, /lib and the like: links into /usr or
-// directories.
+// programs binds /usr read-only and recreates the host's layout of /bin, /lib and the like: links into /usr or directories.
 func programs(root string) error {
 	if err := bind("/usr", root, unix.MS_RDONLY); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 // logLimit bounds one log file, in bytes. A service has at most two: the current one and the previous one (".1").
 const logLimit = 16 << 20
 
-// rotated is a log file that is renamed before it exceeds limit bytes. It is for one goroutine.
+// rotated is a log file that is renamed before a write would exceed limit bytes. It is for one goroutine.
 type rotated struct {
 	path  string
 	limit int64

@@ -17,8 +17,7 @@ import (
 const goFD = 3
 
 // Start clones the node's init, lets prepare equip it (network device, control group, record of its identity), and
-// then sends it the Spec. If prepare fails, or if the caller dies before that, init ends without having done
-// anything.
+// then sends it the Spec. If prepare fails, or if the caller dies before that, init ends without having done anything.
 func Start(ctx context.Context, spec Spec, prepare func(proc.ID) error) (id proc.ID, err error) {
 	log, err := openLog(spec.Layout().Log("init"))
 	if err != nil {

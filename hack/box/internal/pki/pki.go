@@ -91,8 +91,7 @@ func (a *Authority) Ensure(name string, leaf Leaf) (Pair, error) {
 	return p, nil
 }
 
-// EnsureKey loads the key NAME.key (for signing service account tokens), or creates it, and writes its public key
-// NAME.pub.
+// EnsureKey loads the key NAME.key (for signing service account tokens), or creates it, and writes its public key NAME.pub.
 func EnsureKey(dir, name string) (keyFile, pubFile string, err error) {
 	keyFile, pubFile = filepath.Join(dir, name+".key"), filepath.Join(dir, name+".pub")
 	key, err := readKey(keyFile)
@@ -140,8 +139,7 @@ func (p *Pair) fresh(now time.Time) bool {
 	return now.After(p.cert.NotBefore) && now.Add(renewBefore).Before(p.cert.NotAfter)
 }
 
-// make writes the key before the certificate, so a new certificate never exists without its key. load detects any
-// other mismatch.
+// make writes the key before the certificate, so a new certificate never exists without its key. load detects any other mismatch.
 func (p *Pair) make(tmpl *x509.Certificate, signer *Authority) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

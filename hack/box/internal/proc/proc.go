@@ -1,5 +1,4 @@
-// Package proc identifies processes, so that a recorded process is never confused with a later one that has the same
-// PID.
+// Package proc identifies processes, so that a recorded process is never confused with a later one that has the same PID.
 package proc
 
 import (

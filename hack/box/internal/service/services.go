@@ -71,8 +71,7 @@ func controlPlane(spec node.Spec) []node.Service {
 			"--auto-compaction-retention=10m",
 			"--quota-backend-bytes=2147483648",
 			// The box is a test bed: it trades durability across a machine reset for speed on a slow shared disk.
-			// Killing processes loses nothing. `box up` detects data that a reset has damaged, and then starts a
-			// fresh cluster.
+			// Killing processes loses nothing. `box up` detects data that a reset has damaged, and then starts a fresh cluster.
 			"--unsafe-no-fsync",
 		}},
 		{Name: "kube-apiserver", Args: apiServer(spec.Dir, spec.Plan), Needs: []string{"tcp:127.0.0.1:2379"}},
@@ -136,7 +135,7 @@ func controllerManager(box layout.Box, plan netplan.Plan) []string {
 func Configure(spec node.Spec) error {
 	l := spec.Layout()
 	for name, data := range map[string]func() ([]byte, error){
-		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil }, //nolint:unparam // as the others
+		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil }, //nolint:unparam // same signature as the others
 		"kubelet.json":    func() ([]byte, error) { return kubeletConfig(spec) },
 		"proxy.json":      func() ([]byte, error) { return proxyConfig(spec) },
 	} {

@@ -1,5 +1,4 @@
-// Command image builds Varve's container images, the launcher's root, and the guests of tests and demo, without
-// Docker.
+// Command image builds Varve's container images, the launcher's root, and the guests of tests and demo, without Docker.
 //
 // image [flags] build [name...]   images into <out>/images, all of them if none is named
 // image [flags] guest             kernels, initramfs and disk into <out>/guest

@@ -19,8 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// registry is the prefix of every reference. Nothing listens there: images are imported, and pods use imagePullPolicy
-// Never.
+// registry is the prefix of every reference. Nothing listens there: images are imported, and pods use imagePullPolicy Never.
 const registry = "varve.local"
 
 // tagLength is how many hex digits of the config digest make the tag.

@@ -32,8 +32,7 @@ func ReadIndex(dir string) (Index, error) {
 }
 
 // Publish puts images into dir, under file names that do not change between builds, and adds them to its index. It
-// keeps the entries of other images. Readers see the old file or the new one, never a part of one. Two publishers
-// take turns.
+// keeps the entries of other images. Readers see the old file or the new one, never a part of one. Two publishers take turns.
 func Publish(dir string, images Index) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("publish images: %w", err)

@@ -2,8 +2,7 @@
 //
 // An entry is built in a temporary directory and renamed into place when it is complete, so an entry that exists can
 // be trusted. Any number of processes and goroutines may ask for the same entry: each entry has a file lock that lets
-// one of them build it while the others wait. A builder that dies leaves a temporary directory, which the next
-// builder removes.
+// one of them build it while the others wait. A builder that dies leaves a temporary directory, which the next builder removes.
 package cache
 
 import (
@@ -45,8 +44,7 @@ func Default() (*Cache, error) {
 	return Open(filepath.Join(dir, "varve", "image")), nil
 }
 
-// Key names an entry by its inputs. Inputs are length-prefixed, so no two lists of inputs share a key by
-// concatenation.
+// Key names an entry by its inputs. Inputs are length-prefixed, so no two lists of inputs share a key by concatenation.
 func Key(inputs ...string) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -152,8 +150,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// Closing the descriptor drops the lock. The file stays, because removing it would let two processes lock
-			// two files.
+			// Closing the descriptor drops the lock. The file stays, because removing it would let two processes lock two files.
 			return func() { _ = f.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {

@@ -51,8 +51,7 @@ type Builder struct {
 	Fresh string // Part of the key: a new value makes a new root.
 }
 
-// Tar returns the path of the root as a tar file, and makes it if it is not in the cache. kind names it in the cache
-// and in messages.
+// Tar returns the path of the root as a tar file, and makes it if it is not in the cache. kind names it in the cache and in messages.
 func (b *Builder) Tar(ctx context.Context, kind string, root Root) (string, error) {
 	dir, err := b.Cache.Dir(ctx, kind+"-tar", b.key(root), func(dir string) error {
 		return b.Log.Step(fmt.Sprintf("Debian %s root for %s (%d packages asked for)", root.Suite, kind, len(root.Packages)),

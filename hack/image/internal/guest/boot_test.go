@@ -165,8 +165,7 @@ func TestTestGuestAgentShutdown(t *testing.T) {
 	t.Logf("off after %.1f s", m.waitOff().Seconds())
 }
 
-// The Debian guest boots from its root disk, mounts the data disk by its label, freezes both, and obeys the power
-// button.
+// The Debian guest boots from its root disk, mounts the data disk by its label, freezes both, and obeys the power button.
 func TestDebianGuest(t *testing.T) {
 	t.Parallel()
 	g, err := kitchen(t).Guest.Debian(t.Context())

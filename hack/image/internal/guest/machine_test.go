@@ -30,8 +30,7 @@ func emulator(t *testing.T) []string {
 	}
 }
 
-// Time limits of a guest in tests. They are far above the measured times, so that tests do not fail on a loaded
-// machine.
+// Time limits of a guest in tests. They are far above the measured times, so that tests do not fail on a loaded machine.
 const (
 	bootTimeout = 4 * time.Minute
 	stopTimeout = 2 * time.Minute
@@ -56,8 +55,7 @@ func boot(t *testing.T, kernel, initrd, cmdline string, args ...string) (*machin
 	agent, monitor := filepath.Join(dir, "agent"), filepath.Join(dir, "monitor")
 	qemu := emulator(t)
 	args = append([]string{
-		// Never KVM: /dev/kvm may exist and hang the guest. qemu64 is what libvirt gives a guest without a CPU
-		// setting.
+		// Never KVM: /dev/kvm may exist and hang the guest. qemu64 is what libvirt gives a guest without a CPU setting.
 		"-machine", "q35,accel=tcg", "-cpu", "qemu64", "-m", "384", "-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", kernel, "-initrd", initrd, "-append", cmdline,
 		"-serial", "file:" + m.console, "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",

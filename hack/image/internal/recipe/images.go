@@ -11,7 +11,7 @@ import (
 const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // varve returns the image with only the static binary and a directory for temporary files.
-func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // a recipe, as the others
+func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // same signature as the other recipes
 	return image{
 		parts: []part{{entries: []layer.Entry{
 			{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},

@@ -6,8 +6,7 @@ import (
 	"github.com/varvebackup/varve/hack/image/internal/debian"
 )
 
-// Suite is the Debian release of the launcher's root and of the guests. Debian 12's libvirt does not support
-// <dataStore>.
+// Suite is the Debian release of the launcher's root and of the guests. Debian 12's libvirt does not support <dataStore>.
 const Suite = "trixie"
 
 // LauncherRoot returns the root file system under libvirt and QEMU in the launcher pod.

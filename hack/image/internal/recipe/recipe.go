@@ -1,8 +1,7 @@
 // Package recipe defines Varve's images and their content.
 //
 // An image is cached by the content of all its inputs (binaries, configuration, root). With unchanged inputs, Build
-// returns the image of the last run without reading a layer. A changed binary never rebuilds the Debian root below
-// it.
+// returns the image of the last run without reading a layer. A changed binary never rebuilds the Debian root below it.
 package recipe
 
 import (
@@ -122,8 +121,7 @@ func (img image) key() (string, error) {
 	return cache.Key(inputs...), nil
 }
 
-// write writes the layers, the image and its description into dir. It removes the layers again, since the image
-// contains them.
+// write writes the layers, the image and its description into dir. It removes the layers again, since the image contains them.
 func (img image) write(dir, name string) error {
 	out := archive.Image{Name: name, Entrypoint: img.entrypoint, Env: img.env}
 	var written []string
