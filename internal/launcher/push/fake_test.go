@@ -78,9 +78,6 @@ func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	return f.frozen, err
 }
 
-// fileSystems is how many file systems the guest has.
-const fileSystems = 2
-
 func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {
 	err := f.call("Freeze")
 	f.set(func() { f.frozen = true }) // a failed freeze may have frozen something

@@ -171,7 +171,7 @@ func (f *Freezer) hold(z *Frozen) {
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that that many file
+// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that so many file
 // systems did not stay frozen until then, or nil.
 func (f *Freezer) thaw(frozen int) (early error) {
 	for first := true; f.life.Err() == nil; first = false {
