@@ -119,14 +119,14 @@ func (s *Session) Freeze(ctx context.Context, timeout time.Duration) (frozen int
 // countFileSystems tells the agent to freeze or to thaw, and returns the number of file systems that the agent
 // reports. libvirt's own calls send the same commands, but their Go binding drops the counts.
 func countFileSystems(d *libvirt.Domain, command string, timeout time.Duration) (int, error) {
-	answer, err := execute(d, command, timeout)
+	answer, err := runAgentCommand(d, command, timeout)
 	if err != nil {
 		return 0, err
 	}
 	return saysCount(answer)
 }
 
-func execute(d *libvirt.Domain, command string, timeout time.Duration) (answer string, err error) {
+func runAgentCommand(d *libvirt.Domain, command string, timeout time.Duration) (answer string, err error) {
 	return d.QemuAgentCommand(`{"execute":"`+command+`"}`, libvirt.DomainQemuAgentCommandTimeout(wholeSeconds(timeout)), 0)
 }
 
@@ -134,7 +134,7 @@ func execute(d *libvirt.Domain, command string, timeout time.Duration) (answer s
 // timeout, rounded up to seconds, to answer. ErrAgent: there is no agent, or it refused, or it was too slow.
 func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (frozen bool, err error) {
 	err = s.useAgent("ask whether the guest is frozen", timeout, func(d *libvirt.Domain) error {
-		answer, err := execute(d, "guest-fsfreeze-status", timeout)
+		answer, err := runAgentCommand(d, "guest-fsfreeze-status", timeout)
 		if err != nil {
 			return err
 		}

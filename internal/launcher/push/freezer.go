@@ -164,16 +164,16 @@ func (f *Freezer) hold(z *Frozen) {
 	case <-f.life.Done():
 	}
 	if !z.foreign {
-		z.early = f.thaw(frozen)
+		z.early = f.keepThawing(frozen)
 	}
 	z.after = f.clock.Since(z.since)
 	f.drop()
 	close(z.thawed)
 }
 
-// thaw returns when the guest is thawed or has ended. It returns why the first attempt suggests that so many file
+// keepThawing returns when the guest is thawed or has ended. It returns why the first attempt suggests that so many file
 // systems did not stay frozen until then, or nil.
-func (f *Freezer) thaw(frozen int) (early error) {
+func (f *Freezer) keepThawing(frozen int) (early error) {
 	for first := true; f.life.Err() == nil; first = false {
 		thawed, err := f.thawOnce()
 		switch {
@@ -206,18 +206,21 @@ func (f *Freezer) thawOnce() (int, error) {
 // isThawed reports whether the agent says that the guest is thawed. An agent whose hook fails after the thaw refuses
 // each attempt, although nothing is frozen.
 func (f *Freezer) isThawed() bool {
-	ctx, cancel := context.WithTimeout(f.life, 2*confirmTimeout)
-	defer cancel()
-	frozen, err := f.agent.FSFrozen(ctx, confirmTimeout)
+	frozen, err := f.askFrozen(f.life)
 	return err == nil && !frozen
+}
+
+// askFrozen asks the agent whether the guest is frozen, no matter who froze it.
+func (f *Freezer) askFrozen(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
+	defer cancel()
+	return f.agent.FSFrozen(ctx, confirmTimeout)
 }
 
 // StillFrozen returns nil if a guest that somebody else froze is still frozen. Otherwise it says why that is
 // doubtful: the guest was thawed, or its agent does not answer.
 func (f *Freezer) StillFrozen(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
-	defer cancel()
-	frozen, err := f.agent.FSFrozen(ctx, confirmTimeout)
+	frozen, err := f.askFrozen(ctx)
 	switch {
 	case err != nil:
 		return fmt.Errorf("ask whether it is still frozen: %w", err)
@@ -250,9 +253,9 @@ func (z *Frozen) ThawedEarly() error {
 // Thaw requests the thaw and waits for it for a while. It returns how long the guest was frozen: from the request to
 // freeze until the agent answered the thaw, or until now if it has not answered. That is an upper bound of what a
 // writer in the guest felt.
-func (z *Frozen) Thaw() time.Duration { return z.thaw(context.Background(), thawPatience) }
+func (z *Frozen) Thaw() time.Duration { return z.awaitThaw(context.Background(), thawPatience) }
 
-func (z *Frozen) thaw(ctx context.Context, patience time.Duration) time.Duration {
+func (z *Frozen) awaitThaw(ctx context.Context, patience time.Duration) time.Duration {
 	z.once.Do(func() { close(z.release) })
 	timer := z.clock.NewTimer(patience)
 	defer timer.Stop()

@@ -39,6 +39,15 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 		"the agent answers the thaw late, as Windows does": {func(b *bench) {
 			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + time.Second) }
 		}, pb.Backup_FROZEN},
+		"the guest admits it late, while the copy goes on": {func(b *bench) {
+			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
+			b.guest.on["Thaw"] = func() {
+				time.Sleep(thawPatience + time.Second)
+				b.guest.set(func() { b.guest.frozen = false })
+			}
+			done := b.guest.on["BeginBackup"]
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(20*time.Second, done) }
+		}, pb.Backup_THAWED_EARLY},
 		"the agent has not answered the thaw when the backup ends": {func(b *bench) {
 			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + answerPatience + time.Minute) }
 		}, pb.Backup_THAWED_EARLY},
@@ -130,8 +139,8 @@ func TestThawedEarly_guestThatEndsConfirmsNothing(t *testing.T) {
 // libvirt's begin times out before the watchdog has to thaw.
 func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
 	t.Parallel()
-	if most := freezeTimeout + beginFrozenTimeout; most >= frozenAtMost {
-		t.Errorf("a freeze and a begin may take %s, and the guest is thawed after %s", most, frozenAtMost)
+	if most := freezeTimeout + beginFrozenTimeout + confirmTimeout; most >= frozenAtMost {
+		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, frozenAtMost)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

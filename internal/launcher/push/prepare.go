@@ -18,7 +18,8 @@ const (
 	prepareTimeout = 2 * time.Minute
 	// beginTimeout bounds virDomainBackupBegin. libvirt itself gives up on a busy domain after 30 s.
 	beginTimeout = 60 * time.Second
-	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze it is below frozenAtMost.
+	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze, and to ask whether
+	// somebody else's freeze held, it is below frozenAtMost.
 	beginFrozenTimeout = 15 * time.Second
 )
 
@@ -92,14 +93,19 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 		return j.beginWithin(beginTimeout, begin)
 	}
 	j.progress.frozen = frozen
-	defer func() { j.judgeFreeze(frozen.Thaw()) }()
+	var doubt error
+	defer func() {
+		frozenFor, early := frozen.Thaw(), frozen.ThawedEarly()
+		if errors.Is(early, errUnanswered) {
+			early = nil // confirmFreeze waits for the answer.
+		}
+		j.judgeFreeze(frozenFor, doubt, early)
+	}()
 	if err := j.beginWithin(beginFrozenTimeout, begin); err != nil {
 		return err
 	}
 	if frozen.Foreign() {
-		ctx, cancel := j.bounded(2 * confirmTimeout)
-		defer cancel()
-		j.progress.doubt = j.cfg.Freezer.StillFrozen(ctx)
+		doubt = j.cfg.Freezer.StillFrozen(context.WithoutCancel(j.ctx))
 	}
 	return nil
 }
@@ -107,32 +113,21 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 // confirmFreeze waits for the answer to a thaw that has taken longer than the begin waited for it. After it the state
 // says whether the guest was frozen at the point in time.
 func (j *Job) confirmFreeze(ctx context.Context) {
-	frozen := j.progress.frozen
-	if frozen == nil || !errors.Is(frozen.ThawedEarly(), errUnanswered) {
-		return
-	}
-	j.judgeFreeze(frozen.thaw(ctx, answerPatience))
-	if errors.Is(frozen.ThawedEarly(), errUnanswered) {
-		j.doubtFreeze(errUnanswered)
+	if frozen := j.progress.frozen; frozen != nil {
+		frozenFor := frozen.awaitThaw(ctx, answerPatience)
+		j.judgeFreeze(frozenFor, frozen.ThawedEarly())
 	}
 }
 
-// judgeFreeze notes how long the guest was frozen and what is known of the freeze by now.
-func (j *Job) judgeFreeze(frozenFor time.Duration) {
-	j.update(func(b *pb.Backup) { b.FrozenMillis = frozenFor.Milliseconds() })
-	early := j.progress.frozen.ThawedEarly()
-	if errors.Is(early, errUnanswered) {
-		early = nil
-	}
-	if doubt := errors.Join(j.progress.doubt, early); doubt != nil {
-		j.doubtFreeze(doubt)
-	}
-}
-
-func (j *Job) doubtFreeze(doubt error) {
+// judgeFreeze notes how long the guest was frozen, and what speaks against a freeze that held.
+func (j *Job) judgeFreeze(frozenFor time.Duration, doubts ...error) {
+	doubt := errors.Join(doubts...)
 	j.update(func(b *pb.Backup) {
-		b.Quiesce = pb.Backup_THAWED_EARLY
-		b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
+		b.FrozenMillis = frozenFor.Milliseconds()
+		if doubt != nil {
+			b.Quiesce = pb.Backup_THAWED_EARLY
+			b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
+		}
 	})
 }
 

@@ -103,9 +103,8 @@ type progress struct {
 	partial bool
 	// begun: libvirt was asked to begin, so that a checkpoint may exist.
 	begun bool
-	// frozen is the freeze of this backup, or nil, and doubt is why it may not have held until libvirt began.
+	// frozen is the freeze of this backup, or nil.
 	frozen *Frozen
-	doubt  error
 	// copied: libvirt's job has ended.
 	copied bool
 	// sealBytes is the estimate, in bytes, of what finish reads for hashing.
