@@ -218,7 +218,7 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 		})
 	}
 	r.turn.Unlock()
-	group.Go(func() error { return r.before.alive(inner, kept) })
+	group.Go(func() error { return r.before.keptAlive(inner, kept) })
 	return group.Wait()
 }
 

@@ -56,9 +56,9 @@ func (p *predecessor) blocks(ctx context.Context, i int) ([]object.IndirectObjec
 	return entries, nil
 }
 
-// alive checks that the index has these blocks of the predecessor, and that they are not marked as deleted.
-func (p *predecessor) alive(ctx context.Context, blocks []object.ID) error {
-	if err := alive(ctx, p.r, blocks...); err != nil {
+// keptAlive checks that the index has these blocks of the predecessor, and that they are not marked as deleted.
+func (p *predecessor) keptAlive(ctx context.Context, blocks []object.ID) error {
+	if err := contentsAlive(ctx, p.r, blocks...); err != nil {
 		return &parentError{err}
 	}
 	return nil

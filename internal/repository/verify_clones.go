@@ -144,7 +144,7 @@ func verifyRegion(ctx context.Context, r contentReader, g geometry, i int, id ob
 	for j, e := range entries {
 		blocks[j] = e.Object
 	}
-	return alive(ctx, r, blocks...)
+	return contentsAlive(ctx, r, blocks...)
 }
 
 // tableAlive checks that the index has the table of a region, and that it is not marked as deleted.
@@ -153,12 +153,12 @@ func tableAlive(ctx context.Context, r contentReader, id object.ID) error {
 	if !ok {
 		return fmt.Errorf("%w: object %s is not a table", ErrCorrupt, id)
 	}
-	return alive(ctx, r, inner)
+	return contentsAlive(ctx, r, inner)
 }
 
-// alive checks that the index has the contents of direct objects, and that they are not marked as deleted. It looks up a run of
+// contentsAlive checks that the index has the contents of direct objects, and that they are not marked as deleted. It looks up a run of
 // the same object, such as the zeroes of a sparse disk, once.
-func alive(ctx context.Context, r contentReader, ids ...object.ID) error {
+func contentsAlive(ctx context.Context, r contentReader, ids ...object.ID) error {
 	last := object.EmptyID
 	for _, id := range ids {
 		if id == last {

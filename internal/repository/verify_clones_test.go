@@ -167,10 +167,10 @@ func TestAlive_looksARunOfBlocksUpOnce(t *testing.T) {
 	blocks := slices.Concat(slices.Repeat([]object.ID{object.DirectObjectID(zero)}, 500), []object.ID{object.DirectObjectID(data)},
 		slices.Repeat([]object.ID{object.DirectObjectID(zero)}, 500))
 	index := &countedIndex{deleted: gone}
-	if err := alive(t.Context(), index, blocks...); err != nil || index.looks != 3 {
+	if err := contentsAlive(t.Context(), index, blocks...); err != nil || index.looks != 3 {
 		t.Errorf("%d looks for three runs: %v", index.looks, err)
 	}
-	if err := alive(t.Context(), index, append(blocks, object.DirectObjectID(gone))...); !errors.Is(err, ErrCorrupt) {
+	if err := contentsAlive(t.Context(), index, append(blocks, object.DirectObjectID(gone))...); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("the last block is marked as deleted: %v", err)
 	}
 }
