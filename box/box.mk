@@ -1,0 +1,33 @@
+# The box: a real Kubernetes on this machine. See box/README.md. Included by the Makefile of the repository's root.
+
+NODES ?= 1
+BOX_BIN := build/bin/box
+# The same flags everywhere, and never ./... here: other flags, or cmd/kube, compile all of Kubernetes once more.
+BOX_GO := CGO_ENABLED=0 go
+BOX_FLAGS := -trimpath -buildvcs=false
+
+.PHONY: kube box box-up box-down box-status test-box test-box-always
+
+kube: ## build Kubernetes into a cache, as build/kube (minutes the first time)
+	box/kube.sh
+
+box:
+	cd box && $(BOX_GO) build $(BOX_FLAGS) -o ../build/bin/ ./cmd/box ./cmd/box-pause
+
+box-up: kube box ## bring the box up, or repair it (NODES=1 or 2)
+	hack/deps.sh box
+	$(BOX_BIN) up --nodes=$(NODES)
+
+box-down: box ## remove the box and every trace of it
+	$(BOX_BIN) down
+
+box-status: box ## show what runs in the box
+	$(BOX_BIN) status
+
+test-box: kube box ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
+	hack/deps.sh box
+	hack/once.sh test-box 'box hack/deps.sh' $(MAKE) --no-print-directory test-box-always
+
+test-box-always: ## test the box itself, in a box of its own beside any that runs (root, minutes)
+	cd box && $(BOX_GO) test $(BOX_FLAGS) ./cmd/box ./internal/...
+	cd box && $(BOX_GO) test $(BOX_FLAGS) -tags=box -count=1 -timeout=15m ./e2e
