@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/varvebackup/varve/hack/image/internal/command"
+	"github.com/varvebackup/varve/images/internal/command"
 )
 
 // libraryDirs are the directories in which Debian keeps shared libraries.

@@ -1,4 +1,4 @@
-module github.com/varvebackup/varve/hack/image
+module github.com/varvebackup/varve/images
 
 go 1.26.0
 

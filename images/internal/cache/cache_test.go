@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
+	"github.com/varvebackup/varve/images/internal/cache"
 )
 
 func TestKeyKeepsInputsApart(t *testing.T) {

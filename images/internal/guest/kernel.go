@@ -13,7 +13,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/varvebackup/varve/hack/image/internal/command"
+	"github.com/varvebackup/varve/images/internal/command"
 )
 
 // kernel is a Debian kernel in a directory of unpacked packages.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/varvebackup/varve/hack/image/internal/layer"
+	"github.com/varvebackup/varve/images/internal/layer"
 )
 
 // describe lists a tar stream: type, name, mode, owner, time and link or content of every entry.

@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
 )
 
 // LauncherDir returns the launcher's root with its configuration, without Varve's binaries, unpacked. It is used as a

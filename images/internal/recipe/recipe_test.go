@@ -13,11 +13,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
-	"github.com/varvebackup/varve/hack/image/internal/archive"
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
-	"github.com/varvebackup/varve/hack/image/internal/recipe"
+	"github.com/varvebackup/varve/images/internal/archive"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
+	"github.com/varvebackup/varve/images/internal/debian"
+	"github.com/varvebackup/varve/images/internal/recipe"
 )
 
 // kitchen returns a kitchen whose binaries have the given content, and its log.

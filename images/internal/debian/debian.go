@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
-	"github.com/varvebackup/varve/hack/image/internal/layer"
-	"github.com/varvebackup/varve/hack/image/internal/mirror"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
+	"github.com/varvebackup/varve/images/internal/layer"
+	"github.com/varvebackup/varve/images/internal/mirror"
 )
 
 // MirrorVariable names the environment variable that overrides the archive's address.

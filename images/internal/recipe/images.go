@@ -4,7 +4,7 @@ import (
 	"context"
 	"io/fs"
 
-	"github.com/varvebackup/varve/hack/image/internal/layer"
+	"github.com/varvebackup/varve/images/internal/layer"
 )
 
 // path is the search path for programs in every image.

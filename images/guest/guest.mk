@@ -1,4 +1,4 @@
-# Guests for tests and demo. Included by the root Makefile; hack/image/image.mk builds the tool.
+# Guests for tests and demo. Included by the root Makefile; images/images.mk builds the tool.
 
 .PHONY: guest
 guest: image-tool ## Build the guests of tests and demo into build/guest

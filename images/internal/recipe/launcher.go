@@ -3,7 +3,7 @@ package recipe
 import (
 	"strings"
 
-	"github.com/varvebackup/varve/hack/image/internal/debian"
+	"github.com/varvebackup/varve/images/internal/debian"
 )
 
 // Suite is the Debian release of the launcher's root and of the guests. Debian 12's libvirt does not support <dataStore>.

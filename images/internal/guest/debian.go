@@ -6,9 +6,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
+	"github.com/varvebackup/varve/images/internal/debian"
 )
 
 // debianDiskBytes is the virtual size of the Debian guest's root disk: 2 GiB.

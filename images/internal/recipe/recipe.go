@@ -15,11 +15,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/varvebackup/varve/hack/image/internal/archive"
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
-	"github.com/varvebackup/varve/hack/image/internal/guest"
-	"github.com/varvebackup/varve/hack/image/internal/layer"
+	"github.com/varvebackup/varve/images/internal/archive"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/debian"
+	"github.com/varvebackup/varve/images/internal/guest"
+	"github.com/varvebackup/varve/images/internal/layer"
 )
 
 // format is part of every image's key. Raise it when a recipe changes in a way that its inputs do not show.

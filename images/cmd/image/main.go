@@ -17,12 +17,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/varvebackup/varve/hack/image/internal/archive"
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
-	"github.com/varvebackup/varve/hack/image/internal/guest"
-	"github.com/varvebackup/varve/hack/image/internal/recipe"
+	"github.com/varvebackup/varve/images/internal/archive"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
+	"github.com/varvebackup/varve/images/internal/debian"
+	"github.com/varvebackup/varve/images/internal/guest"
+	"github.com/varvebackup/varve/images/internal/recipe"
 )
 
 func main() {
@@ -39,7 +39,7 @@ func main() {
 func run(ctx context.Context, args []string, errOut io.Writer) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	flags.SetOutput(errOut)
-	hack := flags.String("hack", "hack", "the project's `directory` hack")
+	source := flags.String("source", "images", "the `directory` with the guests and the launcher's configuration")
 	out := flags.String("out", "build", "`directory` that results go to")
 	cacheDir := flags.String("cache", "", "`directory` of the cache (default: varve/image in the user's cache directory)")
 	varve := flags.String("varve", "build/bin/varve", "the static binary: `file`")
@@ -59,8 +59,8 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 	roots := &debian.Builder{Cache: store, Log: log, Fresh: *fresh}
 	k := &recipe.Kitchen{
 		Debian:   roots,
-		Guest:    &guest.Builder{Roots: roots, Suite: recipe.Suite, Source: filepath.Join(*hack, "guest")},
-		Config:   filepath.Join(*hack, "image", "launcher"),
+		Guest:    &guest.Builder{Roots: roots, Suite: recipe.Suite, Source: filepath.Join(*source, "guest")},
+		Config:   filepath.Join(*source, "launcher"),
 		Varve:    *varve,
 		Launcher: *launcher,
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/varvebackup/varve/hack/image/internal/mirror"
+	"github.com/varvebackup/varve/images/internal/mirror"
 )
 
 func TestFind(t *testing.T) {

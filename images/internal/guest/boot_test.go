@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/command"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
-	"github.com/varvebackup/varve/hack/image/internal/guest"
-	"github.com/varvebackup/varve/hack/image/internal/recipe"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/command"
+	"github.com/varvebackup/varve/images/internal/debian"
+	"github.com/varvebackup/varve/images/internal/guest"
+	"github.com/varvebackup/varve/images/internal/recipe"
 )
 
-// Kernel arguments, as in hack/guest/README.md.
+// Kernel arguments, as in images/guest/README.md.
 const (
 	testArgs   = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
 	debianArgs = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr root=LABEL=root rw"
@@ -31,7 +31,7 @@ func kitchen(t *testing.T) *recipe.Kitchen {
 	roots := &debian.Builder{Cache: store, Log: command.NewLog(t.Output(), time.Now)}
 	return &recipe.Kitchen{
 		Debian: roots,
-		Guest:  &guest.Builder{Roots: roots, Suite: recipe.Suite, Source: "../../../guest"},
+		Guest:  &guest.Builder{Roots: roots, Suite: recipe.Suite, Source: "../../guest"},
 		Config: "../../launcher",
 	}
 }

@@ -1,4 +1,4 @@
-// Package guest builds the guests that virtual machines boot in Varve's tests and demo, from the files in hack/guest
+// Package guest builds the guests that virtual machines boot in Varve's tests and demo, from the files in images/guest
 // and Debian's packages.
 //
 // The test guest is a kernel and an initramfs with busybox and the QEMU guest agent. It needs no installation and is
@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/varvebackup/varve/hack/image/internal/cache"
-	"github.com/varvebackup/varve/hack/image/internal/debian"
+	"github.com/varvebackup/varve/images/internal/cache"
+	"github.com/varvebackup/varve/images/internal/debian"
 )
 
 // format is part of every key. Raise it when this package writes something else for the same inputs.
@@ -25,7 +25,7 @@ const format = "2"
 type Builder struct {
 	Roots  *debian.Builder
 	Suite  string
-	Source string // The directory hack/guest.
+	Source string // The directory images/guest.
 }
 
 // Guest is the paths of the parts of a guest. Disk is empty for the test guest.
@@ -113,7 +113,7 @@ func (b *Builder) buildTest(ctx context.Context, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "vmlinux"), unpacked, 0o644)
 }
 
-// addModules adds the modules that hack/guest/<name>/modules lists, and their dependencies, to the initramfs.
+// addModules adds the modules that images/guest/<name>/modules lists, and their dependencies, to the initramfs.
 func (b *Builder) addModules(ctx context.Context, fs *initramfs, k kernel, name string) error {
 	wanted, err := readList(filepath.Join(b.Source, name, "modules"))
 	if err != nil {

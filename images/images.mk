@@ -10,7 +10,7 @@ IMAGE_FLAGS = -varve build/bin/varve -launcher build/bin/varve-launcher $(if $(F
 
 # Go decides whether there is anything to compile.
 image-tool:
-	@CGO_ENABLED=0 go -C hack/image build -trimpath -o ../../$(IMAGE) ./cmd/image
+	@CGO_ENABLED=0 go -C images build -trimpath -o ../$(IMAGE) ./cmd/image
 
 images: build image-tool ## Build all container images into build/images
 	hack/deps.sh image guest
@@ -22,5 +22,5 @@ launcher-root: image-tool ## Unpack the launcher's root (libvirt and QEMU) as bu
 
 test-image: ## Test image building, and boot the guests under software emulation
 	hack/deps.sh image guest interop
-	go -C hack/image vet ./...
-	go -C hack/image test -timeout 10m ./...
+	go -C images vet ./...
+	go -C images test -timeout 10m ./...
