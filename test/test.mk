@@ -49,7 +49,7 @@ bench: ## Benchmarks against their peers, all parts; build/bench.json
 
 .PHONY: bench-push
 bench-push: box-up install guest ## The benchmarks of push backups, on the box
-	$(GO) run ./hack/bench -kubeconfig $(KUBECONFIG)
+	$(GO) run ./bench -kubeconfig $(KUBECONFIG)
 
 .PHONY: bench-tools
 bench-tools: build peers
@@ -57,11 +57,11 @@ bench-tools: build peers
 
 .PHONY: bench-repository
 bench-repository: bench-tools ## The benchmarks that need no box: disks against kopia, restic, borg and qemu-img (BENCH_FLAGS='-only repo-verify')
-	$(GO) run ./hack/bench/repository $(BENCH_FLAGS)
+	$(GO) run ./bench/repository $(BENCH_FLAGS)
 
 .PHONY: bench-blocks
 bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blocks.json
-	$(GO) run ./hack/bench/repository -blocks 256k,1m,4m $(BENCH_FLAGS)
+	$(GO) run ./bench/repository -blocks 256k,1m,4m $(BENCH_FLAGS)
 
 .PHONY: soak-repository
 soak-repository: peers ## 200 generations of disks, deaths at every blob, backups of up to a month, and everything at once for minutes (VARVE_TEST_SEED=n)

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 )
 
 // usages is what the rounds of one command used.

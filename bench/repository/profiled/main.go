@@ -1,4 +1,4 @@
-// Command profiled is `varve` for `hack/bench/repository -profile`. It has the same commands, and writes a CPU
+// Command profiled is `varve` for `bench/repository -profile`. It has the same commands, and writes a CPU
 // profile and an allocation profile to files whose names begin with VARVE_PROFILE. The product itself has no such switch.
 package main
 

@@ -1,6 +1,6 @@
 // Command bench measures Varve's push backups on the box, together with its peers in the same run on the same data,
 // and prints medians with their spread. It also writes the rows to build/bench.json and a description of the machine
-// to build/bench-machine.json. The part about the repository, which needs no box, is in hack/bench/repository.
+// to build/bench-machine.json. The part about the repository, which needs no box, is in bench/repository.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/hack/command"
 )
 

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 )
 
 // dirty is 1 GiB of the sparse disk, which also has 1 GiB of content to begin with. In runs it is easier.

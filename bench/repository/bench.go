@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/varvebackup/varve/hack/bench/report"
-	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/bench/report"
+	"github.com/varvebackup/varve/bench/repository/corpus"
 )
 
 // seed is the seed of all randomness in a run.
@@ -54,7 +54,7 @@ func newBench(ctx context.Context, o *options, dir string) (*bench, error) {
 	}
 	if o.profile != "" {
 		b.varve = filepath.Join(dir, "profiled")
-		build := exec.CommandContext(ctx, "go", "build", "-o", b.varve, "./hack/bench/repository/profiled")
+		build := exec.CommandContext(ctx, "go", "build", "-o", b.varve, "./bench/repository/profiled")
 		build.Dir, build.Stderr = filepath.Dir(o.build), os.Stderr
 		if err := build.Run(); err != nil {
 			return nil, fmt.Errorf("build a varve that profiles: %w", err)

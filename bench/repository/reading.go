@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 )
 
 // reading measures restores of a Varve restore point and of a kopia snapshot, and how fast Varve verifies.

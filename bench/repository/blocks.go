@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"text/tabwriter"
 
-	"github.com/varvebackup/varve/hack/bench/report"
-	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/bench/report"
+	"github.com/varvebackup/varve/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
 )
 

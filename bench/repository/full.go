@@ -7,7 +7,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 )
 
 // fullRow compares the first backups of two tools.

@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 
-	"github.com/varvebackup/varve/hack/bench/report"
-	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/bench/report"
+	"github.com/varvebackup/varve/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
 )
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/varvebackup/varve/hack/bench/repository/corpus"
+	"github.com/varvebackup/varve/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/qmp"

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/hack/command"
 )
 

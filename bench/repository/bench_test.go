@@ -64,7 +64,7 @@ func TestEveryRowIsMeasuredOnce(t *testing.T) {
 		}
 		seen[id] = true
 	}
-	docs, err := os.ReadFile("../../../docs/testing.md")
+	docs, err := os.ReadFile("../../docs/testing.md")
 	if err != nil {
 		t.Fatal(err)
 	}

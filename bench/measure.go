@@ -16,7 +16,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/hack/bench/report"
+	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/test/lab"
 )
 
