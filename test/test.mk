@@ -40,7 +40,7 @@ test: ## Every tier; installs what it needs
 
 .PHONY: demo
 demo: box-up install guest ## The main job on a box, told step by step; result in build/demo/result.json
-	$(GO) run ./hack/demo -kubeconfig $(KUBECONFIG)
+	$(GO) run ./demo -kubeconfig $(KUBECONFIG)
 
 .PHONY: bench
 bench: ## Benchmarks against their peers, all parts; build/bench.json

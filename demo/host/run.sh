@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs the commands of docs/quickstart-host.md, one block after the other, in an empty directory that goes at the end.
-# Usage: hack/demohost/run.sh   with varve in PATH
+# Usage: demo/host/run.sh   with varve in PATH
 set -euo pipefail
 page=$(cd "$(dirname "$0")/../.." && pwd)/docs/quickstart-host.md
 dir=$(mktemp -d)
