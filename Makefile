@@ -22,4 +22,4 @@ build: ## Build varve (static) and varve-launcher (cgo) into build/bin
 	CGO_ENABLED=1 $(GO) build $(GOFLAGS_VARVE) -tags libvirt_dlopen -o build/bin/varve-launcher ./cmd/varve-launcher
 	ln -sf varve build/bin/kubectl-varve
 
-include box/box.mk demo/host/host.mk images/guest/guest.mk images/images.mk $(wildcard hack/*/*.mk) deploy/deploy.mk test/test.mk
+include box/box.mk demo/host/host.mk deploy/deploy.mk hack/lint.mk images/guest/guest.mk images/images.mk test/peers/peers.mk test/test.mk

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/bench/report"
-	"github.com/varvebackup/varve/hack/command"
+	"github.com/varvebackup/varve/test/command"
 )
 
 func main() { command.Main("bench", run) }

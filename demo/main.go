@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/hack/command"
+	"github.com/varvebackup/varve/test/command"
 )
 
 func main() { command.Main("demo", run) }

@@ -31,7 +31,7 @@ var layers = [][]string{
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},
 	{"cmd/varve", "cmd/varve-launcher"},
 	{"test"},
-	{"bench", "demo", "deploy", "docs", "hack", "internal/layering"},
+	{"bench", "demo", "deploy", "docs", "internal/layering"},
 }
 
 // place returns a package's layer and its entry.

@@ -1,5 +1,5 @@
 // An S3 server for the tests. It has no code, and nothing of the product depends on it.
-module github.com/varvebackup/varve/hack/peers/versitygw
+module github.com/varvebackup/varve/test/peers/versitygw
 
 go 1.26.0
 

@@ -1,5 +1,5 @@
 // The kopia CLI, linked with what its release was linked with. It has no code, and nothing of the product depends on it.
-module github.com/varvebackup/varve/hack/peers/kopia
+module github.com/varvebackup/varve/test/peers/kopia
 
 go 1.26.0
 

@@ -2,4 +2,4 @@
 
 .PHONY: peers
 peers: ## Build kopia and versitygw into a cache, as build/peers (minutes the first time)
-	hack/peers/peers.sh
+	test/peers/peers.sh
