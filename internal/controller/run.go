@@ -27,9 +27,9 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/admission"
-	"github.com/varvebackup/varve/internal/controller/backup"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
+	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
@@ -57,7 +57,7 @@ type Options struct {
 	// the same name. Default: 10 minutes.
 	StopWaitsForBackup time.Duration
 	// Backup limits how long a backup waits.
-	Backup backup.Options
+	Backup kubevirtbackup.Options
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
 	// Clock tells the time. Default: the machine's.
@@ -175,7 +175,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
-		{"backup", func() error { return backup.Setup(mgr, o.Backup) }},
+		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},
 		{"admission", func() error { return setupWebhook(mgr, o) }},
 		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},
 		{"readiness check", func() error { return mgr.AddReadyzCheck("alive", healthz.Ping) }},

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/backup"
+	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -129,7 +129,7 @@ func (w *world) start() {
 	})
 	err := Setup(mgr, Options{
 		Namespace: w.ns, LauncherImage: "varve-launcher:test", VarveImage: "varve:test",
-		Backup: backup.Options{Registerer: prometheus.NewRegistry()},
+		Backup: kubevirtbackup.Options{Registerer: prometheus.NewRegistry()},
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -26,9 +26,9 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/eventnote"
-	"github.com/varvebackup/varve/internal/handler/backup"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/instance"
+	"github.com/varvebackup/varve/internal/handler/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/handler/link"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
@@ -158,7 +158,7 @@ func add(mgr ctrl.Manager, o Options, links *link.Links, mounts *mount.Mounts) e
 	if err := instances.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the instance reconciler: %w", err)
 	}
-	backups := &backup.Reconciler{
+	backups := &kubevirtbackup.Reconciler{
 		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Links: links, Keeper: keeper,
 		Partial: mounts, Events: recorder, Measures: measures, Clock: o.Clock,
 	}

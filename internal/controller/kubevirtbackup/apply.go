@@ -1,0 +1,161 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// conflictDelay is how long a reconciler waits before it retries after a lost race.
+const conflictDelay = 50 * time.Millisecond
+
+// apply makes one write. Every write carries the resource version that the decision was based on.
+func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
+	switch d.Step {
+	case StepHold:
+		return edit(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) {
+			controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
+		})
+	case StepLetGo:
+		return edit(ctx, r.cached, in.Backup, letGo)
+	case StepProtectTracker:
+		return edit(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+			controllerutil.AddFinalizer(t, layout.FinalizerTracker)
+		})
+	case StepAttach:
+		return edit(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
+			i.Spec.UtilityVolumes = append(i.Spec.UtilityVolumes, *d.Volume)
+		})
+	case StepDetach:
+		return r.detach(ctx, in, d.Volume)
+	case StepLock:
+		return r.lock(ctx, in, d.Lock)
+	case StepUnlock:
+		return unlock(ctx, r.cached, in.Instance)
+	case StepMoveTracker:
+		return r.moveTracker(ctx, in, d.Checkpoint)
+	case StepStatus:
+		return r.writeStatus(ctx, in, d.Status)
+	default:
+		return fmt.Errorf("unknown step %q", d.Step)
+	}
+}
+
+// letGo makes an ended backup leave the caches, and lets it go if it is deleted.
+func letGo(b *backupv1.VirtualMachineBackup) {
+	controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
+	metav1.SetMetaDataLabel(&b.ObjectMeta, layout.LabelEnded, "true")
+}
+
+// edit writes the difference that change makes. It fails with a conflict if somebody has written the object in the
+// meantime.
+func edit[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
+	changed := obj.DeepCopyObject().(T)
+	change(changed)
+	return c.Patch(ctx, changed, client.MergeFromWithOptions(obj, client.MergeFromWithOptimisticLock{}))
+}
+
+// editStatus is edit for the status subresource.
+func editStatus[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
+	changed := obj.DeepCopyObject().(T)
+	change(changed)
+	return c.Status().Patch(ctx, changed, client.MergeFromWithOptions(obj, client.MergeFromWithOptimisticLock{}))
+}
+
+func (r *reconciler) detach(ctx context.Context, in *Input, volume *kubevirtv1.UtilityVolume) error {
+	if err := detach(ctx, r.cached, in.Instance, volume.Name); err != nil {
+		return err
+	}
+	r.events.Eventf(in.Backup, in.Instance, normal, EventDetaching, "Detach", "Detaching PersistentVolumeClaim %s from VirtualMachineInstance %s.", volume.ClaimName, in.Instance.Name)
+	return nil
+}
+
+func detach(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance, volume string) error {
+	return edit(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Spec.UtilityVolumes = slices.DeleteFunc(i.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == volume })
+	})
+}
+
+// lock records the checkpoint's time on the tracker before anybody can see the checkpoint's name. A controller that
+// dies in between wastes a name, but never gives one out twice.
+func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.InstanceBackupStatus) error {
+	if lock.CheckpointName != nil {
+		err := editStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+			t.Status.NewestCheckpointTime = lock.StartTimestamp
+		})
+		if err != nil {
+			return fmt.Errorf("record the checkpoint's time on tracker %s: %w", in.Tracker.Name, err)
+		}
+		if err := r.refuseUsedCheckpoint(ctx, in.Backup, *lock.CheckpointName); err != nil {
+			return err
+		}
+	}
+	return editStatus(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Status.ChangedBlockTracking.BackupStatus = lock
+	})
+}
+
+// errCheckpointUsed says that a name cannot be given out. The tracker already has the name's time, so the next
+// attempt picks another one.
+var errCheckpointUsed = errors.New("another backup has this checkpoint")
+
+// refuseUsedCheckpoint compares a checkpoint's name with those of all other backups in the namespace, including
+// ended ones. A name can come up twice only if the tracker has the name of an earlier one and the clock was set
+// back.
+func (r *reconciler) refuseUsedCheckpoint(ctx context.Context, b *backupv1.VirtualMachineBackup, name string) error {
+	var users backupv1.VirtualMachineBackupList
+	selector := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(checkpointField, name)}
+	if err := r.live.List(ctx, &users, client.InNamespace(b.Namespace), selector); err != nil {
+		return fmt.Errorf("list backups with checkpoint %s: %w", name, err)
+	}
+	for i := range users.Items {
+		if users.Items[i].UID != b.UID {
+			return fmt.Errorf("checkpoint %s of backup %s: %w", name, users.Items[i].Name, errCheckpointUsed)
+		}
+	}
+	return nil
+}
+
+func unlock(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance) error {
+	return editStatus(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Status.ChangedBlockTracking.BackupStatus = nil
+	})
+}
+
+func (r *reconciler) moveTracker(ctx context.Context, in *Input, c *backupv1.Checkpoint) error {
+	err := editStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+		t.Status.LatestCheckpoint = c
+		t.Status.Discarded = nil
+	})
+	if err != nil {
+		return err
+	}
+	r.events.Eventf(in.Tracker, in.Backup, normal, EventTrackerMoved, "Move", "The latest checkpoint is %s, made by VirtualMachineBackup %s.", c.Name, in.Backup.Name)
+	return nil
+}
+
+func (r *reconciler) writeStatus(ctx context.Context, in *Input, status *backupv1.VirtualMachineBackupStatus) error {
+	err := editStatus(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) { b.Status = *status })
+	if err != nil {
+		return err
+	}
+	r.places.wrote(in.Backup, status)
+	if e := eventFor(&in.Backup.Status, status); e != nil {
+		r.events.Eventf(in.Backup, related(in), e.kind, e.reason, e.action, "%s", status.Message)
+	}
+	if status.Phase.Final() && !in.Backup.Status.Phase.Final() {
+		r.measures.ended(in.Backup.Spec.BackupTracker != "", status)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package kubevirtbackup
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// Input is everything that a decision depends on. Objects that do not exist are nil.
+type Input struct {
+	Now    time.Time
+	Limits Limits
+	Backup *backupv1.VirtualMachineBackup
+	// Configuration is the cluster's KubeVirt object, or nil. ConfigurationName is where it must be.
+	Configuration     *kubevirtv1.KubeVirt
+	ConfigurationName types.NamespacedName
+	// Tracker is the object that spec.backupTracker names.
+	Tracker *backupv1.VirtualMachineBackupTracker
+	// VM and Instance are those of the machine to back up.
+	VM       *kubevirtv1.VirtualMachine
+	Instance *kubevirtv1.VirtualMachineInstance
+	// Claim is the object that spec.pvcName names.
+	Claim *corev1.PersistentVolumeClaim
+	// ClaimUsers are the machines that have the claim as a disk, running or not. They are read unless the backup is
+	// in a final phase.
+	ClaimUsers []claimUser
+	// Others are the machine's other backups that have not ended. Only a backup in Pending uses them.
+	Others []backupv1.VirtualMachineBackup
+	// Node lists what else copies, or waits to copy, on the instance's node. Only a backup in Pending uses it.
+	Node NodeLoad
+	// Seen is what the watchdog observed over time.
+	Seen Observation
+}
+
+// machine returns the name of the virtual machine, or "" while the tracker that names it does not exist.
+func (in *Input) machine() string { return machineOf(in.Backup, in.Tracker) }
+
+// machineOf returns the name of a backup's machine. tracker is the one that the backup names, or nil.
+func machineOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachineBackupTracker) string {
+	switch {
+	case b.Status.SourceName != "" && b.Status.Phase != backupv1.BackupPending:
+		return b.Status.SourceName // fixed once the backup has left Pending
+	case b.Spec.Source != nil:
+		return b.Spec.Source.Name
+	case tracker != nil:
+		return tracker.Spec.Source.Name
+	default:
+		return ""
+	}
+}
+
+func (in *Input) deleting() bool { return in.Backup.DeletionTimestamp != nil }
+
+func (in *Input) finalized() bool {
+	return controllerutil.ContainsFinalizer(in.Backup, backupv1.BackupFinalizer)
+}
+
+// instance returns the instance that the backup was started on or, before the start, the present one.
+func (in *Input) instance() *kubevirtv1.VirtualMachineInstance {
+	if in.Instance == nil {
+		return nil
+	}
+	if uid := in.Backup.Status.InstanceUID; uid != "" && uid != in.Instance.UID {
+		return nil
+	}
+	return in.Instance
+}
+
+// guestGone reports whether the guest on which the backup was started no longer runs.
+func (in *Input) guestGone() bool {
+	instance := in.instance()
+	return instance == nil || instance.Status.Phase.Final()
+}
+
+// lock returns the lock on the instance, or nil.
+func (in *Input) lock() *kubevirtv1.InstanceBackupStatus { return lockOf(in.instance()) }
+
+func lockOf(instance *kubevirtv1.VirtualMachineInstance) *kubevirtv1.InstanceBackupStatus {
+	if instance == nil || instance.Status.ChangedBlockTracking == nil {
+		return nil
+	}
+	return instance.Status.ChangedBlockTracking.BackupStatus
+}
+
+func (in *Input) ownsLock() bool { return owns(in.Backup, in.lock()) }
+
+// owns reports whether the lock is this backup's, and not that of an earlier backup of the same name.
+func owns(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatus) bool {
+	if lock == nil || lock.BackupName != b.Name {
+		return false
+	}
+	if lock.BackupMsg != nil {
+		return *lock.BackupMsg == layout.BackupLock(b.UID)
+	}
+	// An older version took the lock.
+	return lock.StartTimestamp == nil || !lock.StartTimestamp.Time.Before(b.CreationTimestamp.Time)
+}
+
+func (in *Input) volumeName() string { return layout.BackupUtilityVolume(in.Backup.UID) }
+
+// volumeWanted reports whether the instance's spec has the backup's utility volume.
+func (in *Input) volumeWanted() bool {
+	instance := in.instance()
+	if instance == nil {
+		return false
+	}
+	for _, u := range instance.Spec.UtilityVolumes {
+		if u.Name == in.volumeName() {
+			return true
+		}
+	}
+	return false
+}
+
+// volumeStatus returns the status of the backup's utility volume, or nil.
+func (in *Input) volumeStatus() *kubevirtv1.VolumeStatus {
+	instance := in.instance()
+	if instance == nil {
+		return nil
+	}
+	for i := range instance.Status.VolumeStatus {
+		if instance.Status.VolumeStatus[i].Name == in.volumeName() {
+			return &instance.Status.VolumeStatus[i]
+		}
+	}
+	return nil
+}
+
+// volumeMounted reports whether the launcher can write to the utility volume.
+func (in *Input) volumeMounted() bool {
+	status := in.volumeStatus()
+	return status != nil && status.Phase == kubevirtv1.VolumeMountedToPod
+}

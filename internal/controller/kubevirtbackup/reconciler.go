@@ -1,0 +1,171 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// maxSteps limits the steps of one Reconcile. From any phase to its next wait a backup takes fewer steps. If it
+// takes more, somebody else is undoing them, and it is time for the queue's backoff.
+const maxSteps = 16
+
+type reconciler struct {
+	access
+	clock         clock.PassiveClock
+	limits        Limits
+	configuration types.NamespacedName
+	measures      *measures
+	watchdog      *watchdog
+	places        places
+}
+
+// Reconcile takes a backup as far as it can go now.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	in, err := r.gather(ctx, r.cached, req.NamespacedName)
+	if err != nil || in == nil {
+		return ctrl.Result{}, err
+	}
+	if d := r.decide(in); d.Step == StepNone {
+		return r.wake(in, d), nil
+	}
+	for range maxSteps {
+		in, err := r.gather(ctx, r.live, req.NamespacedName)
+		if err != nil || in == nil {
+			return ctrl.Result{}, err
+		}
+		d := r.decide(in)
+		if d.Step == StepNone {
+			return r.wake(in, d), nil
+		}
+		if err := r.apply(ctx, in, d); err != nil {
+			return r.refusedStep(ctx, in, d, err)
+		}
+		r.watchdog.tried(in.Backup.UID, d.Step, nil)
+	}
+	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
+}
+
+// retry turns a lost race into a quiet retry: somebody wrote or deleted the object between the read and the write, or
+// another backup has the checkpoint's name.
+func retry(err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+func (r *reconciler) decide(in *Input) Decision {
+	in.Now = r.clock.Now()
+	in.Limits = r.limits
+	in.Seen = r.watchdog.observe(in)
+	return decide(in)
+}
+
+func (r *reconciler) wake(in *Input, d Decision) ctrl.Result {
+	if in.Backup.Status.Phase.Final() {
+		r.watchdog.forget(in.Backup.UID)
+	}
+	if d.Wake.IsZero() {
+		return ctrl.Result{}
+	}
+	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), conflictDelay)}
+}
+
+// gather reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
+func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.NamespacedName) (*Input, error) {
+	b, err := get(ctx, c, key, &backupv1.VirtualMachineBackup{})
+	if err != nil || b == nil {
+		return nil, err
+	}
+	in := &Input{Backup: b, ConfigurationName: r.configuration}
+	if b.Status.Phase.Final() {
+		return in, nil // nothing else matters
+	}
+	// Nothing races with the configuration, so the cache is as good as the API server.
+	if in.Configuration, err = get(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
+		return nil, err
+	}
+	in.Claim, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
+	if err != nil {
+		return nil, err
+	}
+	if in.ClaimUsers, err = r.claimUsers(ctx, key.Namespace, b.Spec.PVCName); err != nil {
+		return nil, err
+	}
+	if name := b.Spec.BackupTracker; name != "" {
+		in.Tracker, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return in, r.gatherMachine(ctx, c, in)
+}
+
+func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Input) error {
+	name := in.machine()
+	if name == "" {
+		return nil
+	}
+	key := types.NamespacedName{Namespace: in.Backup.Namespace, Name: name}
+	var err error
+	if in.VM, err = get(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
+		return err
+	}
+	if in.Instance, err = get(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+		return err
+	}
+	if waiting(in.Backup) {
+		if in.Others, err = r.others(ctx, c, in.Backup, name); err != nil {
+			return err
+		}
+		if in.Instance != nil {
+			in.Node, err = r.nodeLoad(ctx, in.Backup, in.Instance.Status.NodeName)
+		}
+	}
+	return err
+}
+
+// others returns the machine's other backups that have not ended. The cache lists them, and c reads each one.
+func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
+	known, err := r.unfinishedOfMachine(ctx, b.Namespace, machine)
+	if err != nil {
+		return nil, err
+	}
+	var others []backupv1.VirtualMachineBackup
+	for i := range known {
+		if known[i].UID == b.UID {
+			continue
+		}
+		o, err := get(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
+		if err != nil {
+			return nil, err
+		}
+		if o != nil && !o.Status.Phase.Final() {
+			others = append(others, *o)
+		}
+	}
+	return others, nil
+}
+
+// get reads an object. It returns nil and no error if the object does not exist.
+func get[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
+	var none T
+	if err := c.Get(ctx, key, obj); err != nil {
+		if apierrors.IsNotFound(err) {
+			return none, nil
+		}
+		return none, fmt.Errorf("read %T %s: %w", obj, key, err)
+	}
+	return obj, nil
+}

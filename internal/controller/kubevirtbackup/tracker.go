@@ -1,0 +1,95 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/pace"
+)
+
+// trackerReconciler releases the finalizer that a running backup puts on its tracker. If a tracker in use is
+// deleted, it reports what the deletion waits for.
+type trackerReconciler struct{ access }
+
+func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
+	r := &trackerReconciler{access: a}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("backup-tracker"+opts.ControllerSuffix).
+		For(&backupv1.VirtualMachineBackupTracker{}).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(trackerOf), builder.WithPredicates(lineMoves())).
+		WithOptions(pace.Options(pace.ControllerWorkers)).
+		Complete(r)
+}
+
+func trackerOf(_ context.Context, o client.Object) []reconcile.Request {
+	b := o.(*backupv1.VirtualMachineBackup)
+	if b.Spec.BackupTracker == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackupTracker}}}
+}
+
+// userOf returns the backup that uses the tracker now, or nil.
+func userOf(t *backupv1.VirtualMachineBackupTracker, backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
+	for i := range backups {
+		b := &backups[i]
+		if !waiting(b) && !b.Status.Phase.Final() && b.Status.TrackerUID == t.UID {
+			return b
+		}
+	}
+	return nil
+}
+
+func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	t, err := get(ctx, r.cached, req.NamespacedName, &backupv1.VirtualMachineBackupTracker{})
+	if err != nil || t == nil || !controllerutil.ContainsFinalizer(t, layout.FinalizerTracker) {
+		return ctrl.Result{}, err
+	}
+	user, err := r.user(ctx, t)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	switch {
+	case user == nil:
+		err := edit(ctx, r.cached, t, func(t *backupv1.VirtualMachineBackupTracker) {
+			controllerutil.RemoveFinalizer(t, layout.FinalizerTracker)
+		})
+		if err != nil {
+			return retry(fmt.Errorf("release tracker %s: %w", req.NamespacedName, err))
+		}
+	case t.DeletionTimestamp != nil:
+		r.events.Eventf(t, user, warning, EventTrackerHeld, "Hold",
+			"The tracker was deleted and stays until VirtualMachineBackup %s, which uses it, ends; delete that backup to abort it.", user.Name)
+	}
+	return ctrl.Result{}, nil
+}
+
+// user returns the backup that uses the tracker now, or nil. The cache lists the backups that name the tracker.
+// Each of them is read live, because a backup that has just begun must not lose its tracker.
+func (r *trackerReconciler) user(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
+	named, err := r.unfinished(ctx, t.Namespace, byTracker, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	var present []backupv1.VirtualMachineBackup
+	for i := range named {
+		b, err := get(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
+		if err != nil {
+			return nil, err
+		}
+		if b != nil {
+			present = append(present, *b)
+		}
+	}
+	return userOf(t, present), nil
+}

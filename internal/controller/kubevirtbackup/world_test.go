@@ -1,0 +1,237 @@
+package kubevirtbackup
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// epoch is when time begins in the tests' worlds.
+var epoch = time.Date(2026, 3, 3, 16, 13, 28, 0, time.UTC)
+
+// world is an in-memory cluster for decisions: one machine, its objects, and a clock. perform does to it what apply
+// does to the API server.
+type world struct {
+	now      time.Time
+	limits   Limits
+	backups  []*backupv1.VirtualMachineBackup
+	tracker  *backupv1.VirtualMachineBackupTracker
+	vm       *kubevirtv1.VirtualMachine
+	instance *kubevirtv1.VirtualMachineInstance
+	claim    *corev1.PersistentVolumeClaim
+	users    []claimUser
+	watchdog *watchdog
+	serial   int
+	// configuration has every feature gate.
+	configuration *kubevirtv1.KubeVirt
+	load          NodeLoad
+}
+
+func newWorld() *world {
+	w := &world{now: epoch, limits: DefaultLimits(), watchdog: newWatchdog()}
+	w.vm = &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", UID: "vm-1"}}
+	w.claim = w.newClaim()
+	w.configuration = &kubevirtv1.KubeVirt{}
+	w.configuration.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes}}
+	w.boot()
+	return w
+}
+
+func (w *world) newClaim() *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "target", UID: w.uid()},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem)},
+	}
+}
+
+func (w *world) uid() types.UID {
+	w.serial++
+	return types.UID(fmt.Sprintf("%08x-0000-0000-0000-000000000000", w.serial))
+}
+
+// boot gives the machine a new running instance.
+func (w *world) boot() {
+	w.instance = &kubevirtv1.VirtualMachineInstance{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", UID: w.uid()},
+		Spec:       diskSpec(),
+		Status: kubevirtv1.VirtualMachineInstanceStatus{
+			Phase: kubevirtv1.PhaseRunning, NodeName: "node",
+			ChangedBlockTracking: &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled},
+		},
+	}
+}
+
+func diskSpec() kubevirtv1.VirtualMachineInstanceSpec {
+	return kubevirtv1.VirtualMachineInstanceSpec{
+		Domain: kubevirtv1.DomainSpec{Devices: kubevirtv1.Devices{Disks: []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{}}}}},
+		Volumes: []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
+			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
+		}}},
+	}
+}
+
+func (w *world) track() {
+	w.tracker = &backupv1.VirtualMachineBackupTracker{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "tracker", UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now)},
+		Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}},
+	}
+}
+
+func (w *world) create(name string, tracked bool) *backupv1.VirtualMachineBackup {
+	b := &backupv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now), Generation: 1},
+		Spec:       backupv1.VirtualMachineBackupSpec{PVCName: "target", Mode: backupv1.PushMode},
+	}
+	if tracked {
+		b.Spec.BackupTracker = "tracker"
+	} else {
+		b.Spec.Source = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
+	}
+	w.backups = append(w.backups, b)
+	return b
+}
+
+func (w *world) delete(b *backupv1.VirtualMachineBackup) {
+	if b.DeletionTimestamp == nil {
+		b.DeletionTimestamp = &metav1.Time{Time: w.now}
+	}
+	w.collect()
+}
+
+// collect drops the objects that are deleted and have no finalizer.
+func (w *world) collect() {
+	w.backups = slices.DeleteFunc(w.backups, func(b *backupv1.VirtualMachineBackup) bool {
+		return b.DeletionTimestamp != nil && len(b.Finalizers) == 0
+	})
+	if t := w.tracker; t != nil && t.DeletionTimestamp != nil && len(t.Finalizers) == 0 {
+		w.tracker = nil
+	}
+}
+
+func (w *world) input(b *backupv1.VirtualMachineBackup) *Input {
+	in := &Input{Now: w.now, Limits: w.limits, Backup: b, VM: w.vm, Instance: w.instance, Claim: w.claim, ClaimUsers: w.users, Configuration: w.configuration, ConfigurationName: types.NamespacedName{Namespace: "varve", Name: "kubevirt"}}
+	if b.Spec.BackupTracker != "" {
+		in.Tracker = w.tracker
+	}
+	for _, o := range w.backups {
+		if o != b && !o.Status.Phase.Final() {
+			in.Others = append(in.Others, *o)
+		}
+	}
+	in.Node = w.load
+	in.Seen = w.watchdog.observe(in)
+	return in
+}
+
+func (w *world) step(b *backupv1.VirtualMachineBackup) Decision {
+	d := decide(w.input(b))
+	w.perform(b, d)
+	return d
+}
+
+// settle decides until nothing is left to do now.
+func (w *world) settle(b *backupv1.VirtualMachineBackup) Decision {
+	for range maxSteps {
+		if d := w.step(b); d.Step == StepNone {
+			return d
+		}
+	}
+	panic(fmt.Sprintf("backup %s in %s does not come to rest", b.Name, b.Status.Phase))
+}
+
+func (w *world) perform(b *backupv1.VirtualMachineBackup, d Decision) {
+	switch d.Step {
+	case StepHold:
+		controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
+	case StepLetGo:
+		letGo(b)
+		w.collect()
+	case StepProtectTracker:
+		controllerutil.AddFinalizer(w.tracker, layout.FinalizerTracker)
+	case StepAttach:
+		w.instance.Spec.UtilityVolumes = append(w.instance.Spec.UtilityVolumes, *d.Volume)
+	case StepDetach:
+		w.instance.Spec.UtilityVolumes = slices.DeleteFunc(w.instance.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == d.Volume.Name })
+	case StepLock:
+		if d.Lock.CheckpointName != nil {
+			w.tracker.Status.NewestCheckpointTime = d.Lock.StartTimestamp
+		}
+		w.instance.Status.ChangedBlockTracking.BackupStatus = d.Lock
+	case StepUnlock:
+		w.instance.Status.ChangedBlockTracking.BackupStatus = nil
+	case StepMoveTracker:
+		w.tracker.Status.LatestCheckpoint, w.tracker.Status.Discarded = d.Checkpoint, nil
+	case StepStatus:
+		b.Status = *d.Status
+	}
+}
+
+// mount plays the handler and the utility volume controller: it mounts what is wanted and removes what is not.
+func (w *world) mount() {
+	if w.instance == nil {
+		return
+	}
+	w.instance.Status.VolumeStatus = nil
+	for _, u := range w.instance.Spec.UtilityVolumes {
+		w.instance.Status.VolumeStatus = append(w.instance.Status.VolumeStatus, kubevirtv1.VolumeStatus{Name: u.Name, Phase: kubevirtv1.VolumeMountedToPod})
+	}
+}
+
+// copied plays the handler that ends a copy successfully.
+func (w *world) copied(b *backupv1.VirtualMachineBackup) {
+	b.Status.Phase = backupv1.BackupCopied
+	b.Status.StartTimestamp = &metav1.Time{Time: w.now}
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+	b.Status.BackupType = backupv1.Full
+	b.Status.ManifestSHA256 = "of " + string(b.UID)
+}
+
+// starting takes a backup to Starting.
+func (w *world) starting(b *backupv1.VirtualMachineBackup) {
+	w.settle(b)
+	w.mount()
+	if d := w.settle(b); b.Status.Phase == backupv1.BackupAttaching {
+		w.now = d.Wake // a second that no checkpoint is named after
+		w.settle(b)
+	}
+	if b.Status.Phase != backupv1.BackupStarting {
+		panic(fmt.Sprintf("backup %s is %s: %s", b.Name, b.Status.Phase, b.Status.Message))
+	}
+}
+
+func (w *world) locked() string {
+	if lock := lockOf(w.instance); lock != nil {
+		return lock.BackupName
+	}
+	return ""
+}
+
+// refuse plays the API server's refusal of the next step.
+func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
+	in := w.input(b)
+	d := decide(in)
+	w.watchdog.tried(b.UID, d.Step, errors.New(why))
+	w.perform(b, reportRefusal(in, d, errors.New(why)))
+}
+
+// settleUntil decides until the next step is the given one, and does not make that step.
+func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step Step) {
+	for range maxSteps {
+		if decide(w.input(b)).Step == step {
+			return
+		}
+		w.step(b)
+	}
+	panic(fmt.Sprintf("backup %s in %s does not come to %s", b.Name, b.Status.Phase, step))
+}

@@ -1,0 +1,251 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/checkpoint"
+	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+)
+
+// progressInterval is the minimum time between two writes of a running backup's progress. A change of phase is
+// written at once.
+const progressInterval = 5 * time.Second
+
+// beginInterval is the pause before the handler looks again at a job that the launcher was just told to begin.
+const beginInterval = time.Second
+
+// retryInterval is the pause before the handler asks again a launcher that does not answer. The launcher's link
+// wakes the reconciler earlier if it answers.
+const retryInterval = 2 * time.Second
+
+// Partial removes what a failed backup left on its target. The implementation works through an attachment pod's
+// mount.
+type Partial interface {
+	// RemovePartial deletes a backup's unfinished directory. It returns mount.ErrNotAttached if the claim is not on
+	// this node.
+	RemovePartial(from mount.Source, directory string) error
+}
+
+// Reconciler drives the backups of one node.
+type Reconciler struct {
+	NodeName string
+	// Cached reads the backups and instances of this node; writes go to the API server.
+	Cached client.Client
+	// Live reads from the API server.
+	Live     client.Reader
+	Links    *link.Links
+	Keeper   *checkpoint.Keeper
+	Partial  Partial
+	Events   events.EventRecorder
+	Measures *metric.Set
+	Clock    clock.PassiveClock
+
+	mu      sync.Mutex
+	written map[types.UID]time.Time
+}
+
+// scene is everything that one pass depends on.
+type scene struct {
+	backup *backupv1.VirtualMachineBackup
+	// before is backup as it was read, for the patch.
+	before *backupv1.VirtualMachineBackup
+	// instance is the instance with the machine's name, or nil. It may not be the one that the backup was started
+	// on.
+	instance *kubevirtv1.VirtualMachineInstance
+	// link is nil unless the backup's own instance has a launcher on this node.
+	link  *link.Link
+	state *launcherpb.State
+	err   error
+}
+
+// job returns what the launcher reports about this backup, or nil.
+func (s *scene) job() *launcherpb.Backup {
+	if j := s.state.GetBackup(); j.GetUid() == string(s.backup.UID) {
+		return j
+	}
+	return nil
+}
+
+// Reconcile takes one backup one step further.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	b := &backupv1.VirtualMachineBackup{}
+	if err := r.Cached.Get(ctx, req.NamespacedName, b); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if b.Status.NodeName != r.NodeName || !ours(b.Status.Phase) {
+		r.forget(b.UID)
+		return ctrl.Result{}, nil
+	}
+	s, err := r.look(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	var result ctrl.Result
+	if b.Status.Phase == backupv1.BackupPruning {
+		result, err = r.prune(ctx, s)
+	} else {
+		result, err = r.copy(ctx, s)
+	}
+	if apierrors.IsConflict(err) {
+		// The cache is behind. Its next event brings the newer object.
+		return ctrl.Result{RequeueAfter: 100 * time.Millisecond}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("backup %s in phase %s: %w", req.NamespacedName, b.Status.Phase, err)
+	}
+	return result, nil
+}
+
+// ours reports whether it is for the handler to end the phase.
+func ours(p backupv1.BackupPhase) bool {
+	return p == backupv1.BackupStarting || p == backupv1.BackupCopying || p == backupv1.BackupPruning
+}
+
+// look gathers what the decisions need.
+func (r *Reconciler) look(ctx context.Context, b *backupv1.VirtualMachineBackup) (*scene, error) {
+	s := &scene{backup: b, before: b.DeepCopy()}
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	// Read live: the decisions are about an instance that may end or be replaced at this moment.
+	err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}, vmi)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("read the instance: %w", err)
+	}
+	if err == nil {
+		s.instance = vmi
+	}
+	if s.instance == nil || vmi.UID != b.Status.InstanceUID {
+		return s, nil
+	}
+	for pod, node := range vmi.Status.ActivePods {
+		if node != r.NodeName {
+			continue
+		}
+		if s.link = r.Links.Get(pod); s.link != nil {
+			seen := s.link.Snapshot()
+			s.state, s.err = seen.State, seen.Err
+			break
+		}
+	}
+	return s, nil
+}
+
+// copy handles Starting and Copying.
+func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
+	switch job := s.job(); {
+	case job.GetPhase() == launcherpb.Backup_FAILED && job.GetFailure() == launcherpb.Backup_BASE_LOST && s.backup.Status.Phase == backupv1.BackupStarting && s.err == nil:
+		return r.replan(ctx, s, job)
+	case job.GetPhase() == launcherpb.Backup_FAILED:
+		mirror(s.backup, job)
+		if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
+			return r.fail(ctx, s, detached())
+		}
+		return r.fail(ctx, s, failed(s.backup, s.instance, job))
+	case job.GetPhase() == launcherpb.Backup_DONE:
+		mirror(s.backup, job)
+		return ctrl.Result{}, r.write(ctx, s)
+	}
+	if f, gone := guestGone(s.backup, s.instance, s.state); gone {
+		return r.fail(ctx, s, f)
+	}
+	if s.link == nil || s.state == nil || s.err != nil {
+		// Nothing is known about the job now. The controller's deadline limits the wait.
+		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
+	}
+	if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
+		return r.abandonTarget(ctx, s)
+	}
+	if s.job() == nil {
+		return r.noJob(ctx, s)
+	}
+	if !s.backup.DeletionTimestamp.IsZero() {
+		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+			return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+		}
+		return ctrl.Result{RequeueAfter: retryInterval}, nil
+	}
+	return r.progress(ctx, s)
+}
+
+// abandonTarget ends a backup whose target is being taken off the node. It aborts the job first: the volume cannot
+// be unmounted while QEMU writes to it. It writes the cause at once, because the volume may be attached again
+// before the job has ended.
+func (r *Reconciler) abandonTarget(ctx context.Context, s *scene) (ctrl.Result, error) {
+	if s.job() != nil {
+		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+			return ctrl.Result{}, fmt.Errorf("abort after the target was lost: %w", err)
+		}
+	}
+	return r.fail(ctx, s, detached())
+}
+
+// noJob handles a launcher that answers and does not know the backup.
+func (r *Reconciler) noJob(ctx context.Context, s *scene) (ctrl.Result, error) {
+	switch {
+	case !s.backup.DeletionTimestamp.IsZero():
+		return r.fail(ctx, s, aborted(s.backup, s.instance))
+	case !s.instance.DeletionTimestamp.IsZero():
+		// A backup that has not begun does not delay a stop.
+		return r.fail(ctx, s, stopped(s.instance))
+	case s.backup.Status.Phase == backupv1.BackupCopying:
+		return r.confirmLost(ctx, s)
+	}
+	return r.begin(ctx, s)
+}
+
+// confirmLost fails a backup in Copying whose job the launcher does not know, after it has asked the launcher
+// again.
+func (r *Reconciler) confirmLost(ctx context.Context, s *scene) (ctrl.Result, error) {
+	fresh, err := s.link.Fresh(ctx)
+	if err != nil || fresh.GetBackup().GetUid() == string(s.backup.UID) {
+		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
+	}
+	return r.fail(ctx, s, Failure{Reason: backupv1.ReasonHypervisorError, Message: "the launcher does not know the backup any more"})
+}
+
+// progress mirrors a running job, at most once per progressInterval unless the phase changes.
+func (r *Reconciler) progress(ctx context.Context, s *scene) (ctrl.Result, error) {
+	mirror(s.backup, s.job())
+	if s.backup.Status.Phase == s.before.Status.Phase {
+		if wait := r.holdBack(s.backup.UID); wait > 0 {
+			return ctrl.Result{RequeueAfter: wait}, nil
+		}
+	}
+	// A stalled job must be noticed even though its link has nothing to report.
+	return ctrl.Result{RequeueAfter: 30 * time.Second}, r.write(ctx, s)
+}
+
+func (r *Reconciler) fail(ctx context.Context, s *scene, f Failure) (ctrl.Result, error) {
+	fail(s.backup, f)
+	return ctrl.Result{}, r.write(ctx, s)
+}
+
+func (r *Reconciler) holdBack(uid types.UID) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ok := r.written[uid]
+	if !ok {
+		return 0
+	}
+	return progressInterval - r.Clock.Since(last)
+}
+
+func (r *Reconciler) forget(uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.written, uid)
+}

@@ -1,0 +1,66 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+)
+
+// write sends the changed fields of the backup's status. The write fails if somebody has written the backup since
+// it was read.
+func (r *Reconciler) write(ctx context.Context, s *scene) error {
+	if equality.Semantic.DeepEqual(s.backup.Status, s.before.Status) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(s.before, client.MergeFromWithOptimisticLock{})
+	if err := r.Cached.Status().Patch(ctx, s.backup, patch); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	r.mu.Lock()
+	if r.written == nil {
+		r.written = map[types.UID]time.Time{}
+	}
+	r.written[s.backup.UID] = r.Clock.Now()
+	r.mu.Unlock()
+	r.countFallbacks(s)
+	if s.backup.Status.Phase != s.before.Status.Phase {
+		r.report(s)
+	}
+	return nil
+}
+
+// countFallbacks counts the disks that became full although they were planned as incremental.
+func (r *Reconciler) countFallbacks(s *scene) {
+	for _, v := range s.backup.Status.IncludedVolumes {
+		i := slices.IndexFunc(s.before.Status.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.Name && isIncremental(w) })
+		if i >= 0 && v.Type == backupv1.Full {
+			r.Measures.Fallback(v.FullReason)
+		}
+	}
+}
+
+// report reports a new phase once it is written.
+func (r *Reconciler) report(s *scene) {
+	b := s.backup
+	switch b.Status.Phase {
+	case backupv1.BackupCopied:
+		if b.Status.StartTimestamp != nil {
+			r.Measures.Copied(&b.Status, r.Clock.Since(b.Status.StartTimestamp.Time))
+		}
+		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copied", "Copy", "%s", fmt.Sprintf("%d bytes are on the target in %s.", b.Status.MovedBytes, b.Status.Directory))
+	case backupv1.BackupCopyFailed:
+		r.Measures.Failed(&b.Status)
+		r.Events.Eventf(b, nil, corev1.EventTypeWarning, b.Status.Reason, "Copy", "%s", b.Status.Message)
+	case backupv1.BackupCopying:
+		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copying", "Copy", "The point in time is fixed; data is being copied.")
+	default:
+	}
+}
