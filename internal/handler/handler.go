@@ -29,7 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/instance"
 	"github.com/varvebackup/varve/internal/handler/kubevirtbackup"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/layout"
@@ -52,8 +52,8 @@ type Options struct {
 	MetricsAddress, HealthAddress string
 	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: DefaultStopWaitsForBackup.
 	StopWaitsForBackup time.Duration
-	// Timing limits how long a launcher may be silent. Default: link.DefaultTiming.
-	Timing link.Timing
+	// Timing limits how long a launcher may be silent. Default: launcherclient.DefaultTiming.
+	Timing launcherclient.Timing
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// Registry receives the metrics. Default: controller-runtime's, which MetricsAddress serves.
@@ -69,7 +69,7 @@ func (o Options) withDefaults() (Options, error) {
 	o.KubeletPodsDir = orDefault(o.KubeletPodsDir, layout.KubeletPods)
 	o.MetricsAddress, o.HealthAddress = orDefault(o.MetricsAddress, "0"), orDefault(o.HealthAddress, "0")
 	o.StopWaitsForBackup = orDefault(o.StopWaitsForBackup, DefaultStopWaitsForBackup)
-	o.Timing = orDefault(o.Timing, link.DefaultTiming())
+	o.Timing = orDefault(o.Timing, launcherclient.DefaultTiming())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -99,7 +99,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("handler: %w", err)
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
-	links := link.New(mounts, o.Timing, o.Clock)
+	links := launcherclient.New(mounts, o.Timing, o.Clock)
 	defer links.Close()
 	mgr, err := manager(o)
 	if err != nil {
@@ -143,7 +143,7 @@ func manager(o Options) (ctrl.Manager, error) {
 	return mgr, mgr.AddReadyzCheck("ping", healthz.Ping)
 }
 
-func add(mgr ctrl.Manager, o Options, links *link.Links, mounts *mount.Mounts) error {
+func add(mgr ctrl.Manager, o Options, links *launcherclient.Links, mounts *mount.Mounts) error {
 	measures, err := metric.New(o.Registry)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)

@@ -24,7 +24,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -95,7 +95,7 @@ func (w *world) run() {
 	o := handler.Options{
 		Config: cfg, NodeName: w.node, Namespace: controlplane.SystemNamespace,
 		KubeletPodsDir: w.podsDir, StopWaitsForBackup: w.waits, Registry: prometheus.NewRegistry(), Logger: logger(),
-		Timing: link.Timing{First: 2 * time.Second, Idle: 5 * time.Second, Retry: 50 * time.Millisecond},
+		Timing: launcherclient.Timing{First: 2 * time.Second, Idle: 5 * time.Second, Retry: 50 * time.Millisecond},
 	}
 	go func() { done <- handler.Run(ctx, o) }()
 	stopped := false

@@ -14,7 +14,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -44,7 +44,7 @@ func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]
 
 // Validate defines the trackers' checkpoints in libvirt again and discards the disks whose bitmap cannot be
 // trusted. It returns the trackers as they are afterwards.
-func (k *Keeper) Validate(ctx context.Context, l *link.Link, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
+func (k *Keeper) Validate(ctx context.Context, l *launcherclient.Link, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
 	asked := make([]*launcherpb.Checkpoint, len(trackers))
 	request := &launcherpb.RedefineCheckpointsRequest{}
 	for i := range trackers {
@@ -122,7 +122,7 @@ func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBac
 
 // Prune deletes every checkpoint of libvirt and every bitmap in the overlays that none of the machine's trackers
 // names. No backup may be running whose checkpoint is not on its tracker yet.
-func (k *Keeper) Prune(ctx context.Context, l *link.Link, machine types.NamespacedName) error {
+func (k *Keeper) Prune(ctx context.Context, l *launcherclient.Link, machine types.NamespacedName) error {
 	// Read the state first: a checkpoint in it was made before the trackers are read.
 	state, err := l.Fresh(ctx)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
 // gather reads what the decision needs, and returns the backup that delays a stop, or nil.
-func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (input, *backupv1.VirtualMachineBackup, error) {
+func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link) (input, *backupv1.VirtualMachineBackup, error) {
 	seen := l.Snapshot()
 	in := input{
 		Now: r.Clock.Now(), Instance: vmi, State: seen.State, Answers: seen.Err == nil,
@@ -81,7 +81,7 @@ func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMach
 }
 
 // act asks the launcher for what was decided. An error, such as a launcher that does not answer, is retried.
-func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
+func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
 	switch d.Action {
 	case start:
 		return r.startGuest(ctx, vmi, l)
@@ -92,7 +92,7 @@ func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInst
 	return nil, nil
 }
 
-func (r *Reconciler) stopGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, d decision, holder *backupv1.VirtualMachineBackup) error {
+func (r *Reconciler) stopGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, d decision, holder *backupv1.VirtualMachineBackup) error {
 	if d.Abort && holder != nil {
 		if _, err := l.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(holder.UID)}); err != nil {
 			return fmt.Errorf("abort backup %s: %w", holder.Name, err)

@@ -11,7 +11,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -55,7 +55,7 @@ type problem struct{ Reason, Message string }
 type view struct {
 	Now      time.Time
 	Instance *kubevirtv1.VirtualMachineInstance
-	Launcher link.Snapshot
+	Launcher launcherclient.Snapshot
 	Decision decision
 	// Problem is what went wrong in this pass, or nil.
 	Problem *problem

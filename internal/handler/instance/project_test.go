@@ -10,7 +10,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -49,7 +49,7 @@ func TestTrackingMovesOnlyFromInitializingToEnabled(t *testing.T) {
 		{kubevirtv1.ChangedBlockTrackingDisabled, kubevirtv1.ChangedBlockTrackingDisabled, up},
 	} {
 		v := vmi(tracks(test.from))
-		got := trackingStatus(view{Instance: v, Launcher: link.Snapshot{State: test.state}, Reviewed: true})
+		got := trackingStatus(view{Instance: v, Launcher: launcherclient.Snapshot{State: test.state}, Reviewed: true})
 		if got.State != test.want {
 			t.Errorf("from %q: %q, want %q", test.from, got.State, test.want)
 		}
@@ -57,10 +57,10 @@ func TestTrackingMovesOnlyFromInitializingToEnabled(t *testing.T) {
 			t.Errorf("from %q: the lock is lost", test.from)
 		}
 	}
-	if got := trackingStatus(view{Instance: vmi(tracks(none)), Launcher: link.Snapshot{State: up}}); got.State != initializing {
+	if got := trackingStatus(view{Instance: vmi(tracks(none)), Launcher: launcherclient.Snapshot{State: up}}); got.State != initializing {
 		t.Errorf("tracking is %q before the checkpoints were validated", got.State)
 	}
-	if got := trackingStatus(view{Instance: vmi(), Launcher: link.Snapshot{State: up}, Reviewed: true}); got != nil {
+	if got := trackingStatus(view{Instance: vmi(), Launcher: launcherclient.Snapshot{State: up}, Reviewed: true}); got != nil {
 		t.Errorf("an instance without tracking: %+v", got)
 	}
 }
@@ -83,45 +83,45 @@ func TestConditionsFollowTheLauncher(t *testing.T) {
 		want map[string]string
 	}{
 		{"nothing heard yet", view{}, map[string]string{}},
-		{"never answered", view{Launcher: link.Snapshot{Err: silent}}, map[string]string{"Synchronized": "False/LauncherNotResponding"}},
+		{"never answered", view{Launcher: launcherclient.Snapshot{Err: silent}}, map[string]string{"Synchronized": "False/LauncherNotResponding"}},
 		{
 			"runs",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, AgentConnected: true}}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, AgentConnected: true}}},
 			map[string]string{"Ready": "True/", "AgentConnected": "True/", "LiveMigratable": fixed, "Synchronized": "True/"},
 		},
 		{
 			"paused",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_PAUSED}}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_PAUSED}}},
 			map[string]string{"Ready": "False/GuestPaused", "Paused": "True/GuestPaused", "LiveMigratable": fixed, "Synchronized": "True/"},
 		},
 		{
 			"silent for a moment",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now}},
 			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
 		},
 		{
 			"silent for long",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now.Add(-time.Minute)}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now.Add(-time.Minute)}},
 			map[string]string{"Ready": "False/LauncherNotResponding", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
 		},
 		{
 			"a stop that waits",
-			view{Decision: decision{Delayed: "b runs"}, Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
+			view{Decision: decision{Delayed: "b runs"}, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
 			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
 		},
 		{
 			"a disk of an odd size",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
 			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},
 		},
 		{
 			"did not start",
-			view{Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_START_FAILED, Message: "no disk"}, Err: silent}},
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_START_FAILED, Message: "no disk"}, Err: silent}},
 			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/StartFailed"},
 		},
 		{
 			"a problem",
-			view{Problem: &problem{ReasonClaimNotFound, "m"}, Launcher: link.Snapshot{State: &pb.State{}}},
+			view{Problem: &problem{ReasonClaimNotFound, "m"}, Launcher: launcherclient.Snapshot{State: &pb.State{}}},
 			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/ClaimNotFound"},
 		},
 	} {
@@ -147,7 +147,7 @@ func TestAStopThatDoesNotWaitAnyMoreKeepsTheTime(t *testing.T) {
 	t.Parallel()
 	v := vmi()
 	v.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionStopDelayed, Status: corev1.ConditionTrue}}
-	s := project(view{Now: now, Instance: v, Launcher: link.Snapshot{State: &pb.State{Phase: pb.State_SHUTTING_DOWN}}})
+	s := project(view{Now: now, Instance: v, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_SHUTTING_DOWN}}})
 	c := condition.Find(s.Conditions, kubevirtv1.ConditionStopDelayed)
 	if c == nil || c.Status != corev1.ConditionFalse || !c.LastTransitionTime.Time.Equal(now) {
 		t.Errorf("%+v", c)

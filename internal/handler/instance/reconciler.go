@@ -17,7 +17,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
@@ -39,7 +39,7 @@ type Reconciler struct {
 	Cached client.Client
 	// Live reads from the API server.
 	Live     client.Reader
-	Links    *link.Links
+	Links    *launcherclient.Links
 	Mounts   Mounts
 	Keeper   *checkpoint.Keeper
 	Events   events.EventRecorder
@@ -170,7 +170,7 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 }
 
 // afterWrite does what must not happen before status is written.
-func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, v view) {
+func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, v view) {
 	if v.Decision.Action == exit {
 		// The launcher also ends by itself, so an error here is nothing new.
 		_, err := l.Client().Exit(ctx, &launcherpb.ExitRequest{})

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -19,7 +19,7 @@ import (
 // and again after a tracker was deleted. It waits until the launcher reports the guest's disks, because without
 // them nothing can be validated. It also waits while a backup holds the instance: the backup does the same for
 // itself.
-func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link, seen link.Snapshot) error {
+func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, seen launcherclient.Snapshot) error {
 	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
 	}
@@ -45,7 +45,7 @@ func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	return nil
 }
 
-func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l *link.Link, state *launcherpb.State) error {
+func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l *launcherclient.Link, state *launcherpb.State) error {
 	trackers, err := r.Keeper.Trackers(ctx, machine)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
@@ -24,7 +24,7 @@ const configurationName = "kubevirt"
 
 // startGuest tells the launcher to start the guest. A problem is shown in status, for the user or until the next
 // attempt.
-func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *link.Link) (*problem, error) {
+func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link) (*problem, error) {
 	sources, missing, err := r.sources(ctx, vmi)
 	if err != nil || missing != nil {
 		return missing, err

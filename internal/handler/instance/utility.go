@@ -12,7 +12,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/attachment"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
@@ -50,7 +50,7 @@ func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 
 // volumes mounts and unmounts the instance's utility volumes and writes the result into status. The returned
 // duration is when to look again, or 0.
-func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
+func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
 	ended := status.Phase.Final()
 	keep := wanted(vmi, ended)
 	mounted, err := r.Mounts.Names(pod)
@@ -103,7 +103,7 @@ func detachable(p kubevirtv1.VolumePhase) bool {
 
 // attach mounts one volume that is attached to the node. If something prevents it, the volume's status says so and
 // it is retried.
-func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
+func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
 	if (s.Phase != kubevirtv1.VolumeAttachedToNode && s.Phase != kubevirtv1.VolumeMountedToPod) || s.HotplugVolume.AttachPodUID == "" {
 		return nil
 	}
@@ -119,7 +119,7 @@ func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	return nil
 }
 
-func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *link.Link, s *kubevirtv1.VolumeStatus) error {
+func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, s *kubevirtv1.VolumeStatus) error {
 	i := slices.IndexFunc(vmi.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == s.Name })
 	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
 		Namespace: vmi.Namespace, Instance: vmi.Name, InstanceUID: vmi.UID,
@@ -144,7 +144,7 @@ func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineIn
 
 // detach unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although
 // the launcher runs no backup.
-func (r *Reconciler) detach(pod types.UID, name string, l *link.Link) error {
+func (r *Reconciler) detach(pod types.UID, name string, l *launcherclient.Link) error {
 	key := mountKey{pod, name}
 	err := r.Mounts.Detach(pod, name, false)
 	if err == nil || !errors.Is(err, mount.ErrBusy) {
@@ -164,7 +164,7 @@ func (r *Reconciler) detach(pod types.UID, name string, l *link.Link) error {
 
 // backupRuns reports whether the launcher may still be writing to a target. A launcher that does not answer is dead
 // or unknown; its writes end with its pod.
-func backupRuns(l *link.Link) bool {
+func backupRuns(l *launcherclient.Link) bool {
 	if l == nil {
 		return false
 	}

@@ -12,7 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -52,7 +52,7 @@ func TestProgress_isWrittenEveryFiveSecondsAtMost(t *testing.T) {
 		if second >= 2 {
 			job.Phase, job.TotalBytes, job.ProcessedBytes = pb.Backup_COPYING, 100, uint64(second)
 		}
-		s := &scene{backup: b.DeepCopy(), before: b, instance: &kubevirtv1.VirtualMachineInstance{}, link: &link.Link{}, state: &pb.State{Phase: pb.State_RUNNING, Backup: job}}
+		s := &scene{backup: b.DeepCopy(), before: b, instance: &kubevirtv1.VirtualMachineInstance{}, link: &launcherclient.Link{}, state: &pb.State{Phase: pb.State_RUNNING, Backup: job}}
 		before := len(written)
 		result, err := r.copy(t.Context(), s)
 		if err != nil {

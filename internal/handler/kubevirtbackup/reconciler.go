@@ -16,7 +16,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
-	"github.com/varvebackup/varve/internal/handler/link"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
@@ -48,7 +48,7 @@ type Reconciler struct {
 	Cached client.Client
 	// Live reads from the API server.
 	Live     client.Reader
-	Links    *link.Links
+	Links    *launcherclient.Links
 	Keeper   *checkpoint.Keeper
 	Partial  Partial
 	Events   events.EventRecorder
@@ -68,7 +68,7 @@ type scene struct {
 	// on.
 	instance *kubevirtv1.VirtualMachineInstance
 	// link is nil unless the backup's own instance has a launcher on this node.
-	link  *link.Link
+	link  *launcherclient.Link
 	state *launcherpb.State
 	err   error
 }

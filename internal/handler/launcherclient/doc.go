@@ -1,4 +1,4 @@
-// Package link keeps the handler in touch with the launchers of its node: it has one connection per launcher pod,
+// Package launcherclient keeps the handler in touch with the launchers of its node: it has one connection per launcher pod,
 // and the latest state that the launcher reported on it.
 //
 // A link connects, follows the launcher's Watch stream, and reconnects for as long as it exists. Subscribers are
@@ -10,4 +10,4 @@
 // anybody sees them.
 //
 // All methods are safe for concurrent use.
-package link
+package launcherclient
