@@ -3,8 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/varvebackup/varve/internal/errand"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/podtool"
 )
 
 // internal is `varve internal`: what Varve's own pods run.
@@ -24,7 +24,7 @@ func hold() *cobra.Command {
 	return &cobra.Command{
 		Use: "hold", Short: "Keep a pod running until it is told to stop", Args: cobra.NoArgs,
 		Example: `  varve internal hold`,
-		RunE:    func(c *cobra.Command, _ []string) error { return errand.Hold(c.Context()) },
+		RunE:    func(c *cobra.Command, _ []string) error { return podtool.Hold(c.Context()) },
 	}
 }
 
@@ -32,7 +32,7 @@ func installSelf() *cobra.Command {
 	return &cobra.Command{
 		Use: "install-self DIR", Short: "Copy this program to DIR/varve", Args: cobra.ExactArgs(1),
 		Example: `  varve internal install-self /shared`,
-		RunE:    func(_ *cobra.Command, args []string) error { return errand.InstallSelf(args[0]) },
+		RunE:    func(_ *cobra.Command, args []string) error { return podtool.InstallSelf(args[0]) },
 	}
 }
 
@@ -41,7 +41,7 @@ func kernelBootCopy() *cobra.Command {
 	c := &cobra.Command{
 		Use: "kernel-boot-copy", Short: "Copy a kernel and an initial RAM disk out of this image", Args: cobra.NoArgs,
 		Example: `  varve internal kernel-boot-copy --kernel /boot/vmlinuz --initrd /boot/initrd.img --to /run/varve/kernel`,
-		RunE:    func(*cobra.Command, []string) error { return errand.KernelBootCopy(kernel, initrd, to) },
+		RunE:    func(*cobra.Command, []string) error { return podtool.KernelBootCopy(kernel, initrd, to) },
 	}
 	c.Flags().StringVar(&kernel, "kernel", "", "the kernel's path in this image; empty: none")
 	c.Flags().StringVar(&initrd, "initrd", "", "the initial RAM disk's path in this image; empty: none")

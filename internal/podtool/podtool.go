@@ -1,7 +1,7 @@
-// Package errand has the small jobs that pods give to the varve binary: holding a pod open, installing the binary where
+// Package podtool has the small jobs that pods give to the varve binary: holding a pod open, installing the binary where
 // a container of another image finds it, and copying a kernel out of an image. Each can be repeated. A copy appears
 // whole, or not at all.
-package errand
+package podtool
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package errand_test
+package podtool_test
 
 import (
 	"bytes"
@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/varvebackup/varve/internal/errand"
+	"github.com/varvebackup/varve/internal/podtool"
 )
 
 func TestHoldEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	held := make(chan error)
-	go func() { held <- errand.Hold(ctx) }()
+	go func() { held <- podtool.Hold(ctx) }()
 	select {
 	case <-held:
 		t.Fatal("Hold ended by itself")
@@ -31,7 +31,7 @@ func TestInstallSelf(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for range 2 { // a restarted init container does it again
-		if err := errand.InstallSelf(dir); err != nil {
+		if err := podtool.InstallSelf(dir); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +56,7 @@ func TestKernelBootCopy(t *testing.T) {
 	kernel, initrd := filepath.Join(image, "vmlinuz"), filepath.Join(image, "initrd.img")
 	write(t, kernel, "kernel")
 	write(t, initrd, "initrd")
-	if err := errand.KernelBootCopy(kernel, initrd, dir); err != nil {
+	if err := podtool.KernelBootCopy(kernel, initrd, dir); err != nil {
 		t.Fatal(err)
 	}
 	if got := string(read(t, filepath.Join(dir, "kernel"))) + "+" + string(read(t, filepath.Join(dir, "initrd"))); got != "kernel+initrd" {
@@ -68,14 +68,14 @@ func TestKernelBootCopy(t *testing.T) {
 func TestKernelBootCopySaysWhatTheImageLacks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	err := errand.KernelBootCopy("/boot/no-such-kernel", "", dir)
+	err := podtool.KernelBootCopy("/boot/no-such-kernel", "", dir)
 	if err == nil || !strings.Contains(err.Error(), "/boot/no-such-kernel: correct kernelPath") {
 		t.Errorf("err = %v", err)
 	}
-	if err := errand.KernelBootCopy(dir, "", dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+	if err := podtool.KernelBootCopy(dir, "", dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a directory: %v", err)
 	}
-	if err := errand.KernelBootCopy("", "", dir); err == nil {
+	if err := podtool.KernelBootCopy("", "", dir); err == nil {
 		t.Error("nothing to copy is not an error")
 	}
 	onlyFiles(t, dir)
