@@ -25,7 +25,6 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/eventnote"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/instance"
 	"github.com/varvebackup/varve/internal/handler/kubevirtbackup"
@@ -33,6 +32,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // DefaultStopWaitsForBackup is how long a stop waits for a running backup unless Options sets another value.
@@ -148,7 +148,7 @@ func add(mgr ctrl.Manager, o Options, links *launcherclient.Links, mounts *mount
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	recorder := eventnote.Shorten(mgr.GetEventRecorder("varve-handler"))
+	recorder := reconcile.ShortenNotes(mgr.GetEventRecorder("varve-handler"))
 	keeper := &checkpoint.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Events: recorder, Discarded: measures.Discarded}
 	instances := &instance.Reconciler{
 		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/selection"
@@ -20,24 +20,24 @@ import (
 const conflictDelay = 50 * time.Millisecond
 
 // Reconcile brings the tracking state of one machine up to date.
-func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm := &kubevirtv1.VirtualMachine{}
 	if err := r.client.Get(ctx, req.NamespacedName, vm); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if vm.DeletionTimestamp != nil {
 		// The machine owns the claim, so the claim goes with it.
-		return reconcile.Result{}, nil
+		return ctrl.Result{}, nil
 	}
 	err := r.step(ctx, vm)
 	switch {
 	case errors.Is(err, selection.ErrInvalid):
 		// selectorReconciler reports it. Fixing the selector triggers a reconcile.
-		return reconcile.Result{}, nil
+		return ctrl.Result{}, nil
 	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
-	return reconcile.Result{}, err
+	return ctrl.Result{}, err
 }
 
 func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {

@@ -9,10 +9,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -34,25 +34,25 @@ type selectorReconciler struct {
 }
 
 // Reconcile evaluates the selectors of the configuration.
-func (r *selectorReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *selectorReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	if req.NamespacedName != r.configuration {
-		return reconcile.Result{}, nil
+		return ctrl.Result{}, nil
 	}
 	kv := &kubevirtv1.KubeVirt{}
 	if err := r.client.Get(ctx, req.NamespacedName, kv); apierrors.IsNotFound(err) {
 		selectorsInvalid.Set(0)
-		return reconcile.Result{}, nil
+		return ctrl.Result{}, nil
 	} else if err != nil {
-		return reconcile.Result{}, fmt.Errorf("get the configuration %s: %w", req, err)
+		return ctrl.Result{}, fmt.Errorf("get the configuration %s: %w", req, err)
 	}
 	_, err := tracking.Selected(kv, nil, nil)
 	if err == nil {
 		selectorsInvalid.Set(0)
-		return reconcile.Result{}, nil
+		return ctrl.Result{}, nil
 	}
 	selectorsInvalid.Set(1)
 	log.FromContext(ctx).Error(err, "a selector of changed block tracking is invalid: no machine's tracking changes until it is mended")
 	r.events.Eventf(kv, nil, corev1.EventTypeWarning, ReasonInvalidSelector, "Select",
 		"changedBlockTrackingLabelSelectors: %v. No machine's tracking changes until it is mended.", err)
-	return reconcile.Result{}, nil
+	return ctrl.Result{}, nil
 }

@@ -14,11 +14,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/eventnote"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Setup needs besides the manager.
@@ -29,7 +27,7 @@ type Options struct {
 
 // Setup adds the controllers to mgr: one for machines, one that reports invalid selectors.
 func Setup(mgr ctrl.Manager, opts Options) error {
-	r := &reconciler{client: mgr.GetClient(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
+	r := &reconciler{client: mgr.GetClient(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("changedblocktracking").
 		For(&kubevirtv1.VirtualMachine{}).
@@ -37,7 +35,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.usersOf)).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.machinesIn), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.everyMachine)).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("set up the controller of tracking states: %w", err)
@@ -49,50 +47,50 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	return nil
 }
 
-func sameName(_ context.Context, o client.Object) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+func sameName(_ context.Context, o client.Object) []ctrl.Request {
+	return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 }
 
 // usersOf maps a claim to the machines whose instance mounts it, or, if it is a state claim, to the machine that it
 // belongs to.
-func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []reconcile.Request {
+func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []ctrl.Request {
 	if vm := claim.GetLabels()[LabelState]; vm != "" {
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: claim.GetNamespace(), Name: vm}}}
+		return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: claim.GetNamespace(), Name: vm}}}
 	}
 	list := &kubevirtv1.VirtualMachineInstanceList{}
 	if err := r.client.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
 		log.FromContext(ctx).Error(err, "list instances", "claim", client.ObjectKeyFromObject(claim))
 		return nil
 	}
-	var requests []reconcile.Request
+	var requests []ctrl.Request
 	for _, instance := range list.Items {
 		if slices.ContainsFunc(instance.Spec.Volumes, func(v kubevirtv1.Volume) bool { return v.PersistentVolumeClaim.ClaimName == claim.GetName() }) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&instance)})
+			requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&instance)})
 		}
 	}
 	return requests
 }
 
-func (r *reconciler) machinesIn(ctx context.Context, ns client.Object) []reconcile.Request {
+func (r *reconciler) machinesIn(ctx context.Context, ns client.Object) []ctrl.Request {
 	return r.machines(ctx, client.InNamespace(ns.GetName()))
 }
 
-func (r *reconciler) everyMachine(ctx context.Context, kv client.Object) []reconcile.Request {
+func (r *reconciler) everyMachine(ctx context.Context, kv client.Object) []ctrl.Request {
 	if client.ObjectKeyFromObject(kv) != r.configuration {
 		return nil
 	}
 	return r.machines(ctx)
 }
 
-func (r *reconciler) machines(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
+func (r *reconciler) machines(ctx context.Context, opts ...client.ListOption) []ctrl.Request {
 	list := &kubevirtv1.VirtualMachineList{}
 	if err := r.client.List(ctx, list, opts...); err != nil {
 		log.FromContext(ctx).Error(err, "list virtual machines")
 		return nil
 	}
-	requests := make([]reconcile.Request, 0, len(list.Items))
+	requests := make([]ctrl.Request, 0, len(list.Items))
 	for i := range list.Items {
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 	}
 	return requests
 }

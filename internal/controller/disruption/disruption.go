@@ -19,11 +19,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
@@ -43,37 +42,37 @@ func Setup(mgr ctrl.Manager) error {
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
 		Watches(&policyv1.PodDisruptionBudget{}, handler.EnqueueRequestsFromMapFunc(ofOrphan)).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(&reconciler{client: mgr.GetClient()})
 }
 
 type reconciler struct{ client client.Client }
 
 // Reconcile creates or removes the budget of one instance.
-func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	if err := r.removeOrphans(ctx, req.NamespacedName); err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
 		// If the instance is gone, the garbage collector removes the budget that it owned.
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	wanted := Budget(instance)
 	existing := &policyv1.PodDisruptionBudget{}
 	err := r.client.Get(ctx, client.ObjectKeyFromObject(wanted), existing)
 	switch needed := Needed(instance); {
 	case err != nil && !apierrors.IsNotFound(err):
-		return reconcile.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
+		return ctrl.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
 	case needed && (err != nil || isOrphan(existing)):
 		// A budget that exists but is not in the cache belongs to somebody else, or was created a moment ago.
 		if err := r.client.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
+			return ctrl.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
 		}
 	case !needed && err == nil && metav1.IsControlledBy(existing, instance):
-		return reconcile.Result{}, r.remove(ctx, existing)
+		return ctrl.Result{}, r.remove(ctx, existing)
 	}
-	return reconcile.Result{}, nil
+	return ctrl.Result{}, nil
 }
 
 // Needed reports whether drains must leave the instance's pods alone now.

@@ -8,8 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -23,11 +23,11 @@ func isOrphan(budget *policyv1.PodDisruptionBudget) bool {
 }
 
 // ofOrphan maps a budget that has lost its owner to the instance that it was made for, which may be gone.
-func ofOrphan(_ context.Context, o client.Object) []reconcile.Request {
+func ofOrphan(_ context.Context, o client.Object) []ctrl.Request {
 	if budget, ok := o.(*policyv1.PodDisruptionBudget); !ok || !isOrphan(budget) {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetLabels()[layout.LabelVM]}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetLabels()[layout.LabelVM]}}}
 }
 
 // removeOrphans deletes the ownerless budgets of instances with this name.

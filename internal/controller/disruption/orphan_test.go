@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
@@ -86,7 +86,7 @@ func TestReconcile_budgetThatLostItsOwner(t *testing.T) {
 			server.instance = nil
 		}
 		r := &reconciler{client: server}
-		if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(instance)}); err != nil {
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(instance)}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := server.budget != nil; got != c.stays {

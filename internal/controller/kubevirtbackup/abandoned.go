@@ -13,10 +13,8 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/refusal"
-	"github.com/varvebackup/varve/internal/controller/watch"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // lockReconciler removes from an instance what belongs to a backup that no longer exists or has ended, for example
@@ -29,8 +27,8 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup-lock"+opts.ControllerSuffix).
 		For(&kubevirtv1.VirtualMachineInstance{}).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp), builder.WithPredicates(lineMoves())).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstanceOfBackup), builder.WithPredicates(lineMoves())).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
@@ -123,7 +121,7 @@ func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.Virtu
 	var refused error
 	if found.lock {
 		err := r.releaseLock(ctx, instance)
-		if err == nil || !refusal.Is(err) || found.volume == "" {
+		if err == nil || !reconcile.IsRefusal(err) || found.volume == "" {
 			return retryUnlessDone(err) // the write wakes this controller again for the volume
 		}
 		refused = err // the volume may still be detached
@@ -142,7 +140,7 @@ func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.V
 	case err == nil:
 		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
 		return nil
-	case refusal.Is(err):
+	case reconcile.IsRefusal(err):
 		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock",
 			"Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))
 	}

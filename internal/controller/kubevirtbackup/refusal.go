@@ -10,14 +10,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	"github.com/varvebackup/varve/internal/controller/refusal"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // refusedStep shows the user that the API server refused a step, and returns the error so that the queue retries
 // the step. The retries end at the phase's deadline, which decide checks before it asks for the step again.
 func (r *reconciler) refusedStep(ctx context.Context, in *Input, d Decision, err error) (ctrl.Result, error) {
 	err = fmt.Errorf("backup %s/%s: %s: %w", in.Backup.Namespace, in.Backup.Name, d.Step, err)
-	if !refusal.Is(err) {
+	if !reconcile.IsRefusal(err) {
 		return retry(err)
 	}
 	r.watchdog.tried(in.Backup.UID, d.Step, err)

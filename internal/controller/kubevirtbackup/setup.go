@@ -19,8 +19,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/eventnote"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;list;watch;update;patch
@@ -120,7 +119,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Registerer == nil {
 		opts.Registerer = metrics.Registry
 	}
-	recorder := eventnote.Shorten(mgr.GetEventRecorder("varve-backup"))
+	recorder := reconcile.ShortenNotes(mgr.GetEventRecorder("varve-backup"))
 	m, err := newMeasures(opts.Registerer)
 	if err != nil {
 		return fmt.Errorf("register backup metrics: %w", err)
@@ -173,6 +172,6 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
 		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.waitingForStart)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.toClaim)).
-		WithOptions(oneWorker(pace.Options(pace.ControllerWorkers))).
+		WithOptions(oneWorker(reconcile.Options(reconcile.ControllerWorkers))).
 		Complete(r)
 }

@@ -8,8 +8,8 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -95,7 +95,7 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 }
 
 // sameNode wakes the backups that wait for a place on a backup's node.
-func (r *reconciler) sameNode(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) sameNode(ctx context.Context, o client.Object) []ctrl.Request {
 	node := o.(*backupv1.VirtualMachineBackup).Status.NodeName
 	if node == "" {
 		return nil

@@ -10,11 +10,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // trackerReconciler releases the finalizer that a running backup puts on its tracker. If a tracker in use is
@@ -27,16 +26,16 @@ func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
 		Named("backup-tracker"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackupTracker{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(trackerOf), builder.WithPredicates(lineMoves())).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
-func trackerOf(_ context.Context, o client.Object) []reconcile.Request {
+func trackerOf(_ context.Context, o client.Object) []ctrl.Request {
 	b := o.(*backupv1.VirtualMachineBackup)
 	if b.Spec.BackupTracker == "" {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackupTracker}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackupTracker}}}
 }
 
 // userOf returns the backup that uses the tracker now, or nil.

@@ -5,26 +5,26 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
 // requests returns a request for each of the backups, except for the one that changed itself.
-func requests(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []reconcile.Request {
+func requests(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []ctrl.Request {
 	if err != nil {
 		// The cache fails to list only while it is being stopped.
 		log.FromContext(ctx).Error(err, "list unfinished backups", "changed", client.ObjectKeyFromObject(changed))
 		return nil
 	}
-	var all []reconcile.Request
+	var all []ctrl.Request
 	for i := range backups {
 		if b := &backups[i]; b.UID != changed.GetUID() {
-			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(b)})
+			all = append(all, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(b)})
 		}
 	}
 	return all
@@ -32,14 +32,14 @@ func requests(ctx context.Context, changed client.Object, backups []backupv1.Vir
 
 // usersOfTracker wakes the backups that use a tracker. A backup that uses another tracker of the same machine is
 // woken by changes of the backup that it waits for.
-func (r *reconciler) usersOfTracker(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) usersOfTracker(ctx context.Context, o client.Object) []ctrl.Request {
 	backups, err := r.unfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
 	return requests(ctx, o, backups, err)
 }
 
 // ofMachine wakes the backups of a machine, and those whose target claim is one of its disks. o is the machine or
 // its instance, which has the same name.
-func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []ctrl.Request {
 	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
 	for _, v := range volumesOf(o) {
 		if v.PersistentVolumeClaim != nil && err == nil {
@@ -52,13 +52,13 @@ func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 }
 
 // toClaim wakes the backups whose target is the claim.
-func (r *reconciler) toClaim(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) toClaim(ctx context.Context, o client.Object) []ctrl.Request {
 	backups, err := r.unfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
 	return requests(ctx, o, backups, err)
 }
 
 // waitingForStart wakes the backups that a change of the configuration can hold back or let go.
-func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []ctrl.Request {
 	var all backupv1.VirtualMachineBackupList
 	err := r.cached.List(ctx, &all)
 	all.Items = slices.DeleteFunc(all.Items, func(b backupv1.VirtualMachineBackup) bool {
@@ -68,7 +68,7 @@ func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []rec
 }
 
 // sameMachine wakes the other backups of a backup's machine.
-func (r *reconciler) sameMachine(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) sameMachine(ctx context.Context, o client.Object) []ctrl.Request {
 	machine := r.machine(ctx, o.(*backupv1.VirtualMachineBackup))
 	if machine == "" {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -24,21 +24,21 @@ import (
 const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes the utility volumes of one instance one step further.
-func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	in, err := r.gather(ctx, instance)
 	if err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	d := Decide(in)
 	err = r.apply(ctx, instance, d)
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
-	return reconcile.Result{RequeueAfter: d.RequeueAfter}, err
+	return ctrl.Result{RequeueAfter: d.RequeueAfter}, err
 }
 
 // gather reads what Decide looks at.

@@ -12,9 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/watch"
-	"github.com/varvebackup/varve/internal/eventnote"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Setup needs besides the manager.
@@ -30,14 +28,14 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-utilityvolume"))}
+	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-utilityvolume"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("utilityvolume").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&corev1.Pod{}).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, uses))).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(watch.BackedUp)).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.client, uses))).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstanceOfBackup)).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
@@ -20,21 +20,21 @@ import (
 const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes one machine one step further.
-func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	in, err := r.gather(ctx, r.client, req)
 	if err != nil || in.VM == nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	result, err := r.apply(ctx, in, Decide(in))
 	if apierrors.IsConflict(err) {
 		// Somebody else wrote in between, or the cache is behind: look again.
-		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
 }
 
 // gather reads what Decide looks at. If the machine does not exist, Input.VM is nil.
-func (r *reconciler) gather(ctx context.Context, from client.Reader, req reconcile.Request) (Input, error) {
+func (r *reconciler) gather(ctx context.Context, from client.Reader, req ctrl.Request) (Input, error) {
 	vm := &kubevirtv1.VirtualMachine{}
 	if err := from.Get(ctx, req.NamespacedName, vm); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -58,30 +58,30 @@ func (r *reconciler) gather(ctx context.Context, from client.Reader, req reconci
 }
 
 // apply carries out d: finalizer and spec first, then status, then the instance.
-func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (reconcile.Result, error) {
+func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (ctrl.Result, error) {
 	vm := in.VM.DeepCopy()
 	if vm.DeletionTimestamp == nil && controllerutil.AddFinalizer(vm, Finalizer) {
 		// The write comes back as an event.
-		return reconcile.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
+		return ctrl.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
 	}
 	if d.RunStrategy != "" {
 		vm.Spec.SetStrategy(d.RunStrategy)
-		return reconcile.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
+		return ctrl.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
 	}
 	if err := r.writeStatus(ctx, vm, d); err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	switch {
 	case d.Delete:
-		return reconcile.Result{}, r.delete(ctx, vm, in.Instance)
+		return ctrl.Result{}, r.delete(ctx, vm, in.Instance)
 	case d.Create:
-		return reconcile.Result{}, r.create(ctx, vm)
+		return ctrl.Result{}, r.create(ctx, vm)
 	case d.Released && controllerutil.RemoveFinalizer(vm, Finalizer):
 		base := vm.DeepCopy()
 		controllerutil.AddFinalizer(base, Finalizer)
-		return reconcile.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, vm, optimistic(base)))
+		return ctrl.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, vm, optimistic(base)))
 	}
-	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
+	return ctrl.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
 // writeStatus writes the decided status if it differs, and reports a failed start when it is counted.
@@ -117,7 +117,7 @@ func (r *reconciler) delete(ctx context.Context, vm *kubevirtv1.VirtualMachine, 
 
 // create creates the instance, provided that the API server's state leads to the same decision as the cache's.
 func (r *reconciler) create(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
-	in, err := r.gather(ctx, r.live, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(vm)})
+	in, err := r.gather(ctx, r.live, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(vm)})
 	if err != nil || in.VM == nil || !Decide(in).Create {
 		return err
 	}

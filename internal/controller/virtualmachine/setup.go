@@ -11,11 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/eventnote"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Finalizer keeps a VirtualMachine until its instance is gone. KubeVirt uses the same name.
@@ -45,7 +43,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	r := &reconciler{
 		client:        mgr.GetClient(),
 		live:          mgr.GetAPIReader(),
-		events:        eventnote.Shorten(mgr.GetEventRecorder("varve-virtualmachine")),
+		events:        reconcile.ShortenNotes(mgr.GetEventRecorder("varve-virtualmachine")),
 		clock:         opts.Clock,
 		configuration: opts.Configuration,
 	}
@@ -54,12 +52,12 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		For(&kubevirtv1.VirtualMachine{}).
 		// Watch by name, not by owner: when somebody else's instance of the same name goes away, it makes room.
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(sameName)).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
-func sameName(_ context.Context, o client.Object) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+func sameName(_ context.Context, o client.Object) []ctrl.Request {
+	return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 }
 
 // reconciler applies what Decide says.

@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/refusal"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -99,7 +99,7 @@ func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualM
 	err := r.editRuns(ctx, instance, func(_ string, epoch runepoch.Epoch) runepoch.Epoch {
 		return epoch.Undo(runepoch.InstanceRun(instance.UID))
 	})
-	if !refusal.Is(err) {
+	if !reconcile.IsRefusal(err) {
 		return err
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonClaimRecordRefused, "Stop",

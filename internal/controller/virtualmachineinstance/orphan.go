@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/instancepod"
@@ -66,12 +66,12 @@ func madeFor(pod *corev1.Pod, instance string) (types.UID, bool) {
 // ofLauncher maps a launcher pod to the instance that it was made for, whoever owns the pod and whether or not the
 // instance still exists. A pod that has lost its owner would otherwise trigger no reconcile, not even when it
 // disappears after its finalizer is gone.
-func ofLauncher(_ context.Context, o client.Object) []reconcile.Request {
+func ofLauncher(_ context.Context, o client.Object) []ctrl.Request {
 	name := o.GetLabels()[layout.LabelVM]
 	if name == "" || o.GetName() != layout.LauncherPod(name, types.UID(o.GetLabels()[layout.LabelCreatedBy])) {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
 }
 
 // instanceExists asks the API server whether the instance with this UID exists. Another one of the same name does

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
@@ -22,69 +22,69 @@ import (
 const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes one instance one step further.
-func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	result, err := r.reconcile(ctx, req.NamespacedName)
 	if apierrors.IsConflict(err) {
 		// Somebody else wrote in between, or the cache is behind: look again.
-		return reconcile.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
 }
 
-func (r *reconciler) reconcile(ctx context.Context, name types.NamespacedName) (reconcile.Result, error) {
+func (r *reconciler) reconcile(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	again, err := r.releaseOrphans(ctx, name)
 	if err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.client.Get(ctx, name, instance); err != nil {
-		return reconcile.Result{RequeueAfter: again}, client.IgnoreNotFound(err)
+		return ctrl.Result{RequeueAfter: again}, client.IgnoreNotFound(err)
 	}
 	result, err := r.step(ctx, instance)
 	result.RequeueAfter = sooner(result.RequeueAfter, again)
 	return result, err
 }
 
-func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (reconcile.Result, error) {
+func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (ctrl.Result, error) {
 	if instance.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
 		// The write comes back as an event.
-		return reconcile.Result{}, r.patch(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
+		return ctrl.Result{}, r.patch(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
 	}
 	in, err := r.gather(ctx, instance.DeepCopy())
 	if err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	d := Decide(in)
 	if d.CreatePod {
 		if d, err = r.bringUp(ctx, instance, in); err != nil {
-			return reconcile.Result{}, err
+			return ctrl.Result{}, err
 		}
 	}
 	if handedOver(d.Status.Phase) && !handedOver(instance.Status.Phase) {
 		if err := r.confirmClaims(ctx, instance); err != nil {
-			return reconcile.Result{}, r.showRefusedRun(ctx, instance, Decision{Status: *instance.Status.DeepCopy()}, in, err)
+			return ctrl.Result{}, r.showRefusedRun(ctx, instance, Decision{Status: *instance.Status.DeepCopy()}, in, err)
 		}
 	}
 	if d.NodeLabel != "" && instance.Labels[layout.LabelNodeName] != d.NodeLabel {
 		if err := r.patch(ctx, instance, func() { label(instance, layout.LabelNodeName, d.NodeLabel) }); err != nil {
-			return reconcile.Result{}, err
+			return ctrl.Result{}, err
 		}
 	}
 	if err := r.writeDecision(ctx, instance, d); err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	// This comes after everything that the guest's end depends on: a claim that cannot be written to must not hide
 	// the end.
 	if err := r.recordDisks(ctx, instance); err != nil {
-		return reconcile.Result{}, err
+		return ctrl.Result{}, err
 	}
 	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
-		return reconcile.Result{}, r.release(ctx, instance)
+		return ctrl.Result{}, r.release(ctx, instance)
 	}
-	return reconcile.Result{RequeueAfter: d.RequeueAfter}, nil
+	return ctrl.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
 // writeDecision writes the status. It first takes back a run that started no guest: as long as the instance still

@@ -13,10 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/watch"
-	"github.com/varvebackup/varve/internal/eventnote"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Setup needs besides the manager.
@@ -40,15 +38,15 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.StopWaitsForBackup == 0 {
 		opts.StopWaitsForBackup = 10 * time.Minute
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: eventnote.Shorten(mgr.GetEventRecorder("varve-virtualmachineinstance"))}
+	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-virtualmachineinstance"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachineinstance").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofLauncher)).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(watch.ClaimUsers(r.client, waitsFor))).
-		WithOptions(pace.Options(pace.ControllerWorkers)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.client, waitsFor))).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 

@@ -12,12 +12,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Setup adds the reconciler and its sweeper to mgr, whose cache must have only this node's instances and backups.
@@ -35,7 +34,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
 		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(pace.Options(pace.HandlerWorkers)).
+		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
 		Complete(r)
 	if err != nil {
 		return err
@@ -43,34 +42,34 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 	return mgr.Add(r)
 }
 
-func ofBackup(_ context.Context, obj client.Object) []reconcile.Request {
+func ofBackup(_ context.Context, obj client.Object) []ctrl.Request {
 	b, ok := obj.(*backupv1.VirtualMachineBackup)
 	if !ok || b.Status.SourceName == "" {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}}}
 }
 
 // afterTracker triggers a review of every instance in the namespace, because the metadata does not say whose
 // tracker it was.
-func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []reconcile.Request {
+func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []ctrl.Request {
 	var all kubevirtv1.VirtualMachineInstanceList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(obj.GetNamespace())); err != nil {
 		r.Log.Error(err, "list instances after a tracker was deleted; their checkpoints go with the next restart")
 		return nil
 	}
-	var requests []reconcile.Request
+	var requests []ctrl.Request
 	for i := range all.Items {
 		for pod := range all.Items[i].Status.ActivePods {
 			r.setReviewed(pod, false)
 		}
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+		requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
 	}
 	return requests
 }
 
 // links wakes the reconciler whenever a launcher reports something new.
-func (r *Reconciler) links(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	r.Links.Subscribe(func(instance types.NamespacedName) { queue.Add(reconcile.Request{NamespacedName: instance}) })
+func (r *Reconciler) links(_ context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
+	r.Links.Subscribe(func(instance types.NamespacedName) { queue.Add(ctrl.Request{NamespacedName: instance}) })
 	return nil
 }

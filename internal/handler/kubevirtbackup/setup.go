@@ -8,43 +8,42 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/pace"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Setup adds the reconciler to mgr, whose cache must have only this node's instances and backups.
 func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("handler-backup").
 		For(&backupv1.VirtualMachineBackup{}).
-		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []reconcile.Request {
+		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []ctrl.Request {
 			return r.of(ctx, client.ObjectKeyFromObject(obj))
 		})).
 		WatchesRawSource(source.Func(r.links)).
-		WithOptions(pace.Options(pace.HandlerWorkers)).
+		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
 		Complete(r)
 }
 
 // of returns requests for the instance's backups that are in one of the handler's phases.
-func (r *Reconciler) of(ctx context.Context, instance types.NamespacedName) []reconcile.Request {
+func (r *Reconciler) of(ctx context.Context, instance types.NamespacedName) []ctrl.Request {
 	var all backupv1.VirtualMachineBackupList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(instance.Namespace)); err != nil {
 		return nil // The cache fails only when the manager stops.
 	}
-	var requests []reconcile.Request
+	var requests []ctrl.Request
 	for i := range all.Items {
 		if s := &all.Items[i].Status; s.SourceName == instance.Name && ours(s.Phase) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+			requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
 		}
 	}
 	return requests
 }
 
 // links wakes the reconciler whenever a launcher reports something new.
-func (r *Reconciler) links(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+func (r *Reconciler) links(ctx context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
 	r.Links.Subscribe(func(instance types.NamespacedName) {
 		for _, request := range r.of(ctx, instance) {
 			queue.Add(request)

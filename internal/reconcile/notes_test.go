@@ -1,4 +1,4 @@
-package eventnote
+package reconcile
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ import (
 func TestShorten(t *testing.T) {
 	t.Parallel()
 	recorder := events.NewFakeRecorder(3)
-	short := Shorten(recorder)
+	short := ShortenNotes(recorder)
 	for _, text := range []string{"short, 100%", strings.Repeat("ä", 2000), strings.Repeat("x", 1000)} {
 		short.Eventf(&corev1.Pod{}, nil, corev1.EventTypeNormal, "Reason", "Act", "%s", text)
 		got := strings.TrimPrefix(<-recorder.Events, "Normal Reason ")

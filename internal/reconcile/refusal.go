@@ -1,5 +1,4 @@
-// Package refusal tells a request that the API server refuses from one that failed only this time.
-package refusal
+package reconcile
 
 import (
 	"errors"
@@ -7,9 +6,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Is reports whether the API server answered and refuses the request, by its own rules or through a webhook. A lost
+// IsRefusal reports whether the API server answered and refuses the request, by its own rules or through a webhook. A lost
 // race and a busy server are not refusals.
-func Is(err error) bool {
+func IsRefusal(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
 		return false

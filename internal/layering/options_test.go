@@ -14,7 +14,7 @@ import (
 const runtimeModule = "sigs.k8s.io/controller-runtime"
 
 // TestEveryControllerRetriesAtItsPace: controller-runtime's own limiter waits up to 17 minutes, longer than a backup's
-// phase may last. So each call chain that builds a controller must have WithOptions with the result of pace.Options,
+// phase may last. So each call chain that builds a controller must have WithOptions with the result of reconcile.Options,
 // and nothing else may make a controller or its options.
 func TestEveryControllerRetriesAtItsPace(t *testing.T) {
 	t.Parallel()
@@ -22,7 +22,7 @@ func TestEveryControllerRetriesAtItsPace(t *testing.T) {
 	exempt := []string{"changedblocktracking-selectors"}
 	var found int
 	for _, f := range files(t) {
-		if strings.HasSuffix(f.path, "_test.go") || f.pkg == "internal/pace" || !importsRuntime(f.parsed) {
+		if strings.HasSuffix(f.path, "_test.go") || f.pkg == "internal/reconcile" || !importsRuntime(f.parsed) {
 			continue
 		}
 		fset := token.NewFileSet()
@@ -34,7 +34,7 @@ func TestEveryControllerRetriesAtItsPace(t *testing.T) {
 			switch n := n.(type) {
 			case *ast.CompositeLit:
 				if is(n.Type, "controller", "Options") || is(n.Type, "controller", "TypedOptions") {
-					t.Errorf("%s: a controller's options that are not of package pace", fset.Position(n.Pos()))
+					t.Errorf("%s: a controller's options that are not of package reconcile", fset.Position(n.Pos()))
 				}
 			case *ast.CallExpr:
 				for _, name := range []string{"New", "NewTyped", "NewUnmanaged", "NewTypedUnmanaged"} {
@@ -51,7 +51,7 @@ func TestEveryControllerRetriesAtItsPace(t *testing.T) {
 					return true
 				}
 				if options := calls["WithOptions"]; options == nil || !paced(options) {
-					t.Errorf("%s: a controller without WithOptions(pace.Options(…))", fset.Position(n.Pos()))
+					t.Errorf("%s: a controller without WithOptions(reconcile.Options(…))", fset.Position(n.Pos()))
 				}
 			}
 			return true
@@ -105,13 +105,13 @@ func text(call *ast.CallExpr) string {
 	return ""
 }
 
-// paced reports whether pace.Options is called somewhere in the arguments of a call.
+// paced reports whether reconcile.Options is called somewhere in the arguments of a call.
 func paced(call *ast.CallExpr) bool {
 	var found bool
 	for _, arg := range call.Args {
 		ast.Inspect(arg, func(n ast.Node) bool {
 			inner, ok := n.(*ast.CallExpr)
-			found = found || ok && is(inner.Fun, "pace", "Options")
+			found = found || ok && is(inner.Fun, "reconcile", "Options")
 			return !found
 		})
 	}

@@ -1,12 +1,11 @@
-// Package pace says how fast reconcilers work: how many objects at a time, and how soon they retry after a failure.
-package pace
+package reconcile
 
 import (
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // The number of objects that one reconciler works on at a time. Two workers never have the same object.
@@ -25,6 +24,6 @@ const firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
 func Options(workers int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: workers,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](firstRetry, lastRetry),
 	}
 }

@@ -1,10 +1,10 @@
-package pace
+package reconcile
 
 import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 // After an outage of hours, the next retry must come before a phase of a backup is given up. controller-runtime's
@@ -14,7 +14,7 @@ func TestOptions_longestWaitIsShort(t *testing.T) {
 	limiter := Options(ControllerWorkers).RateLimiter
 	var wait time.Duration
 	for range 60 {
-		wait = limiter.When(reconcile.Request{})
+		wait = limiter.When(ctrl.Request{})
 	}
 	if wait > time.Minute {
 		t.Errorf("after 60 failures the next try comes in %s", wait)
