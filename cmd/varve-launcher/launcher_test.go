@@ -86,7 +86,7 @@ func names(checkpoints []*pb.Checkpoint) []string {
 
 // One chain over two runs of the guest: a full backup while the guest writes, an incremental, a shutdown, and an
 // incremental in the next run.
-func TestChainOverARestart(t *testing.T) {
+func TestChain_survivesARestart(t *testing.T) {
 	p := newPod(t, 128*mib)
 	target := p.target("backup-1", 1024*mib)
 	if s := p.up(); s.Disks[0].OverlayRenewed != "NewOverlay" || !s.Disks[0].Tracked {
@@ -188,7 +188,7 @@ func (p *pod) secondRun(target string, second *pb.Backup) {
 
 // Everything that can go wrong with a target, on one guest that never notices. At the end, the guest powers off in the
 // middle of a backup.
-func TestFailuresLeaveTheGuestAlone(t *testing.T) {
+func TestFailures_leaveTheGuestAlone(t *testing.T) {
 	p := newPod(t, 384*mib) // large enough to be slowed down before it is copied, even on a busy machine
 	p.target("small", 64*mib)
 	target := p.target("backup-1", 1024*mib)
@@ -295,7 +295,7 @@ func (p *pod) aborted() {
 	p.await("the backup is forgotten", func(s *pb.State) bool { return s.Backup == nil })
 }
 
-func TestQEMUKilledDuringABackup(t *testing.T) {
+func TestKill_qemuDuringABackup(t *testing.T) {
 	p := newPod(t, 128*mib)
 	p.target("backup-1", 512*mib)
 	p.up()
@@ -324,7 +324,7 @@ func TestQEMUKilledDuringABackup(t *testing.T) {
 	}
 }
 
-func TestLibvirtdKilled(t *testing.T) {
+func TestKill_libvirtd(t *testing.T) {
 	p := newPod(t, mib)
 	p.up()
 	p.killLibvirtd()
@@ -356,7 +356,7 @@ func (p *pod) killLibvirtd() {
 	}
 }
 
-func TestStartFailsWithWords(t *testing.T) {
+func TestStart_failsWithWords(t *testing.T) {
 	p := newPod(t, mib)
 	p.sparse(layout.DiskFile("data"), 0)
 	p.launch()

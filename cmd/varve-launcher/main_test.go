@@ -29,7 +29,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-func TestTheTerminationMessageFitsWhatTheKubeletReads(t *testing.T) {
+func TestTermination_fitsWhatTheKubeletReads(t *testing.T) {
 	t.Parallel()
 	o := options{terminationLog: filepath.Join(t.TempDir(), "log")}
 	report(o, slog.New(slog.DiscardHandler), termination{End: "CRASHED", Message: strings.Repeat("x", 10000)})

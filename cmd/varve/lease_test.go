@@ -105,7 +105,7 @@ func (p *program) freed() {
 }
 
 // A restore completes even if the restore point is deleted and freed while it runs.
-func TestRestoreOfWhatIsDeletedMeanwhile(t *testing.T) {
+func TestRestore_ofWhatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	p, id, content := newProgram(t)
 	out := filepath.Join(p.dir, "out.img")
@@ -120,7 +120,7 @@ func TestRestoreOfWhatIsDeletedMeanwhile(t *testing.T) {
 }
 
 // A restore point that is being served stays readable even if it is deleted and freed.
-func TestServeOfWhatIsDeletedMeanwhile(t *testing.T) {
+func TestServe_whatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	p, id, content := newProgram(t)
 	socket := filepath.Join(p.dir, "s")

@@ -36,7 +36,7 @@ func TestManifestArguments(t *testing.T) {
 	}
 }
 
-func TestServersReadTheirEnvironment(t *testing.T) {
+func TestServers_readTheirEnvironment(t *testing.T) {
 	t.Parallel()
 	env := func(name string) string {
 		return map[string]string{"NODE_NAME": "n1", "POD_NAMESPACE": "elsewhere", "KUBECONFIG": "/k"}[name]
@@ -49,7 +49,7 @@ func TestServersReadTheirEnvironment(t *testing.T) {
 	}
 }
 
-func TestServerRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestServers_refuseWhatTheyDoNotKnow(t *testing.T) {
 	t.Parallel()
 	s := server{level: "loud"}
 	if _, err := s.logger(io.Discard); err == nil {

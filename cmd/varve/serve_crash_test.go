@@ -141,9 +141,9 @@ func (w *writer) check(disk []byte) {
 	}
 }
 
-// TestServeIsKilled kills the server again and again while clients write. What they had flushed is there, and no sector
+// TestServe_isKilled kills the server again and again while clients write. What they had flushed is there, and no sector
 // is torn.
-func TestServeIsKilled(t *testing.T) {
+func TestServe_isKilled(t *testing.T) {
 	t.Parallel()
 	const workers, each, rounds = 4, 5000, 8 // 10 MB in parts that begin within clusters
 	seed := uint64(time.Now().UnixNano())
@@ -233,9 +233,9 @@ func wholeDisk(t *testing.T, s *diskServer, size int) []byte {
 	return got
 }
 
-// TestServeEndsInOrder: a signal ends a server with idle and busy clients. The server answers the requests that it has
+// TestServe_endsInOrder: a signal ends a server with idle and busy clients. The server answers the requests that it has
 // received, and keeps what was written.
-func TestServeEndsInOrder(t *testing.T) {
+func TestServe_endsInOrder(t *testing.T) {
 	t.Parallel()
 	disk := memory(random(3<<20+77, "disk of this test"))
 	k := keep(t, repository.DiskSource{Bytes: int64(len(disk)), Reader: disk})
@@ -285,8 +285,8 @@ func TestServeEndsInOrder(t *testing.T) {
 	}
 }
 
-// TestServeLosesClients: clients that disappear at any moment, or are killed, do not affect the others.
-func TestServeLosesClients(t *testing.T) {
+// TestServe_losesClients: clients that disappear at any moment, or are killed, do not affect the others.
+func TestServe_losesClients(t *testing.T) {
 	t.Parallel()
 	disk := memory(random(12<<20, "disk of clients"))
 	k := keep(t, repository.DiskSource{Bytes: int64(len(disk)), Reader: disk})

@@ -19,8 +19,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// TestServeOfADamagedDisk: a damaged block cannot be read, and the log says why. All others can be read.
-func TestServeOfADamagedDisk(t *testing.T) {
+// TestServe_damagedDisk: a damaged block cannot be read, and the log says why. All others can be read.
+func TestServe_damagedDisk(t *testing.T) {
 	t.Parallel()
 	const block, blocks = 256 << 10, 20
 	disk := memory(random(blocks*block, "disk to damage"))
@@ -99,9 +99,9 @@ func flip(t *testing.T, dir string) {
 	}
 }
 
-// TestServeOnAFullDisk: if the overlay's file system is full, writes fail as on a full disk, but reads do not. What is
+// TestServe_onAFullDisk: if the overlay's file system is full, writes fail as on a full disk, but reads do not. What is
 // trimmed can be written again.
-func TestServeOnAFullDisk(t *testing.T) {
+func TestServe_onAFullDisk(t *testing.T) {
 	t.Parallel()
 	const step = 64 << 10
 	disk := memory(random(8<<20, "disk that fills another"))

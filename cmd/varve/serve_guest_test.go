@@ -164,10 +164,10 @@ func tool(t *testing.T, env []string, name string, args ...string) string {
 	return string(out)
 }
 
-// TestAGuestRunsFromARestorePoint: a Debian guest has its root on a writable export, writes to it and powers off. With
+// TestServe_guestRunsFromARestorePoint: a Debian guest has its root on a writable export, writes to it and powers off. With
 // the same overlay everything is still there, and the restore point has not changed. Then another guest runs from a
 // read-only export, with QEMU's own snapshot for writes.
-func TestAGuestRunsFromARestorePoint(t *testing.T) {
+func TestServe_guestRunsFromARestorePoint(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "guest")
 	if err != nil {

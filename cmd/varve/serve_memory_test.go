@@ -34,8 +34,8 @@ func (noise) ReadAt(_ context.Context, p []byte, offset int64) error {
 	return nil
 }
 
-// TestServeKeepsToItsMemory reads a disk many times as large as the memory that the server may take.
-func TestServeKeepsToItsMemory(t *testing.T) {
+// TestServe_keepsToItsMemory reads a disk many times as large as the memory that the server may take.
+func TestServe_keepsToItsMemory(t *testing.T) {
 	t.Parallel()
 	const diskBytes, most = 1 << 30, 300 << 20 // deriving the key from the password takes 140 MiB of it
 	k := keep(t, repository.DiskSource{Bytes: diskBytes, Reader: noise{}})

@@ -10,7 +10,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-func TestSetKeepsTheTimeOfTheLastTransition(t *testing.T) {
+func TestSet_keepsTheTimeOfTheLastTransition(t *testing.T) {
 	t.Parallel()
 	first := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	ready := kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: "A"}

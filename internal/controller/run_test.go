@@ -74,7 +74,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestRunNamesWhatIsMissing(t *testing.T) {
+func TestRun_namesWhatIsMissing(t *testing.T) {
 	if err := Run(t.Context(), Options{Config: cluster.Config, Namespace: "varve"}); err == nil || !strings.Contains(err.Error(), "launcher image") {
 		t.Errorf("got %v", err)
 	}

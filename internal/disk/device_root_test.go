@@ -19,7 +19,7 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-func TestDeviceIsRead(t *testing.T) {
+func TestDevice_isRead(t *testing.T) {
 	t.Parallel()
 	file, content := sparseFile(t, 2*mib+512, extent.Extent{Offset: mib, Length: 100})
 	device := loop.Device(t, file)
@@ -37,7 +37,7 @@ func TestDeviceIsRead(t *testing.T) {
 	}
 }
 
-func TestDeviceIsWritten(t *testing.T) {
+func TestDevice_isWritten(t *testing.T) {
 	t.Parallel()
 	const size = 2*mib - 300 // not a whole sector
 	file, content := sparseFile(t, 4*mib, extent.Extent{Length: 4 * mib})

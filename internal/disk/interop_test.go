@@ -84,7 +84,7 @@ func chainOptions(path, bitmap string) SourceOptions {
 	return SourceOptions{Format: QCOW2, Bitmap: bitmap, Backing: []BackingFile{{Format: QCOW2, Path: filepath.Join(filepath.Dir(path), "base.qcow2")}}}
 }
 
-func TestQCOW2IsReadWithItsBitmap(t *testing.T) {
+func TestQCOW2_isReadWithItsBitmap(t *testing.T) {
 	t.Parallel()
 	path, content := chain(t)
 	for bitmap, want := range map[string]string{"": "", "b0": "6291456+131072", "b1": "3211264+65536 6291456+131072"} {
@@ -119,7 +119,7 @@ func TestQCOW2IsReadWithItsBitmap(t *testing.T) {
 	}
 }
 
-func TestBitmapsThatAreRefused(t *testing.T) {
+func TestBitmap_refused(t *testing.T) {
 	t.Parallel()
 	path, _ := chain(t)
 	for bitmap, texts := range map[string][]string{
@@ -137,13 +137,13 @@ func TestBitmapsThatAreRefused(t *testing.T) {
 	wantError(t, err, ErrInvalid, "b0", "read the whole disk")
 }
 
-func TestRawIsReadAsQEMUDoes(t *testing.T) {
+func TestRaw_isReadAsQEMUDoes(t *testing.T) {
 	t.Parallel()
 	path, _ := sparseFile(t, 5*mib+512, extent.Extent{Offset: 4096, Length: 100}, extent.Extent{Offset: 4 * mib, Length: mib + 512})
 	wantBytes(t, openSource(t, path, SourceOptions{}), converted(t, "raw", path))
 }
 
-func TestWhatQEMUSaysIsInTheError(t *testing.T) {
+func TestQEMU_isQuotedInErrors(t *testing.T) {
 	t.Parallel()
 	raw, _ := sparseFile(t, mib, extent.Extent{Length: mib})
 	_, err := OpenSource(t.Context(), raw, SourceOptions{Format: QCOW2})
@@ -197,7 +197,7 @@ func serveWith(t *testing.T, format, path string, options ...string) string {
 	return ""
 }
 
-func TestFullServerGetsOneConnection(t *testing.T) {
+func TestExport_fullServerGetsOneConnection(t *testing.T) {
 	t.Parallel()
 	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	uri := serveWith(t, "raw", path, "--shared=3", "--read-only") // serveWith uses one of them
@@ -205,7 +205,7 @@ func TestFullServerGetsOneConnection(t *testing.T) {
 	wantBytes(t, s, content)
 }
 
-func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
+func TestTarget_diskOfARunningGuestIsRefused(t *testing.T) {
 	t.Parallel()
 	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	serveWith(t, "raw", path)
@@ -239,7 +239,7 @@ func TestDiskOfARunningGuestIsNotOverwritten(t *testing.T) {
 	}
 }
 
-func TestDeviceOfARunningGuestIsNotOverwritten(t *testing.T) {
+func TestTarget_deviceOfARunningGuestIsRefused(t *testing.T) {
 	t.Parallel()
 	file, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	device := loop.Device(t, file)
@@ -249,7 +249,7 @@ func TestDeviceOfARunningGuestIsNotOverwritten(t *testing.T) {
 	wantBytes(t, openSource(t, device, SourceOptions{IgnoreLocks: true}), content)
 }
 
-func TestQCOW2IsWritten(t *testing.T) {
+func TestQCOW2_isWritten(t *testing.T) {
 	t.Parallel()
 	const size = 9*mib + 700 // not a whole sector
 	path := filepath.Join(t.TempDir(), "new.qcow2")
@@ -302,12 +302,12 @@ func TestQCOW2IsWritten(t *testing.T) {
 	}
 }
 
-func TestHalfOfARestoreOfAQCOW2IsNoSource(t *testing.T) {
+func TestQCOW2_halfOfARestoreIsNoSource(t *testing.T) {
 	t.Parallel()
 	halfOfARestore(t, SourceOptions{Format: QCOW2})
 }
 
-func TestAQCOW2TargetThatIsThereIsRefused(t *testing.T) {
+func TestQCOW2_existingTargetIsRefused(t *testing.T) {
 	t.Parallel()
 	path, content := sparseFile(t, 2*mib, extent.Extent{Offset: mib, Length: 1})
 	_, err := OpenTarget(t.Context(), path, 2*mib, TargetOptions{Format: QCOW2})
@@ -315,8 +315,8 @@ func TestAQCOW2TargetThatIsThereIsRefused(t *testing.T) {
 	wantBytes(t, openSource(t, path, SourceOptions{}), content)
 }
 
-// TestQCOW2GoesOnAfterItsServerWasKilled checks that the image is repaired, and gets what is missing.
-func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
+// TestQCOW2_restoreResumesAfterItsServerWasKilled checks that the image is repaired, and gets what is missing.
+func TestQCOW2_restoreResumesAfterItsServerWasKilled(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "new.qcow2"), noise(3*mib, 5)
 	j := newTestJournal(t, JournalOptions{Token: "a"})
@@ -364,8 +364,8 @@ func TestQCOW2GoesOnAfterItsServerWasKilled(t *testing.T) {
 	}
 }
 
-// TestServerOutlivesTheThreadThatAskedForIt: the kernel sends a child its signal when the thread that started it ends.
-func TestServerOutlivesTheThreadThatAskedForIt(t *testing.T) {
+// TestServer_outlivesTheThreadThatAskedForIt: the kernel sends a child its signal when the thread that started it ends.
+func TestServer_outlivesTheThreadThatAskedForIt(t *testing.T) {
 	t.Parallel()
 	path, content := chain(t)
 	var s Source
@@ -399,7 +399,7 @@ func onAThread(f func()) (thread int) {
 	return <-done
 }
 
-func TestLongNamesOfTemporaryDirectories(t *testing.T) {
+func TestServer_longNamesOfTemporaryDirectories(t *testing.T) {
 	path, _ := chain(t)
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -413,7 +413,7 @@ func TestLongNamesOfTemporaryDirectories(t *testing.T) {
 	}
 }
 
-func TestDamagedImageDoesNotGoOn(t *testing.T) {
+func TestQCOW2_restoreToADamagedImageDoesNotResume(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "new.qcow2"), noise(mib, 5)
 	j := newTestJournal(t, JournalOptions{Token: "a", Every: time.Nanosecond})
@@ -437,11 +437,11 @@ func TestDamagedImageDoesNotGoOn(t *testing.T) {
 	wantError(t, err, ErrConflict, path, "start anew")
 }
 
-// holdEnv is the environment variable with the disk that a child of TestServersDieWithTheirOwner opens.
+// holdEnv is the environment variable with the disk that a child of TestServer_diesWithItsOwner opens.
 const holdEnv = "VARVE_TEST_HOLD"
 
-// TestServersDieWithTheirOwner kills a process that has a source and a target open.
-func TestServersDieWithTheirOwner(t *testing.T) {
+// TestServer_diesWithItsOwner kills a process that has a source and a target open.
+func TestServer_diesWithItsOwner(t *testing.T) {
 	if path := os.Getenv(holdEnv); path != "" {
 		hold(t, path)
 		return
@@ -449,7 +449,7 @@ func TestServersDieWithTheirOwner(t *testing.T) {
 	t.Parallel()
 	path, _ := chain(t)
 	made := filepath.Join(t.TempDir(), "new.qcow2")
-	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestServersDieWithTheirOwner$")
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestServer_diesWithItsOwner$")
 	child.Env = append(os.Environ(), holdEnv+"="+path, holdEnv+"_TARGET="+made)
 	out, err := child.StdoutPipe()
 	if err != nil {

@@ -66,7 +66,7 @@ func wantFile(t *testing.T, path string, want []byte) {
 	}
 }
 
-func TestRestoreGoesOnWhereItEnded(t *testing.T) {
+func TestRestore_resumesWhereItEnded(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	content := noise(mib+1000, 1)
@@ -122,8 +122,8 @@ func TestRestoreGoesOnWhereItEnded(t *testing.T) {
 	}
 }
 
-// TestRestoreInParallel has several workers write. Each of them may get to write the journal.
-func TestRestoreInParallel(t *testing.T) {
+// TestRestore_inParallel has several workers write. Each of them may get to write the journal.
+func TestRestore_inParallel(t *testing.T) {
 	t.Parallel()
 	path, content := filepath.Join(t.TempDir(), "disk.img"), noise(4*mib+5, 1)
 	j := newTestJournal(t, JournalOptions{Token: "a", Every: time.Nanosecond})
@@ -164,7 +164,7 @@ func TestRestoreInParallel(t *testing.T) {
 
 // A restore to a file that is not the one in the journal starts from the beginning. If the file has content, it is
 // refused.
-func TestJournalIsOfOneTarget(t *testing.T) {
+func TestJournal_isOfOneTarget(t *testing.T) {
 	t.Parallel()
 	content := noise(mib, 1)
 	for what, change := range map[string]func(path string) error{
@@ -424,10 +424,10 @@ func (s syncTarget) Sync(context.Context) error {
 
 func (s syncTarget) Close() error { return nil }
 
-// TestJournalNeverClaimsWhatIsNotThere cuts the power between any two steps of successive restores, each possibly with
+// TestJournal_neverClaimsWhatIsNotThere cuts the power between any two steps of successive restores, each possibly with
 // other content than the one before. What a journal says is finished must be on the disk, with the content of the
 // journal's token.
-func TestJournalNeverClaimsWhatIsNotThere(t *testing.T) {
+func TestJournal_neverClaimsWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
 		const regions = 11
@@ -517,7 +517,7 @@ func claims(m *machine, token string, id identity) (int, error) {
 }
 
 // Only an earlier state of the same restore is overwritten.
-func TestJournalIsWrittenOverOnlyByItsOwn(t *testing.T) {
+func TestJournal_isOverwrittenOnlyByItsOwn(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*journalState){
 		"token": func(s *journalState) { s.Token = "b" }, "target": func(s *journalState) { s.Target = "y" }, "size": func(s *journalState) { s.Bytes = 8 },
@@ -551,7 +551,7 @@ func TestJournalIsWrittenOverOnlyByItsOwn(t *testing.T) {
 	}
 }
 
-func TestJournalFailuresAreTold(t *testing.T) {
+func TestJournal_failuresAreReported(t *testing.T) {
 	t.Parallel()
 	m := newMachine(3)
 	m.steps = 1 << 30
@@ -581,7 +581,7 @@ func TestJournalFailuresAreTold(t *testing.T) {
 }
 
 // The next version must read what this one writes.
-func TestJournalFormat(t *testing.T) {
+func TestJournal_format(t *testing.T) {
 	t.Parallel()
 	s := newState("restore point k1/disk vda", "file:254:1:42:1700000000.000000001", 20*mib+1, 2*mib)
 	s.Format = QCOW2

@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-func TestFileIsReadAroundItsHoles(t *testing.T) {
+func TestFile_isReadAroundItsHoles(t *testing.T) {
 	t.Parallel()
 	const size = 5*mib + 100
 	path, content := sparseFile(t, size,
@@ -47,7 +47,7 @@ func TestFileIsReadAroundItsHoles(t *testing.T) {
 	}
 }
 
-func TestFileThatChangesItsSizeIsNoticed(t *testing.T) {
+func TestFile_changeOfSizeIsNoticed(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{mib, 3 * mib} {
 		path, _ := sparseFile(t, 2*mib, extent.Extent{Length: 2 * mib})
@@ -61,7 +61,7 @@ func TestFileThatChangesItsSizeIsNoticed(t *testing.T) {
 	}
 }
 
-func TestFormatIsNeverGuessed(t *testing.T) {
+func TestFormat_isNeverGuessed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	header := append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 504)...)
@@ -71,7 +71,7 @@ func TestFormatIsNeverGuessed(t *testing.T) {
 	wantBytes(t, openSource(t, path, SourceOptions{}), header)
 }
 
-func TestSourcesThatAreRefused(t *testing.T) {
+func TestSource_refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	empty := filepath.Join(dir, "empty")
@@ -109,7 +109,7 @@ func TestSourcesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestExportIsReadWithItsBitmap(t *testing.T) {
+func TestExport_isReadWithItsBitmap(t *testing.T) {
 	t.Parallel()
 	d := &ram{data: make([]byte, 3*mib), dirty: map[string]extent.Set{
 		"b0": set(extent.Extent{Offset: 100 * kib, Length: 1}, extent.Extent{Offset: 2 * mib, Length: 200 * kib}), "b1": set(),
@@ -144,7 +144,7 @@ func TestExportIsReadWithItsBitmap(t *testing.T) {
 	}
 }
 
-func TestExportThatKnowsNothing(t *testing.T) {
+func TestExport_thatKnowsNothing(t *testing.T) {
 	t.Parallel()
 	d := plainRAM{&ram{data: noise(mib, 1)}}
 	uri := serveNBD(t, nbd.Export{Backend: d})

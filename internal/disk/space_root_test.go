@@ -86,7 +86,7 @@ func fillUp(t *testing.T, dir string) (path string) {
 
 // A file system fills up while a restore runs: the error says so, and the same restore goes on once there is space
 // again.
-func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
+func TestRestore_resumesAfterItsDiskWasFull(t *testing.T) {
 	t.Parallel()
 	for _, format := range []Format{Raw, QCOW2} {
 		t.Run(string(format), func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestARestoreGoesOnAfterItsDiskWasFull(t *testing.T) {
 }
 
 // If not even the journal can be begun, nothing is left behind.
-func TestARestoreToAFullDiskLeavesNothing(t *testing.T) {
+func TestRestore_toAFullDiskLeavesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {

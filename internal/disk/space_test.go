@@ -9,7 +9,7 @@ import (
 )
 
 // A restore to a file without room for the data is not begun. This uses the test's real file system.
-func TestATargetWithoutRoomIsNotBegun(t *testing.T) {
+func TestTarget_withoutRoomIsNotBegun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var st unix.Statfs_t
@@ -38,7 +38,7 @@ func TestATargetWithoutRoomIsNotBegun(t *testing.T) {
 }
 
 // The space that a file already takes is reused: a restore that goes on, or that overwrites, needs no more.
-func TestRoomCountsWhatAFileTakes(t *testing.T) {
+func TestTarget_roomCountsWhatAFileTakes(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(path, noise(8*mib, 1), 0o600); err != nil {

@@ -57,8 +57,8 @@ var places = []place{
 	}},
 }
 
-// TestWhatWasWrittenIsRead writes data and zeroes in any order and reads them through a source.
-func TestWhatWasWrittenIsRead(t *testing.T) {
+// TestTarget_isReadAsWritten writes data and zeroes in any order and reads them through a source.
+func TestTarget_isReadAsWritten(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
 		t.Run(p.name, func(t *testing.T) {
@@ -108,7 +108,7 @@ func writeAnything(t *testing.T, r *rapid.T, target Target, model []byte, align 
 	return all
 }
 
-func TestNewFileStaysSparse(t *testing.T) {
+func TestTarget_newFileStaysSparse(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	const size = 1 << 40
@@ -131,7 +131,7 @@ func TestNewFileStaysSparse(t *testing.T) {
 }
 
 // On an export, zeroing what is already zero writes nothing.
-func TestZeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
+func TestTarget_zeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
 	t.Parallel()
 	d := &ram{data: make([]byte, 8*mib)}
 	copy(d.data[mib:], noise(64*kib, 1))
@@ -147,7 +147,7 @@ func TestZeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
 	}
 }
 
-func TestTargetsThatAreRefused(t *testing.T) {
+func TestTarget_refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path, content := sparseFile(t, 2*mib, extent.Extent{Offset: mib, Length: 1})
@@ -191,7 +191,7 @@ func TestTargetsThatAreRefused(t *testing.T) {
 }
 
 // A sparse file of zeroes that somebody made for the disk is as good as no file.
-func TestHoleIsAnEmptyTarget(t *testing.T) {
+func TestTarget_holeIsEmpty(t *testing.T) {
 	t.Parallel()
 	for larger, want := range map[bool]int64{false: mib, true: 4 * mib} {
 		path, _ := sparseFile(t, 4*mib)
@@ -209,7 +209,7 @@ func TestHoleIsAnEmptyTarget(t *testing.T) {
 	}
 }
 
-func TestOneRestoreAtATime(t *testing.T) {
+func TestRestore_oneAtATime(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{})
@@ -248,7 +248,7 @@ func TestOneRestoreAtATime(t *testing.T) {
 }
 
 // A target that cannot free space gets zeroes written, and only where there are none.
-func TestBlankWritesOnlyWhatIsNotZero(t *testing.T) {
+func TestTarget_blanksOnlyWhatIsNotZero(t *testing.T) {
 	t.Parallel()
 	path, _ := sparseFile(t, 8*mib, extent.Extent{Offset: 3 * mib, Length: 100 * kib})
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -267,7 +267,7 @@ func TestBlankWritesOnlyWhatIsNotZero(t *testing.T) {
 	}
 }
 
-func TestMissingProgramNamesItsPackage(t *testing.T) {
+func TestQEMU_missingProgramNamesItsPackage(t *testing.T) {
 	path, _ := sparseFile(t, mib)
 	t.Setenv("PATH", t.TempDir())
 	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})

@@ -8,7 +8,7 @@ import (
 )
 
 // A disk with an unfinished restore is not a source.
-func TestHalfOfARestoreIsNoSource(t *testing.T) {
+func TestRestore_halfOfOneIsNoSource(t *testing.T) {
 	t.Parallel()
 	halfOfARestore(t, SourceOptions{Format: Raw})
 }
@@ -69,7 +69,7 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 }
 
 // A file that took the place of a half-restored one is not that one.
-func TestTheJournalOfAnotherFileSaysNothing(t *testing.T) {
+func TestJournal_ofAnotherFileSaysNothing(t *testing.T) {
 	t.Parallel()
 	path, j := filepath.Join(t.TempDir(), "disk.img"), newTestJournal(t, JournalOptions{Token: "a"})
 	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j})

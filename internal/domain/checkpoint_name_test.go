@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-func TestCheckpointNamesSurviveLibvirt(t *testing.T) {
+func TestCheckpoint_namesSurviveLibvirt(t *testing.T) {
 	t.Parallel()
 	// The pattern of checkpointName in libvirt 11.3's domaincheckpoint.rng.
 	allowed := regexp.MustCompile(`^[a-zA-Z0-9_\-][a-zA-Z0-9_\-.]*$`)

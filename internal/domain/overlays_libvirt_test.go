@@ -46,7 +46,7 @@ func prepareRun(t *testing.T, o *Overlays, raw string, id Identity, run Run) Ren
 	return why
 }
 
-func TestOverlayNeverChangesTheDisk(t *testing.T) {
+func TestOverlay_neverChangesTheDisk(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
 	raw, content := rawDisk(t, 16*mib)
@@ -66,7 +66,7 @@ func TestOverlayNeverChangesTheDisk(t *testing.T) {
 	}
 }
 
-func TestOverlayIsKeptOnlyForItsDisk(t *testing.T) {
+func TestOverlay_isKeptOnlyForItsDisk(t *testing.T) {
 	t.Parallel()
 	const size = 4 * mib
 	id := Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: size}
@@ -275,7 +275,7 @@ func replaceFile(t *testing.T, path string) {
 	}
 }
 
-func TestFailedRenewalLeavesNoIdentity(t *testing.T) {
+func TestOverlay_failedRenewalLeavesNoIdentity(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)
@@ -296,7 +296,7 @@ func TestFailedRenewalLeavesNoIdentity(t *testing.T) {
 	}
 }
 
-func TestPrepareRefusesAWrongSize(t *testing.T) {
+func TestOverlay_refusesAWrongSize(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)
@@ -311,7 +311,7 @@ func TestPrepareRefusesAWrongSize(t *testing.T) {
 	}
 }
 
-func TestOverlayOverALargeDisk(t *testing.T) {
+func TestOverlay_overALargeDisk(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 40
 	o := &Overlays{Dir: t.TempDir()}
@@ -333,7 +333,7 @@ func TestOverlayOverALargeDisk(t *testing.T) {
 	}
 }
 
-func TestDigHolesKeepsTheContent(t *testing.T) {
+func TestSparse_holesKeepTheContent(t *testing.T) {
 	t.Parallel()
 	path, content := rawDisk(t, 4*mib)
 	content = append(content, 1, 2, 3, 0, 0, 0) // the end is not a whole block

@@ -21,7 +21,7 @@ var threeDisks = diskMap{
 	{Volume: "plain", Target: "sda", Node: 5},
 }
 
-func TestBackupDocumentsListEveryDisk(t *testing.T) {
+func TestBackup_documentsListEveryDisk(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
 		b := Backup{Checkpoint: rapid.SampledFrom([]string{"", "c1"}).Draw(r, "checkpoint")}
@@ -74,7 +74,7 @@ func TestBackupDocumentsListEveryDisk(t *testing.T) {
 	})
 }
 
-func TestBackupRefusesDisks(t *testing.T) {
+func TestBackup_refusesDisks(t *testing.T) {
 	t.Parallel()
 	for name, b := range map[string]Backup{
 		"unknown":                     {Disks: []BackupDisk{{Volume: "other"}}},
@@ -96,7 +96,7 @@ const blockNodes = `{"return":[
  {"node-name":"libvirt-2-storage","drv":"file","dirty-bitmaps":[{"name":"foreign","recording":true,"count":1}]},
  {"node-name":"libvirt-3-format","drv":"qcow2"}]}`
 
-func TestBitmapsAreAssessedPerDisk(t *testing.T) {
+func TestBitmaps_areAssessedPerDisk(t *testing.T) {
 	t.Parallel()
 	bitmaps, err := parseBitmaps(blockNodes, threeDisks)
 	if err != nil {
@@ -141,7 +141,7 @@ func TestBitmapsAreAssessedPerDisk(t *testing.T) {
 	}
 }
 
-func TestMissingBlockNodeIsAnError(t *testing.T) {
+func TestBitmaps_missingBlockNodeIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{`{"return":[]}`, `nonsense`} {
 		if _, err := parseBitmaps(answer, threeDisks); err == nil {
@@ -150,7 +150,7 @@ func TestMissingBlockNodeIsAnError(t *testing.T) {
 	}
 }
 
-func TestMapDisksReadsTheLiveDocument(t *testing.T) {
+func TestDisks_areReadFromTheLiveDocument(t *testing.T) {
 	t.Parallel()
 	var doc libvirtxml.Domain
 	err := doc.Unmarshal(`<domain><devices>
@@ -186,7 +186,7 @@ func TestMergeInterfaces(t *testing.T) {
 	}
 }
 
-func TestNoSpaceIsRecognized(t *testing.T) {
+func TestTarget_noSpaceIsRecognized(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{unix.ENOSPC, fmt.Errorf("write: %w", unix.EDQUOT), errors.New("backup job: No space left on device")} {
 		if !errors.Is(classify(err), ErrNoSpace) || !errors.Is(classify(err), err) {
@@ -240,7 +240,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestAStampTellsVersionsOfAFileApart(t *testing.T) {
+func TestStamp_tellsVersionsOfAFileApart(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	at := time.Unix(1000, 1)
@@ -275,7 +275,7 @@ func TestAStampTellsVersionsOfAFileApart(t *testing.T) {
 	}
 }
 
-func TestARecordOfAnotherVersionIsUnreadable(t *testing.T) {
+func TestRecord_ofAnotherVersionIsUnreadable(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "root.json")
 	if err := writeRecord(path, &record{Identity: Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 512}}); err != nil {
@@ -294,7 +294,7 @@ func TestARecordOfAnotherVersionIsUnreadable(t *testing.T) {
 	}
 }
 
-func TestQueueNeverBlocksAndSaysWhatItDropped(t *testing.T) {
+func TestQueue_neverBlocksAndSaysWhatItDropped(t *testing.T) {
 	t.Parallel()
 	q := newQueue(4, func(Event) {})
 	for range 1000 {
@@ -325,7 +325,7 @@ func TestQueueNeverBlocksAndSaysWhatItDropped(t *testing.T) {
 	}
 }
 
-func TestQueueKeepsTheOrder(t *testing.T) {
+func TestQueue_keepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	before := 0

@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/test/loop"
 )
 
-func TestIncrementalHasExactlyWhatChanged(t *testing.T) {
+func TestBackup_incrementalHasExactlyWhatChanged(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()
@@ -43,7 +43,7 @@ func TestIncrementalHasExactlyWhatChanged(t *testing.T) {
 	sameBytes(t, reference0, full)
 }
 
-func TestUntrackedDiskIsLeftOut(t *testing.T) {
+func TestBackup_untrackedDiskIsLeftOut(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.addDisk("plain", 32*mib)
 	m.prepare()
@@ -65,7 +65,7 @@ func TestUntrackedDiskIsLeftOut(t *testing.T) {
 	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c1": {"d0"}})
 }
 
-func TestSparseFullMovesWhatIsUsed(t *testing.T) {
+func TestBackup_sparseFullMovesWhatIsUsed(t *testing.T) {
 	m := newMachine(t, 10*gib)
 	raw, err := os.OpenFile(m.raw("d0"), os.O_WRONLY, 0)
 	if err != nil {
@@ -93,7 +93,7 @@ func TestSparseFullMovesWhatIsUsed(t *testing.T) {
 	sameBytes(t, m.raw("d0"), file)
 }
 
-func TestDiskWritesDuringABackupStayOutOfIt(t *testing.T) {
+func TestBackup_laterWritesStayOutOfIt(t *testing.T) {
 	m := newMachine(t, 256*mib)
 	m.prepare()
 	m.start()
@@ -109,7 +109,7 @@ func TestDiskWritesDuringABackupStayOutOfIt(t *testing.T) {
 	}
 }
 
-func TestAbortAndBusy(t *testing.T) {
+func TestBackup_abortAndBusy(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	reads := newGate(t, m.raw("d0"))
 	m.prepare()
@@ -190,7 +190,7 @@ func TestBackupThatBeginsLate_isAborted(t *testing.T) {
 	}
 }
 
-func TestFullTargetIsNoSpaceAndLeavesTheGuestAlone(t *testing.T) {
+func TestBackup_fullTargetLeavesTheGuestAlone(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()
@@ -221,7 +221,7 @@ func TestFullTargetIsNoSpaceAndLeavesTheGuestAlone(t *testing.T) {
 	}
 }
 
-func TestDestroyDuringABackupFailsItAndKeepsTheBase(t *testing.T) {
+func TestBackup_destroyFailsItAndKeepsTheBase(t *testing.T) {
 	m := newMachine(t, gib)
 	m.prepare()
 	m.start()
@@ -245,7 +245,7 @@ func TestDestroyDuringABackupFailsItAndKeepsTheBase(t *testing.T) {
 	}
 }
 
-func TestBlockDeviceIsTrackedLikeAFile(t *testing.T) {
+func TestBackup_blockDeviceIsTrackedLikeAFile(t *testing.T) {
 	m := newMachine(t)
 	m.addDisk("d0", 64*mib)
 	file := m.options.Disks[0].RawPath
@@ -273,7 +273,7 @@ func TestBlockDeviceIsTrackedLikeAFile(t *testing.T) {
 	}
 }
 
-func TestCreateTargetRefusesAFileThatExists(t *testing.T) {
+func TestTarget_refusesAFileThatExists(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/x.qcow2"
 	if err := CreateTarget(t.Context(), path, 64*mib); err != nil {

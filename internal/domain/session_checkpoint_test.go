@@ -76,7 +76,7 @@ func (m *machine) restart() {
 	m.start()
 }
 
-func TestCheckpointsSurviveARestart(t *testing.T) {
+func TestCheckpoint_survivesARestart(t *testing.T) {
 	m := newMachine(t, 64*mib, 32*mib)
 	m.prepare()
 	m.start()
@@ -140,7 +140,7 @@ func TestCheckpointsSurviveARestart(t *testing.T) {
 	m.wantBitmaps(map[string][]string{"d0": {}, "d1": {}})
 }
 
-func TestCrashedBitmapsAreLostAndRemoved(t *testing.T) {
+func TestCheckpoint_crashedBitmapsAreLostAndRemoved(t *testing.T) {
 	m := newMachine(t, 64*mib, 64*mib)
 	m.prepare()
 	m.start()
@@ -179,7 +179,7 @@ func TestCrashedBitmapsAreLostAndRemoved(t *testing.T) {
 	}
 }
 
-func TestOneLostDiskLeavesTheOtherValid(t *testing.T) {
+func TestCheckpoint_oneLostDiskLeavesTheOtherValid(t *testing.T) {
 	m := newMachine(t, 64*mib, 64*mib)
 	m.prepare()
 	m.start()
@@ -214,7 +214,7 @@ func TestOneLostDiskLeavesTheOtherValid(t *testing.T) {
 	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c1": {"d0", "d1"}})
 }
 
-func TestDeleteCheckpoint(t *testing.T) {
+func TestCheckpoint_isDeleted(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()
@@ -245,7 +245,7 @@ func TestDeleteCheckpoint(t *testing.T) {
 	}
 }
 
-func TestUnknownBaseStartsNothing(t *testing.T) {
+func TestBackup_unknownBaseStartsNothing(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()

@@ -282,7 +282,7 @@ func shutsDown(m *machine) {
 	}
 }
 
-func TestSilentAgent(t *testing.T) {
+func TestAgent_silent(t *testing.T) {
 	m := newGuest(t, 64*mib)
 	m.boot()
 	// A stopped agent keeps its channel open but does not answer.
@@ -312,7 +312,7 @@ func TestSilentAgent(t *testing.T) {
 	}
 }
 
-func TestPanic(t *testing.T) {
+func TestGuest_panic(t *testing.T) {
 	m := newGuest(t, 64*mib)
 	m.boot()
 	m.exec("(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
@@ -325,7 +325,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-func TestFreezeWithoutAnAgent(t *testing.T) {
+func TestAgent_absent(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
 	m.start()

@@ -59,7 +59,7 @@ func minimalInstance() (*kubevirtv1.VirtualMachineInstance, Options) {
 	return vmi, Options{UseEmulation: true}
 }
 
-func TestDomainXMLIsGolden(t *testing.T) {
+func TestXML_isGolden(t *testing.T) {
 	t.Parallel()
 	for name, instance := range map[string]func() (*kubevirtv1.VirtualMachineInstance, Options){
 		"full": fullInstance, "minimal": minimalInstance,
@@ -87,7 +87,7 @@ func TestDomainXMLIsGolden(t *testing.T) {
 	}
 }
 
-func TestDomainXMLRefuses(t *testing.T) {
+func TestXML_refuses(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*kubevirtv1.VirtualMachineInstance, *Options){
 		"no memory":             func(v *kubevirtv1.VirtualMachineInstance, _ *Options) { v.Spec.Domain.Memory = nil },
@@ -110,7 +110,7 @@ func TestDomainXMLRefuses(t *testing.T) {
 	}
 }
 
-func TestNamesAreStableAndApart(t *testing.T) {
+func TestXML_namesAreStableAndApart(t *testing.T) {
 	t.Parallel()
 	instance := func(namespace, name string) *kubevirtv1.VirtualMachineInstance {
 		return &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -143,7 +143,7 @@ func TestNamesAreStableAndApart(t *testing.T) {
 	}
 }
 
-func TestTargetDevices(t *testing.T) {
+func TestXML_targetDevices(t *testing.T) {
 	t.Parallel()
 	on := func(name, bus string) kubevirtv1.Disk {
 		return kubevirtv1.Disk{Name: name, Disk: &kubevirtv1.DiskTarget{Bus: bus}}

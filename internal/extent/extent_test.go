@@ -31,7 +31,7 @@ func aSet() *rapid.Generator[Set] {
 	return rapid.Custom(func(t *rapid.T) Set { return NewSet(rapid.SliceOfN(anExtent(), 0, 12).Draw(t, "extents")...) })
 }
 
-func TestSetsAreSetsOfBytes(t *testing.T) {
+func TestSet_isASetOfBytes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
 		given := rapid.SliceOfN(anExtent(), 0, 12).Draw(r, "given")
@@ -97,7 +97,7 @@ func canonical(r *rapid.T, s Set) {
 	}
 }
 
-func TestExtentsAtTheEndOfEverything(t *testing.T) {
+func TestExtent_atTheEndOfEverything(t *testing.T) {
 	t.Parallel()
 	const most = 1<<63 - 1
 	for e, want := range map[Extent]bool{{0, most}: true, {most, 0}: true, {1, most}: false, {-1, 1}: false, {0, -1}: false} {

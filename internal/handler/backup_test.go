@@ -39,7 +39,7 @@ func (w *world) begun(n int) *pb.BeginBackupRequest {
 	return r
 }
 
-func TestAnIncrementalBackupFromBeginningToEnd(t *testing.T) {
+func TestBackup_incrementalFromBeginningToEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -153,7 +153,7 @@ func TestBackup_endsWhenItsTargetIsLost(t *testing.T) {
 	})
 }
 
-func TestTheHandlerRestartsInEachPhase(t *testing.T) {
+func TestHandler_restartsInEachPhase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -182,7 +182,7 @@ func TestTheHandlerRestartsInEachPhase(t *testing.T) {
 	})
 }
 
-func TestTheLauncherDiesInEachPhase(t *testing.T) {
+func TestLauncher_diesInEachPhase(t *testing.T) {
 	t.Parallel()
 	for _, phase := range []backupv1.BackupPhase{backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupPruning} {
 		t.Run(string(phase), func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestTheLauncherDiesInEachPhase(t *testing.T) {
 	}
 }
 
-func TestTheLastWordOfALauncherDecides(t *testing.T) {
+func TestBackup_launchersLastReportDecides(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -235,7 +235,7 @@ func TestTheLastWordOfALauncherDecides(t *testing.T) {
 	w.until(func() error { return want(w.launcher.count("Exit") > 0, "the launcher is not released") })
 }
 
-func TestADeletedBackupIsAborted(t *testing.T) {
+func TestBackup_isAbortedWhenDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -248,7 +248,7 @@ func TestADeletedBackupIsAborted(t *testing.T) {
 	}
 }
 
-func TestABackupThatWasDeletedBeforeItBeganDoesNotBegin(t *testing.T) {
+func TestBackup_deletedBeforeItBeganDoesNotBegin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -262,7 +262,7 @@ func TestABackupThatWasDeletedBeforeItBeganDoesNotBegin(t *testing.T) {
 	}
 }
 
-func TestABackupWithoutTheLockDoesNotBegin(t *testing.T) {
+func TestBackup_withoutTheLockDoesNotBegin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -282,7 +282,7 @@ func TestABackupWithoutTheLockDoesNotBegin(t *testing.T) {
 	w.begun(1)
 }
 
-func TestADeletedInstanceFailsItsBackup(t *testing.T) {
+func TestBackup_failsWhenItsInstanceIsDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -300,7 +300,7 @@ func TestADeletedInstanceFailsItsBackup(t *testing.T) {
 	}
 }
 
-func TestALostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
+func TestBackup_lostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	tr := w.tracker("tr", "root")
@@ -352,7 +352,7 @@ func TestReview_saysWhatKeepsTrackingFromEnabled(t *testing.T) {
 	})
 }
 
-func TestTheCheckpointsOfOtherMachinesAreNotValidatedHere(t *testing.T) {
+func TestCheckpoints_ofOtherMachinesAreNotValidatedHere(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	other := w.trackerOf("another", "foreign", "root")
@@ -382,7 +382,7 @@ func (w *world) hasEvent(reason string) error {
 	return want(slices.ContainsFunc(all.Items, func(e corev1.Event) bool { return e.Reason == reason }), "no event %s", reason)
 }
 
-func TestABaseThatLibvirtRefusesIsPlannedAgainAsFull(t *testing.T) {
+func TestBackup_baseThatLibvirtRefusesIsPlannedAgainAsFull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -405,7 +405,7 @@ func TestABaseThatLibvirtRefusesIsPlannedAgainAsFull(t *testing.T) {
 	}
 }
 
-func TestWithoutATrackedDiskABackupFails(t *testing.T) {
+func TestBackup_failsWithoutATrackedDisk(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -417,7 +417,7 @@ func TestWithoutATrackedDiskABackupFails(t *testing.T) {
 	}
 }
 
-func TestCheckpointsOfNobodyAreDeletedOncePerStartAndWithATracker(t *testing.T) {
+func TestCheckpoints_ofNobodyAreDeletedOncePerStartAndWithATracker(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	tr := w.tracker("tr", "root")
@@ -486,7 +486,7 @@ func TestReview_deletesBitmapsThatLibvirtDoesNotKnow(t *testing.T) {
 	})
 }
 
-func TestAHeldInstanceIsNotReviewed(t *testing.T) {
+func TestReview_leavesAHeldInstanceAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {

@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-func TestAGuestIsStartedAndItsStatusIsMirrored(t *testing.T) {
+func TestStart_mirrorsTheGuestsStatus(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.run()
@@ -114,7 +114,7 @@ func TestStart_tellsWhichRunItIs(t *testing.T) {
 	}
 }
 
-func TestAnInstanceOfAnotherNodeIsLeftAlone(t *testing.T) {
+func TestInstance_ofAnotherNodeIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.node = "elsewhere-" + w.node
@@ -122,7 +122,7 @@ func TestAnInstanceOfAnotherNodeIsLeftAlone(t *testing.T) {
 	controlplane.Consistently(t, time.Second, func() error { return want(w.launcher.count("Start") == 0, "it was started") })
 }
 
-func TestASilentLauncherIsSaidAndTriedAgain(t *testing.T) {
+func TestLauncher_silenceIsReportedAndRetried(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -138,7 +138,7 @@ func TestASilentLauncherIsSaidAndTriedAgain(t *testing.T) {
 	})
 }
 
-func TestALauncherThatAcceptsAndNeverAnswersIsNoHang(t *testing.T) {
+func TestLauncher_thatNeverAnswersIsNoHang(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.launcher.kill()
@@ -155,7 +155,7 @@ func TestALauncherThatAcceptsAndNeverAnswersIsNoHang(t *testing.T) {
 	})
 }
 
-func TestALinkInPlaceOfTheSocketIsRefused(t *testing.T) {
+func TestLauncher_refusesASymlinkInPlaceOfTheSocket(t *testing.T) {
 	t.Parallel()
 	w, victim := newWorld(t, ""), newWorld(t, "")
 	w.launcher.kill()
@@ -179,7 +179,7 @@ func TestALinkInPlaceOfTheSocketIsRefused(t *testing.T) {
 	}
 }
 
-func TestADeletedInstanceIsShutDownAndItsLauncherReleased(t *testing.T) {
+func TestStop_shutsDownAndReleasesTheLauncher(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -197,7 +197,7 @@ func TestADeletedInstanceIsShutDownAndItsLauncherReleased(t *testing.T) {
 	w.until(func() error { return want(w.launcher.count("Exit") > 0, "no exit") })
 }
 
-func TestAStopWaitsForABackup(t *testing.T) {
+func TestStop_waitsForABackup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()
@@ -221,7 +221,7 @@ func TestAStopWaitsForABackup(t *testing.T) {
 	})
 }
 
-func TestAStopDoesNotWaitForever(t *testing.T) {
+func TestStop_doesNotWaitForever(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.waits = 3 * time.Second
@@ -235,7 +235,7 @@ func TestAStopDoesNotWaitForever(t *testing.T) {
 	}
 }
 
-func TestAForcedStopAbortsTheBackup(t *testing.T) {
+func TestStop_forcedAbortsTheBackup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.started()

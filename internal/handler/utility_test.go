@@ -138,7 +138,7 @@ func (u *utility) mounted() []string {
 	return found
 }
 
-func TestAUtilityVolumeIsMountedAndUnmounted(t *testing.T) {
+func TestUtilityVolume_isMountedAndUnmounted(t *testing.T) {
 	u := newUtility(t)
 	u.started()
 	u.attach("backup-1")
@@ -158,7 +158,7 @@ func TestAUtilityVolumeIsMountedAndUnmounted(t *testing.T) {
 	}
 }
 
-func TestABusyUtilityVolumeIsWaitedFor(t *testing.T) {
+func TestUtilityVolume_isWaitedForWhileBusy(t *testing.T) {
 	u := newUtility(t)
 	u.started()
 	u.attach("backup-1")
@@ -176,7 +176,7 @@ func TestABusyUtilityVolumeIsWaitedFor(t *testing.T) {
 	u.untilVolumePhase("backup-1", kubevirtv1.VolumeUnMountedFromPod)
 }
 
-func TestALinkInPlaceOfAMountPointIsRefused(t *testing.T) {
+func TestUtilityVolume_refusesASymlinkInPlaceOfAMountPoint(t *testing.T) {
 	u := newUtility(t)
 	u.started()
 	victim := t.TempDir()
@@ -198,7 +198,7 @@ func TestALinkInPlaceOfAMountPointIsRefused(t *testing.T) {
 	}
 }
 
-func TestMountsGoWithTheirInstance(t *testing.T) {
+func TestMounts_goWithTheirInstance(t *testing.T) {
 	for _, how := range []string{"final", "gone", "gone while no handler ran"} {
 		t.Run(how, func(t *testing.T) {
 			u := newUtility(t)
@@ -228,7 +228,7 @@ func TestMountsGoWithTheirInstance(t *testing.T) {
 	}
 }
 
-func TestPartialFilesOfADeadGuestAreRemoved(t *testing.T) {
+func TestPartialFiles_ofADeadGuestAreRemoved(t *testing.T) {
 	u := newUtility(t)
 	u.started()
 	b := u.backup("b1", nil)

@@ -33,7 +33,7 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-func TestGuestShutsItselfDown(t *testing.T) {
+func TestEnd_guestShutsItselfDown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -66,7 +66,7 @@ func TestGuestShutsItselfDown(t *testing.T) {
 	})
 }
 
-func TestExitEndsTheLingering(t *testing.T) {
+func TestEnd_exitEndsTheLingering(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -89,7 +89,7 @@ func TestExitEndsTheLingering(t *testing.T) {
 	})
 }
 
-func TestACrashIsNeverClean(t *testing.T) {
+func TestEnd_crashIsNeverClean(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -100,7 +100,7 @@ func TestACrashIsNeverClean(t *testing.T) {
 	})
 }
 
-func TestLibvirtDies(t *testing.T) {
+func TestEnd_libvirtDies(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -111,7 +111,7 @@ func TestLibvirtDies(t *testing.T) {
 	})
 }
 
-func TestTheConnectionIsLost(t *testing.T) {
+func TestEnd_connectionIsLost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -122,7 +122,7 @@ func TestTheConnectionIsLost(t *testing.T) {
 	})
 }
 
-func TestLibvirtNeverComesUp(t *testing.T) {
+func TestStart_libvirtNeverComesUp(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.cancel()
@@ -141,7 +141,7 @@ func TestLibvirtNeverComesUp(t *testing.T) {
 	})
 }
 
-func TestStartIsIdempotent(t *testing.T) {
+func TestStart_isIdempotent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -159,7 +159,7 @@ func TestStartIsIdempotent(t *testing.T) {
 	})
 }
 
-func TestStartFailures(t *testing.T) {
+func TestStart_failures(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		arrange func(b *bench, req *pb.StartRequest)
@@ -319,7 +319,7 @@ func TestOutcome_saysThatAStartWasAskedFor(t *testing.T) {
 	})
 }
 
-func TestAnUntrackedGuestHasNoOverlays(t *testing.T) {
+func TestStart_untrackedGuestHasNoOverlays(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b, req := newBench(t), startRequest(t)
 		req.ChangedBlockTracking = false
@@ -381,7 +381,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-func TestStoppedBeforeTheStart(t *testing.T) {
+func TestStop_beforeTheStart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.cancel()
@@ -402,7 +402,7 @@ func request(uid string) *pb.BeginBackupRequest {
 	}
 }
 
-func TestOneBackupAtATime(t *testing.T) {
+func TestBackup_oneAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		ctx := t.Context()
@@ -456,7 +456,7 @@ func TestOneBackupAtATime(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestAStopFailsTheBackupFirst(t *testing.T) {
+func TestStop_failsTheBackupFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -485,7 +485,7 @@ func TestAStopFailsTheBackupFirst(t *testing.T) {
 	})
 }
 
-func TestRedefineAndDelete(t *testing.T) {
+func TestCheckpoints_redefineAndDelete(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -523,7 +523,7 @@ func (f *fakeStream) Send(s *pb.State) error {
 	return nil
 }
 
-func TestWatchSendsEachChangeAtAMeasuredPace(t *testing.T) {
+func TestWatch_sendsEachChangeAtAMeasuredPace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		stream := &fakeStream{ctx: t.Context()}
@@ -559,7 +559,7 @@ func TestWatchSendsEachChangeAtAMeasuredPace(t *testing.T) {
 	})
 }
 
-func TestALostEventIsFoundByReading(t *testing.T) {
+func TestEvents_lostOneIsFoundByReading(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)
 		b.up()
@@ -574,7 +574,7 @@ func TestALostEventIsFoundByReading(t *testing.T) {
 
 // A guest that an I/O error has paused ends its backup and continues, whichever event reports it, and even if that
 // event was lost.
-func TestAPauseEndsTheBackupAndTheGuestGoesOn(t *testing.T) {
+func TestBackup_pauseEndsItAndTheGuestContinues(t *testing.T) {
 	t.Parallel()
 	for name, event := range map[string]domain.Event{
 		"I/O error": {Kind: domain.EventIOError, Volume: "root", Message: "enospc", Paused: true},

@@ -86,7 +86,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-func TestAPauseSaysWhy(t *testing.T) {
+func TestLife_pauseSaysWhy(t *testing.T) {
 	t.Parallel()
 	l := life{}.starting().started().ioError("root", "enospc").domain(domain.StatePaused, domain.ReasonIOError)
 	if want := "paused: I/O error on disk root: enospc"; l.message != want {

@@ -13,10 +13,10 @@ import (
 
 const runtimeModule = "sigs.k8s.io/controller-runtime"
 
-// TestEveryControllerRetriesAtItsPace: controller-runtime's own limiter waits up to 17 minutes, longer than a backup's
+// TestControllers_retryAtTheSharedPace: controller-runtime's own limiter waits up to 17 minutes, longer than a backup's
 // phase may last. So each call chain that builds a controller must have WithOptions with the result of reconcile.Options,
 // and nothing else may make a controller or its options.
-func TestEveryControllerRetriesAtItsPace(t *testing.T) {
+func TestControllers_retryAtTheSharedPace(t *testing.T) {
 	t.Parallel()
 	// This one has nothing to retry: it reads a cache and writes nothing.
 	exempt := []string{"changedblocktracking-selectors"}

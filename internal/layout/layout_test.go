@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func TestPodNamesAreLabelsAndDistinct(t *testing.T) {
+func TestPodNames_areDistinctLabels(t *testing.T) {
 	t.Parallel()
 	names := map[string]bool{}
 	for _, instance := range []string{"a", "a.b", strings.Repeat("x", 63), strings.Repeat("x", 62) + "y"} {

@@ -32,7 +32,7 @@ func example() Manifest {
 
 // The golden file is what format version 1 looks like on disk. It never changes: a change of the format is a new version with its
 // own golden file.
-func TestVersion1IsAsInTheGoldenFile(t *testing.T) {
+func TestEncode_version1IsGolden(t *testing.T) {
 	t.Parallel()
 	golden, err := os.ReadFile("testdata/v1.json")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestVersion1IsAsInTheGoldenFile(t *testing.T) {
 	}
 }
 
-func TestEncodeWritesUTC(t *testing.T) {
+func TestEncode_writesUTC(t *testing.T) {
 	t.Parallel()
 	m := example()
 	m.PointInTime = m.PointInTime.In(time.FixedZone("x", 3600))
@@ -68,7 +68,7 @@ func TestEncodeWritesUTC(t *testing.T) {
 	}
 }
 
-func TestInvalidManifestsAreRefusedBothWays(t *testing.T) {
+func TestManifest_invalidIsRefusedBothWays(t *testing.T) {
 	t.Parallel()
 	for name, breakIt := range map[string]func(*Manifest){
 		"no uid":                     func(m *Manifest) { m.Backup.UID = "" },
@@ -93,7 +93,7 @@ func TestInvalidManifestsAreRefusedBothWays(t *testing.T) {
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestDecode_refuses(t *testing.T) {
 	t.Parallel()
 	golden, err := os.ReadFile("testdata/v1.json")
 	if err != nil {

@@ -15,9 +15,9 @@ type emptyDisk struct{ size int64 }
 func (d emptyDisk) Size() int64                                 { return d.size }
 func (d emptyDisk) ReadAt(context.Context, []byte, int64) error { return nil }
 
-// TestNothingIsAllocated: in the steady state, client and server together allocate nothing for a read, with any
+// TestTransmission_allocatesNothing: in the steady state, client and server together allocate nothing for a read, with any
 // framing.
-func TestNothingIsAllocated(t *testing.T) { //nolint:paralleltest // it counts the allocations of the whole process
+func TestTransmission_allocatesNothing(t *testing.T) { //nolint:paralleltest // it counts the allocations of the whole process
 	for name, h := range framings {
 		for _, size := range []int{512, 256 << 10} {
 			c := open1(t, serveDisk(t, emptyDisk{1 << 30}), Options{most: &h})

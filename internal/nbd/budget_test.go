@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// TestBudgetIsNeverExceeded: no matter who gives up waiting. And nobody waits forever.
-func TestBudgetIsNeverExceeded(t *testing.T) {
+// TestBudget_isNeverExceeded: no matter who gives up waiting. And nobody waits forever.
+func TestBudget_isNeverExceeded(t *testing.T) {
 	t.Parallel()
 	const total = 10
 	b := newBudget(total)
@@ -78,7 +78,7 @@ func TestCoverage(t *testing.T) {
 	})
 }
 
-func TestTooManyFragments(t *testing.T) {
+func TestCoverage_refusesTooManyFragments(t *testing.T) {
 	t.Parallel()
 	var c coverage
 	for i := range int64(maxFragments) {
@@ -94,9 +94,9 @@ func TestTooManyFragments(t *testing.T) {
 	}
 }
 
-// TestBudgetServesInOrder: waiters are not overtaken, one that gives up is skipped, and what it was given meanwhile is
+// TestBudget_servesInOrder: waiters are not overtaken, one that gives up is skipped, and what it was given meanwhile is
 // not lost.
-func TestBudgetServesInOrder(t *testing.T) {
+func TestBudget_servesInOrder(t *testing.T) {
 	t.Parallel()
 	b := newBudget(10)
 	if n, err := b.acquire(t.Context(), 100); n != 10 || err != nil {

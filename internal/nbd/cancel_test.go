@@ -12,9 +12,9 @@ import (
 	"github.com/varvebackup/varve/test/authority"
 )
 
-// TestCancelInTheMiddleOfAPayload: the caller gets its memory back at once even if the server stalls in the middle of a
+// TestCancel_inTheMiddleOfAPayload: the caller gets its memory back at once even if the server stalls in the middle of a
 // payload. The rest of the payload, when it comes, is dropped. The connection stays in step.
-func TestCancelInTheMiddleOfAPayload(t *testing.T) {
+func TestCancel_inTheMiddleOfAPayload(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
 	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
@@ -114,8 +114,8 @@ func (s *stallingServer) secure(nc net.Conn) net.Conn {
 	}
 }
 
-// TestCancelBeforeTheReply: the reply to a request that was given up is dropped, and only then is the slot free again.
-func TestCancelBeforeTheReply(t *testing.T) {
+// TestCancel_beforeTheReply: the reply to a request that was given up is dropped, and only then is the slot free again.
+func TestCancel_beforeTheReply(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	got, answer := make(chan struct{}), make(chan struct{})
@@ -166,9 +166,9 @@ func TestCancelBeforeTheReply(t *testing.T) {
 	same(t, p, bytes.Repeat([]byte{0xbb}, 1000))
 }
 
-// TestCancelAWriteThatIsStuck: the server does not take the payload. The caller gets its memory back, at the cost of
+// TestCancel_ofAWriteThatIsStuck: the server does not take the payload. The caller gets its memory back, at the cost of
 // the connection.
-func TestCancelAWriteThatIsStuck(t *testing.T) {
+func TestCancel_ofAWriteThatIsStuck(t *testing.T) {
 	t.Parallel()
 	stuck, end := make(chan struct{}), make(chan struct{})
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
@@ -198,8 +198,8 @@ func TestCancelAWriteThatIsStuck(t *testing.T) {
 	}
 }
 
-// TestCancelAWriteThatGoesOn: the server takes the rest of the payload in time, and the client stays alive.
-func TestCancelAWriteThatGoesOn(t *testing.T) {
+// TestCancel_ofAWriteThatGoesOn: the server takes the rest of the payload in time, and the client stays alive.
+func TestCancel_ofAWriteThatGoesOn(t *testing.T) {
 	t.Parallel()
 	stuck, goOn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
@@ -244,8 +244,8 @@ func TestCancelAWriteThatGoesOn(t *testing.T) {
 	}
 }
 
-// TestDeadConnection: everything ends with the connection, and with the same cause, no matter who waits for what.
-func TestDeadConnection(t *testing.T) {
+// TestClient_deadConnection: everything ends with the connection, and with the same cause, no matter who waits for what.
+func TestClient_deadConnection(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	const calls = slotsPerConnection + 20
@@ -280,8 +280,8 @@ func TestDeadConnection(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWhatIsInFlight: Close is a cause like any other.
-func TestCloseEndsWhatIsInFlight(t *testing.T) {
+// TestClient_closeEndsWhatIsInFlight: Close is a cause like any other.
+func TestClient_closeEndsWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	asked := make(chan struct{})
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
@@ -305,8 +305,8 @@ func TestCloseEndsWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// TestEarlyAnswerToAWrite: a server may refuse a write before it has read all of it.
-func TestEarlyAnswerToAWrite(t *testing.T) {
+// TestClient_earlyAnswerToAWrite: a server may refuse a write before it has read all of it.
+func TestClient_earlyAnswerToAWrite(t *testing.T) {
 	t.Parallel()
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
 		scriptHandshake(nc, simpleHeaders)
@@ -327,8 +327,8 @@ func TestEarlyAnswerToAWrite(t *testing.T) {
 	}
 }
 
-// TestTwoEarlyAnswers: the second one answers no request, even while the request is still being written.
-func TestTwoEarlyAnswers(t *testing.T) {
+// TestClient_twoEarlyAnswers: the second one answers no request, even while the request is still being written.
+func TestClient_twoEarlyAnswers(t *testing.T) {
 	t.Parallel()
 	returned := make(chan struct{})
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {

@@ -241,8 +241,8 @@ func checkInspect(t *testing.T, target Target, p peer) {
 	}
 }
 
-// TestDirtyIsWhatWasWritten: the bitmaps have what was written after they were added.
-func TestDirtyIsWhatWasWritten(t *testing.T) {
+// TestPeers_dirtyIsWhatWasWritten: the bitmaps have what was written after they were added.
+func TestPeers_dirtyIsWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	target, _ := peers[5].start(t)
 	c := open1(t, target, Options{Contexts: peers[5].contexts})
@@ -256,8 +256,8 @@ func TestDirtyIsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestNbdkitErrors: each error of nbdkit's error filter arrives unchanged, and the connection goes on.
-func TestNbdkitErrors(t *testing.T) {
+// TestPeers_nbdkitErrors: each error of nbdkit's error filter arrives unchanged, and the connection goes on.
+func TestPeers_nbdkitErrors(t *testing.T) {
 	t.Parallel()
 	for name, errno := range map[string]unix.Errno{
 		"EPERM": unix.EPERM, "EIO": unix.EIO, "ENOMEM": unix.ENOMEM, "EINVAL": unix.EINVAL, "ENOSPC": unix.ENOSPC, "ESHUTDOWN": unix.ESHUTDOWN,
@@ -288,8 +288,8 @@ func TestNbdkitErrors(t *testing.T) {
 	}
 }
 
-// TestDeadPeer: a server that is killed fails what is in flight and what comes later, with one cause.
-func TestDeadPeer(t *testing.T) {
+// TestPeers_deadPeer: a server that is killed fails what is in flight and what comes later, with one cause.
+func TestPeers_deadPeer(t *testing.T) {
 	t.Parallel()
 	path, _ := rawImage(t)
 	socket := filepath.Join(socketDir(t), "s")
@@ -321,8 +321,8 @@ func TestDeadPeer(t *testing.T) {
 	}
 }
 
-// TestPeersTLS: both sides require certificates, and nothing falls back to plaintext.
-func TestPeersTLS(t *testing.T) {
+// TestPeers_withTLS: both sides require certificates, and nothing falls back to plaintext.
+func TestPeers_withTLS(t *testing.T) {
 	t.Parallel()
 	a, stranger := authority.New(t), authority.New(t)
 	dir := a.Files(t)
@@ -366,8 +366,8 @@ func TestPeersTLS(t *testing.T) {
 	}
 }
 
-// TestRefusedPeers: a server that is too old, or that does not have the export, is refused with an explanation.
-func TestRefusedPeers(t *testing.T) {
+// TestPeers_refused: a server that is too old, or that does not have the export, is refused with an explanation.
+func TestPeers_refused(t *testing.T) {
 	t.Parallel()
 	old, _ := nbdkit("-o", "file", "IMAGE")(t)
 	if _, err := Dial(testContext(t), old, Options{}); !errors.Is(err, ErrProtocol) {

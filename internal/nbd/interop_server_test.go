@@ -35,7 +35,7 @@ func served(t *testing.T, s *Server) (Target, *memDisk) {
 	return target, d
 }
 
-func TestNbdinfoOfOurs(t *testing.T) {
+func TestServer_answersNbdinfo(t *testing.T) {
 	t.Parallel()
 	target, d := served(t, &Server{})
 	var said struct {
@@ -70,7 +70,7 @@ func TestNbdinfoOfOurs(t *testing.T) {
 	}
 }
 
-func TestNbdcopyWithOurs(t *testing.T) {
+func TestServer_servesNbdcopy(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string][]string{
 		"many connections": {"-C", "8", "-T", "4", "-R", "64", "--flush"}, "one": {"-C", "1", "-R", "1"}, "synchronous": {"--synchronous"},
@@ -88,7 +88,7 @@ func TestNbdcopyWithOurs(t *testing.T) {
 	}
 }
 
-func TestQemuImgWithOurs(t *testing.T) {
+func TestServer_servesQemuImg(t *testing.T) {
 	t.Parallel()
 	for name, tool := range map[string][]string{"qemu-img": {program(t, "qemu-img")}, "qemu-img 10": fromLauncher(t, "qemu-img")} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestQemuImgWithOurs(t *testing.T) {
 	}
 }
 
-func TestQemuIoWithOurs(t *testing.T) {
+func TestServer_servesQemuIo(t *testing.T) {
 	t.Parallel()
 	for name, tool := range map[string][]string{"qemu-io": {program(t, "qemu-io")}, "qemu-io 10": fromLauncher(t, "qemu-io")} {
 		t.Run(name, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestQemuIoWithOurs(t *testing.T) {
 	}
 }
 
-func TestOurErrorsInTheirWords(t *testing.T) {
+func TestServer_errorsReachOtherClients(t *testing.T) {
 	t.Parallel()
 	_, content := rawImage(t)
 	d := newMemDisk(imageBytes)
@@ -216,7 +216,7 @@ func (f failing) ReadAt(ctx context.Context, p []byte, offset int64) error {
 func (f failing) WriteAt(context.Context, []byte, int64) error { return unix.EFBIG }
 func (f failing) Flush(context.Context) error                  { return nil }
 
-func TestTheirTLSWithOurs(t *testing.T) {
+func TestServer_tlsWithOtherClients(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
 	dir := a.Files(t)

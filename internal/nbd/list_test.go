@@ -54,8 +54,8 @@ func TestListAndInspect(t *testing.T) {
 	}
 }
 
-// TestOneExportOnAllConnections: a server that serves something else on its second connection is refused.
-func TestOneExportOnAllConnections(t *testing.T) {
+// TestClient_oneExportOnAllConnections: a server that serves something else on its second connection is refused.
+func TestClient_oneExportOnAllConnections(t *testing.T) {
 	t.Parallel()
 	n := 0
 	servers := []*Server{
@@ -81,7 +81,7 @@ func TestOneExportOnAllConnections(t *testing.T) {
 	}
 }
 
-func TestErrorsInWords(t *testing.T) {
+func TestErrors_inWords(t *testing.T) {
 	t.Parallel()
 	e := &Error{Op: cmdWrite.String(), Extent: extent.Extent{Offset: 5, Length: 6}, Errno: unix.ENOSPC, Message: "full", Offset: 7}
 	if got, want := e.Error(), "nbd: write 5+6: no space left on device at 7: full"; got != want {
@@ -107,8 +107,8 @@ func TestErrorsInWords(t *testing.T) {
 	}
 }
 
-// TestCancelWhileQueued: a request that is given up before it is sent is never sent.
-func TestCancelWhileQueued(t *testing.T) {
+// TestCancel_whileQueued: a request that is given up before it is sent is never sent.
+func TestCancel_whileQueued(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	stuck, goOn := make(chan struct{}), make(chan struct{})

@@ -27,7 +27,7 @@ func eachFraming(t *testing.T, test func(t *testing.T, o Options)) {
 	}
 }
 
-func TestReadWhatWasWritten(t *testing.T) {
+func TestServer_readsWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	eachFraming(t, func(t *testing.T, o Options) {
 		d := newMemDisk(5<<20 + 100)
@@ -78,8 +78,8 @@ func TestReadWhatWasWritten(t *testing.T) {
 	})
 }
 
-// TestAnyRequests compares a served disk with a plain slice and plain flags.
-func TestAnyRequests(t *testing.T) {
+// TestServer_anyRequests compares a served disk with a plain slice and plain flags.
+func TestServer_anyRequests(t *testing.T) {
 	t.Parallel()
 	eachFraming(t, func(t *testing.T, o Options) {
 		const size = 40*unit + 13
@@ -162,7 +162,7 @@ func checkStatus(ctx context.Context, r *rapid.T, c *Client, d *memDisk, e exten
 	}
 }
 
-func TestDataAndDirty(t *testing.T) {
+func TestServer_dataAndDirty(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
 	c := open1(t, serveDisk(t, d), Options{Contexts: []string{ContextAllocation, ContextDirtyBitmap + "b0", "base:none"}})
@@ -190,7 +190,7 @@ func TestDataAndDirty(t *testing.T) {
 	}
 }
 
-func TestManyReadersAndWriters(t *testing.T) {
+func TestServer_manyReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	eachFraming(t, func(t *testing.T, o Options) {
 		const each, n = 256 << 10, 24
@@ -218,7 +218,7 @@ func TestManyReadersAndWriters(t *testing.T) {
 	})
 }
 
-func TestErrorsArriveAsErrno(t *testing.T) {
+func TestServer_errorsArriveAsErrno(t *testing.T) {
 	t.Parallel()
 	eachFraming(t, func(t *testing.T, o Options) {
 		d := newMemDisk(1 << 20)
@@ -264,7 +264,7 @@ func TestErrorsArriveAsErrno(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotAnnouncedIsRefused(t *testing.T) {
+func TestClient_refusesWhatIsNotAnnounced(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
 	ctx := testContext(t)

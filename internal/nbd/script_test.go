@@ -135,8 +135,8 @@ func dataPayload(offset uint64, n int) []byte {
 	return append(new(bytesOf).u64(offset).b, bytes.Repeat([]byte{7}, n)...)
 }
 
-// TestHandshakesThatBreakTheProtocol: each ends Dial with ErrProtocol, and none hangs it or makes it panic.
-func TestHandshakesThatBreakTheProtocol(t *testing.T) {
+// TestHandshake_thatBreaksTheProtocol: each ends Dial with ErrProtocol, and none hangs it or makes it panic.
+func TestHandshake_thatBreaksTheProtocol(t *testing.T) {
 	t.Parallel()
 	goReply := func(data ...[]byte) func(net.Conn) {
 		return func(nc net.Conn) {
@@ -188,7 +188,7 @@ func TestHandshakesThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-func TestContextsThatBreakTheProtocol(t *testing.T) {
+func TestContexts_thatBreakTheProtocol(t *testing.T) {
 	t.Parallel()
 	meta := func(id uint32, name string) []byte {
 		return optionReply(optSetMetaContext, repMetaContext, new(bytesOf).u32(id).text(name).b)
@@ -218,7 +218,7 @@ func TestContextsThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-func TestServersThatKnowLittle(t *testing.T) {
+func TestClient_serversThatKnowLittle(t *testing.T) {
 	t.Parallel()
 	c, err := dialScript(t, Options{Contexts: []string{ContextAllocation}}, func(nc net.Conn) {
 		nc.Write(new(bytesOf).u64(initPasswd).u64(haveOptMagic).u16(flagFixedNewstyle).b) // with padding zeroes
@@ -240,8 +240,8 @@ func TestServersThatKnowLittle(t *testing.T) {
 	}
 }
 
-// TestRepliesThatBreakTheProtocol: the call fails with ErrProtocol, and so does the client from then on.
-func TestRepliesThatBreakTheProtocol(t *testing.T) {
+// TestReplies_thatBreakTheProtocol: the call fails with ErrProtocol, and so does the client from then on.
+func TestReplies_thatBreakTheProtocol(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	read := func(c *Client, ctx context.Context) error { return c.ReadAt(ctx, make([]byte, 1000), 5000) }
@@ -339,7 +339,7 @@ func TestRepliesThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-func TestExtendedRepliesThatBreakTheProtocol(t *testing.T) {
+func TestReplies_extendedThatBreakTheProtocol(t *testing.T) {
 	t.Parallel()
 	const h = extendedHeaders
 	for name, answer := range map[string]func(r request) []byte{
@@ -373,8 +373,8 @@ func TestExtendedRepliesThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-// TestExtendedRequests: a write says that it has a payload, and the length has 64 bits.
-func TestExtendedRequests(t *testing.T) {
+// TestRequests_extended: a write says that it has a payload, and the length has 64 bits.
+func TestRequests_extended(t *testing.T) {
 	t.Parallel()
 	const h = extendedHeaders
 	var seen []request
@@ -400,8 +400,8 @@ func TestExtendedRequests(t *testing.T) {
 	}
 }
 
-// TestStatusOfAnyLength: a status beyond the disk's end is cut there.
-func TestStatusOfAnyLength(t *testing.T) {
+// TestStatus_ofAnyLength: a status beyond the disk's end is cut there.
+func TestStatus_ofAnyLength(t *testing.T) {
 	t.Parallel()
 	const h = extendedHeaders
 	c, err := dialScript(t, Options{Contexts: []string{ContextAllocation}}, func(nc net.Conn) {
@@ -417,8 +417,8 @@ func TestStatusOfAnyLength(t *testing.T) {
 	}
 }
 
-// TestRepliesInPieces: out of order, with holes, errors and other requests in between.
-func TestRepliesInPieces(t *testing.T) {
+// TestReplies_inPieces: out of order, with holes, errors and other requests in between.
+func TestReplies_inPieces(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
@@ -460,8 +460,8 @@ func TestRepliesInPieces(t *testing.T) {
 	wantErrno(t, c.ReadAt(ctx, got, 5000), unix.EINVAL)
 }
 
-// TestStatusInPieces: contexts of different lengths, equal neighbours, more than was asked for.
-func TestStatusInPieces(t *testing.T) {
+// TestStatus_inPieces: contexts of different lengths, equal neighbours, more than was asked for.
+func TestStatus_inPieces(t *testing.T) {
 	t.Parallel()
 	const h = structuredHeaders
 	var asked []extent.Extent
@@ -520,8 +520,8 @@ func TestStatusInPieces(t *testing.T) {
 	}
 }
 
-// TestTLSIsNeverLeftOut: a server that refuses TLS, or that sends plaintext after agreeing to it, gets nothing.
-func TestTLSIsNeverLeftOut(t *testing.T) {
+// TestTLS_isNeverLeftOut: a server that refuses TLS, or that sends plaintext after agreeing to it, gets nothing.
+func TestTLS_isNeverLeftOut(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
 	for name, test := range map[string]struct {
@@ -554,8 +554,8 @@ func TestTLSIsNeverLeftOut(t *testing.T) {
 	}
 }
 
-// TestSilentServers: the handshake timeout and the end of the context bound everything.
-func TestSilentServers(t *testing.T) {
+// TestClient_silentServers: the handshake timeout and the end of the context bound everything.
+func TestClient_silentServers(t *testing.T) {
 	t.Parallel()
 	_, err := dialScript(t, Options{HandshakeTimeout: time.Millisecond}, func(nc net.Conn) { expect(nc, 1) })
 	if !errors.Is(err, context.DeadlineExceeded) {

@@ -99,8 +99,8 @@ func (c *rawClient) ask(o uint32, data []byte) []uint32 {
 
 func oneExport(b Backend) *Server { return &Server{Exports: exportMap{"": {Backend: b}}} }
 
-// TestClientsThatBreakTheHandshake: each ends its connection with ErrProtocol and nothing else.
-func TestClientsThatBreakTheHandshake(t *testing.T) {
+// TestServer_clientsThatBreakTheHandshake: each ends its connection with ErrProtocol and nothing else.
+func TestServer_clientsThatBreakTheHandshake(t *testing.T) {
 	t.Parallel()
 	fixed := clientFlags(flagCFixedNewstyle)
 	for name, says := range map[string][]byte{
@@ -233,8 +233,8 @@ func (c *rawClient) answer(h headers, r request, payload []byte) (errno uint32) 
 	return e.errno
 }
 
-// TestRequestsThatAreRefused: each gets its errno, and the next one is served.
-func TestRequestsThatAreRefused(t *testing.T) {
+// TestServer_refusesRequests: each gets its errno, and the next one is served.
+func TestServer_refusesRequests(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20
 	const inval, nospc, overflow = uint32(unix.EINVAL), uint32(unix.ENOSPC), uint32(unix.EOVERFLOW)
@@ -309,8 +309,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestReadOnlyIsTheServersWord: read-only holds whatever the client and the backend can do.
-func TestReadOnlyIsTheServersWord(t *testing.T) {
+// TestServer_decidesReadOnly: read-only holds whatever the client and the backend can do.
+func TestServer_decidesReadOnly(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
 	for _, b := range []Backend{d, plainDisk{d}} {
@@ -329,8 +329,8 @@ func TestReadOnlyIsTheServersWord(t *testing.T) {
 	same(t, d.data, make([]byte, 8192))
 }
 
-// TestUnalignedRequestsAreRefused: an export with blocks refuses requests that are not aligned to them.
-func TestUnalignedRequestsAreRefused(t *testing.T) {
+// TestServer_refusesUnalignedRequests: an export with blocks refuses requests that are not aligned to them.
+func TestServer_refusesUnalignedRequests(t *testing.T) {
 	t.Parallel()
 	c := connect(t, &Server{Exports: exportMap{"": {Backend: newMemDisk(16384), Block: BlockSizes{Minimum: 4096}}}})
 	c.transmit(structuredHeaders, ContextAllocation)
@@ -343,8 +343,8 @@ func TestUnalignedRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestOneIsOne: a read that must not be fragmented has one chunk, and a status of one extent has one extent.
-func TestOneIsOne(t *testing.T) {
+// TestServer_oneConnectionStaysOne: a read that must not be fragmented has one chunk, and a status of one extent has one extent.
+func TestServer_oneConnectionStaysOne(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
 	d.touch(extent.Extent{Offset: 512, Length: 512}, false)
@@ -373,8 +373,8 @@ func TestOneIsOne(t *testing.T) {
 	}
 }
 
-// TestContextsAreOfTheirExport: contexts that were selected for another export do not count.
-func TestContextsAreOfTheirExport(t *testing.T) {
+// TestContexts_areOfTheirExport: contexts that were selected for another export do not count.
+func TestContexts_areOfTheirExport(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(8192)
 	c := connect(t, &Server{Exports: exportMap{"": {Backend: d}, "other": {Backend: d}}})
@@ -387,8 +387,8 @@ func TestContextsAreOfTheirExport(t *testing.T) {
 	}
 }
 
-// TestMemoryComesBack: more is read and written in all than may be in flight.
-func TestMemoryComesBack(t *testing.T) {
+// TestMemory_comesBack: more is read and written in all than may be in flight.
+func TestMemory_comesBack(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10
 	s := oneExport(newMemDisk(each))
@@ -403,7 +403,7 @@ func TestMemoryComesBack(t *testing.T) {
 	}
 }
 
-func TestClientsThatBreakTheTransmission(t *testing.T) {
+func TestServer_clientsThatBreakTheTransmission(t *testing.T) {
 	t.Parallel()
 	for name, says := range map[string][]byte{
 		"magic":          bytes.Repeat([]byte{9}, requestBytes),
@@ -422,9 +422,9 @@ func TestClientsThatBreakTheTransmission(t *testing.T) {
 	}
 }
 
-// TestServersTLS: with TLS configured, nothing is said in plaintext, and data injected after STARTTLS ends the
+// TestServer_tls: with TLS configured, nothing is said in plaintext, and data injected after STARTTLS ends the
 // connection.
-func TestServersTLS(t *testing.T) {
+func TestServer_tls(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
 	d := newMemDisk(1 << 20)
@@ -464,8 +464,8 @@ func TestServersTLS(t *testing.T) {
 	}
 }
 
-// TestClientGone: the backend's context ends, even if every worker is busy and more requests wait.
-func TestClientGone(t *testing.T) {
+// TestServer_clientGone: the backend's context ends, even if every worker is busy and more requests wait.
+func TestServer_clientGone(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
 	var started, cancelled atomic.Int32
@@ -498,8 +498,8 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// TestShutdown: requests that were received end well, then the connection ends. Nothing new is served.
-func TestShutdown(t *testing.T) {
+// TestServer_shutdown: requests that were received end well, then the connection ends. Nothing new is served.
+func TestServer_shutdown(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
 	begun, goOn := make(chan struct{}), make(chan struct{})
@@ -534,8 +534,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestShutdownHasAnEnd: a backend that hangs is cancelled when Shutdown's context ends.
-func TestShutdownHasAnEnd(t *testing.T) {
+// TestServer_shutdownHasAnEnd: a backend that hangs is cancelled when Shutdown's context ends.
+func TestServer_shutdownHasAnEnd(t *testing.T) {
 	t.Parallel()
 	d := newMemDisk(1 << 20)
 	begun := make(chan struct{})
@@ -575,8 +575,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestSlowClient: a client that sends requests and does not read makes the server hold no more than the limits allow.
-func TestSlowClient(t *testing.T) {
+// TestServer_slowClient: a client that sends requests and does not read makes the server hold no more than the limits allow.
+func TestServer_slowClient(t *testing.T) {
 	t.Parallel()
 	const each = 64 << 10
 	d := newMemDisk(1 << 20)

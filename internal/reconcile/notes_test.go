@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-func TestShorten(t *testing.T) {
+func TestShortenNotes(t *testing.T) {
 	t.Parallel()
 	recorder := events.NewFakeRecorder(3)
 	short := ShortenNotes(recorder)

@@ -12,7 +12,7 @@ import (
 )
 
 // A connection does without a cache that cannot be made. Here a file is in its place.
-func TestACacheThatCannotBeUsed(t *testing.T) {
+func TestCache_thatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "host", cached)

@@ -11,7 +11,7 @@ import (
 )
 
 // A backup that had to read everything still says what changed.
-func TestAFullSaysWhatChanged(t *testing.T) {
+func TestFullBackup_saysWhatChanged(t *testing.T) {
 	t.Parallel()
 	const block = 256 * kib
 	r, _ := newRepository(t)
@@ -62,7 +62,7 @@ func TestAFullSaysWhatChanged(t *testing.T) {
 }
 
 // What cannot be compared counts as changed, and does not make the backup fail.
-func TestAFullDoesWithoutADamagedPredecessor(t *testing.T) {
+func TestFullBackup_doesWithoutADamagedPredecessor(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, parent := twoRegions(t, r)

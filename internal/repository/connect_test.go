@@ -15,7 +15,7 @@ import (
 )
 
 // A connection that does not work does not replace the existing one, and leaves nothing behind.
-func TestConnectReplacesOnlyWithWhatWorks(t *testing.T) {
+func TestConnect_replacesOnlyWithWhatWorks(t *testing.T) {
 	t.Parallel()
 	_, config := newRepository(t)
 	blobs := filepath.Join(filepath.Dir(filepath.Dir(config)), "blobs")
@@ -81,7 +81,7 @@ func silent(t *testing.T) (address string) {
 
 // A server that accepts connections and does not answer would hang every command until its user ends it, if there were no
 // deadline.
-func TestAServerThatDoesNotAnswer(t *testing.T) {
+func TestConnect_givesUpOnASilentServer(t *testing.T) {
 	t.Parallel()
 	at := Location{S3: &S3{
 		Endpoint: silent(t), Bucket: "backups", Region: "r", PlainHTTP: true, AccessKey: "key", SecretKey: "secret", AnswerTimeout: 200 * time.Millisecond,
@@ -113,7 +113,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 }
 
 // A missing repository is distinguished from a damaged one, and a broken file from both.
-func TestOpenSaysWhatIsGone(t *testing.T) {
+func TestOpen_saysWhatIsGone(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	if r.ReadOnly() {
@@ -157,7 +157,7 @@ func TestOpenSaysWhatIsGone(t *testing.T) {
 }
 
 // A creation that was killed between its two blobs can be repeated.
-func TestAKilledCreationIsRepeated(t *testing.T) {
+func TestCreate_repeatsAKilledCreation(t *testing.T) {
 	t.Parallel()
 	at := Location{Directory: filepath.Join(t.TempDir(), "blobs")}
 	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {

@@ -63,7 +63,7 @@ var deaths = map[string][]death{
 }
 
 // Every failpoint of the product has a death.
-func TestEveryFailpointHasADeath(t *testing.T) {
+func TestFailpoints_haveADeathEach(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	if err != nil {

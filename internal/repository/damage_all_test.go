@@ -4,7 +4,7 @@ package repository
 
 import "testing"
 
-func TestEveryDamageIsFoundAndNeverRestored(t *testing.T) {
+func TestDamage_isFoundAndNeverRestoredOfAnyKind(t *testing.T) {
 	t.Parallel()
 	everyDamage(t, func(damage string, few bool) bool { return few || damage != "bit flipped" && damage != "missing" })
 }

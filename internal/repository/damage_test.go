@@ -70,7 +70,7 @@ var kinds = map[string]struct {
 }
 
 // The most frequent damage is tested here, and everything with the peers.
-func TestDamageIsFoundAndNeverRestored(t *testing.T) {
+func TestDamage_isFoundAndNeverRestored(t *testing.T) {
 	t.Parallel()
 	everyDamage(t, func(damage string, few bool) bool { return !few && (damage == "bit flipped" || damage == "missing") })
 }
@@ -312,7 +312,7 @@ func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 }
 
 // Damage of a restore point's description alone is damage, too, and not a storage that does not answer.
-func TestADamagedDescriptionIsDamage(t *testing.T) {
+func TestDamage_ofADescription(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	_, point := twoRegions(t, r)

@@ -31,7 +31,7 @@ func differing(a, b []byte, block int64) extent.Set {
 	return out
 }
 
-func TestDiffIsWhatDiffers(t *testing.T) {
+func TestDiff_isWhatDiffers(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	var sources atomic.Int64
@@ -68,7 +68,7 @@ func TestDiffIsWhatDiffers(t *testing.T) {
 }
 
 // A change far away from others costs one extent, whatever regions lie between.
-func TestDiffAcrossRegions(t *testing.T) {
+func TestDiff_acrossRegions(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	disk := &memory{data: make([]byte, 140*mib+5)}
@@ -94,7 +94,7 @@ func TestDiffAcrossRegions(t *testing.T) {
 	}
 }
 
-func TestDiffRefusesOtherBlocks(t *testing.T) {
+func TestDiff_refusesOtherBlocks(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	_, err := r.Diff(t.Context(), Disk{Name: "a", Bytes: mib, BlockBytes: mib}, Disk{Name: "b", Bytes: mib, BlockBytes: 256 * kib})

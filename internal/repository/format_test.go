@@ -25,7 +25,7 @@ func objectID(tb testing.TB, s string) object.ID {
 }
 
 // What is written stays readable: these files are format 1, byte for byte.
-func TestTheFormatIsGolden(t *testing.T) {
+func TestFormat_isGolden(t *testing.T) {
 	t.Parallel()
 	block, zero := objectID(t, "709f757b66fdfb48d0f8323744f1bd7e"), objectID(t, "e9aba507fb694c7f4e9a37d9aeb0a5f0")
 	described := &RestorePoint{ID: "000102030405060708090a0b0c0d0e0f", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Disks: []Disk{
@@ -66,7 +66,7 @@ func TestTheFormatIsGolden(t *testing.T) {
 	}
 }
 
-func TestDescriptionsThatAreNotOnesAreRefused(t *testing.T) {
+func TestFormat_refusesWhatIsNoDescription(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]error{
 		``:             ErrCorrupt,

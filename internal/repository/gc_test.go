@@ -36,7 +36,7 @@ func deletions(t *testing.T, r *Repository) map[string]bool {
 
 // On copies of one repository, kopia's garbage collection and this one give the same result: with restore points that share
 // parts, deleted ones, a lease, and a content that is marked as deleted and in use.
-func TestCollectionIsThatOfKopia(t *testing.T) {
+func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	random := rand.New(rand.NewPCG(5, 6))
@@ -156,7 +156,7 @@ func copyRepository(t *testing.T, config string) *Repository {
 }
 
 // While a content is missing that a restore point needs, nothing is collected, because its index may be lost.
-func TestNothingIsCollectedWhileAContentIsMissing(t *testing.T) {
+func TestGarbageCollection_failsWhileAContentIsMissing(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	disk, first := twoRegions(t, r)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A backup that is interrupted, or whose source fails, keeps what it has uploaded, even if no checkpoint was due.
-func TestAnInterruptedBackupKeepsWhatItUploaded(t *testing.T) {
+// A backup that is interrupted, or whose source fails, keeps what it has uploaded, even if no flush was due.
+func TestBackup_keepsWhatItUploadedWhenInterrupted(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("the source broke")
 	for name, want := range map[string]error{"cancelled": context.Canceled, "source": broken} {

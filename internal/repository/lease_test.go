@@ -44,7 +44,7 @@ func twoRegions(t *testing.T, r *Repository) (*memory, *RestorePoint) {
 }
 
 // The parent is deleted, and everything unreferenced is collected, while an incremental runs that clones from it.
-func TestALeaseKeepsWhatIsCloned(t *testing.T) {
+func TestSession_keepsWhatItClones(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, parent := twoRegions(t, r)
@@ -78,7 +78,7 @@ func TestALeaseKeepsWhatIsCloned(t *testing.T) {
 }
 
 // A parent whose content is gone is noticed before anything is published.
-func TestADamagedParentIsReadAnew(t *testing.T) {
+func TestBackup_readsADamagedParentAnew(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	disk, parent := twoRegions(t, r)
@@ -107,7 +107,7 @@ func TestADamagedParentIsReadAnew(t *testing.T) {
 	same(t, r, p, disk.data)
 }
 
-func TestOnlyOneMachineMaintains(t *testing.T) {
+func TestMaintenance_isDoneByOneMachineOnly(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	other := open(t, config)
@@ -130,7 +130,7 @@ func TestOnlyOneMachineMaintains(t *testing.T) {
 }
 
 // Of many that want the lock at once, at most one has it at any time.
-func TestTheLockExcludes(t *testing.T) {
+func TestLock_excludesOthers(t *testing.T) {
 	t.Parallel()
 	_, config := newRepository(t)
 	var mu sync.Mutex
@@ -173,7 +173,7 @@ func TestTheLockExcludes(t *testing.T) {
 }
 
 // A source that fails leaves no restore point, and what was stored is used by the next backup.
-func TestAFailedBackupIsInvisible(t *testing.T) {
+func TestBackup_isInvisibleWhenItFails(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	random := rand.New(rand.NewPCG(3, 4))
@@ -244,7 +244,7 @@ func (c *collect) Zero(_ context.Context, e extent.Extent) error {
 
 func (c *collect) Sync(context.Context) error { c.synced = true; return nil }
 
-func TestRestoreWritesEverything(t *testing.T) {
+func TestRestore_writesEverything(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	disk, _ := twoRegions(t, r)

@@ -71,7 +71,7 @@ func listed(tb testing.TB, r *Repository) (ids []string) {
 }
 
 // One process deletes while another, which does not know that yet, stores manifests. What was deleted stays deleted.
-func TestWhatWasDeletedStaysDeleted(t *testing.T) {
+func TestMerge_keepsDeletionsDeleted(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "one", cached)
@@ -122,7 +122,7 @@ func TestWhatWasDeletedStaysDeleted(t *testing.T) {
 }
 
 // Reading stores nothing, however many contents with manifests there are. Maintenance merges them.
-func TestOnlyMaintenanceMergesManifests(t *testing.T) {
+func TestMerge_isMaintenancesAlone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "host", cached)
@@ -186,7 +186,7 @@ func TestOnlyMaintenanceMergesManifests_whateverTheStorage(t *testing.T) {
 }
 
 // A machine whose clock is behind can delete what a machine wrote whose clock is ahead: restore points, pins and locks.
-func TestClocksThatDiffer(t *testing.T) {
+func TestLock_whenClocksDiffer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	config := s.connect(t, "host", cached)

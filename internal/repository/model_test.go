@@ -62,7 +62,7 @@ var testSource = Source{Host: "host", User: "varve", Path: "/vm"}
 
 // Whatever happens to a disk, and whatever is deleted and cleaned up in between, each of its restore points gives back what the
 // disk held.
-func TestEveryRestorePointIsWhatTheDiskWas(t *testing.T) {
+func TestRestorePoints_areWhatTheDiskWas(t *testing.T) {
 	t.Parallel()
 	repository, _ := newRepository(t)
 	var sources atomic.Int64

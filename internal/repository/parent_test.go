@@ -8,7 +8,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-func TestAnyDoubtAboutTheParentMeansAFullRead(t *testing.T) {
+func TestPlan_readsEverythingInDoubtAboutTheParent(t *testing.T) {
 	t.Parallel()
 	id, err := object.ParseID("Ix00112233445566778899aabbccddeeff")
 	if err != nil {

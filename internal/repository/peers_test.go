@@ -209,7 +209,7 @@ func TestFaultsOfTheStorage(t *testing.T) {
 }
 
 // A server is killed while a backup uploads, and comes back. The backup goes on, or fails and leaves nothing.
-func TestTheServerIsKilledDuringABackup(t *testing.T) {
+func TestBackup_whenTheServerIsKilled(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})
 	r, config := onS3(t, server.Endpoint, CreateOptions{})

@@ -115,7 +115,7 @@ func (d *reader) release(t *testing.T, l *Lease) {
 }
 
 // What is being read stays, even though it was deleted and everything that nobody refers to goes at once. Afterwards it goes.
-func TestALeaseKeepsWhatIsRead(t *testing.T) {
+func TestLease_keepsWhatIsRead(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
 	l, err := d.r.Lease(t.Context(), d.point.ID, func(err error) { t.Error(err) })
@@ -136,7 +136,7 @@ func TestALeaseKeepsWhatIsRead(t *testing.T) {
 }
 
 // A reader who takes weeks keeps what it reads.
-func TestAReadersLeaseIsRenewed(t *testing.T) {
+func TestLease_isRenewed(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
 	l, look := d.lease(t, func(err error) { t.Error(err) })
@@ -163,7 +163,7 @@ func TestAReadersLeaseIsRenewed(t *testing.T) {
 
 // A lease that was not renewed for long, because the machine slept, is taken again if the restore point still exists. If not,
 // that is reported once, and no lease on what is gone keeps others from maintenance.
-func TestAReaderThatSleptForLong(t *testing.T) {
+func TestLease_afterALongSleep(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]bool{"and what it reads is there": false, "and what it reads is gone": true} {
 		t.Run(name, func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestAReaderThatSleptForLong(t *testing.T) {
 	}
 }
 
-func TestLeasesThatCannotBeHad(t *testing.T) {
+func TestLease_thatCannotBeHad(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
 	d.remove(t)
@@ -220,7 +220,7 @@ func TestLeasesThatCannotBeHad(t *testing.T) {
 }
 
 // Whoever interrupts the taking of a lease does not have to wait for it, and leaves none.
-func TestAnInterruptedLease(t *testing.T) {
+func TestLease_whenInterrupted(t *testing.T) {
 	t.Parallel()
 	d := newReader(t)
 	ctx, cancel := context.WithCancel(t.Context())

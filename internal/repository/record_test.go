@@ -12,7 +12,7 @@ import (
 )
 
 // Maintenance and verification at any step of a deletion neither take the restore point for lost, nor store the record again.
-func TestADeletionIsNoLoss(t *testing.T) {
+func TestRecords_takeNoDeletionForALoss(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)
 	r, other := c.open(t), c.site.opened(t, c.site.connect(t, "other", cached))
@@ -47,7 +47,7 @@ func TestADeletionIsNoLoss(t *testing.T) {
 }
 
 // A deletion that never ended keeps a record from being stored for a day.
-func TestADeletionThatNeverEndedIsForgotten(t *testing.T) {
+func TestRecords_forgetADeletionThatNeverEnded(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)
 	r := c.open(t)

@@ -16,7 +16,7 @@ import (
 
 // kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings everything back: with
 // its pins, and without the restore points that had been deleted.
-func TestALostIndexIsNoticedAndRepaired(t *testing.T) {
+func TestRepair_bringsALostIndexBack(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, gone := twoRegions(t, r)
@@ -79,7 +79,7 @@ func TestALostIndexIsNoticedAndRepaired(t *testing.T) {
 }
 
 // A restore point that another program deleted is not freed without notice: it can be brought back, or forgotten.
-func TestARecordWithoutAManifest(t *testing.T) {
+func TestRepair_ofARecordWithoutAManifest(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, point := twoRegions(t, r)
@@ -123,7 +123,7 @@ func TestARecordWithoutAManifest(t *testing.T) {
 }
 
 // A restore point whose record was never stored gets it from maintenance.
-func TestMaintenanceStoresMissingRecords(t *testing.T) {
+func TestMaintenance_storesMissingRecords(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	twoRegions(t, r)
@@ -146,7 +146,7 @@ func TestMaintenanceStoresMissingRecords(t *testing.T) {
 }
 
 // This machine's cache hides no damage from verify.
-func TestVerifyReadsPastTheCache(t *testing.T) {
+func TestVerify_readsPastTheCache(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"p", "q", indexPrefix} {
 		t.Run(prefix, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestVerifyReadsPastTheCache(t *testing.T) {
 }
 
 // A repository whose format is gone is not created again over its data. Connecting to it puts the format back.
-func TestAMissingFormatIsPutBack(t *testing.T) {
+func TestRepair_putsAMissingFormatBack(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string][]byte{"missing": nil, "not one": []byte("}")} {
 		t.Run(name, func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestAMissingFormatIsPutBack(t *testing.T) {
 }
 
 // After a change of the password, the old one opens nothing. The copy follows without a repair.
-func TestTheCopyFollowsThePassword(t *testing.T) {
+func TestFormatCopy_followsThePassword(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	twoRegions(t, r)

@@ -16,7 +16,7 @@ import (
 )
 
 // Whatever is wrong with a bucket is reported with its class, before anything is created.
-func TestWhatABucketMayLack(t *testing.T) {
+func TestS3_saysWhatABucketLacks(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{})
 	at := func(edit func(*S3)) Location {

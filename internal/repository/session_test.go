@@ -194,8 +194,8 @@ func TestRequest_repeatedWithItsID(t *testing.T) {
 	}
 }
 
-// A checkpoint that has failed is tried again, and the backup succeeds.
-func TestCheckpoint_isTriedAgain(t *testing.T) {
+// A flush that has failed is tried again, and the backup succeeds.
+func TestFlush_isTriedAgain(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
 	disk := s.disk(2)
@@ -217,8 +217,8 @@ func TestCheckpoint_isTriedAgain(t *testing.T) {
 	same(t, s.r, p, disk.data)
 }
 
-// A checkpoint that can no longer succeed ends the backup at once.
-func TestCheckpoint_endsWhatCannotSucceed(t *testing.T) {
+// A flush that can no longer succeed ends the backup at once.
+func TestFlush_endsWhatCannotSucceed(t *testing.T) {
 	t.Parallel()
 	s := newLongSite(t)
 	disk := s.disk(2)

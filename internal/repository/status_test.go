@@ -154,7 +154,7 @@ func TestPins(t *testing.T) {
 
 // Two machines that pin at the same moment each replace the manifest that they see. The result is one restore point with both
 // pins, which children can still start from, and which can be deleted.
-func TestARestorePointThatTwoPinnedAtOnce(t *testing.T) {
+func TestPins_ofTwoMachinesAtOnce(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, parent := twoRegions(t, r)

@@ -66,7 +66,7 @@ func unfinishedOf(t *testing.T, r *Repository) int64 {
 }
 
 // Unfinished blobs go when nobody can be writing them any more. Nothing else goes, whatever its name.
-func TestUnfinishedBlobsAreRemoved(t *testing.T) {
+func TestUnfinished_isRemoved(t *testing.T) {
 	t.Parallel()
 	const end = ".tmp.0123456789abcdef"
 	long := unfinishedLife + time.Minute
@@ -123,7 +123,7 @@ func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 }
 
 // What a killed process has left goes with any maintenance, even if the repository is behind a symbolic link.
-func TestMaintenanceRemovesWhatAKillLeft(t *testing.T) {
+func TestMaintenance_removesWhatAKillLeft(t *testing.T) {
 	t.Parallel()
 	c := newCrashed(t)
 	j := c.job(t, "next")

@@ -224,7 +224,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestEqualTimesAreOrderedByID(t *testing.T) {
+func TestDecide_ordersEqualTimesByID(t *testing.T) {
 	t.Parallel()
 	when := at(t, "2026-01-01T00:00:00Z")
 	got, err := Decide(Policy{Last: 1}, when, []Point{
@@ -240,7 +240,7 @@ func TestEqualTimesAreOrderedByID(t *testing.T) {
 	}
 }
 
-func TestNothingIsDecidedWithAnError(t *testing.T) {
+func TestDecide_decidesNothingWithAnError(t *testing.T) {
 	t.Parallel()
 	when := at(t, "2026-01-01T00:00:00Z")
 	good := []Point{{ID: "a", Time: when, Good: true}}
@@ -277,7 +277,7 @@ func TestNothingIsDecidedWithAnError(t *testing.T) {
 }
 
 // A year of hourly points: this is what an administrator finds on New Year's Eve.
-func TestAYear(t *testing.T) {
+func TestDecide_overAYear(t *testing.T) {
 	t.Parallel()
 	for _, location := range []*time.Location{time.UTC, zone(t, "Europe/Berlin"), zone(t, "Australia/Lord_Howe")} {
 		t.Run(location.String(), func(t *testing.T) {

@@ -73,7 +73,7 @@ func kept(decisions []Decision) map[string]bool {
 	return ids
 }
 
-func TestEveryDecision(t *testing.T) {
+func TestDecide_everyDecision(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -150,7 +150,7 @@ func period(rule string, l *time.Location, t time.Time) any {
 }
 
 // A rule keeps a point exactly if no newer good point is in its period, and fewer than N periods with good points are newer.
-func TestPeriodsAgainstAModel(t *testing.T) {
+func TestDecide_periodsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -177,7 +177,7 @@ func TestPeriodsAgainstAModel(t *testing.T) {
 	})
 }
 
-func TestDecidingAgainRemovesNothing(t *testing.T) {
+func TestDecide_twiceRemovesNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -194,7 +194,7 @@ func TestDecidingAgainRemovesNothing(t *testing.T) {
 	})
 }
 
-func TestMoreKeepsMore(t *testing.T) {
+func TestDecide_moreKeepsMore(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -212,7 +212,7 @@ func TestMoreKeepsMore(t *testing.T) {
 	})
 }
 
-func TestTheOrderOfPointsDoesNotMatter(t *testing.T) {
+func TestDecide_orderOfPointsDoesNotMatter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -229,7 +229,7 @@ func TestTheOrderOfPointsDoesNotMatter(t *testing.T) {
 	})
 }
 
-func TestAPinDecidesOnItsPointAlone(t *testing.T) {
+func TestDecide_pinKeepsItsPointAlone(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)
@@ -248,7 +248,7 @@ func TestAPinDecidesOnItsPointAlone(t *testing.T) {
 }
 
 // Damage removes nothing else: what was kept before a point was found to be damaged is kept afterwards.
-func TestDamageRemovesNoOtherPoint(t *testing.T) {
+func TestDecide_damageRemovesNoOtherPoint(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		all, policy := somePoints(t), somePolicy(t)

@@ -50,7 +50,7 @@ func TestParseSpan(t *testing.T) {
 	}
 }
 
-func TestSpansAreOfTheCalendar(t *testing.T) {
+func TestSpan_isOfTheCalendar(t *testing.T) {
 	t.Parallel()
 	berlin := zone(t, "Europe/Berlin")
 	for _, test := range []struct {

@@ -20,7 +20,7 @@ func used(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-func TestDigFreesWholeZeroBlocks(t *testing.T) {
+func TestDig_freesWholeZeroBlocks(t *testing.T) {
 	t.Parallel()
 	const unit = 64 << 10
 	data := make([]byte, 40*unit+100) // the tail is a block, too
@@ -41,7 +41,7 @@ func TestDigFreesWholeZeroBlocks(t *testing.T) {
 	}
 }
 
-func TestContentStays(t *testing.T) {
+func TestDig_keepsTheContent(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "f")
 	rapid.Check(t, func(r *rapid.T) {
@@ -66,7 +66,7 @@ func TestContentStays(t *testing.T) {
 	})
 }
 
-func TestErrors(t *testing.T) {
+func TestDig_errors(t *testing.T) {
 	t.Parallel()
 	if err := Dig(filepath.Join(t.TempDir(), "none"), 4<<10); !os.IsNotExist(err) {
 		t.Errorf("a file that does not exist: %v", err)

@@ -48,7 +48,7 @@ func TestSelected(t *testing.T) {
 	}
 }
 
-func TestSelectedNamesTheInvalidSelector(t *testing.T) {
+func TestSelected_namesTheInvalidSelector(t *testing.T) {
 	t.Parallel()
 	bad := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
 	_, err := Selected(config([]string{kubevirtv1.IncrementalBackup}, &kubevirtv1.ChangedBlockTrackingSelectors{VirtualMachineLabelSelector: bad}), nil, nil)
@@ -82,7 +82,7 @@ func TestEligibleVolumes(t *testing.T) {
 	}
 }
 
-func TestClusterSizeKeepsFullBackupsSparse(t *testing.T) {
+func TestClusterSize_keepsFullBackupsSparse(t *testing.T) {
 	t.Parallel()
 	const gib, tib = int64(1) << 30, int64(1) << 40
 	for disk, want := range map[int64]int{
@@ -94,7 +94,7 @@ func TestClusterSizeKeepsFullBackupsSparse(t *testing.T) {
 	}
 }
 
-func TestStateClaimHoldsTablesAndBitmaps(t *testing.T) {
+func TestStateClaim_holdsTablesAndBitmaps(t *testing.T) {
 	t.Parallel()
 	for _, disks := range [][]int64{{1}, {1 << 30, 10 << 30}, {1 << 40}, {64 << 40}} {
 		var need int64

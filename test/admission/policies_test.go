@@ -30,7 +30,7 @@ var otherAccount = controlplane.ServiceAccount(controlplane.SystemNamespace, "de
 
 const notYours = "utilityVolumes are attached and detached by Varve's controllers alone"
 
-func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
+func TestUtilityVolumes_areChangedByVarveOnly(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	for _, user := range []controlplane.User{
@@ -56,7 +56,7 @@ func TestOnlyVarveChangesUtilityVolumes(t *testing.T) {
 	admitted(t, varve.Update(t.Context(), vmi))
 }
 
-func TestInstanceSpecIsImmutable(t *testing.T) {
+func TestInstanceSpec_isImmutable(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
@@ -84,7 +84,7 @@ func TestInstanceSpecIsImmutable(t *testing.T) {
 }
 
 // A field that is added to a type must be added to the policy that lists the type's fields.
-func TestPoliciesNameEveryField(t *testing.T) {
+func TestPolicies_nameEveryField(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		file, policy string
@@ -110,7 +110,7 @@ func TestPoliciesNameEveryField(t *testing.T) {
 	}
 }
 
-func TestOnlyVarveWritesStatus(t *testing.T) {
+func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)

@@ -214,7 +214,7 @@ func TestRules(t *testing.T) {
 }
 
 // A rule that is added to a type needs a case above.
-func TestEveryRuleHasACase(t *testing.T) {
+func TestRules_eachHasACase(t *testing.T) {
 	t.Parallel()
 	for crd, schema := range schemas(t) {
 		walk(schema, "", func(path string, node map[string]any) {
@@ -241,7 +241,7 @@ func covered(message string) bool {
 	return false
 }
 
-func TestUnknownFieldsAreNamed(t *testing.T) {
+func TestSchema_namesUnknownFields(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	c := cluster.Client(t, controlplane.Plain)

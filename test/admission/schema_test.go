@@ -77,8 +77,8 @@ func walk(node map[string]any, path string, visit func(path string, node map[str
 	}
 }
 
-// TestEveryFieldIsExplained makes sure that `kubectl explain` explains every field.
-func TestEveryFieldIsExplained(t *testing.T) {
+// TestSchema_explainsEveryField makes sure that `kubectl explain` explains every field.
+func TestSchema_explainsEveryField(t *testing.T) {
 	t.Parallel()
 	for crd, schema := range schemas(t) {
 		walk(schema, "", func(path string, node map[string]any) {
@@ -115,7 +115,7 @@ func TestShortNames(t *testing.T) {
 }
 
 // Upstream's columns read fields that do not exist and are blank.
-func TestColumnsOfCompleteObjectsAreFilled(t *testing.T) {
+func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	now := metav1.NewTime(time.Now())

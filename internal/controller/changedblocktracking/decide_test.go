@@ -90,7 +90,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestDecideClaim(t *testing.T) {
+func TestDecide_claim(t *testing.T) {
 	t.Parallel()
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "1"}}
 	other := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "2"}}

@@ -271,7 +271,7 @@ func (l *lab) event(regarding types.UID, reason string) string {
 	return note
 }
 
-func TestFullThenIncremental(t *testing.T) {
+func TestBackup_fullThenIncremental(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	l.claim("target", corev1.PersistentVolumeFilesystem)
@@ -370,7 +370,7 @@ func (l *lab) counter(name string, values ...string) float64 {
 }
 
 // Upstream takes the lock before it looks for the claim, and a claim that appears wakes nothing there.
-func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
+func TestPending_waitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	b := l.backup("b", "tracker")
@@ -399,7 +399,7 @@ func TestWaitsWithoutALockAndWakesAtOnce(t *testing.T) {
 	l.toStarting(b)
 }
 
-func TestBlockClaimFailsAtOnce(t *testing.T) {
+func TestBlockClaim_failsAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	l.claim("target", corev1.PersistentVolumeBlock)
@@ -414,7 +414,7 @@ func TestBlockClaimFailsAtOnce(t *testing.T) {
 }
 
 // Upstream lets a second backup with another tracker run into errors in a loop.
-func TestOneBackupAMachine(t *testing.T) {
+func TestBackup_oneAtATimeOnAMachine(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	l.claim("target", corev1.PersistentVolumeFilesystem)
@@ -445,7 +445,7 @@ func TestOneBackupAMachine(t *testing.T) {
 	}
 }
 
-func TestDeletionInEachPhase(t *testing.T) {
+func TestDeletion_inEachPhase(t *testing.T) {
 	t.Parallel()
 	for _, phase := range []backupv1.BackupPhase{
 		backupv1.BackupPending, backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupPruning, backupv1.BackupDone,
@@ -514,7 +514,7 @@ func (l *lab) bring(b *backupv1.VirtualMachineBackup, phase backupv1.BackupPhase
 	}
 }
 
-func TestRestartInEachPhase(t *testing.T) {
+func TestController_restartsInEachPhase(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	tracker := l.tracker("tracker")
@@ -546,7 +546,7 @@ func TestRestartInEachPhase(t *testing.T) {
 	}
 }
 
-func TestGuestGoesWhileTheNodeIsSilent(t *testing.T) {
+func TestGuestEnd_whileTheNodeIsSilent(t *testing.T) {
 	t.Parallel()
 	limits := Limits{GuestGone: time.Second, PruneWithoutGuest: time.Second}
 	cases := []struct {
@@ -592,7 +592,7 @@ func TestGuestGoesWhileTheNodeIsSilent(t *testing.T) {
 	}
 }
 
-func TestSilentNodeMeetsTheDeadlines(t *testing.T) {
+func TestDeadlines_endABackupOnASilentNode(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{Starting: time.Second, Pruning: time.Second, Detaching: time.Second})
 	b := l.backup("b", "")
@@ -609,7 +609,7 @@ func TestSilentNodeMeetsTheDeadlines(t *testing.T) {
 }
 
 // Upstream allows the deletion of a tracker that is in use.
-func TestTrackerInUseIsHeld(t *testing.T) {
+func TestTracker_isHeldWhileInUse(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	tracker := l.tracker("tracker")
@@ -624,7 +624,7 @@ func TestTrackerInUseIsHeld(t *testing.T) {
 	l.goes(tracker)
 }
 
-func TestReplacedTrackerDoesNotMove(t *testing.T) {
+func TestTracker_doesNotMoveIfReplaced(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	tracker := l.tracker("tracker")
@@ -643,7 +643,7 @@ func TestReplacedTrackerDoesNotMove(t *testing.T) {
 }
 
 // If a finalizer is removed by hand, the machine must not stay locked forever.
-func TestAbandonedLockAndVolumeAreReleased(t *testing.T) {
+func TestAbandoned_lockAndVolumeAreReleased(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	b := l.backup("b", "")
@@ -665,7 +665,7 @@ func TestAbandonedLockAndVolumeAreReleased(t *testing.T) {
 }
 
 // The state PVC's and other people's utility volumes are none of this package's business.
-func TestForeignUtilityVolumesStay(t *testing.T) {
+func TestForeignUtilityVolumes_stay(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Limits{})
 	controlplane.Update(t, l.varve, l.vmi, false, func(i *kubevirtv1.VirtualMachineInstance) {

@@ -535,8 +535,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestCheckpointNamesAreFresh aborts two backups and creates a tracker again, all within one second.
-func TestCheckpointNamesAreFresh(t *testing.T) {
+// TestCheckpointNames_areFresh aborts two backups and creates a tracker again, all within one second.
+func TestCheckpointNames_areFresh(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
 	w.track()

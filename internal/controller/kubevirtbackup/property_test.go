@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// TestNoSequenceBreaksTheInvariants plays users, handlers, crashes and clocks against the controller, in any order.
+// TestInvariants_holdInEverySequence plays users, handlers, crashes and clocks against the controller, in any order.
 // The controller may act at any moment, one write at a time.
-func TestNoSequenceBreaksTheInvariants(t *testing.T) {
+func TestInvariants_holdInEverySequence(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		p := &play{world: newWorld(), copiedOnce: map[string]bool{}, names: map[string]bool{}}

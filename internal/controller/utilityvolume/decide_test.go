@@ -194,7 +194,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestAttachedNamesItsPod(t *testing.T) {
+func TestAttached_namesItsPod(t *testing.T) {
 	t.Parallel()
 	bound := claimIn(corev1.ClaimBound, corev1.PersistentVolumeFilesystem)
 	d := Decide(Input{
@@ -206,7 +206,7 @@ func TestAttachedNamesItsPod(t *testing.T) {
 	}
 }
 
-func TestPodHasNoPrivileges(t *testing.T) {
+func TestAttachmentPod_hasNoPrivileges(t *testing.T) {
 	t.Parallel()
 	i := guest(true, "")
 	pod := Pod(i, i.Spec.UtilityVolumes[0], "host-1", Image{Name: "varve:1"})

@@ -162,7 +162,7 @@ func TestRunning_isAStrategy(t *testing.T) {
 	}
 }
 
-func TestAbsentStrategyIsHalted(t *testing.T) {
+func TestRunStrategy_absentIsHalted(t *testing.T) {
 	t.Parallel()
 	vm := machine("", "")
 	vm.Spec.RunStrategy = nil
@@ -171,7 +171,7 @@ func TestAbsentStrategyIsHalted(t *testing.T) {
 	}
 }
 
-func TestBackoffGrowsAndIsForgottenAfterARun(t *testing.T) {
+func TestBackoff_growsAndIsForgottenAfterARun(t *testing.T) {
 	t.Parallel()
 	vm := machine(kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyAlways)
 	clock := now
@@ -202,7 +202,7 @@ func TestBackoffGrowsAndIsForgottenAfterARun(t *testing.T) {
 	}
 }
 
-func TestWhoDoesNotCountAsFailedStart(t *testing.T) {
+func TestFailedStart_whatDoesNotCountAsOne(t *testing.T) {
 	t.Parallel()
 	crashed := instance(kubevirtv1.PhaseFailed)
 	crashed.Status.PhaseTransitionTimestamps = []kubevirtv1.PhaseTransitionTimestamp{{Phase: kubevirtv1.PhaseRunning}}

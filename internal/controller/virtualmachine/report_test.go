@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-func TestObstaclesAreShown(t *testing.T) {
+func TestObstacles_areShown(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]struct {
 		on     kubevirtv1.ConditionType
@@ -55,8 +55,8 @@ func TestReadyAndPaused(t *testing.T) {
 	}
 }
 
-// TestStatusSettles fails if a decision based on its own result differs: the controller would write forever.
-func TestStatusSettles(t *testing.T) {
+// TestStatus_settles fails if a decision based on its own result differs: the controller would write forever.
+func TestStatus_settles(t *testing.T) {
 	t.Parallel()
 	for _, in := range []Input{
 		{VM: machine(kubevirtv1.RunStrategyHalted, "")},
@@ -80,7 +80,7 @@ func TestStatusSettles(t *testing.T) {
 	}
 }
 
-func TestForeignInstanceIsNotTouched(t *testing.T) {
+func TestForeignInstance_isNotTouched(t *testing.T) {
 	t.Parallel()
 	d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true})
 	c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionFailure)
@@ -89,7 +89,7 @@ func TestForeignInstanceIsNotTouched(t *testing.T) {
 	}
 }
 
-func TestInstanceFollowsTheTemplate(t *testing.T) {
+func TestInstance_followsTheTemplate(t *testing.T) {
 	t.Parallel()
 	vm := machine(kubevirtv1.RunStrategyAlways, "")
 	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{ObjectMeta: metav1.ObjectMeta{

@@ -213,7 +213,7 @@ func TestObstacles(t *testing.T) {
 	}
 }
 
-func TestTheEndClearsWhatTheHandlerSaid(t *testing.T) {
+func TestEnd_clearsWhatTheHandlerReported(t *testing.T) {
 	t.Parallel()
 	i := instanceIn(running)
 	for _, c := range []kubevirtv1.ConditionType{kubevirtv1.ConditionReady, kubevirtv1.ConditionAgentConnected, kubevirtv1.ConditionPaused, kubevirtv1.ConditionStopDelayed} {

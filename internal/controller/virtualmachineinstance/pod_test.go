@@ -76,7 +76,7 @@ func smallInput() PodInput {
 	return PodInput{Instance: instance, Images: Images{Launcher: "varve-launcher:1", Varve: "varve:1"}}
 }
 
-func TestPodGolden(t *testing.T) {
+func TestLauncherPod_golden(t *testing.T) {
 	t.Parallel()
 	for name, in := range map[string]PodInput{"full": fullInput(), "small": smallInput()} {
 		got, err := yaml.Marshal(Pod(in))
@@ -99,8 +99,8 @@ func TestPodGolden(t *testing.T) {
 	}
 }
 
-// TestPodIsUnprivileged checks what the threat model says about launcher pods, whatever the golden files contain.
-func TestPodIsUnprivileged(t *testing.T) {
+// TestLauncherPod_isUnprivileged checks what the threat model says about launcher pods, whatever the golden files contain.
+func TestLauncherPod_isUnprivileged(t *testing.T) {
 	t.Parallel()
 	pod := Pod(fullInput())
 	s := pod.Spec
@@ -123,7 +123,7 @@ func TestPodIsUnprivileged(t *testing.T) {
 	}
 }
 
-func TestDisksAreWhereTheLauncherLooks(t *testing.T) {
+func TestLauncherPod_disksAreWhereTheLauncherLooks(t *testing.T) {
 	t.Parallel()
 	compute := Pod(fullInput()).Spec.Containers[0]
 	mounts := map[string]bool{}
@@ -140,7 +140,7 @@ func TestDisksAreWhereTheLauncherLooks(t *testing.T) {
 	}
 }
 
-func TestOverheadFollowsTheDisks(t *testing.T) {
+func TestMemoryOverhead_followsTheDisks(t *testing.T) {
 	t.Parallel()
 	in := fullInput()
 	tracked := Overhead(in)
@@ -156,7 +156,7 @@ func TestOverheadFollowsTheDisks(t *testing.T) {
 	}
 }
 
-func TestKVMIsAskedForUnlessEmulated(t *testing.T) {
+func TestLauncherPod_requestsKVMUnlessEmulated(t *testing.T) {
 	t.Parallel()
 	in := smallInput()
 	if _, ok := Pod(in).Spec.Containers[0].Resources.Limits[kvmResource]; !ok {

@@ -38,7 +38,7 @@ func TestNextData(t *testing.T) {
 	}
 }
 
-func TestClosedFile(t *testing.T) {
+func TestNextData_ofAClosedFile(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	if err := errors.Join(err, f.Close()); err != nil {

@@ -17,7 +17,7 @@ func tracker(checkpoint string, disks ...string) backupv1.VirtualMachineBackupTr
 	return t
 }
 
-func TestOnlyDisksThatTheGuestTracksAreRedefined(t *testing.T) {
+func TestRedefinition_hasOnlyDisksThatTheGuestTracks(t *testing.T) {
 	t.Parallel()
 	disks := []*pb.Disk{{Volume: "a", Tracked: true}, {Volume: "b"}, {Volume: "c", Tracked: true}}
 	for _, test := range []struct {
@@ -35,7 +35,7 @@ func TestOnlyDisksThatTheGuestTracksAreRedefined(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotValidIsLost(t *testing.T) {
+func TestLostDisks_areThoseThatAreNotValid(t *testing.T) {
 	t.Parallel()
 	asked := &pb.Checkpoint{Name: "k", Volumes: []string{"valid", "lost", "unsaid", "replaced", "elsewhere", "written", "crashed"}}
 	results := []*pb.RedefineCheckpointsResponse_Result{{Name: "other"}, {
@@ -85,7 +85,7 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
-func TestOnlyCheckpointsThatNoTrackerNamesGo(t *testing.T) {
+func TestUnreferencedCheckpoints_areThoseThatNoTrackerNames(t *testing.T) {
 	t.Parallel()
 	state := &pb.State{Checkpoints: []*pb.Checkpoint{{Name: "k1"}, {Name: "stray"}}, StrayBitmaps: []string{"k2", "forgotten"}}
 	trackers := []backupv1.VirtualMachineBackupTracker{tracker("k1", "a"), tracker("k2", "a"), tracker("")}

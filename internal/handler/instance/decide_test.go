@@ -35,7 +35,7 @@ func force(v *kubevirtv1.VirtualMachineInstance) {
 
 func final(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed }
 
-func TestWhatIsAskedOfTheLauncher(t *testing.T) {
+func TestDecide_whatTheLauncherIsTold(t *testing.T) {
 	t.Parallel()
 	stopping := deletedAt(now.Add(-time.Minute))
 	tests := []struct {

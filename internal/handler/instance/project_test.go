@@ -30,7 +30,7 @@ func tracks(state kubevirtv1.ChangedBlockTrackingState) func(*kubevirtv1.Virtual
 	}
 }
 
-func TestTrackingMovesOnlyFromInitializingToEnabled(t *testing.T) {
+func TestTrackingStatus_movesOnlyFromInitializingToEnabled(t *testing.T) {
 	t.Parallel()
 	const none, initializing, enabled, pending = "", kubevirtv1.ChangedBlockTrackingInitializing, kubevirtv1.ChangedBlockTrackingEnabled, kubevirtv1.ChangedBlockTrackingPendingRestart
 	up := &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", Tracked: true}}}
@@ -73,7 +73,7 @@ func conditions(s *kubevirtv1.VirtualMachineInstanceStatus) map[string]string {
 	return all
 }
 
-func TestConditionsFollowTheLauncher(t *testing.T) {
+func TestConditions_followTheLauncher(t *testing.T) {
 	t.Parallel()
 	fixed := "False/LiveMigrationNotSupported"
 	silent := errors.New("connection refused")
@@ -143,7 +143,7 @@ func TestConditionsFollowTheLauncher(t *testing.T) {
 	}
 }
 
-func TestAStopThatDoesNotWaitAnyMoreKeepsTheTime(t *testing.T) {
+func TestStopDelayed_keepsTheTimeWhenItEnds(t *testing.T) {
 	t.Parallel()
 	v := vmi()
 	v.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionStopDelayed, Status: corev1.ConditionTrue}}
@@ -154,7 +154,7 @@ func TestAStopThatDoesNotWaitAnyMoreKeepsTheTime(t *testing.T) {
 	}
 }
 
-func TestUtilityVolumesStayInVolumeStatus(t *testing.T) {
+func TestVolumeStatus_keepsUtilityVolumes(t *testing.T) {
 	t.Parallel()
 	v := vmi(tracks(""))
 	utility := kubevirtv1.VolumeStatus{Name: "backup-1", Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "p"}}
@@ -169,7 +169,7 @@ func TestUtilityVolumesStayInVolumeStatus(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatSomebodyWaitsForIsUrgent(t *testing.T) {
+func TestUrgent_isOnlyWhatSomebodyWaitsFor(t *testing.T) {
 	t.Parallel()
 	old := vmi().Status
 	next := old

@@ -24,7 +24,7 @@ func forcedStop() *kubevirtv1.VirtualMachineInstance {
 	return &kubevirtv1.VirtualMachineInstance{ObjectMeta: m}
 }
 
-func TestEveryFailureHasItsReason(t *testing.T) {
+func TestOutcome_everyFailureHasItsReason(t *testing.T) {
 	t.Parallel()
 	runs := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{UID: "vmi"}}
 	stops := &kubevirtv1.VirtualMachineInstance{ObjectMeta: deleted()}
@@ -80,7 +80,7 @@ func TestEveryFailureHasItsReason(t *testing.T) {
 	}
 }
 
-func TestAGuestThatIsGone(t *testing.T) {
+func TestGuestGone_reasons(t *testing.T) {
 	t.Parallel()
 	b := &backupv1.VirtualMachineBackup{}
 	b.Status.InstanceUID = "vmi"
@@ -113,7 +113,7 @@ func TestAGuestThatIsGone(t *testing.T) {
 	}
 }
 
-func TestAJobThatRunsIsNeverShownAsDone(t *testing.T) {
+func TestMirrorJob_neverShowsARunningJobAsDone(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		phase       pb.Backup_Phase

@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-func TestEachDiskIsPlannedForItself(t *testing.T) {
+func TestPlan_decidesEachDiskAlone(t *testing.T) {
 	t.Parallel()
 	base := func(disks ...string) *backupv1.Checkpoint {
 		return &backupv1.Checkpoint{Name: "tr-1", Disks: disks, BackupUID: "uid-1", Target: &backupv1.BackupTarget{
@@ -132,7 +132,7 @@ func TestEachDiskIsPlannedForItself(t *testing.T) {
 	}
 }
 
-func TestEachRoundOfPlanningTurnsADiskFull(t *testing.T) {
+func TestPlan_eachRoundTurnsADiskFull(t *testing.T) {
 	t.Parallel()
 	planned := []backupv1.IncludedVolume{{Name: "a", Type: backupv1.Incremental}, {Name: "b", Type: backupv1.Incremental}, {Name: "c", Type: backupv1.Full}}
 	named := &launcherpb.Backup{Volumes: []*launcherpb.BackedUpVolume{{Volume: "b", BaseLost: true}, {Volume: "c", BaseLost: true}, {Volume: "x", BaseLost: true}}}
@@ -147,7 +147,7 @@ func TestEachRoundOfPlanningTurnsADiskFull(t *testing.T) {
 	}
 }
 
-func TestATrackerThatReplacedThePlannedOneGivesNoBase(t *testing.T) {
+func TestPlan_replacedTrackerGivesNoBase(t *testing.T) {
 	t.Parallel()
 	b := &backupv1.VirtualMachineBackup{}
 	b.Spec.BackupTracker, b.Status.TrackerUID = "daily", "first"

@@ -12,7 +12,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-func TestAnHonestStateIsNotCut(t *testing.T) {
+func TestBoundState_keepsAnHonestState(t *testing.T) {
 	t.Parallel()
 	s := &pb.State{
 		Phase: pb.State_RUNNING, Message: "m", GuestOs: &pb.GuestOS{Name: "Debian"},
@@ -27,7 +27,7 @@ func TestAnHonestStateIsNotCut(t *testing.T) {
 	}
 }
 
-func TestADishonestStateIsCut(t *testing.T) {
+func TestBoundState_cutsADishonestState(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("ä", 1<<12)
 	s := &pb.State{Message: long, Backup: &pb.Backup{Message: long, QuiesceMessage: long}}

@@ -107,7 +107,7 @@ func TestASilentStreamIsOpenedAnewAndAHangIsNoticed(t *testing.T) {
 	eventually(t, "it answers again", func() bool { return k.Snapshot().Err == nil })
 }
 
-func TestLinksAreKeptForOnePodOnly(t *testing.T) {
+func TestClients_areKeptForOnePodOnly(t *testing.T) {
 	f := serve(t)
 	links := New(f, fast, clock.RealClock{})
 	vm := types.NamespacedName{Name: "vm"}

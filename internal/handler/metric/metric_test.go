@@ -11,7 +11,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-func TestEveryMetricIsServed(t *testing.T) {
+func TestMetrics_areAllServed(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewRegistry()
 	s, err := New(registry)

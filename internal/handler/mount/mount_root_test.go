@@ -52,7 +52,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func TestAClaimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
+func TestMount_claimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
 	for _, plugin := range []string{csi, "kubernetes.io~local-volume", "kubernetes.io~nfs"} {
 		t.Run(plugin, func(t *testing.T) {
 			k, m := setUp(t)
@@ -95,7 +95,7 @@ func TestAClaimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
 }
 
 // The kubelet deletes an emptyDir with os.RemoveAll, or unmounts it first if it is a tmpfs.
-func TestTheKubeletCannotDeleteTheClaimWithThePod(t *testing.T) {
+func TestMount_keepsTheKubeletFromDeletingTheClaimWithThePod(t *testing.T) {
 	k, m := setUp(t)
 	k.Launcher(launcher)
 	claim := k.Claim(attachment, csi, "pv-1")
@@ -122,7 +122,7 @@ func TestTheKubeletCannotDeleteTheClaimWithThePod(t *testing.T) {
 	}
 }
 
-func TestABusyVolumeIsUnmountedWhenItIsFree(t *testing.T) {
+func TestUnmount_waitsForABusyVolume(t *testing.T) {
 	k, m := setUp(t)
 	view := k.Launcher(launcher)
 	k.Claim(attachment, csi, "pv-1")
@@ -148,7 +148,7 @@ func TestABusyVolumeIsUnmountedWhenItIsFree(t *testing.T) {
 	f.Close()
 }
 
-func TestAClaimThatIsNotMountedIsNotUsed(t *testing.T) {
+func TestMount_refusesAClaimThatIsNotMounted(t *testing.T) {
 	k, m := setUp(t)
 	k.Launcher(launcher)
 	bare := filepath.Join(k.PodsDir, string(attachment), "volumes", csi, "pv-1", "mount")
@@ -169,7 +169,7 @@ func TestAClaimThatIsNotMountedIsNotUsed(t *testing.T) {
 }
 
 // A launcher controls what is in its emptyDirs. Nothing in them may lead out of them.
-func TestLinksOfTheLauncherAreRefused(t *testing.T) {
+func TestMount_refusesSymlinksOfTheLauncher(t *testing.T) {
 	k, m := setUp(t)
 	view := k.Launcher(launcher)
 	k.Claim(attachment, csi, "pv-1")
@@ -203,7 +203,7 @@ func TestLinksOfTheLauncherAreRefused(t *testing.T) {
 	}
 }
 
-func TestAReplacedUtilityDirectoryIsRefused(t *testing.T) {
+func TestMount_refusesAReplacedUtilityDirectory(t *testing.T) {
 	k, m := setUp(t)
 	dir := layout.NodeUtilityDir(k.PodsDir, launcher)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
@@ -217,7 +217,7 @@ func TestAReplacedUtilityDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-func TestPartialFilesAreRemovedThroughTheAttachment(t *testing.T) {
+func TestPartialFiles_areRemovedThroughTheAttachment(t *testing.T) {
 	k, m := setUp(t)
 	claim := k.Claim(attachment, csi, "pv-1")
 	outside := filepath.Join(t.TempDir(), "precious")
@@ -254,7 +254,7 @@ func TestPartialFilesAreRemovedThroughTheAttachment(t *testing.T) {
 	}
 }
 
-func TestOnlyASocketIsConnectedTo(t *testing.T) {
+func TestDial_connectsOnlyToASocket(t *testing.T) {
 	k, m := setUp(t)
 	path := layout.NodeSocket(k.PodsDir, launcher)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

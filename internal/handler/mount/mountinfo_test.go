@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestMountinfoIsParsed(t *testing.T) {
+func TestMountinfo_isParsed(t *testing.T) {
 	t.Parallel()
 	const table = `22 27 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw
 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:3 unbindable - ext3 /dev/root rw,errors=continue
@@ -28,7 +28,7 @@ func TestMountinfoIsParsed(t *testing.T) {
 	}
 }
 
-func TestAMountTableThatIsNotUnderstoodIsAnError(t *testing.T) {
+func TestMountinfo_thatIsNotUnderstoodIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{"", "1 2 3", "36 35 98:0 /mnt1 /mnt2 rw", "36 35 98:0 / /mnt rw - ext3"} {
 		if _, err := parsePoint(line); err == nil {
@@ -52,7 +52,7 @@ func FuzzUnescape(f *testing.F) {
 	})
 }
 
-func TestOnlyOneElementIsAName(t *testing.T) {
+func TestCheckElement_takesOneElement(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", ".", "..", "a/b", "/", "a\x00", strings.Repeat("x", 256)} {
 		if err := element(name); !errors.Is(err, ErrUnsafePath) {

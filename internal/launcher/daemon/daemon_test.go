@@ -39,7 +39,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-func TestOutputIsPrefixedByLine(t *testing.T) {
+func TestOutput_isPrefixedByLine(t *testing.T) {
 	t.Parallel()
 	var out output
 	p, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", "echo one; echo two >&2; printf three; exit 4"}, Output: &out, Prefix: "d: "})
@@ -55,7 +55,7 @@ func TestOutputIsPrefixedByLine(t *testing.T) {
 	}
 }
 
-func TestALongLineIsBrokenNotLost(t *testing.T) {
+func TestOutput_longLineIsBrokenNotLost(t *testing.T) {
 	t.Parallel()
 	var out output
 	copyLines(&out, "", io.LimitReader(strings.NewReader(strings.Repeat("x", 3*maxLine)), 3*maxLine))
@@ -64,7 +64,7 @@ func TestALongLineIsBrokenNotLost(t *testing.T) {
 	}
 }
 
-func TestDoneDoesNotWaitForAGrandchildThatHoldsThePipe(t *testing.T) {
+func TestProcess_doneDoesNotWaitForAGrandchildThatHoldsThePipe(t *testing.T) {
 	t.Parallel()
 	var out output
 	p, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", "echo begun; sleep 3 & exit 0"}, Output: &out})
@@ -81,7 +81,7 @@ func TestDoneDoesNotWaitForAGrandchildThatHoldsThePipe(t *testing.T) {
 	}
 }
 
-func TestStopKillsWhatIgnoresSIGTERM(t *testing.T) {
+func TestProcess_stopKillsWhatIgnoresSIGTERM(t *testing.T) {
 	t.Parallel()
 	var out output
 	p, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", `trap "" TERM; echo ready; while :; do sleep 0.05; done`}, Output: &out})

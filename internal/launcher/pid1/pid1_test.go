@@ -66,7 +66,7 @@ func exitCode(t *testing.T, cmd *exec.Cmd) int {
 	return cmd.ProcessState.ExitCode()
 }
 
-func TestExitCodeIsTheChilds(t *testing.T) {
+func TestRun_exitCodeIsTheChilds(t *testing.T) {
 	t.Parallel()
 	for script, want := range map[string]int{"exit 0": 0, "exit 3": 3, "kill -9 $$": 128 + 9} {
 		cmd, out := start(t, script)
@@ -83,7 +83,7 @@ func TestExitCodeIsTheChilds(t *testing.T) {
 	}
 }
 
-func TestSIGTERMReachesTheChild(t *testing.T) {
+func TestRun_sigtermReachesTheChild(t *testing.T) {
 	t.Parallel()
 	cmd, out := start(t, `trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done`)
 	line(t, out)
@@ -96,7 +96,7 @@ func TestSIGTERMReachesTheChild(t *testing.T) {
 }
 
 // Twenty orphans end while the child is alive. None stays a zombie.
-func TestOrphansAreReaped(t *testing.T) {
+func TestRun_reapsOrphans(t *testing.T) {
 	t.Parallel()
 	cmd, out := start(t, `for i in $(seq 20); do (sleep 0.1 & ) ; done; echo ready; sleep 2`)
 	line(t, out)

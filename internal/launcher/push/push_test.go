@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The tests run in bubbles of testing/synctest: timers fire at once, and a leftover goroutine fails the test.
 
-func TestFullBackup(t *testing.T) {
+func TestJob_fullBackup(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -63,7 +63,7 @@ func TestFullBackup(t *testing.T) {
 }
 
 // Hashing a disk may take hours, while a copy without progress is aborted.
-func TestProgressGoesOnWhileFilesAreHashed(t *testing.T) {
+func TestProgress_continuesWhileFilesAreHashed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -103,7 +103,7 @@ func mixedRequest() *pb.BeginBackupRequest {
 	return req
 }
 
-func TestADiskWithoutABaseIsFullAlone(t *testing.T) {
+func TestJob_diskWithoutABaseIsFullAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -133,7 +133,7 @@ func TestADiskWithoutABaseIsFullAlone(t *testing.T) {
 	})
 }
 
-func TestOnlyTheDiskThatLostItsBaseIsNamed(t *testing.T) {
+func TestJob_namesOnlyTheDiskThatLostItsBase(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -156,7 +156,7 @@ func TestOnlyTheDiskThatLostItsBaseIsNamed(t *testing.T) {
 	})
 }
 
-func TestWithoutATrackerNoCheckpointIsMade(t *testing.T) {
+func TestJob_withoutATrackerMakesNoCheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -170,7 +170,7 @@ func TestWithoutATrackerNoCheckpointIsMade(t *testing.T) {
 	})
 }
 
-func TestAbortWhileFilesAreHashed(t *testing.T) {
+func TestAbort_whileFilesAreHashed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -364,7 +364,7 @@ func endsWith(b *bench, j *Job, err error) {
 	}
 }
 
-func TestTheCheckpointOfAFailedBackupIsDeleted(t *testing.T) {
+func TestFailures_checkpointIsDeleted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -378,7 +378,7 @@ func TestTheCheckpointOfAFailedBackupIsDeleted(t *testing.T) {
 }
 
 // A late event of an earlier job does not end this one.
-func TestAnEventIsBelievedOnlyIfTheJobHasEnded(t *testing.T) {
+func TestJob_eventIsBelievedOnlyIfItHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -459,7 +459,7 @@ func TestARefusedFreezeIsThawedAtOnce(t *testing.T) {
 }
 
 // A begin that hangs does not keep the guest frozen.
-func TestTheWatchdogThaws(t *testing.T) {
+func TestQuiesce_guestIsThawedWhileTheBeginHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -480,7 +480,7 @@ func TestTheWatchdogThaws(t *testing.T) {
 	})
 }
 
-func TestInvalidRequestsAreRefused(t *testing.T) {
+func TestRequest_invalidOnesAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, breakIt := range map[string]func(*pb.BeginBackupRequest){
 		"no uid":               func(r *pb.BeginBackupRequest) { r.Uid = "" },
@@ -509,7 +509,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTargetBytesBoundsARealFile(t *testing.T) {
+func TestEstimate_boundsARealFile(t *testing.T) {
 	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30
 	// The size that qemu-img produces from a disk of 10 GiB with 200 MiB of data in pieces of 4 MiB, 200 MiB apart: 201.5 MiB.
@@ -525,7 +525,7 @@ func TestTargetBytesBoundsARealFile(t *testing.T) {
 	}
 }
 
-func TestHuman(t *testing.T) {
+func TestFormatBytes(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536 << 20: "1.5 GiB", 1 << 62: "4096.0 PiB"} {
 		if got := human(n); got != want {

@@ -11,7 +11,7 @@ import (
 
 const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
 
-func TestBlankSizeLeavesAReserve(t *testing.T) {
+func TestBlank_sizeLeavesAReserve(t *testing.T) {
 	t.Parallel()
 	for available, want := range map[uint64]int64{
 		0: 0, mib: 0, 2 * mib: mib, 100 * mib: 95 * mib, 10 * gib: 9728 * mib,
@@ -22,7 +22,7 @@ func TestBlankSizeLeavesAReserve(t *testing.T) {
 	}
 }
 
-func TestABlankClaimGetsASparseDisk(t *testing.T) {
+func TestBlank_claimGetsASparseDisk(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	// What a crash during creation leaves is not a disk.
@@ -50,7 +50,7 @@ func TestABlankClaimGetsASparseDisk(t *testing.T) {
 	}
 }
 
-func TestAnExistingDiskIsLeftAlone(t *testing.T) {
+func TestBlank_existingDiskIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
@@ -64,7 +64,7 @@ func TestAnExistingDiskIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestUnusableDisksAreRefused(t *testing.T) {
+func TestBlank_refusesUnusableDisks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	empty, folder := filepath.Join(dir, "empty"), filepath.Join(dir, "folder")
@@ -81,7 +81,7 @@ func TestUnusableDisksAreRefused(t *testing.T) {
 	}
 }
 
-func TestDataBytesCountsClusters(t *testing.T) {
+func TestDataBytes_countsClusters(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))
 	if err != nil {

@@ -51,7 +51,7 @@ func backup(t *testing.T, v *Volume, directory, uid string) {
 	}
 }
 
-func TestOnlyAWritableMountIsATarget(t *testing.T) {
+func TestOpen_acceptsOnlyAWritableMount(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -96,7 +96,7 @@ func TestOnlyAWritableMountIsATarget(t *testing.T) {
 	}
 }
 
-func TestMountPointsAreUnescaped(t *testing.T) {
+func TestOpen_unescapesMountPoints(t *testing.T) {
 	t.Parallel()
 	m, ok, err := findMount(strings.NewReader(`1 2 3:4 / /a\040b\134c rw - ext4 x rw`), `/a b\c`)
 	if err != nil || !ok || m.readOnly {
@@ -107,7 +107,7 @@ func TestMountPointsAreUnescaped(t *testing.T) {
 	}
 }
 
-func TestABackupAppearsWhenItIsComplete(t *testing.T) {
+func TestVolume_backupAppearsWhenItIsComplete(t *testing.T) {
 	t.Parallel()
 	v := open(t, t.TempDir())
 	if err := v.Begin("vm/b1", "u1"); err != nil {
@@ -138,7 +138,7 @@ func TestABackupAppearsWhenItIsComplete(t *testing.T) {
 	}
 }
 
-func TestSealFreesZeroes(t *testing.T) {
+func TestSeal_freesZeroes(t *testing.T) {
 	t.Parallel()
 	v := open(t, t.TempDir())
 	if err := v.Begin("vm/b1", "u1"); err != nil {
@@ -162,7 +162,7 @@ func TestSealFreesZeroes(t *testing.T) {
 	}
 }
 
-func TestDiscardLeavesNothing(t *testing.T) {
+func TestVolume_discardLeavesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	v := open(t, dir)
@@ -179,7 +179,7 @@ func TestDiscardLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestNothingLeadsOutOfTheVolume(t *testing.T) {
+func TestVolume_nothingLeadsOutOfIt(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	if err := os.Symlink(outside, filepath.Join(dir, "vm")); err != nil {

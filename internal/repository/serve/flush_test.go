@@ -54,7 +54,7 @@ func wrote(o *Overlay) (bytes *int64) {
 }
 
 // What a flush adds to the map of a large disk is what is new, however much the overlay has already.
-func TestAFlushWritesWhatIsNew(t *testing.T) {
+func TestFlush_writesWhatIsNew(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "overlay")
 	o := openOver(t, path, large{})
@@ -95,7 +95,7 @@ func TestAFlushWritesWhatIsNew(t *testing.T) {
 }
 
 // The map does not grow without end, and what is written to keep it small is in proportion.
-func TestAMapIsMadeSmallAgain(t *testing.T) {
+func TestMap_isMadeSmallAgain(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "overlay")
 	o := openOver(t, path, large{})
@@ -186,9 +186,9 @@ func (d *deaths) watch() {
 	}
 }
 
-// TestADeathAtEachStepOfAFlush: what was flushed is there, of what was not anything may be, and everything goes on. Flushes add to a map, and replace
+// TestFlush_survivesADeathAtEachStep: what was flushed is there, of what was not anything may be, and everything goes on. Flushes add to a map, and replace
 // it because it grew.
-func TestADeathAtEachStepOfAFlush(t *testing.T) {
+func TestFlush_survivesADeathAtEachStep(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(7, 7))
 	below := make(content, 60*clusterBytes)
@@ -263,7 +263,7 @@ func (d *deaths) recovers(t *testing.T, path string, below content, step string,
 }
 
 // A map that could not be added to is added to by the next flush; if nobody knows what became of the file, another one is written.
-func TestAMapThatWasNotStoredIsStoredLater(t *testing.T) {
+func TestFlush_storesAMapThatWasNotStored(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fail func(t *testing.T, o *Overlay)

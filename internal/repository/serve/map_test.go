@@ -47,7 +47,7 @@ func with(size int64, numbers ...int64) *clusters {
 	return c
 }
 
-func TestTheMapIsAsItIsWritten(t *testing.T) {
+func TestMap_isAsItIsWritten(t *testing.T) {
 	t.Parallel()
 	want := with(goldenBytes, 0, 2, 64, windowWords*64)
 	data, l := want.encode()
@@ -95,7 +95,7 @@ func read(data []byte) (*clusters, layout, error) {
 }
 
 // Wherever a bit is wrong in what was flushed, the map is refused.
-func TestAWrongBitIsNoticed(t *testing.T) {
+func TestMap_noticesAWrongBit(t *testing.T) {
 	t.Parallel()
 	data, _, _ := flushes(t)
 	for i := range data {
@@ -116,7 +116,7 @@ func TestAWrongBitIsNoticed(t *testing.T) {
 
 // A flush during which the power went leaves any of its sectors, and the end of the file anywhere. What was flushed before is there, what is
 // there of the last one counts, and the next flush goes on. Where less is there than was flushed, the map is refused.
-func TestATornEnd(t *testing.T) {
+func TestMap_withATornEnd(t *testing.T) {
 	t.Parallel()
 	data, ends, bits := flushes(t)
 	for n, end := range ends[:3] {
@@ -222,7 +222,7 @@ func FuzzMap(f *testing.F) {
 // sum is the checksum of what follows it in a map's file.
 func sum(p []byte) []byte { return binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(p)) }
 
-func TestNoClusterIsBehindTheDisk(t *testing.T) {
+func TestMap_hasNoClusterBehindTheDisk(t *testing.T) {
 	t.Parallel()
 	for _, word := range []int{windowWords, windowWords + 1} { // in the last word of the disk, and in one that it has not got
 		c := with(goldenBytes)

@@ -127,7 +127,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 }
 
 // An overlay is a disk that takes writes, whatever their shape, and what was flushed is there when it is opened again, also after a death.
-func TestAnOverlayTakesWrites(t *testing.T) {
+func TestOverlay_takesWrites(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		m := newModel(rt, t.TempDir())
@@ -152,7 +152,7 @@ func open(t *testing.T) (o *Overlay, path string) {
 	return o, path
 }
 
-func TestOverlaysThatAreRefused(t *testing.T) {
+func TestOverlay_thatIsRefused(t *testing.T) {
 	t.Parallel()
 	disk := make(content, 3*clusterBytes)
 	write := func(t *testing.T, path, text string) {
@@ -245,7 +245,7 @@ func (s slow) ReadAt(context.Context, []byte, int64) error {
 }
 
 // While a write waits for the repository or a flush for the storage, what the file has can be read and written.
-func TestNobodyWaitsForTheSlow(t *testing.T) {
+func TestOverlay_keepsNobodyWaitingForTheSlow(t *testing.T) {
 	t.Parallel()
 	below := slow{make(content, 9*clusterBytes), make(chan struct{}), make(chan struct{})}
 	o, err := OpenOverlay(filepath.Join(t.TempDir(), "overlay"), "disk", below)
@@ -295,7 +295,7 @@ func TestNobodyWaitsForTheSlow(t *testing.T) {
 }
 
 // Two that write parts of a cluster at once both find it missing: the one that comes second must not put back what was below.
-func TestWritesToOneClusterMeet(t *testing.T) {
+func TestOverlay_joinsWritesToOneCluster(t *testing.T) {
 	t.Parallel()
 	below := slow{make(content, clusterBytes), make(chan struct{}), make(chan struct{})}
 	o, err := OpenOverlay(filepath.Join(t.TempDir(), "overlay"), "disk", below)
@@ -323,7 +323,7 @@ func TestWritesToOneClusterMeet(t *testing.T) {
 }
 
 // What the kernel could not write it forgets: no later flush may say that it is there.
-func TestAFlushThatFailedStaysFailed(t *testing.T) {
+func TestFlush_staysFailed(t *testing.T) {
 	t.Parallel()
 	o, path := open(t)
 	sync := o.storage.sync
@@ -386,7 +386,7 @@ func (a asked) NextRun(_ context.Context, e extent.Extent) (int64, bool, error) 
 }
 
 // The map of a large disk is made without looking at all of the rest for each run.
-func TestAMapIsMadeInPieces(t *testing.T) {
+func TestMap_isMadeInPieces(t *testing.T) {
 	t.Parallel()
 	var seen int64
 	o, err := OpenOverlay(filepath.Join(t.TempDir(), "overlay"), "disk", asked{bytes: &seen})

@@ -109,7 +109,7 @@ func dial(t *testing.T, backend nbd.Backend) *nbd.Client {
 	return c
 }
 
-func TestARestorePointIsADisk(t *testing.T) {
+func TestRestorePoint_isADisk(t *testing.T) {
 	t.Parallel()
 	want, image := stored(t)
 	d := New(image, Options{CacheBytes: mib})
