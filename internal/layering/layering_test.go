@@ -25,7 +25,7 @@ const (
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{"api/backup", "api/kubevirt", "internal/errclass", "internal/version"},
-	{"internal/condition", "internal/durable", "internal/podtool", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/privatesocket", "internal/qmp", "internal/reconcile", "internal/retention", "internal/sparse", "internal/tracking"},
+	{"internal/backupstate", "internal/condition", "internal/durable", "internal/podtool", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/privatesocket", "internal/qmp", "internal/reconcile", "internal/retention", "internal/sparse", "internal/tracking"},
 	{"internal/instancepod", "internal/nbd", "internal/runepoch"},
 	{"internal/admission", "internal/disk", "internal/domain", "internal/repository"},
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},

@@ -1,0 +1,151 @@
+package backupstate
+
+import (
+	"fmt"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+)
+
+// GateDisabled says that a feature gate of the KubeVirt object configuration (namespace/name) is off.
+func GateDisabled(gate, configuration string) State {
+	return state(backupv1.ReasonGateDisabled,
+		"Waiting for feature gate %s, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt %s.", gate, configuration)
+}
+
+// TrackerNotFound says that the tracker that the backup names does not exist.
+func TrackerNotFound(tracker string) State {
+	return state(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which does not exist: create it.", tracker)
+}
+
+// TrackerDeleting says that the tracker that the backup names is being deleted.
+func TrackerDeleting(tracker string) State {
+	return state(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which is being deleted: create it again when it is gone.", tracker)
+}
+
+// MachineNotFound says that the virtual machine does not exist.
+func MachineNotFound(machine string) State {
+	return state(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which does not exist: create it.", machine)
+}
+
+// MachineDeleting says that the virtual machine is being deleted.
+func MachineDeleting(machine string) State {
+	return state(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which is being deleted: create it again when it is gone.", machine)
+}
+
+// GuestNotStarted says that the virtual machine has no instance.
+func GuestNotStarted(machine string) State {
+	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: start it.", machine)
+}
+
+// GuestStopping says that the virtual machine's instance is being deleted.
+func GuestStopping(machine string) State {
+	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: it is stopping; start it again.", machine)
+}
+
+// GuestEnded says that the virtual machine's guest ended before the backup began.
+func GuestEnded(machine string, phase kubevirtv1.Phase) State {
+	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest ended (%s); start it again.", machine, phase)
+}
+
+// GuestComing says that the virtual machine's guest does not run yet.
+func GuestComing(machine string, phase kubevirtv1.Phase) State {
+	if phase == "" {
+		phase = kubevirtv1.PhasePending
+	}
+	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest is on the way (%s).", machine, phase)
+}
+
+// TrackingInitializing says that changed block tracking is being set up.
+func TrackingInitializing(machine string) State {
+	return state(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s, which is being set up.", machine)
+}
+
+// TrackingNeedsRestart says that changed block tracking begins with the machine's next start.
+func TrackingNeedsRestart(machine string) State {
+	return state(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s: restart the machine.", machine)
+}
+
+// TrackingNotSelected says that no selector selects the machine for changed block tracking.
+func TrackingNotSelected(machine string) State {
+	return state(backupv1.ReasonTrackingNotEnabled,
+		"Waiting for changed block tracking of VirtualMachine %s: label the machine or its namespace as changedBlockTrackingLabelSelectors of the KubeVirt object says, then restart the machine.", machine)
+}
+
+// NoEligibleDisk says that no disk of the machine can be backed up.
+func NoEligibleDisk(machine string) State {
+	return state(backupv1.ReasonNoEligibleDisk,
+		"VirtualMachine %s has no disk that can be backed up: give it a writable disk on a PersistentVolumeClaim that is not shareable, and restart it.", machine)
+}
+
+// ClaimNotFound says that the target claim does not exist.
+func ClaimNotFound(claim string) State {
+	return state(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which does not exist: create it with volumeMode Filesystem.", claim)
+}
+
+// ClaimDeleting says that the target claim is being deleted.
+func ClaimDeleting(claim string) State {
+	return state(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which is being deleted: create it again when it is gone.", claim)
+}
+
+// OtherBackupFirst says that another backup of the machine goes first.
+func OtherBackupFirst(other string) State {
+	return state(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", other)
+}
+
+// OtherBackupRuns says that another backup of the machine won the race for the instance.
+func OtherBackupRuns(other string) State {
+	return state(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end.", other)
+}
+
+// InstanceStillLocked says that a backup that is over still has the lock on the instance.
+func InstanceStillLocked(instance, holder string) State {
+	return state(backupv1.ReasonOtherBackup,
+		"Waiting for VirtualMachineInstance %s to be unlocked: VirtualMachineBackup %s had it. Events of the instance say what is in the way.", instance, holder)
+}
+
+// NodeBusy says that a node already runs as many backups as it may. annotation on the KubeVirt object configuration
+// (namespace/name) sets the limit. older is the number of older backups that wait.
+func NodeBusy(node string, running, limit, older int, annotation, configuration string) State {
+	return state(backupv1.ReasonNodeBusy,
+		"Waiting for a place on node %s: %d of at most %d backups run there, and %d older ones wait. The annotation %s of KubeVirt %s sets the limit.",
+		node, running, limit, older, annotation, configuration)
+}
+
+// PreviousVolumeAttached says that the volume of the backup's earlier attempt has to be detached first.
+func PreviousVolumeAttached(instance string) State {
+	return state(backupv1.ReasonAttaching,
+		"Waiting for the volume that was attached to VirtualMachineInstance %s before this backup was planned again to be detached.", instance)
+}
+
+// ReplanForTracker says that the tracker is another one than when the backup was planned.
+func ReplanForTracker(tracker string) State {
+	return state(backupv1.ReasonAttaching, "VirtualMachineBackupTracker %s was replaced: planning again.", tracker)
+}
+
+// ReplanForClaim says that the target claim is another one than when the backup was planned.
+func ReplanForClaim(claim string) State {
+	return state(backupv1.ReasonAttaching, "PersistentVolumeClaim %s was replaced by another of the same name: planning again.", claim)
+}
+
+// Attaching says that the target claim is being attached. volume is the status of the utility volume, or nil.
+func Attaching(claim, instance string, volume *kubevirtv1.VolumeStatus) State {
+	s := state(backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s.", claim, instance)
+	if volume == nil {
+		return s
+	}
+	phase := volume.Phase
+	if phase == "" {
+		phase = kubevirtv1.VolumePending
+	}
+	if volume.Message != "" {
+		return s.With(fmt.Sprintf("It is %s: %s", phase, volume.Message))
+	}
+	return s.With(fmt.Sprintf("It is %s.", phase))
+}
+
+// RequestRefused says that the API server refused a write. write names it, for example "Locking
+// VirtualMachineInstance vm".
+func RequestRefused(write string, refusal error) State {
+	return state(backupv1.ReasonRequestRefused, "%s was refused, and is tried again: %v", write, refusal)
+}
