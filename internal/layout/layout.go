@@ -1,6 +1,6 @@
 // Package layout says where things are in a launcher pod, on its node and on a backup's target, and how related
-// objects are named. The controller, the handler and the launcher agree on these names through it. The package
-// decides nothing and touches nothing.
+// objects are named, and has the defaults that must be the same in two components. The controller, the handler and the
+// launcher agree on them through it. The package decides nothing and touches nothing.
 package layout
 
 import (
@@ -14,6 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 )
+
+// Namespace is where Varve is installed unless a flag says otherwise.
+const Namespace = "varve"
+
+// Configuration is the name of the KubeVirt object, in Varve's namespace, that is the cluster's configuration.
+const Configuration = "kubevirt"
+
+// StopWaitsForBackup is how long a handler delays a guest's stop for a running backup, unless a flag of the handler
+// says otherwise. The controller, which must know when a stop is overdue, has the same flag.
+const StopWaitsForBackup = 10 * time.Minute
 
 // Paths inside the launcher pod.
 const (
@@ -109,21 +119,21 @@ func NodeUtilityDir(podsDir string, launcherPod types.UID) string {
 // LauncherPod returns the name of an instance's launcher pod. The name is always the same for one instance and
 // differs between two instances of the same name.
 func LauncherPod(instance string, uid types.UID) string {
-	return bounded("virt-launcher-"+instance, instance+"/"+string(uid))
+	return boundedName("virt-launcher-"+instance, instance+"/"+string(uid))
 }
 
 // AttachmentPod returns the name of the pod that brings a utility volume to an instance's node.
 func AttachmentPod(instance string, uid types.UID, utilityVolume string) string {
-	return bounded("attach-"+utilityVolume, instance+"/"+string(uid)+"/"+utilityVolume)
+	return boundedName("attach-"+utilityVolume, instance+"/"+string(uid)+"/"+utilityVolume)
 }
 
 // BackupBudget returns the name of the PodDisruptionBudget that keeps drains away while an instance is backed up.
 func BackupBudget(instance string, uid types.UID) string {
-	return bounded("backup-of-"+instance, instance+"/"+string(uid))
+	return boundedName("backup-of-"+instance, instance+"/"+string(uid))
 }
 
-// bounded appends a hash of key to prefix and shortens the prefix so that the result is a DNS label.
-func bounded(prefix, key string) string {
+// boundedName appends a hash of key to prefix and shortens the prefix so that the result is a DNS label.
+func boundedName(prefix, key string) string {
 	sum := sha256.Sum256([]byte(key))
 	suffix := "-" + hex.EncodeToString(sum[:5])
 	prefix = strings.ReplaceAll(prefix, ".", "-")

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"path"
 	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // FormatVersion is the version that this package writes, and the only one that it reads.
@@ -21,15 +23,16 @@ const FormatVersion = 1
 const MaxBytes = 1 << 20
 
 // ErrInvalid is wrapped by every error of Decode, and by those of Encode about the manifest: it cannot be relied on.
-var ErrInvalid = errors.New("invalid backup manifest")
+var ErrInvalid = errclass.New(errclass.Invalid, "invalid backup manifest")
 
 // Manifest describes one backup of one virtual machine.
 type Manifest struct {
 	// FormatVersion is 1.
 	FormatVersion int `json:"formatVersion"`
-	// Namespace and VM name the machine.
+	// Namespace is the machine's namespace.
 	Namespace string `json:"namespace"`
-	VM        string `json:"vm"`
+	// VM is the machine's name.
+	VM string `json:"vm"`
 	// Backup is the VirtualMachineBackup that made these files.
 	Backup Backup `json:"backup"`
 	// Tracker is the VirtualMachineBackupTracker's name. Empty if the backup used none.
@@ -81,7 +84,8 @@ const (
 type Volume struct {
 	// Name is the volume's name in the machine's spec.
 	Name string `json:"name"`
-	Type Type   `json:"type"`
+	// Type says whether File stands alone.
+	Type Type `json:"type"`
 	// FullReason says why the volume is full, one of the API's FullReason values. Empty for an incremental.
 	FullReason string `json:"fullReason,omitempty"`
 	// VirtualBytes is the disk's size in bytes as the guest sees it.

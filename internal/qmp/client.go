@@ -59,7 +59,7 @@ func (c *Client) Run(command string, arguments, result any) error {
 		return fmt.Errorf("%s: %w", command, ofServer(err))
 	}
 	for {
-		m, err := c.next()
+		m, err := c.nextMessage()
 		switch {
 		case err != nil:
 			return fmt.Errorf("%s: %w", command, err)
@@ -84,14 +84,14 @@ func (c *Client) Await(wanted func(Event) bool) error {
 			return nil
 		}
 		c.events = nil
-		if _, err := c.next(); err != nil {
+		if _, err := c.nextMessage(); err != nil {
 			return fmt.Errorf("wait for an event: %w", err)
 		}
 	}
 }
 
-// next reads a message. It keeps an event, and returns the server's refusal as an error.
-func (c *Client) next() (message, error) {
+// nextMessage reads a message. It keeps an event, and returns the server's refusal as an error.
+func (c *Client) nextMessage() (message, error) {
 	var m message
 	if err := c.from.Decode(&m); err != nil {
 		return m, ofServer(err)

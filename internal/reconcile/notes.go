@@ -12,7 +12,8 @@ import (
 // the room for the mark of a cut.
 const maxNoteBytes = 1000
 
-// ShortenNotes returns a recorder that cuts notes that are too long. The whole text belongs in a status.
+// ShortenNotes returns a recorder that cuts the notes of events to what the API server accepts. It refuses a longer
+// note, and the event is lost. The whole text belongs in a status.
 func ShortenNotes(recorder events.EventRecorder) events.EventRecorder { return noteShortener{recorder} }
 
 type noteShortener struct{ events.EventRecorder }

@@ -13,10 +13,10 @@ func IsRefusal(err error) bool {
 	if !errors.As(err, &answer) {
 		return false
 	}
-	for _, passing := range []func(error) bool{
+	for _, transient := range []func(error) bool{
 		apierrors.IsConflict, apierrors.IsNotFound, apierrors.IsTimeout, apierrors.IsServerTimeout, apierrors.IsTooManyRequests, apierrors.IsServiceUnavailable,
 	} {
-		if passing(err) {
+		if transient(err) {
 			return false
 		}
 	}

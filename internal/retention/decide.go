@@ -15,7 +15,7 @@ func Decide(policy Policy, now time.Time, points []Point) ([]Decision, error) {
 	if err := policy.Validate(); err != nil {
 		return nil, err
 	}
-	if err := check(points); err != nil {
+	if err := checkPoints(points); err != nil {
 		return nil, err
 	}
 	decisions := make([]Decision, len(points))
@@ -31,33 +31,33 @@ func Decide(policy Policy, now time.Time, points []Point) ([]Decision, error) {
 		d := &decisions[i]
 		future := d.Point.Time.After(now)
 		if d.Point.Pinned {
-			d.keep("pinned")
+			d.addReason("pinned")
 		}
 		if future {
-			d.keep("in the future")
+			d.addReason("in the future")
 		}
 		if d.Point.Good && !future {
 			counted = append(counted, d)
 		}
 	}
 	if len(counted) > 0 {
-		counted[0].keep("last good one")
+		counted[0].addReason("last good one")
 	}
-	for _, r := range policy.rules() {
-		r.apply(counted)
+	for _, r := range policy.activeRules() {
+		r.applyTo(counted)
 	}
 	policy.keepWithin(counted)
 	policy.keepDamaged(decisions, counted)
 	for i := range decisions {
 		if d := &decisions[i]; d.Point.MadeLast && d.Point.Good && !d.Keep {
-			d.keep("made last, by a clock that was behind")
+			d.addReason("made last, by a clock that was behind")
 		}
 	}
 	return decisions, nil
 }
 
-// check refuses points among which the wrong one could be removed.
-func check(points []Point) error {
+// checkPoints refuses points among which the wrong one could be removed.
+func checkPoints(points []Point) error {
 	seen := make(map[string]bool, len(points))
 	for _, p := range points {
 		switch {
@@ -66,23 +66,23 @@ func check(points []Point) error {
 		case p.Time.IsZero():
 			return fmt.Errorf("restore point %s has no time", p.ID)
 		case seen[p.ID]:
-			return fmt.Errorf("restore point %s is there twice", p.ID)
+			return fmt.Errorf("restore point %s is given twice", p.ID)
 		}
 		seen[p.ID] = true
 	}
 	return nil
 }
 
-func (d *Decision) keep(reason string) {
+func (d *Decision) addReason(reason string) {
 	d.Keep = true
 	d.Reasons = append(d.Reasons, reason)
 }
 
-// apply keeps those of points that the rule keeps. points are the newest first.
-func (r rule) apply(points []*Decision) {
+// applyTo keeps those of points that the rule keeps. points are the newest first.
+func (r rule) applyTo(points []*Decision) {
 	if r.period == nil {
 		for _, d := range points[:min(r.most, len(points))] {
-			d.keep(fmt.Sprintf("%s %d", r.name, r.most))
+			d.addReason(fmt.Sprintf("%s %d", r.name, r.most))
 		}
 		return
 	}
@@ -94,7 +94,7 @@ func (r rule) apply(points []*Decision) {
 		}
 		if period := r.period(d.Point.Time); !seen[period] {
 			seen[period] = true
-			d.keep(r.name + " " + period)
+			d.addReason(r.name + " " + period)
 		}
 	}
 }
@@ -103,12 +103,12 @@ func (p Policy) keepWithin(points []*Decision) {
 	if p.Within.Zero() || len(points) == 0 {
 		return
 	}
-	start := p.Within.Before(points[0].Point.Time.In(p.location()))
+	start := p.Within.Before(points[0].Point.Time.In(p.timeZone()))
 	for _, d := range points {
 		if d.Point.Time.Before(start) {
 			return
 		}
-		d.keep("within " + p.Within.String())
+		d.addReason("within " + p.Within.String())
 	}
 }
 
@@ -123,9 +123,9 @@ func (p Policy) keepDamaged(all []Decision, good []*Decision) {
 		switch {
 		case d.Point.Good:
 		case !superseded:
-			d.keep("not good, but no newer one is good")
+			d.addReason("not good, but no newer one is good")
 		case !p.RemoveDamaged:
-			d.keep("not good, removed only on request")
+			d.addReason("not good, removed only on request")
 		}
 	}
 }

@@ -261,7 +261,7 @@ func TestDecide_decidesNothingWithAnError(t *testing.T) {
 		"within too long":   {Policy{Within: Span{Hours: 1e9}}, good, "keep-within: 1000000000h is longer"},
 		"no ID":             {Policy{Last: 1}, []Point{{Time: when}}, "a restore point has no ID"},
 		"no time":           {Policy{Last: 1}, []Point{{ID: "a"}}, "restore point a has no time"},
-		"twice":             {Policy{Last: 1}, slices.Concat(good, good), "restore point a is there twice"},
+		"twice":             {Policy{Last: 1}, slices.Concat(good, good), "restore point a is given twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

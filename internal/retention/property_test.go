@@ -113,7 +113,7 @@ func TestDecide_everyDecision(t *testing.T) {
 		}
 		// "last" also counts the reason "last good one".
 		keeping["last"] -= min(good, 1)
-		for _, r := range policy.rules() {
+		for _, r := range policy.activeRules() {
 			if keeping[r.name] > r.most {
 				t.Fatalf("keep-%s %d keeps %d", r.name, r.most, keeping[r.name])
 			}
@@ -156,7 +156,7 @@ func TestDecide_periodsAgainstAModel(t *testing.T) {
 		all, policy := somePoints(t), somePolicy(t)
 		now := sometime(t, all)
 		decisions := decide(t, policy, now, all)
-		for _, r := range policy.rules() {
+		for _, r := range policy.activeRules() {
 			if period(r.name, time.UTC, now) == nil {
 				continue
 			}

@@ -82,7 +82,7 @@ func (p Policy) Validate() error {
 		return fmt.Errorf("keep-within: %w", err)
 	}
 	empty := p.Within.Zero()
-	for _, r := range p.rules() {
+	for _, r := range p.activeRules() {
 		if r.most < 0 {
 			return fmt.Errorf("keep-%s is %d: it cannot be negative", r.name, r.most)
 		}
@@ -102,15 +102,15 @@ type rule struct {
 	period func(time.Time) string
 }
 
-func (p Policy) location() *time.Location {
+func (p Policy) timeZone() *time.Location {
 	if p.Location == nil {
 		return time.UTC
 	}
 	return p.Location
 }
 
-func (p Policy) rules() []rule {
-	location := p.location()
+func (p Policy) activeRules() []rule {
+	location := p.timeZone()
 	format := func(layout string) func(time.Time) string {
 		return func(t time.Time) string { return t.In(location).Format(layout) }
 	}

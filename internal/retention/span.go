@@ -32,14 +32,14 @@ func ParseSpan(s string) (Span, error) {
 			return fail("a number has no unit")
 		}
 		unit := rest[digits]
-		part := span.part(unit)
+		part := span.fieldOf(unit)
 		switch {
 		case part == nil:
 			return fail("the units are y, m, w, d and h")
 		case digits == 0:
 			return fail("a unit has no number")
 		case seen[unit]:
-			return fail(fmt.Sprintf("the unit %c is there twice", unit))
+			return fail(fmt.Sprintf("the unit %c is given twice", unit))
 		}
 		seen[unit] = true
 		n, err := strconv.Atoi(rest[:digits])
@@ -55,8 +55,8 @@ func ParseSpan(s string) (Span, error) {
 	return span, nil
 }
 
-// part returns the field that a unit sets, or nil.
-func (s *Span) part(unit byte) *int {
+// fieldOf returns the field that a unit sets, or nil.
+func (s *Span) fieldOf(unit byte) *int {
 	switch unit {
 	case 'y':
 		return &s.Years
@@ -80,7 +80,7 @@ func (s Span) Zero() bool { return s == Span{} }
 func (s Span) String() string {
 	var b strings.Builder
 	for _, unit := range []byte("ymwdh") {
-		if n := *s.part(unit); n != 0 {
+		if n := *s.fieldOf(unit); n != 0 {
 			fmt.Fprintf(&b, "%d%c", n, unit)
 		}
 	}
@@ -89,7 +89,7 @@ func (s Span) String() string {
 
 func (s Span) validate() error {
 	for _, unit := range []byte("ymwdh") {
-		n := *s.part(unit)
+		n := *s.fieldOf(unit)
 		if n < 0 {
 			return errors.New(s.String() + " is negative")
 		}

@@ -38,7 +38,7 @@ func TestParseSpan(t *testing.T) {
 		"30s":                   "the units are y, m, w, d and h",
 		"1.5d":                  "the units are y, m, w, d and h",
 		"٧d":                    "the units are y, m, w, d and h",
-		"1d1d":                  "the unit d is there twice",
+		"1d1d":                  "the unit d is given twice",
 		"30min":                 "the units are y, m, w, d and h",
 		"1000001h":              "a number is greater than 1000000",
 		"99999999999999999999y": "a number is greater than 1000000",

@@ -22,10 +22,10 @@ func Dig(path string, unitBytes int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(dig(f, unitBytes), f.Close())
+	return errors.Join(punchZeroes(f, unitBytes), f.Close())
 }
 
-func dig(f *os.File, unitBytes int) error {
+func punchZeroes(f *os.File, unitBytes int) error {
 	buf := make([]byte, bufferBytes)
 	for at := int64(0); ; at += int64(len(buf)) {
 		n, err := f.ReadAt(buf, at)
@@ -44,7 +44,7 @@ func dig(f *os.File, unitBytes int) error {
 func Punch(f *os.File, offset int64, data []byte, unitBytes int) error {
 	for at := 0; at < len(data); {
 		end := at
-		for end < len(data) && zero(data[end:min(end+unitBytes, len(data))]) {
+		for end < len(data) && isZero(data[end:min(end+unitBytes, len(data))]) {
 			end += min(unitBytes, len(data)-end)
 		}
 		if end == at {
@@ -66,7 +66,7 @@ func Punch(f *os.File, offset int64, data []byte, unitBytes int) error {
 // zeroes is what blocks are compared with.
 var zeroes [4 << 10]byte
 
-func zero(block []byte) bool {
+func isZero(block []byte) bool {
 	for len(block) > 0 {
 		n := min(len(block), len(zeroes))
 		if !bytes.Equal(block[:n], zeroes[:n]) {

@@ -31,18 +31,18 @@ func Selected(kv *kubevirtv1.KubeVirt, namespace, machine map[string]string) (bo
 	if selectors == nil {
 		return false, nil
 	}
-	byNamespace, err := matches(selectors.NamespaceLabelSelector, namespace)
+	byNamespace, err := matchesSelector(selectors.NamespaceLabelSelector, namespace)
 	if err != nil {
 		return false, fmt.Errorf("namespaceLabelSelector: %w", err)
 	}
-	byMachine, err := matches(selectors.VirtualMachineLabelSelector, machine)
+	byMachine, err := matchesSelector(selectors.VirtualMachineLabelSelector, machine)
 	if err != nil {
 		return false, fmt.Errorf("virtualMachineLabelSelector: %w", err)
 	}
 	return byNamespace || byMachine, nil
 }
 
-func matches(s *metav1.LabelSelector, set map[string]string) (bool, error) {
+func matchesSelector(s *metav1.LabelSelector, set map[string]string) (bool, error) {
 	// This call already lets a nil selector match nothing and an empty one everything.
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -60,7 +60,7 @@ func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
 			continue
 		}
 		i := slices.IndexFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == v.Name })
-		if i < 0 || !eligible(spec.Domain.Devices.Disks[i]) {
+		if i < 0 || !isEligible(spec.Domain.Devices.Disks[i]) {
 			continue
 		}
 		names = append(names, v.Name)
@@ -68,7 +68,7 @@ func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	return names
 }
 
-func eligible(d kubevirtv1.Disk) bool {
+func isEligible(d kubevirtv1.Disk) bool {
 	shared := d.Shareable != nil && *d.Shareable
 	return d.Disk != nil && !d.Disk.ReadOnly && !shared
 }

@@ -194,7 +194,8 @@ const (
 
 // VirtualMachineBackupStatus is the observed state of a backup.
 type VirtualMachineBackupStatus struct {
-	// phase is the durable state; see its values.
+	// phase is the durable state: Pending, Attaching, Starting, Copying, Copied, CopyFailed, Pruning,
+	// Pruned, Done or Failed.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
 	// reason is one CamelCase word for the present state.
