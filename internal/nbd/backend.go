@@ -114,8 +114,8 @@ func (x *Export) contexts() []string {
 	return nil
 }
 
-// complete fills in what the export leaves to the server.
-func (x *Export) complete(l Limits) error {
+// setDefaults fills in what the export leaves to the server.
+func (x *Export) setDefaults(l Limits) error {
 	b := &x.Block
 	if b.Minimum == 0 {
 		b.Minimum = 1
@@ -126,16 +126,16 @@ func (x *Export) complete(l Limits) error {
 	if most := uint32(l.MaxRequestBytes); b.Maximum == 0 || b.Maximum > most {
 		b.Maximum = most &^ (b.Minimum - 1)
 	}
-	if err := b.check(); err != nil {
+	if err := b.validate(); err != nil {
 		return err
 	}
 	if x.Backend.Size() < 0 || x.Backend.Size()%int64(b.Minimum) != 0 {
-		return violation("export of %d bytes with blocks of %d", x.Backend.Size(), b.Minimum)
+		return protocolError("export of %d bytes with blocks of %d", x.Backend.Size(), b.Minimum)
 	}
 	return nil
 }
 
-func (x *Export) release() {
+func (x *Export) releaseExport() {
 	if x.Release != nil {
 		x.Release()
 	}

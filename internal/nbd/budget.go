@@ -31,16 +31,16 @@ func (b *budget) acquire(ctx context.Context, n int64) (int64, error) {
 		b.mu.Unlock()
 		return n, nil
 	}
-	w := b.enqueue(n)
+	w := b.enqueueWaiter(n)
 	b.mu.Unlock()
 	select {
 	case <-w.ready:
 		b.mu.Lock()
-		b.recycle(w)
+		b.recycleWaiter(w)
 		b.mu.Unlock()
 		return n, nil
 	case <-ctx.Done():
-		b.leave(w)
+		b.leaveQueue(w)
 		return 0, context.Cause(ctx)
 	}
 }
@@ -53,25 +53,25 @@ func (b *budget) release(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free += n
-	b.wake()
+	b.serveWaiters()
 }
 
-// used returns how many bytes are taken, including those whose holder still waits for another budget.
-func (b *budget) used() int64 {
+// usedBytes returns how many bytes are taken, including those whose holder still waits for another budget.
+func (b *budget) usedBytes() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.total - b.free
 }
 
-// short reports whether somebody waits.
-func (b *budget) short() bool {
+// hasWaiters reports whether somebody waits.
+func (b *budget) hasWaiters() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.first != nil
 }
 
-// wake serves the waiters in order. The caller holds mu, here and below.
-func (b *budget) wake() {
+// serveWaiters serves the waiters in order. The caller holds mu, here and below.
+func (b *budget) serveWaiters() {
 	for b.first != nil && b.first.n <= b.free {
 		w := b.first
 		b.free -= w.n
@@ -82,7 +82,7 @@ func (b *budget) wake() {
 	}
 }
 
-func (b *budget) enqueue(n int64) *waiter {
+func (b *budget) enqueueWaiter(n int64) *waiter {
 	w := b.spare
 	if w == nil {
 		w = &waiter{ready: make(chan struct{}, 1)}
@@ -99,26 +99,26 @@ func (b *budget) enqueue(n int64) *waiter {
 	return w
 }
 
-func (b *budget) recycle(w *waiter) {
+func (b *budget) recycleWaiter(w *waiter) {
 	w.next = b.spare
 	b.spare = w
 }
 
-// leave removes w from the queue, or gives back what w was given in the meantime.
-func (b *budget) leave(w *waiter) {
+// leaveQueue removes w from the queue, or gives back what w was given in the meantime.
+func (b *budget) leaveQueue(w *waiter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
 	case <-w.ready:
 		b.free += w.n
 	default:
-		b.remove(w)
+		b.removeWaiter(w)
 	}
-	b.recycle(w)
-	b.wake()
+	b.recycleWaiter(w)
+	b.serveWaiters()
 }
 
-func (b *budget) remove(w *waiter) {
+func (b *budget) removeWaiter(w *waiter) {
 	var before *waiter
 	for at := b.first; at != w; at = at.next {
 		before = at

@@ -61,7 +61,7 @@ func TestCoverage(t *testing.T) {
 			for i := e.Offset; i < e.End(); i++ {
 				twice = twice || model[i]
 			}
-			if err := c.add(e); (err != nil) != twice {
+			if err := c.addExtent(e); (err != nil) != twice {
 				r.Fatalf("%v: %v", e, err)
 			}
 			if twice {
@@ -82,14 +82,14 @@ func TestCoverage_refusesTooManyFragments(t *testing.T) {
 	t.Parallel()
 	var c coverage
 	for i := range int64(maxFragments) {
-		if err := c.add(extent.Extent{Offset: 2 * i, Length: 1}); err != nil {
+		if err := c.addExtent(extent.Extent{Offset: 2 * i, Length: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := c.add(extent.Extent{Offset: 1, Length: 1}); err != nil {
+	if err := c.addExtent(extent.Extent{Offset: 1, Length: 1}); err != nil {
 		t.Errorf("what joins two: %v", err)
 	}
-	if err := errors.Join(c.add(extent.Extent{Offset: 1 << 30, Length: 1}), c.add(extent.Extent{Offset: 1 << 31, Length: 1})); !errors.Is(err, ErrProtocol) {
+	if err := errors.Join(c.addExtent(extent.Extent{Offset: 1 << 30, Length: 1}), c.addExtent(extent.Extent{Offset: 1 << 31, Length: 1})); !errors.Is(err, ErrProtocol) {
 		t.Errorf("%v", err)
 	}
 }
@@ -145,9 +145,9 @@ func TestBudget_servesInOrder(t *testing.T) {
 		t.Errorf("%d are free", b.free)
 	}
 	b.free = 0 // one that is served just as it gives up
-	w := b.enqueue(3)
+	w := b.enqueueWaiter(3)
 	b.release(10)
-	b.leave(w)
+	b.leaveQueue(w)
 	last := wait(10, 0)
 	if err := <-last.done; err != nil {
 		t.Error(err)

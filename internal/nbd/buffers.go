@@ -28,8 +28,8 @@ func bufferClass(n int64) int { return max(bits.Len64(uint64(max(n, 1)-1))-minBu
 // bufferBytes returns how much memory a buffer of n bytes takes.
 func bufferBytes(n int64) int64 { return 1 << (bufferClass(n) + minBufferBits) }
 
-// get returns a buffer of n bytes, at most maxBufferBytes, with undefined content.
-func (p *buffers) get(n int64) *buffer {
+// getBuffer returns a buffer of n bytes, at most maxBufferBytes, with undefined content.
+func (p *buffers) getBuffer(n int64) *buffer {
 	class := bufferClass(n)
 	b, ok := p.pools[class].Get().(*buffer)
 	if !ok {
@@ -39,7 +39,7 @@ func (p *buffers) get(n int64) *buffer {
 	return b
 }
 
-func (p *buffers) put(b *buffer) {
+func (p *buffers) putBuffer(b *buffer) {
 	if b != nil {
 		p.pools[b.class].Put(b)
 	}

@@ -77,7 +77,7 @@ func (s *stallingServer) serve(nc net.Conn) {
 		if r.length == 0 {
 			return
 		}
-		b := append(reply{simple: true, handle: r.handle}.append(nil, s.h), bytes.Repeat([]byte{7}, int(r.length))...)
+		b := append(reply{simple: true, handle: r.handle}.appendTo(nil, s.h), bytes.Repeat([]byte{7}, int(r.length))...)
 		if s.h != simpleHeaders {
 			b = chunk(s.h, r, replyOffsetData, true, dataPayload(r.offset, int(r.length)))
 		}
@@ -211,7 +211,7 @@ func TestCancel_ofAWriteThatGoesOn(t *testing.T) {
 		expect(nc, int(r.length)-1)
 		<-returned
 		for range 2 {
-			nc.Write(reply{simple: true, handle: r.handle}.append(nil, simpleHeaders))
+			nc.Write(reply{simple: true, handle: r.handle}.appendTo(nil, simpleHeaders))
 			r = expectRequest(nc, simpleHeaders)
 		}
 	})
@@ -312,7 +312,7 @@ func TestClient_earlyAnswerToAWrite(t *testing.T) {
 		scriptHandshake(nc, simpleHeaders)
 		for range 2 {
 			r := expectRequest(nc, simpleHeaders)
-			nc.Write(reply{simple: true, errno: 28, handle: r.handle}.append(nil, simpleHeaders))
+			nc.Write(reply{simple: true, errno: 28, handle: r.handle}.appendTo(nil, simpleHeaders))
 			expect(nc, int(r.length))
 		}
 	})
@@ -334,7 +334,7 @@ func TestClient_twoEarlyAnswers(t *testing.T) {
 	c, err := dialScript(t, Options{}, func(nc net.Conn) {
 		scriptHandshake(nc, simpleHeaders)
 		r := expectRequest(nc, simpleHeaders)
-		b := reply{simple: true, errno: 28, handle: r.handle}.append(nil, simpleHeaders)
+		b := reply{simple: true, errno: 28, handle: r.handle}.appendTo(nil, simpleHeaders)
 		nc.Write(append(b, b...))
 		<-returned
 	})

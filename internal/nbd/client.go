@@ -63,7 +63,7 @@ type Client struct {
 	running sync.WaitGroup
 	// grace is abandonGrace, except in tests.
 	grace time.Duration
-	// disconnect is held during goodbye.
+	// disconnect is held during disconnectAll.
 	disconnect sync.Mutex
 	closing    atomic.Bool
 }
@@ -82,7 +82,7 @@ func Dial(ctx context.Context, t Target, o Options) (*Client, error) {
 }
 
 func dial(ctx context.Context, t Target, o Options) (*Client, error) {
-	first, info, err := open(ctx, t, o)
+	first, info, err := openConnection(ctx, t, o)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func dial(ctx context.Context, t Target, o Options) (*Client, error) {
 	}
 	for len(hands) < want && err == nil {
 		var h *clientHandshake
-		if h, err = another(ctx, t, o, first, info); err == nil {
+		if h, err = openAnother(ctx, t, o, first, info); err == nil {
 			hands = append(hands, h)
 		}
 	}
@@ -106,34 +106,34 @@ func dial(ctx context.Context, t Target, o Options) (*Client, error) {
 	return newClient(hands, info, o), nil
 }
 
-// another opens one more connection, and checks that it is to the same export.
-func another(ctx context.Context, t Target, o Options, first *clientHandshake, info Info) (*clientHandshake, error) {
-	h, i, err := open(ctx, t, o)
+// openAnother opens one more connection, and checks that it is to the same export.
+func openAnother(ctx context.Context, t Target, o Options, first *clientHandshake, info Info) (*clientHandshake, error) {
+	h, i, err := openConnection(ctx, t, o)
 	if err != nil {
 		return nil, err
 	}
 	if i.Bytes != info.Bytes || i.Flags != info.Flags || h.headers != first.headers || !slices.Equal(i.Contexts, info.Contexts) {
-		return nil, errors.Join(violation("the export is another one on another connection"), h.nc.Close())
+		return nil, errors.Join(protocolError("the export is another one on another connection"), h.nc.Close())
 	}
 	return h, nil
 }
 
-// open opens one connection and takes it to the transmission phase.
-func open(ctx context.Context, t Target, o Options) (*clientHandshake, Info, error) {
+// openConnection opens one connection and takes it to the transmission phase.
+func openConnection(ctx context.Context, t Target, o Options) (*clientHandshake, Info, error) {
 	var info Info
 	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
 		most := extendedHeaders
 		if o.most != nil {
 			most = *o.most
 		}
-		if err := h.frame(most); err != nil {
+		if err := h.negotiateHeaders(most); err != nil {
 			return err
 		}
-		if err := h.contexts(t.Export, o.Contexts); err != nil {
+		if err := h.selectContexts(t.Export, o.Contexts); err != nil {
 			return err
 		}
 		var err error
-		info, err = h.enter(t.Export)
+		info, err = h.beginTransmission(t.Export)
 		return err
 	})
 	if err != nil {
@@ -164,9 +164,9 @@ func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandsh
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(longAgo) })
 	h := &clientHandshake{wire: newWire(nc)}
-	err = h.greet()
+	err = h.answerGreeting()
 	if err == nil && o.TLS != nil {
-		err = h.secure(ctx, tlsConfig(o.TLS, t.ServerName))
+		err = h.upgradeToTLS(ctx, tlsConfig(o.TLS, t.ServerName))
 	}
 	if err == nil {
 		err = rest(h)
@@ -228,8 +228,8 @@ func (c *Client) Err() error {
 	}
 }
 
-// fail ends the client with its first cause.
-func (c *Client) fail(cause error) {
+// failWith ends the client with its first cause.
+func (c *Client) failWith(cause error) {
 	c.failing.Do(func() {
 		c.cause = cause
 		close(c.dead)
@@ -243,7 +243,7 @@ func (c *Client) fail(cause error) {
 
 // Close ends the connections at once. What is in flight fails with ErrClosed. It returns nil, and can be called again.
 func (c *Client) Close() error {
-	c.fail(ErrClosed)
+	c.failWith(ErrClosed)
 	c.running.Wait()
 	return nil
 }
@@ -253,11 +253,11 @@ func (c *Client) Close() error {
 // died.
 func (c *Client) Disconnect(ctx context.Context) error {
 	c.closing.Store(true)
-	err := c.goodbye(ctx)
+	err := c.disconnectAll(ctx)
 	return errors.Join(err, c.Close())
 }
 
-func (c *Client) goodbye(ctx context.Context) error {
+func (c *Client) disconnectAll(ctx context.Context) error {
 	c.disconnect.Lock()
 	defer c.disconnect.Unlock()
 	for range c.slots { // With every slot held, nothing is in flight.
@@ -266,7 +266,7 @@ func (c *Client) goodbye(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-c.dead:
-			return c.failure()
+			return c.deathCause()
 		}
 	}
 	for _, k := range c.conns {
@@ -279,11 +279,11 @@ func (c *Client) goodbye(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	return c.failure()
+	return c.deathCause()
 }
 
-// failure returns why the client died, or nil if that was intended.
-func (c *Client) failure() error {
+// deathCause returns why the client died, or nil if that was intended.
+func (c *Client) deathCause() error {
 	if err := c.Err(); !errors.Is(err, ErrClosed) {
 		return err
 	}

@@ -18,11 +18,11 @@ type call struct {
 	err  error
 }
 
-// add counts one more request.
-func (a *call) add() { a.left.Add(1) }
+// addRequest counts one more request.
+func (a *call) addRequest() { a.left.Add(1) }
 
-// finish ends one request; the first error stays.
-func (a *call) finish(err error) {
+// finishRequest ends one request; the first error stays.
+func (a *call) finishRequest(err error) {
 	if err != nil {
 		a.mu.Lock()
 		if a.err == nil {
@@ -77,8 +77,8 @@ type slot struct {
 
 const slotMask = 1<<16 - 1
 
-// begin reuses a spare call, or makes one. It counts the caller's own hold on it.
-func (c *Client) begin() *call {
+// beginCall reuses a spare call, or makes one. It counts the caller's own hold on it.
+func (c *Client) beginCall() *call {
 	var a *call
 	select {
 	case a = <-c.calls:
@@ -90,14 +90,14 @@ func (c *Client) begin() *call {
 	return a
 }
 
-// await ends the caller's hold and waits for the requests of a. If ctx ends first, it abandons them. After await,
+// awaitCall ends the caller's hold and waits for the requests of a. If ctx ends first, it abandons them. After awaitCall,
 // nobody touches the caller's memory.
-func (c *Client) await(ctx context.Context, a *call) error {
-	a.finish(nil)
+func (c *Client) awaitCall(ctx context.Context, a *call) error {
+	a.finishRequest(nil)
 	select {
 	case <-a.done:
 	case <-ctx.Done():
-		c.abandon(a, context.Cause(ctx))
+		c.abandonCall(a, context.Cause(ctx))
 	}
 	err := a.err
 	select {
@@ -111,24 +111,24 @@ func (c *Client) await(ctx context.Context, a *call) error {
 // connection.
 const abandonGrace = 250 * time.Millisecond
 
-// abandon makes every request of a let go of the caller's memory.
-func (c *Client) abandon(a *call, cause error) {
+// abandonCall makes every request of a let go of the caller's memory.
+func (c *Client) abandonCall(a *call, cause error) {
 	for _, s := range c.slots {
-		s.abandon(a, cause)
+		s.abandonFor(a, cause)
 	}
 	grace := time.NewTimer(c.grace)
 	defer grace.Stop()
 	select {
 	case <-a.done:
 	case <-grace.C:
-		c.fail(cause)
+		c.failWith(cause)
 		<-a.done
 	}
 }
 
-// abandon detaches the slot from a. If its data is in use right now, abandon cuts that short, and whoever uses it ends
+// abandonFor detaches the slot from a. If its data is in use right now, abandonFor cuts that short, and whoever uses it ends
 // the request.
-func (s *slot) abandon(a *call, cause error) {
+func (s *slot) abandonFor(a *call, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.call != a {
@@ -141,19 +141,19 @@ func (s *slot) abandon(a *call, cause error) {
 	case s.state == slotWriting && s.req.cmd == cmdWrite:
 		s.abandoned, s.failed = true, cause
 	default:
-		s.detach(cause)
+		s.detachLocked(cause)
 	}
 }
 
-// detach ends the request for its caller. The caller of detach holds mu.
-func (s *slot) detach(cause error) {
+// detachLocked ends the request for its caller. The caller holds mu.
+func (s *slot) detachLocked(cause error) {
 	a := s.call
 	s.call, s.data, s.status, s.busy, s.abandoned = nil, nil, nil, false, false
-	a.finish(cause)
+	a.finishRequest(cause)
 }
 
-// submit sends one request of a. As with a read, the data of a write stays the caller's until a has ended.
-func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, status *statusReply) error {
+// submitRequest sends one request of a. As with a read, the data of a write stays the caller's until a has ended.
+func (c *Client) submitRequest(ctx context.Context, a *call, r request, data []byte, status *statusReply) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -176,58 +176,58 @@ func (c *Client) submit(ctx context.Context, a *call, r request, data []byte, st
 		c.budget.release(cost)
 		return err
 	}
-	a.add()
+	a.addRequest()
 	k := c.conns[int(c.next.Add(1))%len(c.conns)]
 	s.mu.Lock()
 	s.handle += slotMask + 1
 	r.handle = s.handle
 	s.state, s.conn, s.call, s.req, s.data, s.status, s.cost = slotQueued, k, a, r, data, status, cost
 	s.early, s.failed, s.refusal = false, nil, nil
-	s.covered.reset()
+	s.covered.clear()
 	s.mu.Unlock()
 	k.queue <- s // There is room for every slot.
 	if c.Err() != nil {
 		<-k.ended
-		c.bury(s, k, r.handle) // The connection's own funeral may have missed it.
+		c.buryRequest(s, k, r.handle) // The connection's endInFlight may have missed it.
 	}
 	return nil
 }
 
-// complete ends the request with the server's answer, or with the connection's end, and frees the slot.
-func (c *Client) complete(s *slot, err error) {
+// completeSlot ends the request with the server's answer, or with the connection's end, and frees the slot.
+func (c *Client) completeSlot(s *slot, err error) {
 	s.mu.Lock()
 	if s.state == slotWriting {
 		s.early, s.failed = true, err
 		s.mu.Unlock()
 		return
 	}
-	c.finish(s, err)
+	c.finishSlotLocked(s, err)
 }
 
-// finish is complete for a caller that holds mu; it unlocks mu.
-func (c *Client) finish(s *slot, err error) {
+// finishSlotLocked is completeSlot for a caller that holds mu; it unlocks mu.
+func (c *Client) finishSlotLocked(s *slot, err error) {
 	a, cost := s.call, s.cost
 	s.state, s.call, s.data, s.status, s.busy, s.abandoned = slotFree, nil, nil, nil, false, false
 	s.mu.Unlock()
 	c.budget.release(cost)
 	c.free <- s
 	if a != nil {
-		a.finish(err)
+		a.finishRequest(err)
 	}
 }
 
-// bury ends the request if the slot still has the one with this handle. The client is dead, and k's reader and writer
+// buryRequest ends the request if the slot still has the one with this handle. The client is dead, and k's reader and writer
 // have ended.
-func (c *Client) bury(s *slot, k *clientConn, handle uint64) {
+func (c *Client) buryRequest(s *slot, k *clientConn, handle uint64) {
 	s.mu.Lock()
 	if s.conn != k || s.handle != handle || s.state == slotFree {
 		s.mu.Unlock()
 		return
 	}
-	c.finish(s, c.cause)
+	c.finishSlotLocked(s, c.cause)
 }
 
-// refuse returns an error about a call that is not sent.
-func refuse(cmd command, e extent.Extent, errno syscall.Errno, message string) error {
+// refuseCall returns an error about a call that is not sent.
+func refuseCall(cmd command, e extent.Extent, errno syscall.Errno, message string) error {
 	return &Error{Op: cmd.String(), Extent: e, Errno: errno, Message: message, Offset: -1}
 }

@@ -60,19 +60,19 @@ func (k *clientConn) run() {
 	err := <-reading
 	close(stop)
 	if err != nil {
-		k.c.fail(fmt.Errorf("NBD connection: %w", err))
+		k.c.failWith(fmt.Errorf("NBD connection: %w", err))
 	}
 	if err := <-writing; err != nil {
-		k.c.fail(fmt.Errorf("NBD connection: %w", err))
+		k.c.failWith(fmt.Errorf("NBD connection: %w", err))
 	}
 	if err := k.close(); err != nil && k.c.Err() == nil {
-		k.c.fail(fmt.Errorf("close NBD connection: %w", err))
+		k.c.failWith(fmt.Errorf("close NBD connection: %w", err))
 	}
-	k.funeral()
+	k.endInFlight()
 }
 
-// funeral ends what is in flight on a connection that has ended.
-func (k *clientConn) funeral() {
+// endInFlight ends what is in flight on a connection that has ended.
+func (k *clientConn) endInFlight() {
 	if k.c.Err() == nil {
 		return // It ended after a goodbye, so nothing is in flight.
 	}
@@ -80,7 +80,7 @@ func (k *clientConn) funeral() {
 		s.mu.Lock()
 		handle := s.handle
 		s.mu.Unlock()
-		k.c.bury(s, k, handle)
+		k.c.buryRequest(s, k, handle)
 	}
 }
 
@@ -107,7 +107,7 @@ func (k *clientConn) writeAll(stop <-chan struct{}) error {
 		case s := <-k.queue:
 			if err := k.writeOne(s); err != nil {
 				err = fmt.Errorf("write: %w", err)
-				k.c.fail(fmt.Errorf("NBD connection: %w", err))
+				k.c.failWith(fmt.Errorf("NBD connection: %w", err))
 				return err
 			}
 		}
@@ -118,14 +118,14 @@ func (k *clientConn) writeAll(stop <-chan struct{}) error {
 func (k *clientConn) writeOne(s *slot) error {
 	if s == nil {
 		k.leaving.Store(true)
-		if _, err := k.bw.Write(request{cmd: cmdDisc}.append(k.bw.AvailableBuffer(), k.headers)); err != nil {
+		if _, err := k.bw.Write(request{cmd: cmdDisc}.appendTo(k.bw.AvailableBuffer(), k.headers)); err != nil {
 			return err
 		}
 		return k.bw.Flush()
 	}
 	s.mu.Lock()
 	if s.call == nil { // Given up before it was sent, so the server never sees it.
-		k.c.finish(s, nil)
+		k.c.finishSlotLocked(s, nil)
 		return k.flushIfIdle()
 	}
 	s.state = slotWriting
@@ -134,7 +134,7 @@ func (k *clientConn) writeOne(s *slot) error {
 		data = nil
 	}
 	s.mu.Unlock()
-	if err := k.write(req, data); err != nil {
+	if err := k.writeRequest(req, data); err != nil {
 		s.mu.Lock()
 		s.state = slotSent
 		s.mu.Unlock()
@@ -143,23 +143,23 @@ func (k *clientConn) writeOne(s *slot) error {
 	s.mu.Lock()
 	s.state = slotSent
 	if s.early {
-		k.c.finish(s, s.failed)
+		k.c.finishSlotLocked(s, s.failed)
 		return k.flushIfIdle()
 	}
 	if s.abandoned {
-		s.detach(s.failed)
+		s.detachLocked(s.failed)
 	}
 	s.mu.Unlock()
 	return k.flushIfIdle()
 }
 
-func (k *clientConn) write(req request, data []byte) error {
+func (k *clientConn) writeRequest(req request, data []byte) error {
 	if k.bw.Available() < extendedRequestBytes {
 		if err := k.bw.Flush(); err != nil {
 			return err
 		}
 	}
-	if _, err := k.bw.Write(req.append(k.bw.AvailableBuffer(), k.headers)); err != nil {
+	if _, err := k.bw.Write(req.appendTo(k.bw.AvailableBuffer(), k.headers)); err != nil {
 		return err
 	}
 	_, err := k.bw.Write(data)
@@ -189,17 +189,17 @@ func (k *clientConn) readAll() error {
 	}
 }
 
-// full reads until b is full.
-func (k *clientConn) full(b []byte) error {
+// readFull reads until b is full.
+func (k *clientConn) readFull(b []byte) error {
 	_, err := io.ReadFull(k.br, b)
 	return err
 }
 
-// discard reads and drops n bytes.
-func (k *clientConn) discard(n uint64) error {
+// discardBytes reads and drops n bytes.
+func (k *clientConn) discardBytes(n uint64) error {
 	for n > 0 {
 		part := k.scratch[:min(n, scratchBytes)]
-		if err := k.full(part); err != nil {
+		if err := k.readFull(part); err != nil {
 			return err
 		}
 		n -= uint64(len(part))
@@ -207,12 +207,12 @@ func (k *clientConn) discard(n uint64) error {
 	return nil
 }
 
-// fill reads n bytes into the slot's data from at on. If the caller gives up meanwhile, it reads and drops the rest.
-func (k *clientConn) fill(s *slot, at, n uint64) error {
+// fillSlot reads n bytes into the slot's data from at on. If the caller gives up meanwhile, it reads and drops the rest.
+func (k *clientConn) fillSlot(s *slot, at, n uint64) error {
 	for n > 0 {
-		dst := k.lend(s, at, n)
+		dst := k.lendMemory(s, at, n)
 		if dst == nil {
-			return k.discard(n)
+			return k.discardBytes(n)
 		}
 		m, err := k.br.Read(dst)
 		at, n = at+uint64(m), n-uint64(m)
@@ -226,8 +226,8 @@ func (k *clientConn) fill(s *slot, at, n uint64) error {
 	return nil
 }
 
-// lend returns the part of the caller's memory to read into, or nil if the caller has given up.
-func (k *clientConn) lend(s *slot, at, n uint64) []byte {
+// lendMemory returns the part of the caller's memory to read into, or nil if the caller has given up.
+func (k *clientConn) lendMemory(s *slot, at, n uint64) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.call == nil {
@@ -237,7 +237,7 @@ func (k *clientConn) lend(s *slot, at, n uint64) []byte {
 	return s.data[at : at+n]
 }
 
-// giveBack ends what lend began, and reports whether the caller gave up in between. Such a caller has cut the read
+// giveBack ends what lendMemory began, and reports whether the caller gave up in between. Such a caller has cut the read
 // short with a deadline. giveBack clears that deadline under the same lock, so that none is lost and none stays.
 func (k *clientConn) giveBack(s *slot) bool {
 	s.mu.Lock()
@@ -247,6 +247,6 @@ func (k *clientConn) giveBack(s *slot) bool {
 		return false
 	}
 	k.nc.SetReadDeadline(time.Time{}) //nolint:errcheck // then the next read says what is wrong
-	s.detach(s.failed)
+	s.detachLocked(s.failed)
 	return true
 }

@@ -13,20 +13,20 @@ import (
 // the context's cause, or why the client is dead.
 func (c *Client) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	e := extent.Extent{Offset: offset, Length: int64(len(p))}
-	if err := c.check(cmdRead, e, 0); err != nil || e.Empty() {
+	if err := c.checkRequest(cmdRead, e, 0); err != nil || e.Empty() {
 		return err
 	}
-	if !c.aligned(e) {
+	if !c.isAligned(e) {
 		return c.readAround(ctx, p, e)
 	}
-	return c.transfer(ctx, cmdRead, 0, e, p)
+	return c.transferInPieces(ctx, cmdRead, 0, e, p)
 }
 
 // readAround reads the whole blocks that e is in, and copies e's part to p.
 func (c *Client) readAround(ctx context.Context, p []byte, e extent.Extent) error {
 	wide := e.Widen(int64(c.info.Block.Minimum), c.info.Bytes)
 	all := make([]byte, wide.Length)
-	if err := c.transfer(ctx, cmdRead, 0, wide, all); err != nil {
+	if err := c.transferInPieces(ctx, cmdRead, 0, wide, all); err != nil {
 		return err
 	}
 	copy(p, all[e.Offset-wide.Offset:])
@@ -38,85 +38,85 @@ func (c *Client) readAround(ctx context.Context, p []byte, e extent.Extent) erro
 // still write what it has already received. If the context ends while p is being sent, the client ends too, unless the
 // server takes the rest at once.
 func (c *Client) WriteAt(ctx context.Context, p []byte, offset int64, flags CommandFlags) error {
-	return c.change(ctx, cmdWrite, flags, extent.Extent{Offset: offset, Length: int64(len(p))}, p)
+	return c.changeExtent(ctx, cmdWrite, flags, extent.Extent{Offset: offset, Length: int64(len(p))}, p)
 }
 
 // WriteZeroes makes e read as zeroes. Flags: CmdFlagFUA, CmdFlagNoHole, and CmdFlagFastZero, which fails with ENOTSUP
 // if zeroing is slow. Otherwise it is like WriteAt.
 func (c *Client) WriteZeroes(ctx context.Context, e extent.Extent, flags CommandFlags) error {
-	return c.change(ctx, cmdWriteZeroes, flags, e, nil)
+	return c.changeExtent(ctx, cmdWriteZeroes, flags, e, nil)
 }
 
 // Trim tells the server that e is no longer needed; its content is undefined afterwards. The only flag is CmdFlagFUA.
 func (c *Client) Trim(ctx context.Context, e extent.Extent, flags CommandFlags) error {
-	return c.change(ctx, cmdTrim, flags, e, nil)
+	return c.changeExtent(ctx, cmdTrim, flags, e, nil)
 }
 
 // Cache advises the server to fetch e ahead of its use.
 func (c *Client) Cache(ctx context.Context, e extent.Extent) error {
-	return c.change(ctx, cmdCache, 0, e, nil)
+	return c.changeExtent(ctx, cmdCache, 0, e, nil)
 }
 
 // Flush returns when every write that returned before is on stable storage. Without FlagSendFlush it is refused with
 // ENOTSUP.
 func (c *Client) Flush(ctx context.Context) error {
-	if err := c.check(cmdFlush, extent.Extent{}, 0); err != nil {
+	if err := c.checkRequest(cmdFlush, extent.Extent{}, 0); err != nil {
 		return err
 	}
-	a := c.begin()
-	if err := c.submit(ctx, a, request{cmd: cmdFlush}, nil, nil); err != nil {
-		a.fail(err)
+	a := c.beginCall()
+	if err := c.submitRequest(ctx, a, request{cmd: cmdFlush}, nil, nil); err != nil {
+		a.recordError(err)
 	}
-	return c.await(ctx, a)
+	return c.awaitCall(ctx, a)
 }
 
-// change sends a request about e, which must be aligned.
-func (c *Client) change(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, p []byte) error {
-	if err := c.check(cmd, e, flags); err != nil || e.Empty() {
+// changeExtent sends a request about e, which must be aligned.
+func (c *Client) changeExtent(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, p []byte) error {
+	if err := c.checkRequest(cmd, e, flags); err != nil || e.Empty() {
 		return err
 	}
-	if !c.aligned(e) {
-		return refuse(cmd, e, unix.EINVAL, "not aligned to the export's minimum block size")
+	if !c.isAligned(e) {
+		return refuseCall(cmd, e, unix.EINVAL, "not aligned to the export's minimum block size")
 	}
-	return c.transfer(ctx, cmd, flags, e, p)
+	return c.transferInPieces(ctx, cmd, flags, e, p)
 }
 
-// aligned reports whether e begins and ends at minimum blocks, or ends at the export's end.
-func (c *Client) aligned(e extent.Extent) bool {
+// isAligned reports whether e begins and ends at minimum blocks, or ends at the export's end.
+func (c *Client) isAligned(e extent.Extent) bool {
 	mask := int64(c.info.Block.Minimum) - 1
 	return e.Offset&mask == 0 && (e.End()&mask == 0 || e.End() == c.info.Bytes)
 }
 
-// transfer splits e into requests and waits for all of them. data is e's, or nil.
-func (c *Client) transfer(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, data []byte) error {
-	piece := c.piece(data != nil || cmd == cmdCache)
+// transferInPieces splits e into requests and waits for all of them. data is e's, or nil.
+func (c *Client) transferInPieces(ctx context.Context, cmd command, flags CommandFlags, e extent.Extent, data []byte) error {
+	piece := c.maxPieceBytes(data != nil || cmd == cmdCache)
 	if cmd == cmdWrite && c.conns[0].headers == extendedHeaders {
 		flags |= cmdFlagPayloadLen
 	}
-	a := c.begin()
+	a := c.beginCall()
 	for at := int64(0); at < e.Length; at += piece {
 		n := min(piece, e.Length-at)
 		var part []byte
 		if data != nil {
 			part = data[at : at+n]
 		}
-		if err := c.submit(ctx, a, request{cmd: cmd, flags: flags, offset: uint64(e.Offset + at), length: uint64(n)}, part, nil); err != nil {
-			a.fail(err)
+		if err := c.submitRequest(ctx, a, request{cmd: cmd, flags: flags, offset: uint64(e.Offset + at), length: uint64(n)}, part, nil); err != nil {
+			a.recordError(err)
 			break
 		}
 	}
-	return c.await(ctx, a)
+	return c.awaitCall(ctx, a)
 }
 
-// fail records an error that does not come from one of the call's requests.
-func (a *call) fail(err error) {
-	a.add()
-	a.finish(err)
+// recordError records an error that does not come from one of the call's requests.
+func (a *call) recordError(err error) {
+	a.addRequest()
+	a.finishRequest(err)
 }
 
-// piece returns the most that one request may be about. Only the width of the length field bounds trims and zeroes.
+// maxPieceBytes returns the most that one request may be about. Only the width of the length field bounds trims and zeroes.
 // QEMU's server bounds cache requests as if they had a payload.
-func (c *Client) piece(payload bool) int64 {
+func (c *Client) maxPieceBytes(payload bool) int64 {
 	block := int64(c.info.Block.Minimum)
 	most := int64(c.conns[0].headers.mostEffect())
 	if payload {
@@ -125,8 +125,8 @@ func (c *Client) piece(payload bool) int64 {
 	return max(most&^(block-1), block)
 }
 
-// needs returns the transmission flag without which a command must not be sent.
-func needs(cmd command) TransmissionFlags {
+// requiredFlag returns the transmission flag without which a command must not be sent.
+func requiredFlag(cmd command) TransmissionFlags {
 	switch cmd {
 	case cmdFlush:
 		return FlagSendFlush
@@ -141,8 +141,8 @@ func needs(cmd command) TransmissionFlags {
 	}
 }
 
-// check refuses what the server would refuse, or must not be asked.
-func (c *Client) check(cmd command, e extent.Extent, flags CommandFlags) error {
+// checkRequest refuses what the server would refuse, or must not be asked.
+func (c *Client) checkRequest(cmd command, e extent.Extent, flags CommandFlags) error {
 	can := c.info.Flags
 	var allowed CommandFlags
 	if can.Has(FlagSendFUA) {
@@ -161,13 +161,13 @@ func (c *Client) check(cmd command, e extent.Extent, flags CommandFlags) error {
 	case c.Err() != nil:
 		return c.cause
 	case !e.Valid() || e.End() > c.info.Bytes:
-		return refuse(cmd, e, unix.EINVAL, "beyond the export's end")
+		return refuseCall(cmd, e, unix.EINVAL, "beyond the export's end")
 	case writes && can.Has(FlagReadOnly):
-		return refuse(cmd, e, unix.EPERM, "the export is read-only")
-	case !can.Has(needs(cmd)):
-		return refuse(cmd, e, unix.ENOTSUP, "the export does not do this")
+		return refuseCall(cmd, e, unix.EPERM, "the export is read-only")
+	case !can.Has(requiredFlag(cmd)):
+		return refuseCall(cmd, e, unix.ENOTSUP, "the export does not do this")
 	case flags&^allowed != 0:
-		return refuse(cmd, e, unix.ENOTSUP, "the export does not do this with these flags")
+		return refuseCall(cmd, e, unix.ENOTSUP, "the export does not do this with these flags")
 	}
 	return nil
 }

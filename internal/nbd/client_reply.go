@@ -18,25 +18,25 @@ func (k *clientConn) readReply() error {
 		return err
 	}
 	head := k.scratch[:size]
-	if err := k.full(head); err != nil {
+	if err := k.readFull(head); err != nil {
 		return err
 	}
 	r := parseReply(head)
-	s, req, err := k.find(r)
+	s, req, err := k.findRequest(r)
 	if err != nil {
 		return err
 	}
 	if r.simple {
-		return k.simple(s, req, r)
+		return k.handleSimpleReply(s, req, r)
 	}
-	if err := k.chunk(s, req, r); err != nil || !r.done() {
+	if err := k.handleChunk(s, req, r); err != nil || !r.isFinal() {
 		return err
 	}
-	return k.conclude(s, req)
+	return k.concludeRequest(s, req)
 }
 
-// find returns the request that r answers.
-func (k *clientConn) find(r reply) (*slot, request, error) {
+// findRequest returns the request that r answers.
+func (k *clientConn) findRequest(r reply) (*slot, request, error) {
 	if n := r.handle & slotMask; n < uint64(len(k.c.slots)) {
 		s := k.c.slots[n]
 		s.mu.Lock()
@@ -46,27 +46,27 @@ func (k *clientConn) find(r reply) (*slot, request, error) {
 			return s, s.req, nil
 		}
 	}
-	return nil, request{}, violation("reply to no request: handle %#x", r.handle)
+	return nil, request{}, protocolError("reply to no request: handle %#x", r.handle)
 }
 
-// simple handles a reply that is the whole answer to a request.
-func (k *clientConn) simple(s *slot, req request, r reply) error {
+// handleSimpleReply handles a reply that is the whole answer to a request.
+func (k *clientConn) handleSimpleReply(s *slot, req request, r reply) error {
 	switch {
 	case r.errno != 0:
-		k.c.complete(s, failed(req, r.errno))
+		k.c.completeSlot(s, serverError(req, r.errno))
 		return nil
 	case req.cmd == cmdBlockStatus, req.cmd == cmdRead && k.headers != simpleHeaders:
-		return violation("simple reply to %v", req.cmd)
+		return protocolError("simple reply to %v", req.cmd)
 	case req.cmd == cmdRead:
-		if err := k.fill(s, 0, req.length); err != nil {
+		if err := k.fillSlot(s, 0, req.length); err != nil {
 			return err
 		}
 	}
-	k.c.complete(s, nil)
+	k.c.completeSlot(s, nil)
 	return nil
 }
 
-func failed(req request, errno uint32) *Error {
+func serverError(req request, errno uint32) *Error {
 	return &Error{Op: req.cmd.String(), Extent: req.extent(), Errno: errnoFromWire(errno), Offset: -1}
 }
 
@@ -75,22 +75,22 @@ func (r request) extent() extent.Extent {
 	return extent.Extent{Offset: int64(r.offset), Length: int64(r.length)}
 }
 
-// within reports whether length bytes at offset are part of the request.
-func (r request) within(offset, length uint64) bool {
+// contains reports whether length bytes at offset are part of the request.
+func (r request) contains(offset, length uint64) bool {
 	return offset >= r.offset && length <= r.length && offset-r.offset <= r.length-length
 }
 
-// chunk handles one chunk of a structured reply: section "Structured reply types".
-func (k *clientConn) chunk(s *slot, req request, r reply) error {
+// handleChunk handles one chunk of a structured reply: section "Structured reply types".
+func (k *clientConn) handleChunk(s *slot, req request, r reply) error {
 	if k.headers == extendedHeaders && r.offset != req.offset {
-		return violation("reply for offset %d to a request at %d", r.offset, req.offset)
+		return protocolError("reply for offset %d to a request at %d", r.offset, req.offset)
 	}
 	switch {
 	case r.kind&replyErr != 0:
 		return k.errorChunk(s, req, r)
 	case r.kind == replyNone:
-		if r.length != 0 || !r.done() {
-			return violation("NBD_REPLY_TYPE_NONE with %d bytes, or not the last chunk", r.length)
+		if r.length != 0 || !r.isFinal() {
+			return protocolError("NBD_REPLY_TYPE_NONE with %d bytes, or not the last chunk", r.length)
 		}
 		return nil
 	case r.kind == replyOffsetData && req.cmd == cmdRead:
@@ -100,7 +100,7 @@ func (k *clientConn) chunk(s *slot, req request, r reply) error {
 	case r.kind == k.headers.statusKind() && req.cmd == cmdBlockStatus:
 		return k.statusChunk(s, r)
 	}
-	return violation("chunk of type %d in the reply to %v", r.kind, req.cmd)
+	return protocolError("chunk of type %d in the reply to %v", r.kind, req.cmd)
 }
 
 // statusKind returns the type of a block status chunk.
@@ -113,30 +113,30 @@ func (h headers) statusKind() uint16 {
 
 func (k *clientConn) dataChunk(s *slot, req request, r reply) error {
 	if r.length <= offsetBytes {
-		return violation("data chunk of %d bytes", r.length)
+		return protocolError("data chunk of %d bytes", r.length)
 	}
 	b := k.scratch[:offsetBytes]
-	if err := k.full(b); err != nil {
+	if err := k.readFull(b); err != nil {
 		return err
 	}
 	offset := binary.BigEndian.Uint64(b)
 	n := r.length - offsetBytes
-	if err := s.cover(req, offset, n); err != nil {
+	if err := s.coverBytes(req, offset, n); err != nil {
 		return err
 	}
-	return k.fill(s, offset-req.offset, n)
+	return k.fillSlot(s, offset-req.offset, n)
 }
 
 func (k *clientConn) holeChunk(s *slot, req request, r reply) error {
 	if r.length != holeBytes {
-		return violation("hole chunk of %d bytes", r.length)
+		return protocolError("hole chunk of %d bytes", r.length)
 	}
 	b := k.scratch[:holeBytes]
-	if err := k.full(b); err != nil {
+	if err := k.readFull(b); err != nil {
 		return err
 	}
 	offset, length := parseHole(b)
-	if err := s.cover(req, offset, uint64(length)); err != nil {
+	if err := s.coverBytes(req, offset, uint64(length)); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -147,32 +147,32 @@ func (k *clientConn) holeChunk(s *slot, req request, r reply) error {
 	return nil
 }
 
-// cover notes that the reply has these bytes. It fails if they are not part of the request, or came before.
-func (s *slot) cover(req request, offset, length uint64) error {
-	if length == 0 || !req.within(offset, length) {
-		return violation("%d bytes at %d in the reply to a read of %v", length, offset, req.extent())
+// coverBytes notes that the reply has these bytes. It fails if they are not part of the request, or came before.
+func (s *slot) coverBytes(req request, offset, length uint64) error {
+	if length == 0 || !req.contains(offset, length) {
+		return protocolError("%d bytes at %d in the reply to a read of %v", length, offset, req.extent())
 	}
-	return s.covered.add(extent.Extent{Offset: int64(offset), Length: int64(length)})
+	return s.covered.addExtent(extent.Extent{Offset: int64(offset), Length: int64(length)})
 }
 
 func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
 	if r.length > maxErrorBytes {
-		return violation("error chunk of %d bytes", r.length)
+		return protocolError("error chunk of %d bytes", r.length)
 	}
 	b := make([]byte, r.length)
-	if err := k.full(b); err != nil {
+	if err := k.readFull(b); err != nil {
 		return err
 	}
 	e, err := parseErrorChunk(r.kind, b)
 	if err != nil {
 		return err
 	}
-	if e.located && !req.within(e.offset, 0) {
-		return violation("error at %d in the reply to %v of %v", e.offset, req.cmd, req.extent())
+	if e.located && !req.contains(e.offset, 0) {
+		return protocolError("error at %d in the reply to %v of %v", e.offset, req.cmd, req.extent())
 	}
 	if s.refusal == nil { // only the first counts
-		s.refusal = failed(req, e.errno)
-		s.refusal.Message = printable(e.message)
+		s.refusal = serverError(req, e.errno)
+		s.refusal.Message = printableMessage(e.message)
 		if e.located {
 			s.refusal.Offset = int64(e.offset)
 		}
@@ -180,20 +180,20 @@ func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
 	return nil
 }
 
-// conclude ends a request whose last chunk has arrived.
-func (k *clientConn) conclude(s *slot, req request) error {
+// concludeRequest ends a request whose last chunk has arrived.
+func (k *clientConn) concludeRequest(s *slot, req request) error {
 	var result error
 	switch have := s.covered.bytes; {
 	case s.refusal != nil:
 		result = s.refusal
 	case req.cmd == cmdRead && have != int64(req.length):
-		return violation("%d bytes in the reply to a read of %v", have, req.extent())
+		return protocolError("%d bytes in the reply to a read of %v", have, req.extent())
 	case req.cmd == cmdBlockStatus:
 		if err := s.statusComplete(); err != nil {
 			return err
 		}
 	}
-	k.c.complete(s, result)
+	k.c.completeSlot(s, result)
 	return nil
 }
 

@@ -22,7 +22,7 @@ type statusReply struct {
 	seen []bool
 }
 
-func (r *statusReply) reset(contexts int) {
+func (r *statusReply) resetFor(contexts int) {
 	if r.runs == nil {
 		r.runs, r.seen = make([][]descriptor, contexts), make([]bool, contexts)
 	}
@@ -38,9 +38,9 @@ func (k *clientConn) statusChunk(s *slot, r reply) error {
 		return err
 	}
 	if r.length > maxStatusBytes {
-		return violation("block status payload of %d bytes", r.length)
+		return protocolError("block status payload of %d bytes", r.length)
 	}
-	if err := k.full(k.scratch[:head]); err != nil {
+	if err := k.readFull(k.scratch[:head]); err != nil {
 		return err
 	}
 	id, err := parseStatusHead(r.kind, k.scratch[:head], count)
@@ -49,7 +49,7 @@ func (k *clientConn) statusChunk(s *slot, r reply) error {
 	}
 	index, ok := k.index[id]
 	if !ok {
-		return violation("block status of unknown context %d", id)
+		return protocolError("block status of unknown context %d", id)
 	}
 	if err := s.statusBegins(index); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (k *clientConn) statusChunk(s *slot, r reply) error {
 	for count > 0 {
 		n := min(count, uint64(scratchBytes/each))
 		b := k.scratch[:n*uint64(each)]
-		if err := k.full(b); err != nil {
+		if err := k.readFull(b); err != nil {
 			return err
 		}
 		if err := s.addStatus(r.kind, index, b); err != nil {
@@ -75,7 +75,7 @@ func (s *slot) statusBegins(index int) error {
 	switch {
 	case s.call == nil:
 	case s.status.seen[index]:
-		return violation("block status of one context twice in a reply")
+		return protocolError("block status of one context twice in a reply")
 	default:
 		s.status.seen[index] = true
 	}
@@ -103,7 +103,7 @@ func (s *slot) statusComplete() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.call != nil && slices.Contains(s.status.seen, false) {
-		return violation("block status reply without one of the contexts")
+		return protocolError("block status reply without one of the contexts")
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func (s *slot) statusComplete() error {
 // interleaved. For base:allocation, flags are StateHole and StateZero. fn's error ends the pass and is returned. The
 // other errors are as in ReadAt, and ErrNoContext.
 func (c *Client) BlockStatus(ctx context.Context, e extent.Extent, fn func(name string, e extent.Extent, flags uint64) error) error {
-	if err := c.check(cmdBlockStatus, e, 0); err != nil {
+	if err := c.checkRequest(cmdBlockStatus, e, 0); err != nil {
 		return err
 	}
 	if len(c.contexts) == 0 {
@@ -126,24 +126,24 @@ func (c *Client) BlockStatus(ctx context.Context, e extent.Extent, fn func(name 
 	}
 	var r statusReply
 	for at := wide.Offset; at < wide.End(); {
-		part := extent.Extent{Offset: at, Length: min(c.piece(false), wide.End()-at)}
+		part := extent.Extent{Offset: at, Length: min(c.maxPieceBytes(false), wide.End()-at)}
 		if err := c.queryStatus(ctx, part, &r); err != nil {
 			return err
 		}
 		next := part.End()
 		for i := range scans {
-			if err := scans[i].take(part, r.runs[i]); err != nil {
+			if err := scans[i].takeStatus(part, r.runs[i]); err != nil {
 				return err
 			}
 			next = min(next, scans[i].at)
 		}
 		if next <= at {
-			return violation("block status does not advance from %d", at)
+			return protocolError("block status does not advance from %d", at)
 		}
 		at = next
 	}
 	for i := range scans {
-		if err := scans[i].emit(); err != nil {
+		if err := scans[i].emitRun(); err != nil {
 			return err
 		}
 	}
@@ -151,12 +151,12 @@ func (c *Client) BlockStatus(ctx context.Context, e extent.Extent, fn func(name 
 }
 
 func (c *Client) queryStatus(ctx context.Context, e extent.Extent, r *statusReply) error {
-	r.reset(len(c.contexts))
-	a := c.begin()
-	if err := c.submit(ctx, a, request{cmd: cmdBlockStatus, offset: uint64(e.Offset), length: uint64(e.Length)}, nil, r); err != nil {
-		a.fail(err)
+	r.resetFor(len(c.contexts))
+	a := c.beginCall()
+	if err := c.submitRequest(ctx, a, request{cmd: cmdBlockStatus, offset: uint64(e.Offset), length: uint64(e.Length)}, nil, r); err != nil {
+		a.recordError(err)
 	}
-	return c.await(ctx, a)
+	return c.awaitCall(ctx, a)
 }
 
 // scan is the progress of one context through a disk.
@@ -171,9 +171,9 @@ type scan struct {
 	fn      func(string, extent.Extent, uint64) error
 }
 
-// take adds what a reply about part says. The beginning of part may be known already, if another context's status was
-// shorter. take ignores what the reply says beyond part.
-func (s *scan) take(part extent.Extent, runs []descriptor) error {
+// takeStatus adds what a reply about part says. The beginning of part may be known already, if another context's status was
+// shorter. takeStatus ignores what the reply says beyond part.
+func (s *scan) takeStatus(part extent.Extent, runs []descriptor) error {
 	at := part.Offset
 	for _, d := range runs {
 		end := part.End()
@@ -181,7 +181,7 @@ func (s *scan) take(part extent.Extent, runs []descriptor) error {
 			end = at + int64(d.length)
 		}
 		if end > s.at {
-			if err := s.add(extent.Extent{Offset: s.at, Length: end - s.at}, d.flags); err != nil {
+			if err := s.addRun(extent.Extent{Offset: s.at, Length: end - s.at}, d.flags); err != nil {
 				return err
 			}
 			s.at = end
@@ -193,7 +193,7 @@ func (s *scan) take(part extent.Extent, runs []descriptor) error {
 	return nil
 }
 
-func (s *scan) add(e extent.Extent, flags uint64) error {
+func (s *scan) addRun(e extent.Extent, flags uint64) error {
 	if e = e.Intersect(s.within); e.Empty() {
 		return nil
 	}
@@ -201,14 +201,14 @@ func (s *scan) add(e extent.Extent, flags uint64) error {
 		s.pending.Length += e.Length
 		return nil
 	}
-	if err := s.emit(); err != nil {
+	if err := s.emitRun(); err != nil {
 		return err
 	}
 	s.pending, s.flags = e, flags
 	return nil
 }
 
-func (s *scan) emit() error {
+func (s *scan) emitRun() error {
 	if s.pending.Empty() {
 		return nil
 	}
@@ -218,16 +218,16 @@ func (s *scan) emit() error {
 // Data returns the part of e that must be read to be known, because base:allocation does not say that it reads as
 // zeroes. A hole whose content is undefined counts as data.
 func (c *Client) Data(ctx context.Context, e extent.Extent) (extent.Set, error) {
-	return c.collect(ctx, e, ContextAllocation, func(flags uint64) bool { return flags&StateZero == 0 })
+	return c.collectExtents(ctx, e, ContextAllocation, func(flags uint64) bool { return flags&StateZero == 0 })
 }
 
 // Dirty returns the part of e that QEMU's bitmap of this name marks as changed. The context is ContextDirtyBitmap
 // followed by the bitmap's name.
 func (c *Client) Dirty(ctx context.Context, e extent.Extent, bitmap string) (extent.Set, error) {
-	return c.collect(ctx, e, ContextDirtyBitmap+bitmap, func(flags uint64) bool { return flags&StateDirty != 0 })
+	return c.collectExtents(ctx, e, ContextDirtyBitmap+bitmap, func(flags uint64) bool { return flags&StateDirty != 0 })
 }
 
-func (c *Client) collect(ctx context.Context, e extent.Extent, name string, in func(flags uint64) bool) (extent.Set, error) {
+func (c *Client) collectExtents(ctx context.Context, e extent.Extent, name string, in func(flags uint64) bool) (extent.Set, error) {
 	var set extent.Set
 	if !slices.Contains(c.contexts, name) {
 		return set, fmt.Errorf("%w: %s", ErrNoContext, name)

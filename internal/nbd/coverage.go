@@ -16,10 +16,10 @@ type coverage struct {
 	bytes int64
 }
 
-func (c *coverage) reset() { c.runs, c.bytes = c.runs[:0], 0 }
+func (c *coverage) clear() { c.runs, c.bytes = c.runs[:0], 0 }
 
-// add notes e. It fails if a byte of e is there already.
-func (c *coverage) add(e extent.Extent) error {
+// addExtent notes e. It fails if a byte of e is there already.
+func (c *coverage) addExtent(e extent.Extent) error {
 	i := len(c.runs)
 	for i > 0 && c.runs[i-1].Offset > e.Offset {
 		i--
@@ -28,7 +28,7 @@ func (c *coverage) add(e extent.Extent) error {
 	beforeNext := i < len(c.runs) && e.End() == c.runs[i].Offset
 	switch {
 	case i > 0 && c.runs[i-1].End() > e.Offset, i < len(c.runs) && e.End() > c.runs[i].Offset:
-		return violation("%v is twice in a reply", e)
+		return protocolError("%v is twice in a reply", e)
 	case afterPrevious && beforeNext:
 		c.runs[i-1].Length += e.Length + c.runs[i].Length
 		c.runs = slices.Delete(c.runs, i, i+1)
@@ -37,7 +37,7 @@ func (c *coverage) add(e extent.Extent) error {
 	case beforeNext:
 		c.runs[i] = extent.Extent{Offset: e.Offset, Length: e.Length + c.runs[i].Length}
 	case len(c.runs) == maxFragments:
-		return violation("a reply in more than %d fragments", maxFragments)
+		return protocolError("a reply in more than %d fragments", maxFragments)
 	default:
 		c.runs = slices.Insert(c.runs, i, e)
 	}

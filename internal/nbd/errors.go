@@ -24,7 +24,7 @@ var (
 	ErrNoContext = errors.New("nbd: metadata context was not negotiated")
 )
 
-func violation(format string, args ...any) error {
+func protocolError(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
 }
 

@@ -28,7 +28,7 @@ func FuzzParseURI(f *testing.F) {
 
 func FuzzRequest(f *testing.F) {
 	for _, h := range framings {
-		f.Add(request{flags: 1, cmd: cmdWrite, handle: 3, offset: 4, length: 5}.append(nil, h), uint8(h))
+		f.Add(request{flags: 1, cmd: cmdWrite, handle: 3, offset: 4, length: 5}.appendTo(nil, h), uint8(h))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, framing uint8) {
 		h := headers(framing % 3)
@@ -37,16 +37,16 @@ func FuzzRequest(f *testing.F) {
 		}
 		b = b[:h.requestSize()]
 		r, err := parseRequest(b, h)
-		if err == nil && !bytes.Equal(r.append(nil, h), b) {
+		if err == nil && !bytes.Equal(r.appendTo(nil, h), b) {
 			t.Errorf("%x is %+v", b, r)
 		}
 	})
 }
 
 func FuzzReply(f *testing.F) {
-	f.Add(reply{simple: true, errno: 5, handle: 6}.append(nil, simpleHeaders), uint8(0))
-	f.Add(reply{flags: 1, kind: 2, handle: 3, length: 4}.append(nil, structuredHeaders), uint8(1))
-	f.Add(reply{flags: 1, kind: 2, handle: 3, offset: 9, length: 4}.append(nil, extendedHeaders), uint8(2))
+	f.Add(reply{simple: true, errno: 5, handle: 6}.appendTo(nil, simpleHeaders), uint8(0))
+	f.Add(reply{flags: 1, kind: 2, handle: 3, length: 4}.appendTo(nil, structuredHeaders), uint8(1))
+	f.Add(reply{flags: 1, kind: 2, handle: 3, offset: 9, length: 4}.appendTo(nil, extendedHeaders), uint8(2))
 	f.Fuzz(func(t *testing.T, b []byte, framing uint8) {
 		h := headers(framing % 3)
 		if len(b) < 4 {
@@ -56,18 +56,18 @@ func FuzzReply(f *testing.F) {
 		if err != nil || len(b) < n {
 			return
 		}
-		if r := parseReply(b[:n]); !bytes.Equal(r.append(nil, h), b[:n]) {
+		if r := parseReply(b[:n]); !bytes.Equal(r.appendTo(nil, h), b[:n]) {
 			t.Errorf("%x is %+v", b[:n], r)
 		}
 	})
 }
 
 func FuzzErrorChunk(f *testing.F) {
-	f.Add(errorChunk{errno: 5, message: []byte("why")}.append(nil), uint16(replyError))
-	f.Add(errorChunk{errno: 5, message: []byte("why"), located: true, offset: 7}.append(nil), uint16(replyErrorOffset))
+	f.Add(errorChunk{errno: 5, message: []byte("why")}.appendTo(nil), uint16(replyError))
+	f.Add(errorChunk{errno: 5, message: []byte("why"), located: true, offset: 7}.appendTo(nil), uint16(replyErrorOffset))
 	f.Fuzz(func(t *testing.T, b []byte, kind uint16) {
 		e, err := parseErrorChunk(kind, b)
-		if err == nil && !bytes.HasPrefix(b, e.append(nil)[:errorBytes+len(e.message)]) {
+		if err == nil && !bytes.HasPrefix(b, e.appendTo(nil)[:errorBytes+len(e.message)]) {
 			t.Errorf("%x is %+v", b, e)
 		}
 	})
@@ -91,7 +91,7 @@ func FuzzStatusPayload(f *testing.F) {
 			if err != nil {
 				return
 			}
-			again = d.append(again, kind)
+			again = d.appendTo(again, kind)
 		}
 		if !bytes.Equal(again, b) {
 			t.Errorf("%x is read as %x", b, again)
@@ -103,20 +103,20 @@ func FuzzOptionReplies(f *testing.F) {
 	f.Add(new(bytesOf).u16(infoExport).u64(1).u16(1).b)
 	f.Add(new(bytesOf).u16(infoBlockSize).u32(1).u32(4096).u32(1 << 25).b)
 	f.Add(new(bytesOf).u32(4).text("base:allocation").b)
-	f.Add(ListedExport{Name: "disk", Description: "a disk"}.append(nil))
+	f.Add(ListedExport{Name: "disk", Description: "a disk"}.appendTo(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var i Info
 		if err := i.parseInfo(b); err == nil && (i.Bytes < 0 || !validString(i.Name) || !validString(i.Description)) {
 			t.Errorf("%+v", i)
 		}
-		if l, err := parseServer(b); err == nil && !bytes.Equal(l.append(nil), b) {
+		if l, err := parseServer(b); err == nil && !bytes.Equal(l.appendTo(nil), b) {
 			t.Errorf("%x is %+v", b, l)
 		}
 		if id, name, err := parseMetaContext(b); err == nil && !bytes.Equal(new(bytesOf).u32(id).text(name).b, b) {
 			t.Errorf("%x is %d %q", b, id, name)
 		}
 		if len(b) >= optionReplyBytes {
-			if o, err := parseOptionReply(b, optGo); err == nil && !bytes.Equal(o.append(nil), b[:optionReplyBytes]) {
+			if o, err := parseOptionReply(b, optGo); err == nil && !bytes.Equal(o.appendTo(nil), b[:optionReplyBytes]) {
 				t.Errorf("%x is %+v", b, o)
 			}
 		}
@@ -126,7 +126,7 @@ func FuzzOptionReplies(f *testing.F) {
 func FuzzOptions(f *testing.F) {
 	f.Add(exportRequest{name: "disk", infos: []uint16{1, 3}}.encode())
 	f.Add(contextRequest{export: "disk", queries: []string{"base:", ContextAllocation}}.encode())
-	f.Add(optionHeader{option: optGo, length: 6}.append(nil))
+	f.Add(optionHeader{option: optGo, length: 6}.appendTo(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if e, ok := parseExportRequest(b); ok && !bytes.Equal(e.encode(), b) {
 			t.Errorf("%x is %+v", b, e)
@@ -135,7 +135,7 @@ func FuzzOptions(f *testing.F) {
 			t.Errorf("%x is %+v", b, c)
 		}
 		if len(b) >= optionBytes {
-			if o, err := parseOption(b); err == nil && !bytes.Equal(o.append(nil), b[:optionBytes]) {
+			if o, err := parseOption(b); err == nil && !bytes.Equal(o.appendTo(nil), b[:optionBytes]) {
 				t.Errorf("%x is %+v", b, o)
 			}
 		}
@@ -161,9 +161,9 @@ func FuzzServer(f *testing.F) {
 	enter := slices.Concat(hello, option(optStructuredReply, nil), option(optSetMetaContext, contextRequest{queries: []string{ContextAllocation}}.encode()), option(optGo, exportRequest{}.encode()))
 	f.Add(slices.Concat(hello, option(optList, nil), option(optAbort, nil)))
 	for _, r := range []request{{cmd: cmdRead, length: 512}, {cmd: cmdBlockStatus, length: 8192}, {cmd: cmdWriteZeroes, length: 8192}, {cmd: cmdWrite, length: 1}, {cmd: cmdFlush}} {
-		f.Add(slices.Concat(enter, r.append(nil, structuredHeaders), []byte{1}, request{cmd: cmdDisc}.append(nil, structuredHeaders)))
+		f.Add(slices.Concat(enter, r.appendTo(nil, structuredHeaders), []byte{1}, request{cmd: cmdDisc}.appendTo(nil, structuredHeaders)))
 	}
-	f.Add(slices.Concat(hello, option(optExtendedHeaders, nil), option(optGo, exportRequest{}.encode()), request{cmd: cmdTrim, length: 512}.append(nil, extendedHeaders)))
+	f.Add(slices.Concat(hello, option(optExtendedHeaders, nil), option(optGo, exportRequest{}.encode()), request{cmd: cmdTrim, length: 512}.appendTo(nil, extendedHeaders)))
 	f.Fuzz(func(_ *testing.T, says []byte) {
 		s := oneExport(newMemDisk(8192))
 		s.ServeConn(context.Background(), &heard{Reader: bytes.NewReader(says)})
@@ -184,7 +184,7 @@ func FuzzClient(f *testing.F) {
 	read := request{handle: slotMask + 1, length: 1000}
 	f.Add(slices.Concat(enter(structuredHeaders), chunk(structuredHeaders, read, replyOffsetData, true, dataPayload(0, 1000))))
 	f.Add(slices.Concat(enter(structuredHeaders), chunk(structuredHeaders, read, replyOffsetHole, false, appendHole(nil, 0, 1000)), chunk(structuredHeaders, read, replyNone, true, nil)))
-	f.Add(slices.Concat(enter(structuredHeaders), chunk(structuredHeaders, read, replyError, true, errorChunk{errno: 5}.append(nil))))
+	f.Add(slices.Concat(enter(structuredHeaders), chunk(structuredHeaders, read, replyError, true, errorChunk{errno: 5}.appendTo(nil))))
 	f.Add(slices.Concat(enter(extendedHeaders), chunk(extendedHeaders, read, replyOffsetData, true, dataPayload(0, 1000)),
 		chunk(extendedHeaders, request{handle: slotMask + 2, length: scriptBytes}, replyBlockStatusExt, true, new(bytesOf).u32(1).u32(1).u64(scriptBytes).u64(3).b)))
 	f.Fuzz(func(_ *testing.T, says []byte) {

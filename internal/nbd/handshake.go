@@ -27,8 +27,8 @@ type wire struct {
 
 func newWire(nc net.Conn) *wire { return &wire{nc: nc, br: bufio.NewReaderSize(nc, readBufferBytes)} }
 
-// read returns n bytes that the caller may keep.
-func (w *wire) read(n int) ([]byte, error) {
+// readBytes returns n bytes that the caller may keep.
+func (w *wire) readBytes(n int) ([]byte, error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(w.br, b); err != nil {
 		return nil, fmt.Errorf("read: %w", err)
@@ -36,7 +36,7 @@ func (w *wire) read(n int) ([]byte, error) {
 	return b, nil
 }
 
-func (w *wire) write(b []byte) error {
+func (w *wire) writeBytes(b []byte) error {
 	if _, err := w.nc.Write(b); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
@@ -47,7 +47,7 @@ func (w *wire) write(b []byte) error {
 // from somebody else: section "Protocol downgrade attacks".
 func (w *wire) startTLS(ctx context.Context, upgrade func(net.Conn) *tls.Conn) error {
 	if w.br.Buffered() > 0 {
-		return violation("%d bytes of plaintext after STARTTLS", w.br.Buffered())
+		return protocolError("%d bytes of plaintext after STARTTLS", w.br.Buffered())
 	}
 	secure := upgrade(w.nc)
 	if err := secure.HandshakeContext(ctx); err != nil {
@@ -67,50 +67,50 @@ type clientHandshake struct {
 	ids map[string]uint32
 }
 
-// greet reads the server's greeting and answers it: section "Newstyle negotiation".
-func (h *clientHandshake) greet() error {
-	b, err := h.read(16)
+// answerGreeting reads the server's greeting and answers it: section "Newstyle negotiation".
+func (h *clientHandshake) answerGreeting() error {
+	b, err := h.readBytes(16)
 	if err != nil {
 		return err
 	}
 	if magic := binary.BigEndian.Uint64(b); magic != initPasswd {
-		return violation("the server's greeting begins with %#x: it does not speak NBD", magic)
+		return protocolError("the server's greeting begins with %#x: it does not speak NBD", magic)
 	}
 	switch magic := binary.BigEndian.Uint64(b[8:]); magic {
 	case haveOptMagic:
 	case oldstyleMagic:
-		return violation("the server speaks the oldstyle protocol, which is not supported")
+		return protocolError("the server speaks the oldstyle protocol, which is not supported")
 	default:
-		return violation("unknown negotiation %#x", magic)
+		return protocolError("unknown negotiation %#x", magic)
 	}
-	if b, err = h.read(2); err != nil {
+	if b, err = h.readBytes(2); err != nil {
 		return err
 	}
 	server := binary.BigEndian.Uint16(b)
 	if server&flagFixedNewstyle == 0 {
-		return violation("the server does not speak fixed newstyle")
+		return protocolError("the server does not speak fixed newstyle")
 	}
 	client := uint32(flagCFixedNewstyle)
 	if server&flagNoZeroes != 0 {
 		client |= flagCNoZeroes
 		h.noZeroes = true
 	}
-	return h.write(binary.BigEndian.AppendUint32(nil, client))
+	return h.writeBytes(binary.BigEndian.AppendUint32(nil, client))
 }
 
-// send sends an option.
-func (h *clientHandshake) send(option uint32, data []byte) error {
-	h.out = optionHeader{option: option, length: uint32(len(data))}.append(h.out[:0])
-	return h.write(append(h.out, data...))
+// sendOption sends an option.
+func (h *clientHandshake) sendOption(option uint32, data []byte) error {
+	h.out = optionHeader{option: option, length: uint32(len(data))}.appendTo(h.out[:0])
+	return h.writeBytes(append(h.out, data...))
 }
 
-// option sends an option and passes its replies to each, until the final one: NBD_REP_ACK, or an error, *OptionError.
-func (h *clientHandshake) option(option uint32, data []byte, each func(kind uint32, data []byte) error) error {
-	if err := h.send(option, data); err != nil {
+// negotiateOption sends an option and passes its replies to each, until the final one: NBD_REP_ACK, or an error, *OptionError.
+func (h *clientHandshake) negotiateOption(option uint32, data []byte, each func(kind uint32, data []byte) error) error {
+	if err := h.sendOption(option, data); err != nil {
 		return err
 	}
 	for range maxOptionReplies {
-		b, err := h.read(optionReplyBytes)
+		b, err := h.readBytes(optionReplyBytes)
 		if err != nil {
 			return fmt.Errorf("reply to option %s: %w", optionName(option), err)
 		}
@@ -118,31 +118,31 @@ func (h *clientHandshake) option(option uint32, data []byte, each func(kind uint
 		if err != nil {
 			return err
 		}
-		if b, err = h.read(int(head.length)); err != nil {
+		if b, err = h.readBytes(int(head.length)); err != nil {
 			return err
 		}
 		switch {
 		case head.kind == repAck && head.length != 0:
-			return violation("NBD_REP_ACK with %d bytes", head.length)
+			return protocolError("NBD_REP_ACK with %d bytes", head.length)
 		case head.kind == repAck:
 			return nil
 		case head.kind&repErr != 0:
-			return &OptionError{Option: option, Reply: head.kind, Message: printable(b)}
+			return &OptionError{Option: option, Reply: head.kind, Message: printableMessage(b)}
 		case each == nil:
-			return violation("reply %d to option %s", head.kind, optionName(option))
+			return protocolError("reply %d to option %s", head.kind, optionName(option))
 		}
 		if err := each(head.kind, b); err != nil {
 			return err
 		}
 	}
-	return violation("more than %d replies to option %s", maxOptionReplies, optionName(option))
+	return protocolError("more than %d replies to option %s", maxOptionReplies, optionName(option))
 }
 
 // maxOptionReplies bounds how many exports or contexts a server may list.
 const maxOptionReplies = 4 << 10
 
-// printable returns a message from the peer, cut to the length that the protocol allows.
-func printable(b []byte) string {
+// printableMessage returns a message from the peer, cut to the length that the protocol allows.
+func printableMessage(b []byte) string {
 	b = b[:min(len(b), maxStringBytes)]
 	if !validString(string(b)) {
 		return fmt.Sprintf("%q", b)
@@ -150,16 +150,16 @@ func printable(b []byte) string {
 	return string(b)
 }
 
-// secure starts TLS. It never continues without it.
-func (h *clientHandshake) secure(ctx context.Context, config *tls.Config) error {
-	if err := h.option(optStartTLS, nil, nil); err != nil {
+// upgradeToTLS starts TLS. It never continues without it.
+func (h *clientHandshake) upgradeToTLS(ctx context.Context, config *tls.Config) error {
+	if err := h.negotiateOption(optStartTLS, nil, nil); err != nil {
 		return err
 	}
 	return h.startTLS(ctx, func(nc net.Conn) *tls.Conn { return tls.Client(nc, config) })
 }
 
-// frame negotiates the best headers that both sides support, up to most.
-func (h *clientHandshake) frame(most headers) error {
+// negotiateHeaders negotiates the best headers that both sides support, up to most.
+func (h *clientHandshake) negotiateHeaders(most headers) error {
 	for _, try := range []struct {
 		headers headers
 		option  uint32
@@ -167,20 +167,20 @@ func (h *clientHandshake) frame(most headers) error {
 		if try.headers > most {
 			continue
 		}
-		err := h.option(try.option, nil, nil)
+		err := h.negotiateOption(try.option, nil, nil)
 		if err == nil {
 			h.headers = try.headers
 			return nil
 		}
-		if !refused(err) {
+		if !isUnsupported(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-// refused reports whether the server does not support an option, so that the handshake can go on without it.
-func refused(err error) bool {
+// isUnsupported reports whether the server does not support an option, so that the handshake can go on without it.
+func isUnsupported(err error) bool {
 	var o *OptionError
 	if !errors.As(err, &o) {
 		return false
@@ -192,8 +192,8 @@ func refused(err error) bool {
 	return false
 }
 
-// contexts selects metadata contexts by their exact names. It leaves out those that the server does not have.
-func (h *clientHandshake) contexts(export string, names []string) error {
+// selectContexts selects metadata contexts by their exact names. It leaves out those that the server does not have.
+func (h *clientHandshake) selectContexts(export string, names []string) error {
 	if len(names) == 0 || h.headers == simpleHeaders {
 		return nil
 	}
@@ -203,58 +203,58 @@ func (h *clientHandshake) contexts(export string, names []string) error {
 	for _, name := range names {
 		asked[name] = true
 	}
-	err := h.option(optSetMetaContext, contextRequest{export: export, queries: names}.encode(), func(kind uint32, data []byte) error {
+	err := h.negotiateOption(optSetMetaContext, contextRequest{export: export, queries: names}.encode(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
-			return violation("reply %d to option SET_META_CONTEXT", kind)
+			return protocolError("reply %d to option SET_META_CONTEXT", kind)
 		}
 		id, name, err := parseMetaContext(data)
 		if err != nil {
 			return err
 		}
 		if _, again := h.ids[name]; again || used[id] || !asked[name] {
-			return violation("metadata context %q with ID %d is not asked for, or there twice", name, id)
+			return protocolError("metadata context %q with ID %d is not asked for, or there twice", name, id)
 		}
 		h.ids[name], used[id] = id, true
 		return nil
 	})
-	if refused(err) {
+	if isUnsupported(err) {
 		h.ids = nil
 		return nil
 	}
 	return err
 }
 
-// info asks about the export. NBD_OPT_GO also begins its transmission phase, NBD_OPT_INFO does not.
-func (h *clientHandshake) info(option uint32, name string) (Info, error) {
+// requestInfo asks about the export. NBD_OPT_GO also begins its transmission phase, NBD_OPT_INFO does not.
+func (h *clientHandshake) requestInfo(option uint32, name string) (Info, error) {
 	i := Info{Block: defaultBlockSizes, Bytes: -1}
 	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.encode()
-	err := h.option(option, data, func(kind uint32, data []byte) error {
+	err := h.negotiateOption(option, data, func(kind uint32, data []byte) error {
 		if kind != repInfo {
-			return violation("reply %d to option %s", kind, optionName(option))
+			return protocolError("reply %d to option %s", kind, optionName(option))
 		}
 		return i.parseInfo(data)
 	})
 	if err == nil && i.Bytes < 0 {
-		err = violation("the server does not say how big the export is")
+		err = protocolError("the server does not say how big the export is")
 	}
 	return i, err
 }
 
-// enter begins the transmission phase. It uses NBD_OPT_EXPORT_NAME if the server does not know NBD_OPT_GO.
-func (h *clientHandshake) enter(name string) (Info, error) {
-	i, err := h.info(optGo, name)
+// beginTransmission begins the transmission phase. It uses NBD_OPT_EXPORT_NAME if the server does not know NBD_OPT_GO.
+func (h *clientHandshake) beginTransmission(name string) (Info, error) {
+	i, err := h.requestInfo(optGo, name)
 	var o *OptionError
 	if !errors.As(err, &o) || o.Reply != repErrUnsup {
 		return i, err
 	}
-	if err := h.send(optExportName, []byte(name)); err != nil {
+	if err := h.sendOption(optExportName, []byte(name)); err != nil {
 		return i, err
 	}
 	size := 8 + 2
 	if !h.noZeroes {
 		size += exportPadBytes
 	}
-	b, err := h.read(size)
+	b, err := h.readBytes(size)
 	if err != nil {
 		return i, fmt.Errorf("open export %q, which the server may not have: %w", name, err)
 	}
@@ -262,9 +262,9 @@ func (h *clientHandshake) enter(name string) (Info, error) {
 	return i, i.setExport(binary.BigEndian.Uint64(b), binary.BigEndian.Uint16(b[8:]))
 }
 
-// abort ends the handshake in order. A server may close the connection instead of answering; nothing depends on it.
-func (h *clientHandshake) abort() {
-	if h.send(optAbort, nil) == nil {
-		h.read(optionReplyBytes) //nolint:errcheck // see above
+// abortHandshake ends the handshake in order. A server may close the connection instead of answering; nothing depends on it.
+func (h *clientHandshake) abortHandshake() {
+	if h.sendOption(optAbort, nil) == nil {
+		h.readBytes(optionReplyBytes) //nolint:errcheck // see above
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // BenchmarkReadQemuNBD reads a sparse file of 1 GiB from qemu-nbd, as BenchmarkRead does from this package's server.
@@ -33,13 +34,10 @@ func BenchmarkReadQemuNBD(b *testing.B) {
 		cmd.Process.Kill()
 		cmd.Wait()
 	}()
-	for deadline := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := List(b.Context(), unixTarget(socket), Options{}); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			b.Fatal(err)
-		}
-	}
+	wait.Succeeds(b, testTimeout, "qemu-nbd to listen", func() error {
+		_, err := List(b.Context(), unixTarget(socket), Options{})
+		return err
+	})
 	for _, size := range []int{4 << 10, 256 << 10, 2 << 20} {
 		for _, parallel := range []int{1, 8} {
 			b.Run(fmt.Sprintf("%dKiB/%d in flight", size>>10, parallel), func(b *testing.B) { benchRead(b, unixTarget(socket), size, parallel) })

@@ -21,6 +21,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // TestPeers is the suite that runs against every server.
@@ -306,9 +307,7 @@ func TestPeers_deadPeer(t *testing.T) {
 	for range 4 {
 		go func() { failed <- c.ReadAt(testContext(t), make([]byte, 4096), 0) }()
 	}
-	for len(c.free) > 2*slotsPerConnection-4 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.Until(t, testTimeout, "four reads in flight", func() bool { return len(c.free) <= 2*slotsPerConnection-4 })
 	cmd.Process.Kill()
 	cmd.Wait()
 	for range 4 {

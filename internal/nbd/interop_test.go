@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // debian names the Debian package of each program that these tests run.
@@ -112,21 +113,19 @@ func start(t *testing.T, socket string, command ...string) {
 			t.Logf("%s said: %s", filepath.Base(command[0]), said.Bytes())
 		}
 	})
-	deadline := time.After(testTimeout)
-	for {
+	wait.Until(t, testTimeout, strings.Join(command, " ")+" to listen", func() bool {
 		if nc, err := new(net.Dialer).DialContext(t.Context(), "unix", socket); err == nil {
 			nc.Close()
-			return
+			return true
 		}
 		select {
 		case err := <-ended:
 			ended <- err
 			t.Fatalf("%s ended: %v\n%s", strings.Join(command, " "), err, said.Bytes())
-		case <-deadline:
-			t.Fatalf("%s makes no socket", strings.Join(command, " "))
-		case <-time.After(10 * time.Millisecond):
+		default:
 		}
-	}
+		return false
+	})
 }
 
 const imageBytes = 12 << 20

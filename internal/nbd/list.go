@@ -9,10 +9,10 @@ import (
 // List asks a server for its exports. The target's export does not matter.
 func List(ctx context.Context, t Target, o Options) ([]ListedExport, error) {
 	var list []ListedExport
-	err := ask(ctx, t, o, func(h *clientHandshake) error {
-		return h.option(optList, nil, func(kind uint32, data []byte) error {
+	err := askServer(ctx, t, o, func(h *clientHandshake) error {
+		return h.negotiateOption(optList, nil, func(kind uint32, data []byte) error {
 			if kind != repServer {
-				return violation("reply %d to option LIST", kind)
+				return protocolError("reply %d to option LIST", kind)
 			}
 			l, err := parseServer(data)
 			list = append(list, l)
@@ -29,12 +29,12 @@ func List(ctx context.Context, t Target, o Options) ([]ListedExport, error) {
 // every context of the server.
 func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
 	var info Info
-	err := ask(ctx, t, o, func(h *clientHandshake) error {
-		if err := h.frame(extendedHeaders); err != nil {
+	err := askServer(ctx, t, o, func(h *clientHandshake) error {
+		if err := h.negotiateHeaders(extendedHeaders); err != nil {
 			return err
 		}
 		var err error
-		if info, err = h.info(optInfo, t.Export); err != nil || h.headers == simpleHeaders {
+		if info, err = h.requestInfo(optInfo, t.Export); err != nil || h.headers == simpleHeaders {
 			return err
 		}
 		info.Contexts, err = h.listContexts(contextRequest{export: t.Export, queries: o.Contexts})
@@ -48,27 +48,27 @@ func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
 
 func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
 	var names []string
-	err := h.option(optListMetaContext, q.encode(), func(kind uint32, data []byte) error {
+	err := h.negotiateOption(optListMetaContext, q.encode(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
-			return violation("reply %d to option LIST_META_CONTEXT", kind)
+			return protocolError("reply %d to option LIST_META_CONTEXT", kind)
 		}
 		_, name, err := parseMetaContext(data)
 		names = append(names, name)
 		return err
 	})
-	if refused(err) {
+	if isUnsupported(err) {
 		err = nil
 	}
 	return names, err
 }
 
-// ask opens a connection that only asks questions.
-func ask(ctx context.Context, t Target, o Options, questions func(*clientHandshake) error) error {
+// askServer opens a connection that only asks questions.
+func askServer(ctx context.Context, t Target, o Options, questions func(*clientHandshake) error) error {
 	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
 		err := questions(h)
 		var refusal *OptionError
 		if err == nil || errors.As(err, &refusal) {
-			h.abort()
+			h.abortHandshake()
 		}
 		return err
 	})

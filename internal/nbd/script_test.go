@@ -30,7 +30,7 @@ func (w *bytesOf) text(s string) *bytesOf {
 
 // optionReply returns the server's reply to an option.
 func optionReply(option, kind uint32, data []byte) []byte {
-	return append(optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.append(nil), data...)
+	return append(optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.appendTo(nil), data...)
 }
 
 func greeting() []byte {
@@ -128,7 +128,7 @@ func chunk(h headers, r request, kind uint16, done bool, payload []byte) []byte 
 	if done {
 		c.flags = replyFlagDone
 	}
-	return append(c.append(nil, h), payload...)
+	return append(c.appendTo(nil, h), payload...)
 }
 
 func dataPayload(offset uint64, n int) []byte {
@@ -228,7 +228,7 @@ func TestClient_serversThatKnowLittle(t *testing.T) {
 		}
 		nc.Write(append(new(bytesOf).u64(scriptBytes).u16(scriptFlags).b, make([]byte, exportPadBytes)...))
 		r := expectRequest(nc, simpleHeaders)
-		nc.Write(append(reply{simple: true, handle: r.handle}.append(nil, simpleHeaders), "payload!"...))
+		nc.Write(append(reply{simple: true, handle: r.handle}.appendTo(nil, simpleHeaders), "payload!"...))
 		expect(nc, requestBytes)
 	})
 	if err != nil {
@@ -259,7 +259,7 @@ func TestReplies_thatBreakTheProtocol(t *testing.T) {
 	both := func(r request) []byte {
 		return append(chunk(h, r, replyBlockStatus, false, descriptors(9, 4096, 0)), chunk(h, r, replyBlockStatus, false, descriptors(4, 4096, 0))...)
 	}
-	simple := func(r request) []byte { return reply{simple: true, handle: r.handle}.append(nil, h) }
+	simple := func(r request) []byte { return reply{simple: true, handle: r.handle}.appendTo(nil, h) }
 	for name, test := range map[string]struct {
 		call  func(*Client, context.Context) error
 		reply func(r request) []byte
@@ -295,10 +295,10 @@ func TestReplies_thatBreakTheProtocol(t *testing.T) {
 			return chunk(h, r, replyError, true, new(bytesOf).u32(5).u16(9).text("12345678").b)
 		}},
 		"error elsewhere": {read, func(r request) []byte {
-			return chunk(h, r, replyErrorOffset, true, errorChunk{errno: 5, located: true, offset: 1}.append(nil))
+			return chunk(h, r, replyErrorOffset, true, errorChunk{errno: 5, located: true, offset: 1}.appendTo(nil))
 		}},
 		"huge error": {read, func(r request) []byte {
-			return reply{kind: replyError, handle: r.handle, length: 1 << 30}.append(nil, h)
+			return reply{kind: replyError, handle: r.handle, length: 1 << 30}.appendTo(nil, h)
 		}},
 		"data for a flush":    {flush, func(r request) []byte { return chunk(h, r, replyOffsetData, true, dataPayload(0, 1)) }},
 		"two replies":         {func(c *Client, ctx context.Context) error { return errors.Join(flush(c, ctx), flush(c, ctx)) }, func(r request) []byte { return append(simple(r), simple(r)...) }},
@@ -313,7 +313,7 @@ func TestReplies_thatBreakTheProtocol(t *testing.T) {
 		"no descriptor":     {status, func(r request) []byte { return chunk(h, r, replyBlockStatus, true, descriptors(9)) }},
 		"half a descriptor": {status, func(r request) []byte { return chunk(h, r, replyBlockStatus, true, descriptors(9, 1, 1, 1)) }},
 		"huge status": {status, func(r request) []byte {
-			return reply{kind: replyBlockStatus, handle: r.handle, length: 1<<31 + 4}.append(nil, h)
+			return reply{kind: replyBlockStatus, handle: r.handle, length: 1<<31 + 4}.appendTo(nil, h)
 		}},
 		"extended status": {status, func(r request) []byte {
 			return chunk(h, r, replyBlockStatusExt, true, new(bytesOf).u32(9).u32(1).u64(1).u64(0).b)
@@ -353,7 +353,7 @@ func TestReplies_extendedThatBreakTheProtocol(t *testing.T) {
 		"32-bit status": func(r request) []byte {
 			return chunk(h, r, replyBlockStatus, true, new(bytesOf).u32(9).u32(1).u32(0).b)
 		},
-		"simple reply":     func(r request) []byte { return reply{simple: true, errno: 5, handle: r.handle}.append(nil, h) },
+		"simple reply":     func(r request) []byte { return reply{simple: true, errno: 5, handle: r.handle}.appendTo(nil, h) },
 		"structured reply": func(r request) []byte { return chunk(structuredHeaders, r, replyNone, true, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -433,11 +433,11 @@ func TestReplies_inPieces(t *testing.T) {
 		nc.Write(chunk(h, a, replyOffsetData, false, dataPayload(5300, 300)))
 		nc.Write(chunk(h, a, replyOffsetData, true, dataPayload(5600, 300)))
 		r := expectRequest(nc, h)
-		nc.Write(chunk(h, r, replyErrorOffset, false, errorChunk{errno: 28, located: true, offset: 5001, message: []byte("full")}.append(nil)))
+		nc.Write(chunk(h, r, replyErrorOffset, false, errorChunk{errno: 28, located: true, offset: 5001, message: []byte("full")}.appendTo(nil)))
 		nc.Write(chunk(h, r, replyOffsetData, false, dataPayload(5500, 30)))
-		nc.Write(chunk(h, r, replyErr|99, true, errorChunk{errno: 1234}.append(nil)))
+		nc.Write(chunk(h, r, replyErr|99, true, errorChunk{errno: 1234}.appendTo(nil)))
 		r = expectRequest(nc, h)
-		nc.Write(chunk(h, r, replyError, true, errorChunk{errno: 1234}.append(nil)))
+		nc.Write(chunk(h, r, replyError, true, errorChunk{errno: 1234}.appendTo(nil)))
 	})
 	if err != nil {
 		t.Fatal(err)

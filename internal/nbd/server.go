@@ -87,7 +87,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	var sessions sync.WaitGroup
-	err := s.accept(ctx, l, &sessions)
+	err := s.acceptConnections(ctx, l, &sessions)
 	if s.removeListener(l) || ctx.Err() != nil {
 		err = nil // the end was asked for
 	} else {
@@ -98,20 +98,20 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-func (s *Server) accept(ctx context.Context, l net.Listener, sessions *sync.WaitGroup) error {
+func (s *Server) acceptConnections(ctx context.Context, l net.Listener, sessions *sync.WaitGroup) error {
 	for {
 		nc, err := l.Accept()
 		switch {
 		case err == nil:
 			sessions.Go(func() {
 				if err := s.ServeConn(ctx, nc); err != nil {
-					s.log().Warn("NBD connection ended", "client", nc.RemoteAddr().String(), "error", err)
+					s.logger().Warn("NBD connection ended", "client", nc.RemoteAddr().String(), "error", err)
 				}
 			})
 		case errors.Is(err, unix.ECONNABORTED):
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
-			s.log().Warn("NBD server cannot accept", "error", err)
-			if pause(ctx, acceptPause) != nil {
+			s.logger().Warn("NBD server cannot accept", "error", err)
+			if sleepFor(ctx, acceptPause) != nil {
 				return err
 			}
 		default:
@@ -120,7 +120,7 @@ func (s *Server) accept(ctx context.Context, l net.Listener, sessions *sync.Wait
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleepFor(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -141,14 +141,14 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn) error {
 		return errors.Join(err, nc.Close())
 	}
 	defer s.removeSession(c)
-	stop := context.AfterFunc(ctx, c.interrupt)
+	stop := context.AfterFunc(ctx, c.interruptIO)
 	defer stop()
-	err := c.serve(ctx)
+	err := c.serveConnection(ctx)
 	c.nc.Close() //nolint:errcheck // the client may have closed it first
 	return err
 }
 
-func (s *Server) log() *slog.Logger {
+func (s *Server) logger() *slog.Logger {
 	if s.Log == nil {
 		return slog.New(slog.DiscardHandler)
 	}
@@ -164,7 +164,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		l.Close() //nolint:errcheck // its Serve returns
 	}
 	for c := range s.sessions {
-		c.drain()
+		c.stopReceiving()
 	}
 	s.mu.Unlock()
 	idle := make(chan struct{})

@@ -44,29 +44,29 @@ var errAborted = errors.New("nbd: the client ended the handshake")
 func (h *serverHandshake) run(ctx context.Context) error {
 	greeting := binary.BigEndian.AppendUint64(nil, initPasswd)
 	greeting = binary.BigEndian.AppendUint64(greeting, haveOptMagic)
-	if err := h.write(binary.BigEndian.AppendUint16(greeting, flagFixedNewstyle|flagNoZeroes)); err != nil {
+	if err := h.writeBytes(binary.BigEndian.AppendUint16(greeting, flagFixedNewstyle|flagNoZeroes)); err != nil {
 		return err
 	}
-	b, err := h.read(4)
+	b, err := h.readBytes(4)
 	if err != nil {
 		return err
 	}
 	flags := binary.BigEndian.Uint32(b)
 	if flags&^(flagCFixedNewstyle|flagCNoZeroes) != 0 {
-		return violation("unknown client flags %#x", flags)
+		return protocolError("unknown client flags %#x", flags)
 	}
 	h.fixed, h.noZeroes = flags&flagCFixedNewstyle != 0, flags&flagCNoZeroes != 0
 	for range maxOptions {
-		if err := h.next(ctx); err != nil || h.export != nil {
+		if err := h.handleNextOption(ctx); err != nil || h.export != nil {
 			return err
 		}
 	}
-	return violation("more than %d options", maxOptions)
+	return protocolError("more than %d options", maxOptions)
 }
 
-// next handles one option.
-func (h *serverHandshake) next(ctx context.Context) error {
-	b, err := h.read(optionBytes)
+// handleNextOption handles one option.
+func (h *serverHandshake) handleNextOption(ctx context.Context) error {
+	b, err := h.readBytes(optionBytes)
 	if err != nil {
 		return err
 	}
@@ -77,86 +77,86 @@ func (h *serverHandshake) next(ctx context.Context) error {
 	if o.length > maxOptionBytes {
 		return h.tooBig(o)
 	}
-	data, err := h.read(int(o.length))
+	data, err := h.readBytes(int(o.length))
 	if err != nil {
 		return err
 	}
 	switch {
 	case !h.fixed && o.option != optExportName:
-		return violation("option %s without fixed newstyle", optionName(o.option))
+		return protocolError("option %s without fixed newstyle", optionName(o.option))
 	case h.srv.TLS != nil && !h.secure && o.option == optExportName:
 		return ErrTLS
 	case h.srv.TLS != nil && !h.secure && o.option != optStartTLS && o.option != optAbort:
-		return h.refuse(o.option, repErrTLSReqd, "this server wants TLS first")
+		return h.refuseOption(o.option, repErrTLSReqd, "this server wants TLS first")
 	}
-	return h.option(ctx, o.option, data)
+	return h.handleOption(ctx, o.option, data)
 }
 
 func (h *serverHandshake) tooBig(o optionHeader) error {
 	if o.length > maxSkippedBytes || o.option == optExportName {
-		return violation("option %s with %d bytes", optionName(o.option), o.length)
+		return protocolError("option %s with %d bytes", optionName(o.option), o.length)
 	}
 	if _, err := h.br.Discard(int(o.length)); err != nil {
 		return err
 	}
-	return h.refuse(o.option, repErrTooBig, "")
+	return h.refuseOption(o.option, repErrTooBig, "")
 }
 
-func (h *serverHandshake) option(ctx context.Context, option uint32, data []byte) error {
+func (h *serverHandshake) handleOption(ctx context.Context, option uint32, data []byte) error {
 	noData := option == optAbort || option == optList || option == optStartTLS || option == optStructuredReply || option == optExtendedHeaders
 	if noData && len(data) > 0 && option != optAbort {
-		return h.refuse(option, repErrInvalid, "this option has no data")
+		return h.refuseOption(option, repErrInvalid, "this option has no data")
 	}
 	switch option {
 	case optExportName:
 		return h.exportName(ctx, string(data))
 	case optAbort:
-		return errors.Join(errAborted, h.reply(option, repAck, nil))
+		return errors.Join(errAborted, h.sendReply(option, repAck, nil))
 	case optList:
-		return h.list(ctx)
+		return h.listExports(ctx)
 	case optStartTLS:
-		return h.upgrade(ctx)
+		return h.upgradeToTLS(ctx)
 	case optInfo, optGo:
-		return h.info(ctx, option, data)
+		return h.handleInfo(ctx, option, data)
 	case optStructuredReply:
 		if h.headers == extendedHeaders {
-			return h.refuse(option, repErrInvalid, "extended headers were negotiated")
+			return h.refuseOption(option, repErrInvalid, "extended headers were negotiated")
 		}
 		h.headers = structuredHeaders
-		return h.reply(option, repAck, nil)
+		return h.sendReply(option, repAck, nil)
 	case optExtendedHeaders:
 		if h.headers == extendedHeaders {
-			return h.refuse(option, repErrInvalid, "extended headers were negotiated")
+			return h.refuseOption(option, repErrInvalid, "extended headers were negotiated")
 		}
 		h.headers = extendedHeaders
-		return h.reply(option, repAck, nil)
+		return h.sendReply(option, repAck, nil)
 	case optListMetaContext, optSetMetaContext:
 		return h.metaContext(ctx, option, data)
 	}
-	return h.refuse(option, repErrUnsup, "")
+	return h.refuseOption(option, repErrUnsup, "")
 }
 
-func (h *serverHandshake) reply(option, kind uint32, data []byte) error {
-	h.out = optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.append(h.out[:0])
+func (h *serverHandshake) sendReply(option, kind uint32, data []byte) error {
+	h.out = optionReplyHeader{option: option, kind: kind, length: uint32(len(data))}.appendTo(h.out[:0])
 	h.out = append(h.out, data...)
-	return h.write(h.out)
+	return h.writeBytes(h.out)
 }
 
-func (h *serverHandshake) refuse(option, kind uint32, message string) error {
-	return h.reply(option, kind, []byte(message))
+func (h *serverHandshake) refuseOption(option, kind uint32, message string) error {
+	return h.sendReply(option, kind, []byte(message))
 }
 
-// upgrade begins TLS. Anything negotiated before, in plaintext, must not count; with TLS configured, there is nothing.
-func (h *serverHandshake) upgrade(ctx context.Context) error {
+// upgradeToTLS begins TLS. Anything negotiated before, in plaintext, must not count; with TLS configured, there is nothing.
+func (h *serverHandshake) upgradeToTLS(ctx context.Context) error {
 	switch {
 	case h.srv.TLS == nil:
-		return h.refuse(optStartTLS, repErrPolicy, "this server has no TLS")
+		return h.refuseOption(optStartTLS, repErrPolicy, "this server has no TLS")
 	case h.secure:
-		return h.refuse(optStartTLS, repErrInvalid, "TLS has begun already")
+		return h.refuseOption(optStartTLS, repErrInvalid, "TLS has begun already")
 	case h.br.Buffered() > 0: // sent before the client could know that it may
-		return violation("%d bytes of plaintext after STARTTLS", h.br.Buffered())
+		return protocolError("%d bytes of plaintext after STARTTLS", h.br.Buffered())
 	}
-	if err := h.reply(optStartTLS, repAck, nil); err != nil {
+	if err := h.sendReply(optStartTLS, repAck, nil); err != nil {
 		return err
 	}
 	h.secure = true
@@ -167,24 +167,24 @@ func (h *serverHandshake) upgrade(ctx context.Context) error {
 	})
 }
 
-func (h *serverHandshake) list(ctx context.Context) error {
+func (h *serverHandshake) listExports(ctx context.Context) error {
 	exports, err := h.srv.Exports.List(ctx)
 	if err != nil {
-		return h.refuse(optList, repErrPolicy, "the exports cannot be listed")
+		return h.refuseOption(optList, repErrPolicy, "the exports cannot be listed")
 	}
 	for _, e := range exports {
 		if !validString(e.Name) || !validString(e.Description) {
 			continue
 		}
-		if err := h.reply(optList, repServer, e.append(nil)); err != nil {
+		if err := h.sendReply(optList, repServer, e.appendTo(nil)); err != nil {
 			return err
 		}
 	}
-	return h.reply(optList, repAck, nil)
+	return h.sendReply(optList, repAck, nil)
 }
 
-// open opens an export for this connection. refusal is nonzero if it is refused.
-func (h *serverHandshake) open(ctx context.Context, name string) (x *Export, refusal uint32, err error) {
+// openExport opens an export for this connection. refusal is nonzero if it is refused.
+func (h *serverHandshake) openExport(ctx context.Context, name string) (x *Export, refusal uint32, err error) {
 	if !validString(name) {
 		return nil, repErrInvalid, nil
 	}
@@ -193,17 +193,17 @@ func (h *serverHandshake) open(ctx context.Context, name string) (x *Export, ref
 	case errors.Is(err, ErrUnknownExport):
 		return nil, repErrUnknown, nil
 	case err != nil:
-		h.srv.log().Warn("NBD export refused", "export", name, "error", err)
+		h.srv.logger().Warn("NBD export refused", "export", name, "error", err)
 		return nil, repErrPolicy, nil
 	}
-	if err := export.complete(h.limits); err != nil {
-		export.release()
+	if err := export.setDefaults(h.limits); err != nil {
+		export.releaseExport()
 		return nil, 0, fmt.Errorf("export %q: %w", name, err)
 	}
 	return &export, 0, nil
 }
 
-func (h *serverHandshake) flags(x *Export) TransmissionFlags {
+func (h *serverHandshake) transmissionFlags(x *Export) TransmissionFlags {
 	f := x.flags()
 	if h.headers != simpleHeaders {
 		f |= FlagSendDF
@@ -213,23 +213,23 @@ func (h *serverHandshake) flags(x *Export) TransmissionFlags {
 
 // exportName handles NBD_OPT_EXPORT_NAME. It can refuse only by ending the connection.
 func (h *serverHandshake) exportName(ctx context.Context, name string) error {
-	x, refusal, err := h.open(ctx, name)
+	x, refusal, err := h.openExport(ctx, name)
 	if err != nil {
 		return err
 	}
 	if refusal != 0 {
 		return fmt.Errorf("client asks for export %q: %s", name, refusalName(refusal))
 	}
-	if !h.srv.admit(h.session) {
-		x.release()
+	if !h.srv.admitSession(h.session) {
+		x.releaseExport()
 		return noPlace(h.limits)
 	}
 	b := binary.BigEndian.AppendUint64(nil, uint64(x.Backend.Size()))
-	b = binary.BigEndian.AppendUint16(b, uint16(h.flags(x)))
+	b = binary.BigEndian.AppendUint16(b, uint16(h.transmissionFlags(x)))
 	if !h.noZeroes {
 		b = append(b, make([]byte, exportPadBytes)...)
 	}
-	return h.enter(x, name, h.write(b))
+	return h.beginTransmission(x, name, h.writeBytes(b))
 }
 
 // noPlace is the error when active clients have all the places.
@@ -237,10 +237,10 @@ func noPlace(l Limits) error {
 	return fmt.Errorf("the server has %d connections, and none is idle", l.Connections)
 }
 
-// enter begins the transmission phase, unless telling the client so has failed with told.
-func (h *serverHandshake) enter(x *Export, name string, told error) error {
+// beginTransmission begins the transmission phase, unless telling the client so has failed with told.
+func (h *serverHandshake) beginTransmission(x *Export, name string, told error) error {
 	if told != nil {
-		x.release()
+		x.releaseExport()
 		return told
 	}
 	h.export, h.name = x, name
@@ -250,59 +250,59 @@ func (h *serverHandshake) enter(x *Export, name string, told error) error {
 	return nil
 }
 
-// info handles NBD_OPT_INFO and NBD_OPT_GO.
-func (h *serverHandshake) info(ctx context.Context, option uint32, data []byte) error {
+// handleInfo handles NBD_OPT_INFO and NBD_OPT_GO.
+func (h *serverHandshake) handleInfo(ctx context.Context, option uint32, data []byte) error {
 	q, ok := parseExportRequest(data)
 	if !ok {
-		return h.refuse(option, repErrInvalid, "")
+		return h.refuseOption(option, repErrInvalid, "")
 	}
-	x, refusal, err := h.open(ctx, q.name)
+	x, refusal, err := h.openExport(ctx, q.name)
 	if err != nil {
 		return err
 	}
 	if refusal != 0 {
-		return h.refuse(option, refusal, "")
+		return h.refuseOption(option, refusal, "")
 	}
 	if x.Block.Minimum > 1 && option == optGo && !slices.Contains(q.infos, infoBlockSize) {
-		x.release()
-		return h.refuse(option, repErrBlockSizeReqd, "")
+		x.releaseExport()
+		return h.refuseOption(option, repErrBlockSizeReqd, "")
 	}
-	if option == optGo && !h.srv.admit(h.session) {
-		x.release()
-		return errors.Join(noPlace(h.limits), h.refuse(option, repErrPolicy, noPlace(h.limits).Error()))
+	if option == optGo && !h.srv.admitSession(h.session) {
+		x.releaseExport()
+		return errors.Join(noPlace(h.limits), h.refuseOption(option, repErrPolicy, noPlace(h.limits).Error()))
 	}
-	err = h.describe(option, x, q)
+	err = h.describeExport(option, x, q)
 	if err == nil {
-		err = h.reply(option, repAck, nil)
+		err = h.sendReply(option, repAck, nil)
 	}
 	if option == optGo {
-		return h.enter(x, q.name, err)
+		return h.beginTransmission(x, q.name, err)
 	}
-	x.release()
+	x.releaseExport()
 	return err
 }
 
-func (h *serverHandshake) describe(option uint32, x *Export, q exportRequest) error {
+func (h *serverHandshake) describeExport(option uint32, x *Export, q exportRequest) error {
 	b := binary.BigEndian.AppendUint16(nil, infoExport)
 	b = binary.BigEndian.AppendUint64(b, uint64(x.Backend.Size()))
-	b = binary.BigEndian.AppendUint16(b, uint16(h.flags(x)))
-	if err := h.reply(option, repInfo, b); err != nil {
+	b = binary.BigEndian.AppendUint16(b, uint16(h.transmissionFlags(x)))
+	if err := h.sendReply(option, repInfo, b); err != nil {
 		return err
 	}
 	b = binary.BigEndian.AppendUint16(b[:0], infoBlockSize)
 	for _, n := range []uint32{x.Block.Minimum, x.Block.Preferred, x.Block.Maximum} {
 		b = binary.BigEndian.AppendUint32(b, n)
 	}
-	if err := h.reply(option, repInfo, b); err != nil {
+	if err := h.sendReply(option, repInfo, b); err != nil {
 		return err
 	}
 	if slices.Contains(q.infos, infoName) {
-		if err := h.reply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoName), q.name...)); err != nil {
+		if err := h.sendReply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoName), q.name...)); err != nil {
 			return err
 		}
 	}
 	if slices.Contains(q.infos, infoDescription) && x.Description != "" && validString(x.Description) {
-		return h.reply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoDescription), x.Description...))
+		return h.sendReply(option, repInfo, append(binary.BigEndian.AppendUint16(b[:0], infoDescription), x.Description...))
 	}
 	return nil
 }
@@ -314,38 +314,38 @@ func (h *serverHandshake) metaContext(ctx context.Context, option uint32, data [
 		h.selected, h.selectedExport = nil, ""
 	}
 	if h.headers == simpleHeaders {
-		return h.refuse(option, repErrInvalid, "structured replies come first")
+		return h.refuseOption(option, repErrInvalid, "structured replies come first")
 	}
 	q, ok := parseContextRequest(data)
 	if !ok {
-		return h.refuse(option, repErrInvalid, "")
+		return h.refuseOption(option, repErrInvalid, "")
 	}
-	x, refusal, err := h.open(ctx, q.export)
+	x, refusal, err := h.openExport(ctx, q.export)
 	if err != nil {
 		return err
 	}
 	if refusal != 0 {
-		return h.refuse(option, refusal, "")
+		return h.refuseOption(option, refusal, "")
 	}
-	names := slices.DeleteFunc(slices.Clone(x.contexts()), func(name string) bool { return !q.matches(name, !set) })
-	x.release()
+	names := slices.DeleteFunc(slices.Clone(x.contexts()), func(name string) bool { return !q.isAskedFor(name, !set) })
+	x.releaseExport()
 	for i, name := range names {
 		if !set {
 			i = 0
 		}
-		if err := h.reply(option, repMetaContext, append(binary.BigEndian.AppendUint32(nil, uint32(i)), name...)); err != nil {
+		if err := h.sendReply(option, repMetaContext, append(binary.BigEndian.AppendUint32(nil, uint32(i)), name...)); err != nil {
 			return err
 		}
 	}
 	if set {
 		h.selected, h.selectedExport = names, q.export
 	}
-	return h.reply(option, repAck, nil)
+	return h.sendReply(option, repAck, nil)
 }
 
-// matches reports whether a context is asked for. With wildcards, no query at all asks for every context, and a query
+// isAskedFor reports whether a context is asked for. With wildcards, no query at all asks for every context, and a query
 // that ends with a colon asks for every context that begins with it.
-func (c contextRequest) matches(name string, wildcards bool) bool {
+func (c contextRequest) isAskedFor(name string, wildcards bool) bool {
 	if wildcards && len(c.queries) == 0 {
 		return true
 	}

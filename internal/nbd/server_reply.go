@@ -8,8 +8,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// send writes head and data as one message. It flushes the buffer if no other reply waits.
-func (t *transmission) send(head, data []byte) error {
+// sendMessage writes head and data as one message. It flushes the buffer if no other reply waits.
+func (t *transmission) sendMessage(head, data []byte) error {
 	t.waiting.Add(1)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -36,18 +36,18 @@ const sendPieceBytes = 1 << 20
 
 // sendPiece notes when a piece begins. A slow client takes one now and then; a stalled client does not.
 func (t *transmission) sendPiece(p []byte) error {
-	t.sending.Store(now())
+	t.sending.Store(monotonicNow())
 	_, err := t.bw.Write(p)
 	return err
 }
 
-// chunk returns the header of a chunk, in the job's own memory.
-func (t *transmission) chunk(j *job, kind uint16, length uint64, done bool) []byte {
+// chunkHeader returns the header of a chunk, in the job's own memory.
+func (t *transmission) chunkHeader(j *job, kind uint16, length uint64, done bool) []byte {
 	r := reply{kind: kind, handle: j.req.handle, offset: j.req.offset, length: length}
 	if done {
 		r.flags = replyFlagDone
 	}
-	return r.append(j.head[:0], t.headers)
+	return r.appendTo(j.head[:0], t.headers)
 }
 
 // sendEnd sends a whole reply without payload, or the last chunk of one.
@@ -55,51 +55,51 @@ func (t *transmission) sendEnd(j *job, errno uint32) error {
 	var head []byte
 	switch {
 	case t.headers == simpleHeaders:
-		head = reply{simple: true, errno: errno, handle: j.req.handle}.append(j.head[:0], t.headers)
+		head = reply{simple: true, errno: errno, handle: j.req.handle}.appendTo(j.head[:0], t.headers)
 	case errno == 0:
-		head = t.chunk(j, replyNone, 0, true)
+		head = t.chunkHeader(j, replyNone, 0, true)
 	default:
 		e := errorChunk{errno: errno}
-		head = e.append(t.chunk(j, e.kind(), uint64(e.size()), true))
+		head = e.appendTo(t.chunkHeader(j, e.kind(), uint64(e.encodedSize()), true))
 	}
-	return t.send(head, nil)
+	return t.sendMessage(head, nil)
 }
 
 // sendErrorAt ends the reply to a read that has been sent in part.
 func (t *transmission) sendErrorAt(j *job, errno uint32, offset int64) error {
 	e := errorChunk{errno: errno, located: true, offset: uint64(offset)}
-	return t.send(e.append(t.chunk(j, e.kind(), uint64(e.size()), true)), nil)
+	return t.sendMessage(e.appendTo(t.chunkHeader(j, e.kind(), uint64(e.encodedSize()), true)), nil)
 }
 
-// read answers NBD_CMD_READ. It takes memory only once a worker has the request, so that waiting requests take none.
-func (t *transmission) read(ctx context.Context, j *job) error {
-	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(int64(j.req.length)))
+// answerRead answers NBD_CMD_READ. It takes memory only once a worker has the request, so that waiting requests take none.
+func (t *transmission) answerRead(ctx context.Context, j *job) error {
+	cost, err := takeMemory(ctx, t.reads, t.srv.room.reads, bufferBytes(int64(j.req.length)))
 	if err != nil {
 		return err
 	}
 	defer giveBack(t.reads, t.srv.room.reads, cost)
-	b := t.srv.buffers.get(int64(j.req.length))
-	defer t.srv.buffers.put(b)
+	b := t.srv.buffers.getBuffer(int64(j.req.length))
+	defer t.srv.buffers.putBuffer(b)
 	if sparse, ok := t.export.Backend.(Sparse); ok && t.headers != simpleHeaders && j.req.flags&cmdFlagDF == 0 {
 		return t.readSparse(ctx, j, sparse, b.data)
 	}
 	e := j.req.extent()
 	if err := t.readAt(ctx, b.data, e.Offset); err != nil {
-		return t.sendEnd(j, t.errno(err, j.req))
+		return t.sendEnd(j, t.backendErrno(err, j.req))
 	}
 	if t.headers == simpleHeaders {
-		return t.send(reply{simple: true, handle: j.req.handle}.append(j.head[:0], t.headers), b.data)
+		return t.sendMessage(reply{simple: true, handle: j.req.handle}.appendTo(j.head[:0], t.headers), b.data)
 	}
 	return t.sendData(j, e, b.data, true)
 }
 
 func (t *transmission) sendData(j *job, e extent.Extent, data []byte, done bool) error {
-	head := t.chunk(j, replyOffsetData, offsetBytes+uint64(e.Length), done)
-	return t.send(binary.BigEndian.AppendUint64(head, uint64(e.Offset)), data)
+	head := t.chunkHeader(j, replyOffsetData, offsetBytes+uint64(e.Length), done)
+	return t.sendMessage(binary.BigEndian.AppendUint64(head, uint64(e.Offset)), data)
 }
 
 func (t *transmission) readAt(ctx context.Context, p []byte, offset int64) (err error) {
-	defer t.recovered(&err)
+	defer t.recoverPanic(&err)
 	return t.export.Backend.ReadAt(ctx, p, offset)
 }
 
@@ -115,11 +115,11 @@ func (t *transmission) readSparse(ctx context.Context, j *job, sparse Sparse, bu
 			err = t.readAt(ctx, buf[:part.Length], at)
 		}
 		if err != nil {
-			return t.sendErrorAt(j, t.errno(err, j.req), at)
+			return t.sendErrorAt(j, t.backendErrno(err, j.req), at)
 		}
 		if zero {
-			head := t.chunk(j, replyOffsetHole, holeBytes, done)
-			err = t.send(appendHole(head, uint64(at), uint32(part.Length)), nil)
+			head := t.chunkHeader(j, replyOffsetHole, holeBytes, done)
+			err = t.sendMessage(appendHole(head, uint64(at), uint32(part.Length)), nil)
 		} else {
 			err = t.sendData(j, part, buf[:part.Length], done)
 		}
@@ -134,7 +134,7 @@ func (t *transmission) readSparse(ctx context.Context, j *job, sparse Sparse, bu
 var errNoRun = errors.New("the backend reports a run of no bytes")
 
 func (t *transmission) nextRun(ctx context.Context, sparse Sparse, e extent.Extent) (n int64, zero bool, err error) {
-	defer t.recovered(&err)
+	defer t.recoverPanic(&err)
 	n, zero, err = sparse.NextRun(ctx, e)
 	if err == nil && n <= 0 {
 		err = errNoRun
@@ -150,12 +150,12 @@ func (t *transmission) sendStatus(j *job, id uint32, done bool) error {
 		size = statusExtBytes
 	}
 	size += len(j.runs) * descriptorSize(kind)
-	head := appendStatusHead(t.chunk(j, kind, uint64(size), done), kind, id, len(j.runs))
-	b := t.srv.buffers.get(int64(len(j.runs) * descriptorSize(kind)))
-	defer t.srv.buffers.put(b)
+	head := appendStatusHead(t.chunkHeader(j, kind, uint64(size), done), kind, id, len(j.runs))
+	b := t.srv.buffers.getBuffer(int64(len(j.runs) * descriptorSize(kind)))
+	defer t.srv.buffers.putBuffer(b)
 	data := b.data[:0]
 	for _, d := range j.runs {
-		data = d.append(data, kind)
+		data = d.appendTo(data, kind)
 	}
-	return t.send(head, data)
+	return t.sendMessage(head, data)
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// judge returns the errno with which to refuse a request, or 0 to accept it: sections "Command flags" and "Error
+// refusalErrno returns the errno with which to refuse a request, or 0 to accept it: sections "Command flags" and "Error
 // values".
-func (t *transmission) judge(r request) uint32 {
+func (t *transmission) refusalErrno(r request) uint32 {
 	flags := r.flags
 	if t.headers == extendedHeaders && r.cmd == cmdWrite {
 		flags &^= cmdFlagPayloadLen
 	}
 	switch {
-	case flags&^t.allowed(r.cmd) != 0, !t.flags.Has(needs(r.cmd)) && !t.readOnlyRefusal(r.cmd):
+	case flags&^t.allowedFlags(r.cmd) != 0, !t.flags.Has(requiredFlag(r.cmd)) && !t.readOnlyRefusal(r.cmd):
 		return uint32(unix.EINVAL)
 	case t.readOnlyRefusal(r.cmd):
 		return uint32(unix.EPERM)
@@ -37,8 +37,8 @@ func (t *transmission) readOnlyRefusal(cmd command) bool {
 	return t.flags.Has(FlagReadOnly) && (cmd == cmdWrite || cmd == cmdTrim || cmd == cmdWriteZeroes)
 }
 
-// allowed returns the flags that a command may have.
-func (t *transmission) allowed(cmd command) CommandFlags {
+// allowedFlags returns the flags that a command may have.
+func (t *transmission) allowedFlags(cmd command) CommandFlags {
 	var f CommandFlags
 	if t.flags.Has(FlagSendFUA) {
 		f = CmdFlagFUA // Valid for all commands.
@@ -83,21 +83,21 @@ func (t *transmission) judgeRange(r request) uint32 {
 	return 0
 }
 
-// answer carries out the request and sends the reply. An error is the connection's.
-func (t *transmission) answer(ctx context.Context, j *job) error {
+// answerRequest carries out the request and sends the reply. An error is the connection's.
+func (t *transmission) answerRequest(ctx context.Context, j *job) error {
 	switch {
 	case j.errno != 0:
 		return t.sendEnd(j, j.errno)
 	case j.req.cmd == cmdRead:
-		return t.read(ctx, j)
+		return t.answerRead(ctx, j)
 	case j.req.cmd == cmdBlockStatus:
 		return t.blockStatus(ctx, j)
 	}
-	return t.sendEnd(j, t.errno(t.change(ctx, j), j.req))
+	return t.sendEnd(j, t.backendErrno(t.applyChange(ctx, j), j.req))
 }
 
-// errno returns what the client is told about a backend's error. The log gets the whole error if that is EIO or ENOSPC.
-func (t *transmission) errno(err error, r request) uint32 {
+// backendErrno returns what the client is told about a backend's error. The log gets the whole error if that is EIO or ENOSPC.
+func (t *transmission) backendErrno(err error, r request) uint32 {
 	if err == nil {
 		return 0
 	}
@@ -108,17 +108,17 @@ func (t *transmission) errno(err error, r request) uint32 {
 	return n
 }
 
-// recovered is deferred around calls of a backend, so that a bug in it fails the request and not the server.
-func (t *transmission) recovered(err *error) {
+// recoverPanic is deferred around calls of a backend, so that a bug in it fails the request and not the server.
+func (t *transmission) recoverPanic(err *error) {
 	if p := recover(); p != nil {
 		t.log.Error("NBD backend panicked", "panic", p, "stack", string(debug.Stack()))
 		*err = fmt.Errorf("panic: %v", p)
 	}
 }
 
-// change carries out a request that is neither a read nor a block status. The backend is a Writer if the flags say so.
-func (t *transmission) change(ctx context.Context, j *job) (err error) {
-	defer t.recovered(&err)
+// applyChange carries out a request that is neither a read nor a block status. The backend is a Writer if the flags say so.
+func (t *transmission) applyChange(ctx context.Context, j *job) (err error) {
+	defer t.recoverPanic(&err)
 	e := j.req.extent()
 	switch j.req.cmd {
 	case cmdCache:
@@ -135,7 +135,7 @@ func (t *transmission) change(ctx context.Context, j *job) (err error) {
 	case cmdWrite:
 		err = w.WriteAt(ctx, j.payload.data, e.Offset)
 	case cmdWriteZeroes:
-		err = t.zero(ctx, e, j.req.flags)
+		err = t.zeroExtent(ctx, e, j.req.flags)
 	case cmdTrim:
 		err = t.export.Backend.(Trimmer).Trim(ctx, e)
 	default:
@@ -150,7 +150,7 @@ func (t *transmission) change(ctx context.Context, j *job) (err error) {
 // zeroStepBytes is how much is written at once for a backend that cannot zero.
 const zeroStepBytes = 1 << 20
 
-func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandFlags) error {
+func (t *transmission) zeroExtent(ctx context.Context, e extent.Extent, flags CommandFlags) error {
 	if z, ok := t.export.Backend.(Zeroer); ok {
 		return z.WriteZeroes(ctx, e, flags&CmdFlagNoHole != 0, flags&CmdFlagFastZero != 0)
 	}
@@ -158,13 +158,13 @@ func (t *transmission) zero(ctx context.Context, e extent.Extent, flags CommandF
 		return unix.ENOTSUP
 	}
 	// Take it from the reads' budget: all of the writes' may be held by requests that wait for workers.
-	cost, err := take(ctx, t.reads, t.srv.room.reads, bufferBytes(min(e.Length, zeroStepBytes)))
+	cost, err := takeMemory(ctx, t.reads, t.srv.room.reads, bufferBytes(min(e.Length, zeroStepBytes)))
 	if err != nil {
 		return err
 	}
 	defer giveBack(t.reads, t.srv.room.reads, cost)
-	b := t.srv.buffers.get(min(e.Length, zeroStepBytes))
-	defer t.srv.buffers.put(b)
+	b := t.srv.buffers.getBuffer(min(e.Length, zeroStepBytes))
+	defer t.srv.buffers.putBuffer(b)
 	clear(b.data)
 	for at := e.Offset; at < e.End(); at += zeroStepBytes {
 		if ctx.Err() != nil {
@@ -183,8 +183,8 @@ const maxReplyDescriptors = 8 << 10
 // blockStatus answers NBD_CMD_BLOCK_STATUS with one chunk for each context. The last one ends the reply.
 func (t *transmission) blockStatus(ctx context.Context, j *job) error {
 	for id := range t.contexts {
-		if err := t.collect(ctx, j, id); err != nil {
-			return t.sendEnd(j, t.errno(err, j.req))
+		if err := t.collectStatus(ctx, j, id); err != nil {
+			return t.sendEnd(j, t.backendErrno(err, j.req))
 		}
 		if err := t.sendStatus(j, uint32(id), id == len(t.contexts)-1); err != nil {
 			return err
@@ -195,9 +195,9 @@ func (t *transmission) blockStatus(ctx context.Context, j *job) error {
 
 var errNoStatus = errors.New("the backend reports no status")
 
-// collect asks the backend for the status in one context.
-func (t *transmission) collect(ctx context.Context, j *job, id int) (err error) {
-	defer t.recovered(&err)
+// collectStatus asks the backend for the status in one context.
+func (t *transmission) collectStatus(ctx context.Context, j *job, id int) (err error) {
+	defer t.recoverPanic(&err)
 	j.runs = j.runs[:0]
 	left := j.req.length
 	most := maxReplyDescriptors

@@ -67,13 +67,13 @@ func (s *Server) removeSession(c *session) {
 	s.running.Done()
 }
 
-// admit lets c transmit, if need be in the place of the client that has been idle longest.
-func (s *Server) admit(c *session) bool {
+// admitSession lets c transmit, if need be in the place of the client that has been idle longest.
+func (s *Server) admitSession(c *session) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.room.transmitting >= c.limits.Connections {
 		var idlest *session
-		since := now() - int64(c.limits.IdleTimeout)
+		since := monotonicNow() - int64(c.limits.IdleTimeout)
 		for other := range s.sessions {
 			if at := other.waitsSince(); other.transmits && at <= since {
 				idlest, since = other, at
@@ -86,7 +86,7 @@ func (s *Server) admit(c *session) bool {
 		idlest.transmits = false // c takes its place
 		s.room.transmitting--
 	}
-	c.moved.Store(now())
+	c.moved.Store(monotonicNow())
 	c.transmits = true
 	s.room.transmitting++
 	return true
@@ -100,9 +100,9 @@ func (s *Server) endStalled(l Limits) {
 		s.room.sentry = nil
 		return
 	}
-	reads, writes := s.room.reads.short(), s.room.writes.short()
+	reads, writes := s.room.reads.hasWaiters(), s.room.writes.hasWaiters()
 	for c := range s.sessions {
-		if c.waitsSince() <= now()-int64(l.StallTimeout) && (reads && c.reads.used() > 0 || writes && c.writes.used() > 0) {
+		if c.waitsSince() <= monotonicNow()-int64(l.StallTimeout) && (reads && c.reads.usedBytes() > 0 || writes && c.writes.usedBytes() > 0) {
 			c.cancel(errStalled)
 		}
 	}
@@ -112,8 +112,8 @@ func (s *Server) endStalled(l Limits) {
 // began is about when this process started. Connections use the system's clock, because their deadlines do.
 var began = time.Now() //nolint:forbidigo // see above
 
-// now returns a time that only grows, in nanoseconds.
-func now() int64 { return int64(time.Since(began)) } //nolint:forbidigo // see began
+// monotonicNow returns a time that only grows, in nanoseconds.
+func monotonicNow() int64 { return int64(time.Since(began)) } //nolint:forbidigo // see began
 
 // waitsSince returns the time since which the server has waited for the client and nothing else. It returns the far
 // future if the server does not.
@@ -127,8 +127,8 @@ func (c *session) waitsSince() int64 {
 	return c.moved.Load()
 }
 
-// take takes n bytes from the session's own budget, and then from the one that all sessions share.
-func take(ctx context.Context, own, shared *budget, n int64) (int64, error) {
+// takeMemory takes n bytes from the session's own budget, and then from the one that all sessions share.
+func takeMemory(ctx context.Context, own, shared *budget, n int64) (int64, error) {
 	n, err := own.acquire(ctx, n)
 	if err != nil {
 		return 0, err

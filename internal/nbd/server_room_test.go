@@ -94,7 +94,7 @@ func slowReaders(t *testing.T, s *Server, n int, each uint64) []*rawClient {
 	for range n {
 		c := connect(t, s)
 		c.transmit(structuredHeaders)
-		c.send(request{cmd: cmdRead, length: each}.append(nil, structuredHeaders))
+		c.send(request{cmd: cmdRead, length: each}.appendTo(nil, structuredHeaders))
 		clients = append(clients, c)
 	}
 	for busy := 0; busy < n; runtime.Gosched() {
@@ -142,7 +142,7 @@ func TestMemory_isBoundedOverAllConnections(t *testing.T) {
 	for _, c := range clients {
 		go func() {
 			expect(c, int(parseReply(expect(c, structuredReplyBytes)).length))
-			c.send(request{cmd: cmdDisc}.append(nil, structuredHeaders))
+			c.send(request{cmd: cmdDisc}.appendTo(nil, structuredHeaders))
 		}()
 	}
 	for _, c := range clients {
@@ -150,8 +150,8 @@ func TestMemory_isBoundedOverAllConnections(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if s.room.reads.used() != 0 || reads.Load() != 10 {
-		t.Errorf("%d reads, %d bytes are in use", reads.Load(), s.room.reads.used())
+	if s.room.reads.usedBytes() != 0 || reads.Load() != 10 {
+		t.Errorf("%d reads, %d bytes are in use", reads.Load(), s.room.reads.usedBytes())
 	}
 }
 

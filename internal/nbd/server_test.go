@@ -76,7 +76,7 @@ func (c *rawClient) send(b []byte) { c.out <- b }
 func clientFlags(flags uint32) []byte { return new(bytesOf).u32(flags).b }
 
 func option(o uint32, data []byte) []byte {
-	return append(optionHeader{option: o, length: uint32(len(data))}.append(nil), data...)
+	return append(optionHeader{option: o, length: uint32(len(data))}.appendTo(nil), data...)
 }
 
 // ask sends an option and returns the kinds of the replies up to the final one.
@@ -107,8 +107,8 @@ func TestServer_clientsThatBreakTheHandshake(t *testing.T) {
 		"unknown flags":    clientFlags(1 << 7),
 		"no magic":         append(clientFlags(1), bytes.Repeat([]byte{1}, optionBytes)...),
 		"not fixed":        append(clientFlags(0), option(optList, nil)...),
-		"huge option":      append(clientFlags(1), optionHeader{option: optGo, length: 1 << 31}.append(nil)...),
-		"huge export name": append(clientFlags(1), optionHeader{option: optExportName, length: maxOptionBytes + 1}.append(nil)...),
+		"huge option":      append(clientFlags(1), optionHeader{option: optGo, length: 1 << 31}.appendTo(nil)...),
+		"huge export name": append(clientFlags(1), optionHeader{option: optExportName, length: maxOptionBytes + 1}.appendTo(nil)...),
 		"endless options":  append(fixed, bytes.Repeat(option(99, nil), maxOptions+1)...),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -206,14 +206,14 @@ func (c *rawClient) transmit(h headers, contexts ...string) {
 // answer sends a request and reads its simple reply, or the only chunk of its reply.
 func (c *rawClient) answer(h headers, r request, payload []byte) (errno uint32) {
 	c.t.Helper()
-	c.send(append(r.append(nil, h), payload...))
+	c.send(append(r.appendTo(nil, h), payload...))
 	size := map[headers]int{simpleHeaders: simpleReplyBytes, structuredHeaders: structuredReplyBytes, extendedHeaders: extendedReplyBytes}[h]
 	b := expect(c, size)
 	if b == nil {
 		c.t.Fatal("no reply")
 	}
 	got := parseReply(b)
-	if got.handle != r.handle || !got.done() || h == extendedHeaders && got.offset != r.offset {
+	if got.handle != r.handle || !got.isFinal() || h == extendedHeaders && got.offset != r.offset {
 		c.t.Errorf("reply %+v to %+v", got, r)
 	}
 	if got.simple {
@@ -301,7 +301,7 @@ func TestServer_refusesRequests(t *testing.T) {
 					t.Errorf("trim with payload: %d", got)
 				}
 			}
-			c.send(request{cmd: cmdDisc}.append(nil, h))
+			c.send(request{cmd: cmdDisc}.appendTo(nil, h))
 			if err := c.end(); err != nil {
 				t.Error(err)
 			}
@@ -361,12 +361,12 @@ func TestServer_oneConnectionStaysOne(t *testing.T) {
 		} {
 			c := connect(t, oneExport(d))
 			c.transmit(h, ContextAllocation)
-			c.send(test.r.append(nil, h))
+			c.send(test.r.appendTo(nil, h))
 			size := structuredReplyBytes
 			if h == extendedHeaders {
 				size = extendedReplyBytes
 			}
-			if got := parseReply(expect(c, size)); got.length != test.length || got.done() != test.done {
+			if got := parseReply(expect(c, size)); got.length != test.length || got.isFinal() != test.done {
 				t.Errorf("%+v: %+v", test.r, got)
 			}
 		}
@@ -407,8 +407,8 @@ func TestServer_clientsThatBreakTheTransmission(t *testing.T) {
 	t.Parallel()
 	for name, says := range map[string][]byte{
 		"magic":          bytes.Repeat([]byte{9}, requestBytes),
-		"extended magic": request{}.append(nil, extendedHeaders),
-		"huge payload":   request{cmd: cmdWrite, length: 1<<32 - 1}.append(nil, structuredHeaders),
+		"extended magic": request{}.appendTo(nil, extendedHeaders),
+		"huge payload":   request{cmd: cmdWrite, length: 1<<32 - 1}.appendTo(nil, structuredHeaders),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -481,7 +481,7 @@ func TestServer_clientGone(t *testing.T) {
 	c := connect(t, s)
 	c.transmit(simpleHeaders)
 	for i := range 30 {
-		if _, err := c.Write(request{cmd: cmdTrim, handle: uint64(i), length: 512}.append(nil, simpleHeaders)); err != nil {
+		if _, err := c.Write(request{cmd: cmdTrim, handle: uint64(i), length: 512}.appendTo(nil, simpleHeaders)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -590,7 +590,7 @@ func TestServer_slowClient(t *testing.T) {
 	c := connect(t, s)
 	c.transmit(structuredHeaders)
 	for i := range 100 {
-		if _, err := c.Write(request{cmd: cmdRead, handle: uint64(i), length: each}.append(nil, structuredHeaders)); err != nil {
+		if _, err := c.Write(request{cmd: cmdRead, handle: uint64(i), length: each}.appendTo(nil, structuredHeaders)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -43,26 +43,26 @@ type session struct {
 func newSession(s *Server, nc net.Conn, cancel context.CancelCauseFunc) *session {
 	l := s.Limits.withDefaults()
 	return &session{
-		srv: s, limits: l, log: s.log(), nc: nc, cancel: cancel, began: now(),
+		srv: s, limits: l, log: s.logger(), nc: nc, cancel: cancel, began: monotonicNow(),
 		reads: newBudget(l.MaxInFlightBytes / 2), writes: newBudget(l.MaxInFlightBytes / 2),
 	}
 }
 
-// interrupt ends reads and writes under way.
-func (c *session) interrupt() { c.nc.SetDeadline(longAgo) } //nolint:errcheck // it has ended already
+// interruptIO ends reads and writes under way.
+func (c *session) interruptIO() { c.nc.SetDeadline(longAgo) } //nolint:errcheck // it has ended already
 
-// drain lets no further request in.
-func (c *session) drain() {
+// stopReceiving lets no further request in.
+func (c *session) stopReceiving() {
 	c.draining.Store(true)
 	c.nc.SetReadDeadline(longAgo) //nolint:errcheck // it has ended already
 }
 
-// serve does everything but close nc.
-func (c *session) serve(ctx context.Context) error {
+// serveConnection does everything but close nc.
+func (c *session) serveConnection(ctx context.Context) error {
 	h := &serverHandshake{wire: newWire(c.nc), srv: c.srv, limits: c.limits, session: c}
-	err := c.handshake(ctx, h)
+	err := c.handleHandshake(ctx, h)
 	if err == nil {
-		err = c.transmit(ctx, h)
+		err = c.transmitUntilEnd(ctx, h)
 	}
 	if secure, ok := h.nc.(*tls.Conn); ok && err == nil {
 		secure.Close() //nolint:errcheck // the client may have closed it first
@@ -70,14 +70,14 @@ func (c *session) serve(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errPlaceTaken) || errors.Is(cause, errStalled) {
 		return cause
 	}
-	if c.ordinary(ctx, err) {
+	if c.isOrdinaryEnd(ctx, err) {
 		return nil
 	}
 	return err
 }
 
-// ordinary reports whether the end of a connection is nothing to complain about.
-func (c *session) ordinary(ctx context.Context, err error) bool {
+// isOrdinaryEnd reports whether the end of a connection is nothing to complain about.
+func (c *session) isOrdinaryEnd(ctx context.Context, err error) bool {
 	switch {
 	case errors.Is(err, ErrProtocol):
 		return false
@@ -87,14 +87,14 @@ func (c *session) ordinary(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || c.draining.Load() && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-func (c *session) handshake(ctx context.Context, h *serverHandshake) error {
+func (c *session) handleHandshake(ctx context.Context, h *serverHandshake) error {
 	ctx, cancel := context.WithTimeout(ctx, c.limits.HandshakeTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, c.interrupt)
+	stop := context.AfterFunc(ctx, c.interruptIO)
 	err := h.run(ctx)
 	if !stop() {
 		if err == nil {
-			h.export.release()
+			h.export.releaseExport()
 		}
 		err = errors.Join(context.Cause(ctx), err)
 	}
@@ -141,14 +141,14 @@ type job struct {
 	runs  []descriptor
 }
 
-func (c *session) transmit(ctx context.Context, h *serverHandshake) error {
-	defer h.export.release()
+func (c *session) transmitUntilEnd(ctx context.Context, h *serverHandshake) error {
+	defer h.export.releaseExport()
 	t := &transmission{
-		session: c, export: h.export, size: h.export.Backend.Size(), flags: h.flags(h.export), headers: h.headers, contexts: h.selected,
+		session: c, export: h.export, size: h.export.Backend.Size(), flags: h.transmissionFlags(h.export), headers: h.headers, contexts: h.selected,
 		br: h.br, bw: bufio.NewWriterSize(h.nc, writeBufferBytes),
 		jobs: make(chan *job, maxQueued), spare: make(chan *job, maxQueued),
 	}
-	err := t.receive(ctx)
+	err := t.receiveRequests(ctx)
 	if err != nil && !c.draining.Load() {
 		c.cancel(nil) // The client is gone, so nobody wants the answers.
 	}
@@ -157,8 +157,8 @@ func (c *session) transmit(ctx context.Context, h *serverHandshake) error {
 	return err
 }
 
-// receive reads requests until the client's goodbye, which is no error, or until the connection ends.
-func (t *transmission) receive(ctx context.Context) error {
+// receiveRequests reads requests until the client's goodbye, which is no error, or until the connection ends.
+func (t *transmission) receiveRequests(ctx context.Context) error {
 	head := make([]byte, t.headers.requestSize())
 	for {
 		if _, err := io.ReadFull(t.br, head); err != nil {
@@ -171,22 +171,22 @@ func (t *transmission) receive(ctx context.Context) error {
 		if req.cmd == cmdDisc {
 			return nil
 		}
-		j, err := t.job(ctx)
+		j, err := t.spareJob(ctx)
 		if err != nil {
 			return err
 		}
-		t.moved.Store(now())
+		t.moved.Store(monotonicNow())
 		j.req = req
-		j.errno = t.judge(req)
+		j.errno = t.refusalErrno(req)
 		if err := t.receivePayload(ctx, j); err != nil {
 			return fmt.Errorf("read payload: %w", err)
 		}
-		t.dispatch(ctx, j)
+		t.dispatchJob(ctx, j)
 	}
 }
 
-// job returns a spare job, or a new one while there are fewer than maxQueued.
-func (t *transmission) job(ctx context.Context) (*job, error) {
+// spareJob returns a spare job, or a new one while there are fewer than maxQueued.
+func (t *transmission) spareJob(ctx context.Context) (*job, error) {
 	select {
 	case j := <-t.spare:
 		return j, nil
@@ -213,47 +213,47 @@ func (t *transmission) receivePayload(ctx context.Context, j *job) error {
 	}
 	if j.errno != 0 {
 		if n > maxBufferBytes {
-			return violation("%d bytes with a request to %v", n, j.req.cmd)
+			return protocolError("%d bytes with a request to %v", n, j.req.cmd)
 		}
 		_, err := t.br.Discard(int(n))
 		return err
 	}
 	t.busy.Add(1) // waiting for memory, not for the client
-	cost, err := take(ctx, t.writes, t.srv.room.writes, bufferBytes(int64(n)))
-	t.moved.Store(now())
+	cost, err := takeMemory(ctx, t.writes, t.srv.room.writes, bufferBytes(int64(n)))
+	t.moved.Store(monotonicNow())
 	t.busy.Add(-1)
 	if err != nil {
 		return err
 	}
-	j.cost, j.payload = cost, t.srv.buffers.get(int64(n))
+	j.cost, j.payload = cost, t.srv.buffers.getBuffer(int64(n))
 	_, err = io.ReadFull(t.br, j.payload.data)
 	return err
 }
 
-// dispatch gives j to the workers. While all of them are busy, it starts one more, up to the limit.
-func (t *transmission) dispatch(ctx context.Context, j *job) {
+// dispatchJob gives j to the workers. While all of them are busy, it starts one more, up to the limit.
+func (t *transmission) dispatchJob(ctx context.Context, j *job) {
 	if n := t.busy.Add(1); t.workers < t.limits.Workers && int(n) > t.workers {
 		t.workers++
-		t.running.Go(func() { t.work(ctx) })
+		t.running.Go(func() { t.runWorker(ctx) })
 	}
 	t.jobs <- j
 }
 
-func (t *transmission) work(ctx context.Context) {
+func (t *transmission) runWorker(ctx context.Context) {
 	var runs []descriptor // Kept by the worker, because there are many more jobs than workers.
 	for j := range t.jobs {
 		j.runs = runs
 		if ctx.Err() == nil {
-			if err := t.answer(ctx, j); err != nil {
+			if err := t.answerRequest(ctx, j); err != nil {
 				t.log.Debug("NBD client is gone", "error", err)
 				t.cancel(nil)
 			}
 		}
-		t.srv.buffers.put(j.payload)
+		t.srv.buffers.putBuffer(j.payload)
 		giveBack(t.writes, t.srv.room.writes, j.cost)
 		runs = j.runs
 		j.payload, j.cost, j.errno, j.runs = nil, 0, 0, nil
-		t.moved.Store(now())
+		t.moved.Store(monotonicNow())
 		t.busy.Add(-1)
 		t.spare <- j
 	}

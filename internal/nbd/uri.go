@@ -68,9 +68,9 @@ func ParseURI(text string) (Target, error) {
 	}
 	switch u.Scheme {
 	case "nbd", "nbds":
-		err = t.tcp(u, query)
+		err = t.setTCP(u, query)
 	case "nbd+unix", "nbds+unix":
-		err = t.unix(u, query)
+		err = t.setUnix(u, query)
 	default:
 		err = fmt.Errorf("NBD URI: scheme %q is none of nbd, nbds, nbd+unix, nbds+unix", u.Scheme)
 	}
@@ -81,7 +81,7 @@ func ParseURI(text string) (Target, error) {
 	return t, nil
 }
 
-func (t *Target) tcp(u *url.URL, query url.Values) error {
+func (t *Target) setTCP(u *url.URL, query url.Values) error {
 	switch {
 	case query.Has("socket"):
 		return fmt.Errorf("NBD URI: socket needs scheme %s+unix", u.Scheme)
@@ -98,7 +98,7 @@ func (t *Target) tcp(u *url.URL, query url.Values) error {
 	return nil
 }
 
-func (t *Target) unix(u *url.URL, query url.Values) error {
+func (t *Target) setUnix(u *url.URL, query url.Values) error {
 	switch {
 	case u.Host != "":
 		return fmt.Errorf("NBD URI: host %q with a unix socket; the export follows three slashes", u.Host)

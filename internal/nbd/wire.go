@@ -41,8 +41,8 @@ type request struct {
 	length uint64
 }
 
-// append appends the header to b in wire format.
-func (r request) append(b []byte, h headers) []byte {
+// appendTo appends the header to b in wire format.
+func (r request) appendTo(b []byte, h headers) []byte {
 	magic := uint32(requestMagic)
 	if h == extendedHeaders {
 		magic = extendedRequestMagic
@@ -65,7 +65,7 @@ func parseRequest(b []byte, h headers) (request, error) {
 		want = extendedRequestMagic
 	}
 	if magic := binary.BigEndian.Uint32(b); magic != want {
-		return request{}, violation("request begins with %#x, not %#x", magic, want)
+		return request{}, protocolError("request begins with %#x, not %#x", magic, want)
 	}
 	r := request{
 		flags:  CommandFlags(binary.BigEndian.Uint16(b[4:])),
@@ -95,7 +95,7 @@ type reply struct {
 	length uint64
 }
 
-func (r reply) done() bool { return r.simple || r.flags&replyFlagDone != 0 }
+func (r reply) isFinal() bool { return r.simple || r.flags&replyFlagDone != 0 }
 
 // replySize returns the size of the reply header that begins with magic, or an error if h has no such header.
 func (h headers) replySize(magic uint32) (int, error) {
@@ -107,7 +107,7 @@ func (h headers) replySize(magic uint32) (int, error) {
 	case magic == extendedReplyMagic && h == extendedHeaders:
 		return extendedReplyBytes, nil
 	}
-	return 0, violation("reply begins with %#x", magic)
+	return 0, protocolError("reply begins with %#x", magic)
 }
 
 // parseReply reads a header, which has the size that replySize returns for its magic.
@@ -125,8 +125,8 @@ func parseReply(b []byte) reply {
 	return r
 }
 
-// append appends the header to b in wire format.
-func (r reply) append(b []byte, h headers) []byte {
+// appendTo appends the header to b in wire format.
+func (r reply) appendTo(b []byte, h headers) []byte {
 	if r.simple {
 		b = binary.BigEndian.AppendUint32(b, simpleReplyMagic)
 		b = binary.BigEndian.AppendUint32(b, r.errno)

@@ -38,15 +38,15 @@ func parseErrorChunk(kind uint16, b []byte) (errorChunk, error) {
 		least += offsetBytes
 	}
 	if len(b) < least {
-		return errorChunk{}, violation("error chunk of %d bytes", len(b))
+		return errorChunk{}, protocolError("error chunk of %d bytes", len(b))
 	}
 	e := errorChunk{errno: binary.BigEndian.Uint32(b)}
 	n := int(binary.BigEndian.Uint16(b[4:]))
 	if n > len(b)-least {
-		return errorChunk{}, violation("message of %d bytes in an error chunk of %d", n, len(b))
+		return errorChunk{}, protocolError("message of %d bytes in an error chunk of %d", n, len(b))
 	}
 	if e.errno == 0 {
-		return errorChunk{}, violation("error chunk with error 0")
+		return errorChunk{}, protocolError("error chunk with error 0")
 	}
 	e.message = b[errorBytes : errorBytes+n]
 	if kind == replyErrorOffset {
@@ -55,8 +55,8 @@ func parseErrorChunk(kind uint16, b []byte) (errorChunk, error) {
 	return e, nil
 }
 
-// append adds the payload to b.
-func (e errorChunk) append(b []byte) []byte {
+// appendTo adds the payload to b.
+func (e errorChunk) appendTo(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, e.errno)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(e.message)))
 	b = append(b, e.message...)
@@ -73,7 +73,7 @@ func (e errorChunk) kind() uint16 {
 	return replyError
 }
 
-func (e errorChunk) size() int {
+func (e errorChunk) encodedSize() int {
 	n := errorBytes + len(e.message)
 	if e.located {
 		n += offsetBytes
@@ -95,7 +95,7 @@ func statusHead(kind uint16, length uint64) (head int, count uint64, err error) 
 		head, each = statusExtBytes, descriptorExtBytes
 	}
 	if length <= uint64(head) || (length-uint64(head))%each != 0 {
-		return 0, 0, violation("block status payload of %d bytes", length)
+		return 0, 0, protocolError("block status payload of %d bytes", length)
 	}
 	return head, (length - uint64(head)) / each, nil
 }
@@ -104,7 +104,7 @@ func statusHead(kind uint16, length uint64) (head int, count uint64, err error) 
 func parseStatusHead(kind uint16, b []byte, count uint64) (id uint32, err error) {
 	if kind == replyBlockStatusExt {
 		if said := binary.BigEndian.Uint32(b[4:]); uint64(said) != count {
-			return 0, violation("block status says %d descriptors and has %d", said, count)
+			return 0, protocolError("block status says %d descriptors and has %d", said, count)
 		}
 	}
 	return binary.BigEndian.Uint32(b), nil
@@ -134,12 +134,12 @@ func parseDescriptor(kind uint16, b []byte) (descriptor, error) {
 		d = descriptor{length: uint64(binary.BigEndian.Uint32(b)), flags: uint64(binary.BigEndian.Uint32(b[4:]))}
 	}
 	if d.length == 0 {
-		return d, violation("block status of 0 bytes")
+		return d, protocolError("block status of 0 bytes")
 	}
 	return d, nil
 }
 
-func (d descriptor) append(b []byte, kind uint16) []byte {
+func (d descriptor) appendTo(b []byte, kind uint16) []byte {
 	if kind == replyBlockStatusExt {
 		return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(b, d.length), d.flags)
 	}

@@ -20,7 +20,7 @@ type optionHeader struct {
 	option, length uint32
 }
 
-func (o optionHeader) append(b []byte) []byte {
+func (o optionHeader) appendTo(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, haveOptMagic)
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, o.option), o.length)
 }
@@ -28,7 +28,7 @@ func (o optionHeader) append(b []byte) []byte {
 // parseOption reads optionBytes.
 func parseOption(b []byte) (optionHeader, error) {
 	if magic := binary.BigEndian.Uint64(b); magic != haveOptMagic {
-		return optionHeader{}, violation("option begins with %#x", magic)
+		return optionHeader{}, protocolError("option begins with %#x", magic)
 	}
 	return optionHeader{option: binary.BigEndian.Uint32(b[8:]), length: binary.BigEndian.Uint32(b[12:])}, nil
 }
@@ -38,7 +38,7 @@ type optionReplyHeader struct {
 	option, kind, length uint32
 }
 
-func (o optionReplyHeader) append(b []byte) []byte {
+func (o optionReplyHeader) appendTo(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, optionReplyMagic)
 	b = binary.BigEndian.AppendUint32(b, o.option)
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, o.kind), o.length)
@@ -47,14 +47,14 @@ func (o optionReplyHeader) append(b []byte) []byte {
 // parseOptionReply reads optionReplyBytes of a reply to want.
 func parseOptionReply(b []byte, want uint32) (optionReplyHeader, error) {
 	if magic := binary.BigEndian.Uint64(b); magic != optionReplyMagic {
-		return optionReplyHeader{}, violation("option reply begins with %#x", magic)
+		return optionReplyHeader{}, protocolError("option reply begins with %#x", magic)
 	}
 	o := optionReplyHeader{option: binary.BigEndian.Uint32(b[8:]), kind: binary.BigEndian.Uint32(b[12:]), length: binary.BigEndian.Uint32(b[16:])}
 	switch {
 	case o.option != want:
-		return o, violation("reply to option %s while waiting for %s", optionName(o.option), optionName(want))
+		return o, protocolError("reply to option %s while waiting for %s", optionName(o.option), optionName(want))
 	case o.length > maxOptionBytes:
-		return o, violation("option reply of %d bytes", o.length)
+		return o, protocolError("option reply of %d bytes", o.length)
 	}
 	return o, nil
 }
@@ -65,7 +65,7 @@ type reader struct {
 	bad  bool
 }
 
-func (r *reader) take(n uint64) []byte {
+func (r *reader) takeBytes(n uint64) []byte {
 	if r.bad || uint64(len(r.data)) < n {
 		r.bad = true
 		return nil
@@ -76,43 +76,43 @@ func (r *reader) take(n uint64) []byte {
 }
 
 func (r *reader) u16() uint16 {
-	if b := r.take(2); b != nil {
+	if b := r.takeBytes(2); b != nil {
 		return binary.BigEndian.Uint16(b)
 	}
 	return 0
 }
 
 func (r *reader) u32() uint32 {
-	if b := r.take(4); b != nil {
+	if b := r.takeBytes(4); b != nil {
 		return binary.BigEndian.Uint32(b)
 	}
 	return 0
 }
 
 func (r *reader) u64() uint64 {
-	if b := r.take(8); b != nil {
+	if b := r.takeBytes(8); b != nil {
 		return binary.BigEndian.Uint64(b)
 	}
 	return 0
 }
 
-// text takes n bytes that must be a string in the sense of section "Conventions".
-func (r *reader) text(n uint32) string {
+// takeText takes n bytes that must be a string in the sense of section "Conventions".
+func (r *reader) takeText(n uint32) string {
 	if n > maxStringBytes {
 		r.bad = true
 		return ""
 	}
-	s := string(r.take(uint64(n)))
+	s := string(r.takeBytes(uint64(n)))
 	if !validString(s) {
 		r.bad = true
 	}
 	return s
 }
 
-func (r *reader) rest() string { return r.text(uint32(min(len(r.data), math.MaxInt32))) }
+func (r *reader) takeRest() string { return r.takeText(uint32(min(len(r.data), math.MaxInt32))) }
 
-// end reports whether every field was there and nothing is left.
-func (r *reader) end() bool { return !r.bad && len(r.data) == 0 }
+// isComplete reports whether every field was there and nothing is left.
+func (r *reader) isComplete() bool { return !r.bad && len(r.data) == 0 }
 
 func validString(s string) bool {
 	if len(s) > maxStringBytes || !utf8.ValidString(s) {
@@ -133,22 +133,24 @@ func appendText(b []byte, s string) []byte {
 // parseServer reads NBD_REP_SERVER.
 func parseServer(b []byte) (ListedExport, error) {
 	r := reader{data: b}
-	l := ListedExport{Name: r.text(r.u32())}
-	l.Description = r.rest()
-	if !r.end() {
-		return l, violation("NBD_REP_SERVER of %d bytes", len(b))
+	l := ListedExport{Name: r.takeText(r.u32())}
+	l.Description = r.takeRest()
+	if !r.isComplete() {
+		return l, protocolError("NBD_REP_SERVER of %d bytes", len(b))
 	}
 	return l, nil
 }
 
-func (l ListedExport) append(b []byte) []byte { return append(appendText(b, l.Name), l.Description...) }
+func (l ListedExport) appendTo(b []byte) []byte {
+	return append(appendText(b, l.Name), l.Description...)
+}
 
 // parseMetaContext reads NBD_REP_META_CONTEXT.
 func parseMetaContext(b []byte) (id uint32, name string, err error) {
 	r := reader{data: b}
-	id, name = r.u32(), r.rest()
-	if !r.end() || name == "" {
-		return 0, "", violation("NBD_REP_META_CONTEXT of %d bytes", len(b))
+	id, name = r.u32(), r.takeRest()
+	if !r.isComplete() || name == "" {
+		return 0, "", protocolError("NBD_REP_META_CONTEXT of %d bytes", len(b))
 	}
 	return id, name, nil
 }
@@ -161,45 +163,45 @@ func (i *Info) parseInfo(b []byte) error {
 	case r.bad:
 	case kind == infoExport:
 		size, flags := r.u64(), r.u16()
-		if r.end() {
+		if r.isComplete() {
 			return i.setExport(size, flags)
 		}
 	case kind == infoBlockSize:
 		i.Block = BlockSizes{Minimum: r.u32(), Preferred: r.u32(), Maximum: r.u32()}
-		if r.end() {
-			return i.Block.check()
+		if r.isComplete() {
+			return i.Block.validate()
 		}
 	case kind == infoDescription:
-		i.Description = r.rest()
+		i.Description = r.takeRest()
 	case kind == infoName:
-		i.Name = r.rest()
+		i.Name = r.takeRest()
 	default:
 		return nil
 	}
-	if !r.end() {
-		return violation("NBD_REP_INFO of kind %d with %d bytes", kind, len(b))
+	if !r.isComplete() {
+		return protocolError("NBD_REP_INFO of kind %d with %d bytes", kind, len(b))
 	}
 	return nil
 }
 
 func (i *Info) setExport(size uint64, flags uint16) error {
 	if size > math.MaxInt64 {
-		return violation("export of %d bytes", size)
+		return protocolError("export of %d bytes", size)
 	}
 	i.Bytes, i.Flags = int64(size), TransmissionFlags(flags)
 	if !i.Flags.Has(FlagHasFlags) {
-		return violation("export's flags %#x lack NBD_FLAG_HAS_FLAGS", flags)
+		return protocolError("export's flags %#x lack NBD_FLAG_HAS_FLAGS", flags)
 	}
 	return nil
 }
 
-// check applies section "Block size constraints". The preferred size is only advice, so it is not checked.
-func (b *BlockSizes) check() error {
+// validate applies section "Block size constraints". The preferred size is only advice, so it is not checked.
+func (b *BlockSizes) validate() error {
 	switch {
 	case bits.OnesCount32(b.Minimum) != 1, b.Minimum > 64<<10:
-		return violation("minimum block of %d bytes", b.Minimum)
+		return protocolError("minimum block of %d bytes", b.Minimum)
 	case b.Maximum < b.Minimum:
-		return violation("maximum block of %d bytes", b.Maximum)
+		return protocolError("maximum block of %d bytes", b.Maximum)
 	}
 	return nil
 }
@@ -222,14 +224,14 @@ func (e exportRequest) encode() []byte {
 
 func parseExportRequest(b []byte) (exportRequest, bool) {
 	r := reader{data: b}
-	e := exportRequest{name: r.text(r.u32())}
+	e := exportRequest{name: r.takeText(r.u32())}
 	for range r.u16() {
 		if r.bad {
 			break
 		}
 		e.infos = append(e.infos, r.u16())
 	}
-	return e, r.end()
+	return e, r.isComplete()
 }
 
 // contextRequest is the data of NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT.
@@ -250,12 +252,12 @@ func (c contextRequest) encode() []byte {
 
 func parseContextRequest(b []byte) (contextRequest, bool) {
 	r := reader{data: b}
-	c := contextRequest{export: r.text(r.u32())}
+	c := contextRequest{export: r.takeText(r.u32())}
 	for range r.u32() {
 		if r.bad {
 			break
 		}
-		c.queries = append(c.queries, r.text(r.u32()))
+		c.queries = append(c.queries, r.takeText(r.u32()))
 	}
-	return c, r.end()
+	return c, r.isComplete()
 }
