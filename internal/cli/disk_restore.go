@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -145,8 +146,8 @@ func writeDisk(ctx context.Context, r *repository.Repository, chosen repository.
 	}
 	resumed := journal.DoneBytes()
 	if err := fill(ctx, image, target, journal, f.workers, total, show); err != nil {
-		kept := journal.Checkpoint(context.WithoutCancel(ctx), target)
-		if errors.Is(err, disk.ErrNoSpace) && errors.Is(kept, disk.ErrNoSpace) {
+		kept := journal.Save(context.WithoutCancel(ctx), target)
+		if errors.Is(err, errclass.Exhausted) && errors.Is(kept, errclass.Exhausted) {
 			kept = nil // The previous checkpoint counts.
 		}
 		closed := target.Close()

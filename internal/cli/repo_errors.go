@@ -14,6 +14,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -33,10 +34,10 @@ var repositoryClasses = []struct {
 	{disk.ErrNotFound, CodeNotFound, ""},
 	{disk.ErrInUse, CodeRefused, "`--ignore-locks` reads a raw file or device all the same, if you know that nothing is written to it now, and that everything was"},
 	{disk.ErrBacking, CodeRefused, "`--backing FORMAT:PATH`, once for each file of the chain, allows them"},
-	{disk.ErrInvalid, CodeRefused, ""},
+	{errclass.Invalid, CodeRefused, ""},
 	{disk.ErrUnreachable, CodeUnreachable, "check that the NBD server runs, and listens at this address"},
-	{disk.ErrConflict, CodeRefused, ""},
-	{disk.ErrNoSpace, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
+	{errclass.Conflict, CodeRefused, ""},
+	{errclass.Exhausted, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
 	{repository.ErrUnknown, CodeFailure, "`varve disk list` shows whether the restore point is there"},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
 	{repository.ErrNoBucket, CodeNotFound, "create the bucket first, or check its name"},

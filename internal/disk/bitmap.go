@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Bitmap is a QEMU dirty bitmap in a qcow2 image. It has what was written since it was added, provided that only QEMU
@@ -95,9 +97,9 @@ func openForBitmaps(image string, flags int) (*os.File, error) {
 	header, err := readImageHeader(f)
 	switch {
 	case err != nil:
-		err = errorf(ErrInvalid, "disk %s is no qcow2 image that can be read: %w", path, err)
+		err = errclass.Errorf(errclass.Invalid, "disk %s is not a qcow2 image that can be read: %w", path, err)
 	case header.dataFile || header.encrypted:
-		err = (&imageFile{path: path, file: f, format: QCOW2}).check(nil)
+		err = (&imageFile{path: path, file: f, format: QCOW2}).checkBacking(nil)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -112,7 +114,7 @@ const libvirtBitmap = "backup-"
 // noBitmap returns an error that says which bitmaps a disk has instead, and what to do.
 func noBitmap(disk, bitmap string, names []string) error {
 	if len(names) == 0 {
-		return errorf(ErrNotFound, "disk %s has no bitmap %s (it has none): read the whole disk, without a bitmap", disk, bitmap)
+		return errclass.Errorf(ErrNotFound, "disk %s has no bitmap %s (it has none): read the whole disk, without a bitmap", disk, bitmap)
 	}
 	advice := "name one of its own, or read the whole disk"
 	for _, name := range names {
@@ -120,5 +122,5 @@ func noBitmap(disk, bitmap string, names []string) error {
 			advice = fmt.Sprintf("if this is a backup job of libvirt, begin it again with <disk name='%s' exportbitmap='%s'> in its XML, so that the bitmap has its own name", target, bitmap)
 		}
 	}
-	return errorf(ErrNotFound, "disk %s has no bitmap %s (it has %s): %s", disk, bitmap, strings.Join(names, ", "), advice)
+	return errclass.Errorf(ErrNotFound, "disk %s has no bitmap %s (it has %s): %s", disk, bitmap, strings.Join(names, ", "), advice)
 }

@@ -34,7 +34,7 @@ type confined struct {
 
 // newConfined prepares a program that gets files as descriptors, and opens them again by their descriptorPath.
 func newConfined(ctx context.Context, name string, files []*os.File, args ...string) (*confined, error) {
-	path, err := program(name)
+	path, err := findProgram(name)
 	if err != nil {
 		return nil, err
 	}
@@ -46,9 +46,9 @@ func newConfined(ctx context.Context, name string, files []*os.File, args ...str
 	return c, nil
 }
 
-// start runs the program. The thread that starts it remains its parent, and the kernel sends the signal of SysProcAttr
+// startProcess runs the program. The thread that starts it remains its parent, and the kernel sends the signal of SysProcAttr
 // when that thread ends. The thread is confined with its child, and ends with it: no other goroutine ever runs on it.
-func (c *confined) start() error {
+func (c *confined) startProcess() error {
 	started := make(chan error, 1)
 	go func() {
 		defer close(c.ended)
@@ -67,15 +67,15 @@ func (c *confined) start() error {
 
 // run runs the program to its end and returns its exit as an error.
 func (c *confined) run() error {
-	if err := c.start(); err != nil {
+	if err := c.startProcess(); err != nil {
 		return err
 	}
 	<-c.ended
 	return c.err
 }
 
-// gone reports whether the program has ended.
-func (c *confined) gone() bool {
+// hasEnded reports whether the program has ended.
+func (c *confined) hasEnded() bool {
 	select {
 	case <-c.ended:
 		return true
@@ -112,7 +112,7 @@ func programIn(program string, directories []string) bool {
 	return err == nil && slices.ContainsFunc(directories, func(d string) bool { return strings.HasPrefix(path, d+"/") })
 }
 
-// unsupported reports whether the kernel lacks a system call, or has it switched off.
-func unsupported(err error) bool {
+// isUnsupportedCall reports whether the kernel lacks a system call, or has it switched off.
+func isUnsupportedCall(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM)
 }

@@ -15,8 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 func TestDevice_isRead(t *testing.T) {
@@ -48,10 +50,10 @@ func TestDevice_isWritten(t *testing.T) {
 		class error
 		text  string
 	}{
-		{4*mib + 1, TargetOptions{Overwrite: true, Larger: true}, ErrInvalid, "has 4194304 bytes, too few for a disk of 4194305 bytes"},
-		{size, TargetOptions{Overwrite: true}, ErrInvalid, "allow a larger target"},
-		{4 * mib, TargetOptions{}, ErrConflict, "may have content"},
-		{4 * mib, TargetOptions{Overwrite: true, Format: QCOW2}, ErrInvalid, "restore raw"},
+		{4*mib + 1, TargetOptions{Overwrite: true, Larger: true}, errclass.Invalid, "has 4194304 bytes, too few for a disk of 4194305 bytes"},
+		{size, TargetOptions{Overwrite: true}, errclass.Invalid, "allow a larger target"},
+		{4 * mib, TargetOptions{}, errclass.Conflict, "may have content"},
+		{4 * mib, TargetOptions{Overwrite: true, Format: QCOW2}, errclass.Invalid, "restore raw"},
 	} {
 		_, err := OpenTarget(t.Context(), device, c.bytes, c.o)
 		wantError(t, err, c.class, device, c.text)
@@ -64,16 +66,16 @@ func TestDevice_isWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = OpenTarget(t.Context(), device, size, TargetOptions{Overwrite: true, Larger: true})
-		wantError(t, err, ErrConflict, device, "in use")
+		wantError(t, err, errclass.Conflict, device, "in use")
 		_, err = OpenSource(t.Context(), device, SourceOptions{})
-		wantError(t, err, ErrConflict, device, "target of a restore that runs")
+		wantError(t, err, errclass.Conflict, device, "target of a restore that runs")
 		copy(content, noise(100*kib, 7))
 		clear(content[100*kib : size])
 		if wrote := restore(t, target, j, content[:size], 1000); wrote != 32 {
 			t.Errorf("%d regions were written", wrote)
 		}
 		if err := errors.Join(target.Zero(t.Context(), extent.Extent{Offset: mib + 1, Length: size - mib - 1}),
-			j.Checkpoint(t.Context(), target), target.Sync(t.Context()), target.Close()); err != nil {
+			j.Save(t.Context(), target), target.Sync(t.Context()), target.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,9 +104,9 @@ func TestMountedDevice_isNeitherReadNorOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
-	wantError(t, err, ErrConflict, device, "mounted", "unmount")
+	wantError(t, err, errclass.Conflict, device, "mounted", "unmount")
 	_, err = OpenSource(t.Context(), device, SourceOptions{})
-	wantError(t, err, ErrConflict, device, "mounted", "unmount", "snapshot")
+	wantError(t, err, errclass.Conflict, device, "mounted", "unmount", "snapshot")
 	source, err := OpenSource(t.Context(), device, SourceOptions{IgnoreLocks: true})
 	if err != nil {
 		t.Fatal(err)
@@ -116,12 +118,14 @@ func TestMountedDevice_isNeitherReadNorOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A process that has made its own mount namespace meanwhile, as other tests do, keeps the mount until it ends.
-	deadline := time.Now().Add(2 * time.Minute)
-	target, err := OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
-	for errors.Is(err, ErrConflict) && time.Now().Before(deadline) {
-		time.Sleep(100 * time.Millisecond)
+	var target Target
+	err = wait.For(t.Context(), 2*time.Minute, "the mount to be gone", func(context.Context) (bool, string, error) {
 		target, err = OpenTarget(t.Context(), device, 4*mib, TargetOptions{Overwrite: true})
-	}
+		if errors.Is(err, errclass.Conflict) {
+			return false, err.Error(), nil
+		}
+		return true, "", err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

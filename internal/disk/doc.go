@@ -21,6 +21,5 @@
 // A Journal makes a restore resumable. What it says about a region is true: it is written after the data is on stable
 // storage, and replaced atomically. On a full file system it is overwritten instead, in a way that survives a crash.
 //
-// Errors name the disk and say what to do. Their classes are ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace,
-// ErrUnreachable and ErrChanged.
+// Errors name the disk and say what to do. They have the classes of package errclass.
 package disk

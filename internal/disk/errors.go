@@ -2,46 +2,28 @@ package disk
 
 import (
 	"errors"
-	"fmt"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// The classes of errors. errors.Is finds the class of an error of this package, if it has one.
+// Errors have the classes of errclass: Invalid for a request that makes no sense or does not fit the disk, Conflict for a
+// target with content and for what something else uses, Exhausted for a full file system. These are the errors that a
+// caller answers in a way of its own.
 var (
-	// ErrInvalid: the request makes no sense, or does not fit the disk.
-	ErrInvalid = errors.New("invalid")
-	// ErrNotFound: the disk, its bitmap, or the program that reads it does not exist.
-	ErrNotFound = errors.New("not found")
-	// ErrConflict: the target has content, or something else uses the disk.
-	ErrConflict = errors.New("conflict")
-	// ErrNoSpace: there is no room for the data.
-	ErrNoSpace = errors.New("no space")
-	// ErrUnreachable: no NBD server answers at the address.
-	ErrUnreachable = errors.New("no answer")
-	// ErrInUse: something else uses the disk that is to be read. It is also an ErrConflict.
-	ErrInUse = fmt.Errorf("%w: in use", ErrConflict)
-	// ErrBacking: a qcow2 image names a backing file that the caller did not. It is also an ErrInvalid.
-	ErrBacking = fmt.Errorf("%w: backing file", ErrInvalid)
+	// ErrNotFound is of class NotFound: the disk, its bitmap, or the program that reads it does not exist.
+	ErrNotFound = errclass.New(errclass.NotFound, "not found")
+	// ErrUnreachable is of class Transient: no NBD server answers at the address.
+	ErrUnreachable = errclass.New(errclass.Transient, "no answer")
+	// ErrInUse is of class Conflict: something else uses the disk that is to be read.
+	ErrInUse = errclass.New(errclass.Conflict, "conflict: in use")
+	// ErrBacking is of class Invalid: a qcow2 image names a backing file that the caller did not.
+	ErrBacking = errclass.New(errclass.Invalid, "invalid: backing file")
+	// ErrHasContent is of class Conflict: the target has content, or may have some, and TargetOptions.Overwrite is not set.
+	ErrHasContent = errclass.New(errclass.Conflict, "conflict: has content")
+	// ErrLargerTarget is of class Invalid: the target is larger than the disk, and TargetOptions.Larger is not set.
+	ErrLargerTarget = errclass.New(errclass.Invalid, "invalid: larger than the disk")
+	// ErrArgument is of class Invalid: the location is not that of a disk, or does not take the options.
+	ErrArgument = errclass.New(errclass.Invalid, "invalid: argument")
 	// ErrChanged: the disk is no longer the one that was opened.
 	ErrChanged = errors.New("changed while it was read")
 )
-
-// errorf returns an error of a class.
-func errorf(class error, format string, args ...any) error {
-	return &classified{class: class, err: fmt.Errorf(format, args...)}
-}
-
-// classified is an error with a class that its text does not repeat.
-type classified struct{ class, err error }
-
-func (e *classified) Error() string   { return e.err.Error() }
-func (e *classified) Unwrap() []error { return []error{e.class, e.err} }
-
-// classOf returns the class of an error, or nil.
-func classOf(err error) error {
-	for _, class := range []error{ErrInvalid, ErrNotFound, ErrConflict, ErrNoSpace, ErrUnreachable, ErrChanged} {
-		if errors.Is(err, class) {
-			return class
-		}
-	}
-	return nil
-}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
@@ -36,23 +37,23 @@ func dialURI(ctx context.Context, uri string, t nbd.Target, config *tls.Config, 
 	var dial *net.OpError
 	switch {
 	case errors.As(err, &dial) && dial.Op == "dial", errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return nil, errorf(ErrUnreachable, "%s: %w", uri, err)
+		return nil, errclass.Errorf(ErrUnreachable, "%s: %w", uri, err)
 	case errors.Is(err, nbd.ErrUnknownExport):
-		return nil, errorf(ErrNotFound, "%s: %w", uri, err)
+		return nil, errclass.Errorf(ErrNotFound, "%s: %w", uri, err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", uri, err)
 	}
 	return &export{name: uri, client: client}, nil
 }
 
-// explain names the disk in an error of the client, and adds what happened to the server.
-func (x *export) explain(err error) error {
+// explainError names the disk in an error of the client, and adds what happened to the server.
+func (x *export) explainError(err error) error {
 	if err == nil {
 		return nil
 	}
 	err = fmt.Errorf("disk %s: %w", x.name, err)
 	if x.server != nil && x.client.Err() != nil {
-		return x.server.explain(err)
+		return x.server.explainError(err)
 	}
 	return err
 }
@@ -67,10 +68,10 @@ func (x *export) disconnect() error {
 	return nil
 }
 
-// end ends the server if this package has started it.
-func (x *export) end() error {
+// endServer ends the server if this package has started it.
+func (x *export) endServer() error {
 	if x.server == nil {
 		return nil
 	}
-	return x.server.end()
+	return x.server.shutDown()
 }

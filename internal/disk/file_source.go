@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/disk/hole"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -29,14 +30,14 @@ func openFileSource(path string, ignoreLocks bool) (*fileSource, error) {
 		return nil, err
 	}
 	s := &fileSource{f: f, id: id}
-	if err := s.measure(); err != nil {
+	if err := s.measureSize(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL) // only advice
 	return s, nil
 }
 
-func (s *fileSource) measure() error {
+func (s *fileSource) measureSize() error {
 	info, err := s.f.Stat()
 	if err != nil {
 		return err
@@ -46,7 +47,7 @@ func (s *fileSource) measure() error {
 		return err
 	}
 	if s.bytes == 0 {
-		return errorf(ErrInvalid, "disk %s is empty", s.f.Name())
+		return errclass.Errorf(errclass.Invalid, "disk %s is empty", s.f.Name())
 	}
 	return nil
 }
@@ -64,10 +65,10 @@ func openToRead(path string, ignoreLocks bool) (*os.File, identity, error) {
 	}
 	id, err := identityOf(f)
 	if err == nil {
-		err = errors.Join(lockToRead(f, ignoreLocks), whole(path, id))
+		err = errors.Join(lockToRead(f, ignoreLocks), refuseUnfinished(path, id))
 	}
 	if err != nil {
-		unlock(f)
+		unlockFile(f)
 		return nil, identity{}, errors.Join(err, f.Close())
 	}
 	return f, id, nil
@@ -96,14 +97,14 @@ func openDisk(path string, info fs.FileInfo, ignoreLocks bool) (*os.File, error)
 		f, err = os.OpenFile(path, flags, 0)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return nil, errorf(ErrInUse, "disk %s is in use (mounted, swapped to, part of another device, or the target of a restore that runs), so that a copy could be of no point in time: unmount it, or read a snapshot of it (lsblk %s shows by what)", path, path)
+		return nil, errclass.Errorf(ErrInUse, "disk %s is in use (mounted, swapped to, part of another device, or the target of a restore that runs), so that a copy could be of no point in time: unmount it, or read a snapshot of it (lsblk %s shows by what)", path, path)
 	}
 	if err != nil {
 		return nil, err
 	}
 	now, err := f.Stat()
 	if err == nil && now.Mode().Type() != info.Mode().Type() {
-		err = errorf(ErrChanged, "disk %s was replaced by something else while it was opened", path)
+		err = errclass.Errorf(ErrChanged, "disk %s was replaced by something else while it was opened", path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -116,11 +117,11 @@ func statDisk(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, errorf(ErrNotFound, "disk %s: %w", path, fs.ErrNotExist)
+		return nil, errclass.Errorf(ErrNotFound, "disk %s: %w", path, fs.ErrNotExist)
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice:
-		return nil, errorf(ErrInvalid, "disk %s is neither a file nor a block device (%s)", path, info.Mode())
+		return nil, errclass.Errorf(ErrArgument, "disk %s is neither a file nor a block device (%s)", path, info.Mode())
 	}
 	return info, nil
 }
@@ -136,7 +137,7 @@ func (s *fileSource) Changes(context.Context) (*extent.Set, error) { return nil,
 
 // ReadAt implements Source.
 func (s *fileSource) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	if err := within(s.f.Name(), s.bytes, offset, len(p)); err != nil {
+	if err := checkWithin(s.f.Name(), s.bytes, offset, len(p)); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -146,7 +147,7 @@ func (s *fileSource) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if changed := s.unchanged(); changed != nil || err == nil {
+	if changed := s.checkUnchanged(); changed != nil || err == nil {
 		return changed
 	}
 	return fmt.Errorf("read disk %s: %w at %d", s.f.Name(), io.ErrUnexpectedEOF, offset)
@@ -173,11 +174,11 @@ func (s *fileSource) Data(ctx context.Context) (*extent.Set, error) {
 		set.Append(e)
 		at = e.End()
 	}
-	return &set, s.unchanged()
+	return &set, s.checkUnchanged()
 }
 
-// unchanged returns an error if the size of the file has changed.
-func (s *fileSource) unchanged() error {
+// checkUnchanged returns an error if the size of the file has changed.
+func (s *fileSource) checkUnchanged() error {
 	if !s.regular {
 		return nil
 	}
@@ -186,21 +187,21 @@ func (s *fileSource) unchanged() error {
 		return fmt.Errorf("disk %s: %w", s.f.Name(), os.NewSyscallError("fstat", err))
 	}
 	if st.Size != s.bytes {
-		return errorf(ErrChanged, "disk %s had %d bytes when it was opened and has %d now: read it again while nobody resizes it", s.f.Name(), s.bytes, st.Size)
+		return errclass.Errorf(ErrChanged, "disk %s had %d bytes when it was opened and has %d now: read it again while nobody resizes it", s.f.Name(), s.bytes, st.Size)
 	}
 	return nil
 }
 
 // Close implements Source.
 func (s *fileSource) Close() error {
-	unlock(s.f)
+	unlockFile(s.f)
 	return s.f.Close()
 }
 
-// within refuses an extent that is not on the disk.
-func within(name string, bytes, offset int64, length int) error {
+// checkWithin refuses an extent that is not on the disk.
+func checkWithin(name string, bytes, offset int64, length int) error {
 	if e := (extent.Extent{Offset: offset, Length: int64(length)}); !e.Valid() || e.End() > bytes {
-		return errorf(ErrInvalid, "disk %s: %s is not within its %d bytes", name, e, bytes)
+		return errclass.Errorf(errclass.Invalid, "disk %s: %s is not within its %d bytes", name, e, bytes)
 	}
 	return nil
 }

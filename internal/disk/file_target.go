@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/disk/hole"
 	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -37,10 +38,10 @@ func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, err
 		f, err = os.OpenFile(path, os.O_RDWR, 0)
 	}
 	if err != nil {
-		return nil, full(path, err)
+		return nil, explainFull(path, err)
 	}
 	if err := prepareFile(f, bytes, o); err != nil {
-		unlock(f)
+		unlockFile(f)
 		if created {
 			err = errors.Join(err, os.Remove(path))
 		}
@@ -51,7 +52,7 @@ func openFileTarget(path string, bytes int64, o TargetOptions) (*fileTarget, err
 
 // prepareFile gives the file its size and its journal, unless an earlier restore has done so.
 func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
-	if err := lock(f); err != nil {
+	if err := lockForWriting(f); err != nil {
 		return err
 	}
 	id, err := identityOf(f)
@@ -62,13 +63,13 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 	if err != nil {
 		return err
 	}
-	resumed, why, err := o.Journal.resume(f.Name(), Raw, id, bytes)
+	resumed, why, err := o.Journal.resumeTarget(f.Name(), Raw, id, bytes)
 	if err != nil {
 		return err
 	}
 	if resumed {
 		if size < bytes {
-			return errorf(ErrConflict, "target %s has %d bytes, and had %d when its restore was interrupted: somebody changed it; remove %s to start anew", f.Name(), size, bytes, o.Journal.path)
+			return errclass.Errorf(errclass.Conflict, "target %s has %d bytes, and had %d when its restore was interrupted: somebody changed it; remove %s to start anew", f.Name(), size, bytes, o.Journal.path)
 		}
 		return nil
 	}
@@ -77,9 +78,9 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 		return fmt.Errorf("find data of %s: %w", f.Name(), err)
 	}
 	if !data.Empty() && !o.Overwrite {
-		return occupied(f.Name(), fmt.Sprintf("has content (%d bytes)", size), why)
+		return errOccupied(f.Name(), fmt.Sprintf("has content (%d bytes)", size), why)
 	}
-	if err := o.Journal.discard(); err != nil {
+	if err := o.Journal.removeFile(); err != nil {
 		return err
 	}
 	if size < bytes || !o.Larger {
@@ -91,7 +92,7 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 	if err := errors.Join(err, f.Sync(), durable.Sync(filepath.Dir(f.Name()))); err != nil {
 		return err
 	}
-	return o.Journal.begin(id)
+	return o.Journal.beginTarget(id)
 }
 
 func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, error) {
@@ -101,41 +102,41 @@ func openDeviceTarget(path string, bytes int64, o TargetOptions) (*fileTarget, e
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
 	syscall.ForkLock.RUnlock()
 	if errors.Is(err, unix.EBUSY) {
-		return nil, errorf(ErrConflict, "target %s is in use (mounted, swapped to, or part of another device): unmount it first (lsblk %s shows by what)", path, path)
+		return nil, errclass.Errorf(errclass.Conflict, "target %s is in use (mounted, swapped to, or part of another device): unmount it first (lsblk %s shows by what)", path, path)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if err := prepareDevice(f, bytes, o); err != nil {
-		unlock(f)
+		unlockFile(f)
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileTarget{f: f, bytes: bytes}, nil
 }
 
 func prepareDevice(f *os.File, bytes int64, o TargetOptions) error {
-	if err := lock(f); err != nil {
+	if err := lockForWriting(f); err != nil {
 		return err
 	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
 	}
-	if err := fits(f.Name(), size, bytes, o.Larger); err != nil {
+	if err := checkFits(f.Name(), size, bytes, o.Larger); err != nil {
 		return err
 	}
 	id, err := identityOf(f)
 	if err != nil {
 		return err
 	}
-	resumed, why, err := o.Journal.resume("", Raw, id, bytes)
+	resumed, why, err := o.Journal.resumeTarget("", Raw, id, bytes)
 	if err != nil || resumed {
 		return err
 	}
 	if !o.Overwrite {
-		return occupied(f.Name(), "is a device, which may have content", why)
+		return errOccupied(f.Name(), "is a device, which may have content", why)
 	}
-	return o.Journal.begin(id)
+	return o.Journal.beginTarget(id)
 }
 
 // Bytes implements Target.
@@ -143,42 +144,42 @@ func (t *fileTarget) Bytes() int64 { return t.bytes }
 
 // WriteAt implements Target.
 func (t *fileTarget) WriteAt(ctx context.Context, p []byte, offset int64) error {
-	if err := within(t.f.Name(), t.bytes, offset, len(p)); err != nil {
+	if err := checkWithin(t.f.Name(), t.bytes, offset, len(p)); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if _, err := t.f.WriteAt(p, offset); err != nil {
-		return full(t.f.Name(), err)
+		return explainFull(t.f.Name(), err)
 	}
-	t.begin(int64(len(p)))
+	t.beginWriteback(int64(len(p)))
 	return nil
 }
 
 // beginBytes is how much is written before the kernel is told to start writing it out.
 const beginBytes = 32 << 20
 
-// begin counts what the kernel was given, and tells it now and then to start writing. Left alone, the kernel would let
-// some GiB become dirty, and the disk would idle until Sync. begin waits for nothing, and makes nothing durable.
-func (t *fileTarget) begin(n int64) {
+// beginWriteback counts what the kernel was given, and tells it now and then to start writing. Left alone, the kernel would let
+// some GiB become dirty, and the disk would idle until Sync. beginWriteback waits for nothing, and makes nothing durable.
+func (t *fileTarget) beginWriteback(n int64) {
 	if t.unwritten.Add(n) >= beginBytes && t.unwritten.Swap(0) >= beginBytes {
 		_ = unix.SyncFileRange(int(t.f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // only advice: errors come back from Sync
 	}
 }
 
 // Sync implements Target.
-func (t *fileTarget) Sync(context.Context) error { return full(t.f.Name(), t.f.Sync()) }
+func (t *fileTarget) Sync(context.Context) error { return explainFull(t.f.Name(), t.f.Sync()) }
 
 // Close implements Target.
 func (t *fileTarget) Close() error {
-	unlock(t.f)
+	unlockFile(t.f)
 	return t.f.Close()
 }
 
 // Zero implements Target.
 func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
-	if err := within(t.f.Name(), t.bytes, e.Offset, int(e.Length)); err != nil {
+	if err := checkWithin(t.f.Name(), t.bytes, e.Offset, int(e.Length)); err != nil {
 		return err
 	}
 	for !e.Empty() {
@@ -195,8 +196,8 @@ func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
 		if data.Empty() {
 			return nil
 		}
-		if err := t.free(ctx, data); err != nil {
-			return full(t.f.Name(), fmt.Errorf("zero %s of %s: %w", data, t.f.Name(), err))
+		if err := t.freeExtent(ctx, data); err != nil {
+			return explainFull(t.f.Name(), fmt.Errorf("zero %s of %s: %w", data, t.f.Name(), err))
 		}
 		e = extent.Extent{Offset: data.End(), Length: e.End() - data.End()}
 	}
@@ -206,33 +207,33 @@ func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
 // sectorBytes is a multiple of the logical block sizes of devices. Only whole sectors are freed.
 const sectorBytes = 4 << 10
 
-// free makes e read as zeroes, without space if possible.
-func (t *fileTarget) free(ctx context.Context, e extent.Extent) error {
+// freeExtent makes e read as zeroes, without space if possible.
+func (t *fileTarget) freeExtent(ctx context.Context, e extent.Extent) error {
 	inner := e
 	if !t.regular {
 		start := (e.Offset + sectorBytes - 1) / sectorBytes * sectorBytes
 		inner = extent.Extent{Offset: start, Length: max(0, e.End()/sectorBytes*sectorBytes-start)}
 	}
 	if inner.Empty() || t.plain.Load() {
-		return t.blank(ctx, e)
+		return t.blankExtent(ctx, e)
 	}
 	err := unix.Fallocate(int(t.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, inner.Offset, inner.Length)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		t.plain.Store(true)
-		return t.blank(ctx, e)
+		return t.blankExtent(ctx, e)
 	}
 	if err != nil {
 		return os.NewSyscallError("fallocate", err)
 	}
-	if err := t.blank(ctx, extent.Extent{Offset: e.Offset, Length: inner.Offset - e.Offset}); err != nil {
+	if err := t.blankExtent(ctx, extent.Extent{Offset: e.Offset, Length: inner.Offset - e.Offset}); err != nil {
 		return err
 	}
-	return t.blank(ctx, extent.Extent{Offset: inner.End(), Length: e.End() - inner.End()})
+	return t.blankExtent(ctx, extent.Extent{Offset: inner.End(), Length: e.End() - inner.End()})
 }
 
-// blank writes zeroes where there are none yet. It reads first to keep a thin device thin: a write allocates space, a
+// blankExtent writes zeroes where there are none yet. It reads first to keep a thin device thin: a write allocates space, a
 // read does not.
-func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
+func (t *fileTarget) blankExtent(ctx context.Context, e extent.Extent) error {
 	if e.Empty() {
 		return nil
 	}
@@ -247,7 +248,7 @@ func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
 		}
 		for i := 0; i < len(buf); i += granuleBytes {
 			part := buf[i:min(i+granuleBytes, len(buf))]
-			if zero(part) {
+			if isZero(part) {
 				continue
 			}
 			clear(part)
@@ -259,6 +260,6 @@ func (t *fileTarget) blank(ctx context.Context, e extent.Extent) error {
 	return nil
 }
 
-// zero reports whether p, which must not be empty, has only zeroes: the first byte is zero, and every other byte equals
+// isZero reports whether p, which must not be empty, has only zeroes: the first byte is zero, and every other byte equals
 // the one before it.
-func zero(p []byte) bool { return p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }
+func isZero(p []byte) bool { return p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }

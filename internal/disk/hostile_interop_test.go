@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -76,7 +77,7 @@ func TestHostileImage_isRefused(t *testing.T) {
 			_ = source.Close()
 			continue
 		}
-		wantError(t, err, ErrInvalid, path)
+		wantError(t, err, errclass.Invalid, path)
 	}
 }
 
@@ -147,7 +148,7 @@ func touched(t *testing.T, path string) string {
 // wantServed checks that a server either serves an image with this content, or refuses it.
 func wantServed(t *testing.T, name string, image *imageChain, content []byte, served bool) {
 	t.Helper()
-	s, client, err := serve(t.Context(), image, unix.SIGKILL, "")
+	s, client, err := startServer(t.Context(), image, unix.SIGKILL, "")
 	if (err == nil) != served {
 		t.Errorf("%s: %v, want that it is served: %v", name, err, served)
 	}
@@ -158,7 +159,7 @@ func wantServed(t *testing.T, name string, image *imageChain, content []byte, se
 	if err := client.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%s: other bytes, which begin with %q (%v)", name, got[:12], err)
 	}
-	if err := errors.Join(client.Close(), s.end()); err != nil {
+	if err := errors.Join(client.Close(), s.shutDown()); err != nil {
 		t.Errorf("%s: %v", name, err)
 	}
 }
@@ -193,7 +194,7 @@ func TestBackingFile_isReadIfItIsAllowed(t *testing.T) {
 		"in another order": {allowed[1], allowed[0]},
 		"guessed":          {allowed[0], {Path: base + ".qcow2"}},
 	} {
-		if _, err := OpenSource(t.Context(), top, SourceOptions{Format: QCOW2, Backing: wrong}); !errors.Is(err, ErrInvalid) {
+		if _, err := OpenSource(t.Context(), top, SourceOptions{Format: QCOW2, Backing: wrong}); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -224,7 +225,7 @@ func TestHostileImage_asATarget(t *testing.T) {
 		}
 		copyInto(t, path, hostile)
 		_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
-		if !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s: %v, want that it is refused", name, err)
 		}
 		// Overwriting replaces it by a new image.

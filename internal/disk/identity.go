@@ -59,7 +59,7 @@ func deviceIdentity(root string, major, minor uint32) (identity, error) {
 	if err != nil {
 		return identity{}, err
 	}
-	if name = cmp.Or(name, serial(sys)); name == "" {
+	if name = cmp.Or(name, sysfsSerial(sys)); name == "" {
 		return identity{name: "device:" + number}, nil
 	}
 	return identity{name: "device:" + name, certain: true}, nil
@@ -91,31 +91,31 @@ func byID(dir, device string) (string, error) {
 	if len(names) == 0 {
 		return "", nil
 	}
-	return slices.MinFunc(names, func(a, b string) int { return rank(a) - rank(b) }), nil
+	return slices.MinFunc(names, func(a, b string) int { return nameRank(a) - nameRank(b) }), nil
 }
 
-func rank(name string) int {
+func nameRank(name string) int {
 	return slices.IndexFunc(kinds, func(k string) bool { return strings.HasPrefix(name, k) })
 }
 
-// serial returns what sysfs says about the device in this directory, or "" if nothing.
-func serial(sys string) string {
-	if part := said(sys, "partition"); part != "" {
-		if disk := serial(filepath.Dir(sys)); disk != "" {
+// sysfsSerial returns what sysfs says about the device in this directory, or "" if nothing.
+func sysfsSerial(sys string) string {
+	if part := readSysfs(sys, "partition"); part != "" {
+		if disk := sysfsSerial(filepath.Dir(sys)); disk != "" {
 			return disk + "-part" + part
 		}
 		return ""
 	}
 	for _, file := range []string{"dm/uuid", "wwid", "device/wwid", "device/serial", "serial"} {
-		if text := said(sys, file); text != "" {
+		if text := readSysfs(sys, file); text != "" {
 			return text
 		}
 	}
 	return ""
 }
 
-// said returns the content of a file in sysfs, or "" if it cannot be read.
-func said(sys, file string) string {
+// readSysfs returns the content of a file in sysfs, or "" if it cannot be read.
+func readSysfs(sys, file string) string {
 	b, err := os.ReadFile(filepath.Join(sys, file))
 	if err != nil {
 		return ""

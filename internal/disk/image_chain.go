@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // BackingFile is a file that a qcow2 image may read: its backing file, or the backing file of the one before it.
@@ -37,14 +39,14 @@ type imageChain struct {
 // headers name any other file, or place data outside of the image.
 func openImageChain(path string, allowed []BackingFile) (*imageChain, error) {
 	c := &imageChain{path: path}
-	err := c.open(BackingFile{Format: QCOW2, Path: path})
+	err := c.openFile(BackingFile{Format: QCOW2, Path: path})
 	for _, b := range allowed {
 		if err == nil {
-			err = c.open(b)
+			err = c.openFile(b)
 		}
 	}
 	if err == nil {
-		err = c.check()
+		err = c.checkHeaders()
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.close())
@@ -52,9 +54,9 @@ func openImageChain(path string, allowed []BackingFile) (*imageChain, error) {
 	return c, nil
 }
 
-// open adds a file.
-func (c *imageChain) open(named BackingFile) error {
-	path, err := located(named.Path, named.Format)
+// openFile adds a file.
+func (c *imageChain) openFile(named BackingFile) error {
+	path, err := absolutePath(named.Path, named.Format)
 	if err != nil {
 		return err
 	}
@@ -72,39 +74,39 @@ func (c *imageChain) open(named BackingFile) error {
 	return nil
 }
 
-// check compares each header with the next file in the chain.
-func (c *imageChain) check() error {
+// checkHeaders compares each header with the next file in the chain.
+func (c *imageChain) checkHeaders() error {
 	for i := range c.files {
 		var below *imageFile
 		if i+1 < len(c.files) {
 			below = &c.files[i+1]
 		}
-		if err := c.files[i].check(below); err != nil {
+		if err := c.files[i].checkBacking(below); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// check refuses a file that names other files than the backing file below, or does not name that one. nil means that
+// checkBacking refuses a file that names other files than the backing file below, or does not name that one. nil means that
 // there is none.
-func (f *imageFile) check(below *imageFile) error {
+func (f *imageFile) checkBacking(below *imageFile) error {
 	header := &imageHeader{}
 	if f.format == QCOW2 {
 		var err error
 		if header, err = readImageHeader(f.file); err != nil {
-			return errorf(ErrInvalid, "disk %s is no qcow2 image that can be read: %w", f.path, err)
+			return errclass.Errorf(errclass.Invalid, "disk %s is not a qcow2 image that can be read: %w", f.path, err)
 		}
 	}
 	switch {
 	case header.dataFile:
-		return errorf(ErrInvalid, "disk %s keeps its data in another file, which is not supported, because an image could name any file of this host: if you trust it, convert it with qemu-img first", f.path)
+		return errclass.Errorf(errclass.Invalid, "disk %s keeps its data in another file, which is not supported, because an image could name any file of this host: if you trust it, convert it with qemu-img first", f.path)
 	case header.encrypted:
-		return errorf(ErrInvalid, "disk %s is an encrypted qcow2 image, which is not supported", f.path)
+		return errclass.Errorf(errclass.Invalid, "disk %s is an encrypted qcow2 image, which is not supported", f.path)
 	case !header.backing && below != nil:
-		return errorf(ErrInvalid, "disk %s has no backing file, but %s was given as its backing file", f.path, below.path)
+		return errclass.Errorf(errclass.Invalid, "disk %s has no backing file, but %s was given as its backing file", f.path, below.path)
 	case header.backing && below == nil:
-		return errorf(ErrBacking, "disk %s names the backing file %q, which is not read unless you allow it, because an image could name any file of this host: if you trust it, name the file and its format", f.path, header.backingName)
+		return errclass.Errorf(ErrBacking, "disk %s names the backing file %q, which is not read unless you allow it, because an image could name any file of this host: if you trust it, name the file and its format", f.path, header.backingName)
 	case header.backing:
 		return header.checkBacking(f.path, below)
 	}
@@ -115,9 +117,9 @@ func (f *imageFile) check(below *imageFile) error {
 func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
 	switch {
 	case hasProtocol(h.backingName):
-		return errorf(ErrInvalid, "disk %s names the backing file %q: only the path of a file is supported", path, h.backingName)
+		return errclass.Errorf(errclass.Invalid, "disk %s names the backing file %q: only the path of a file is supported", path, h.backingName)
 	case h.backingFormat != "" && Format(h.backingFormat) != allowed.format:
-		return errorf(ErrInvalid, "disk %s says that its backing file has the format %q, and not %s", path, h.backingFormat, allowed.format)
+		return errclass.Errorf(errclass.Invalid, "disk %s says that its backing file has the format %q, and not %s", path, h.backingFormat, allowed.format)
 	}
 	name := h.backingName
 	if !filepath.IsAbs(name) {
@@ -125,22 +127,22 @@ func (h *imageHeader) checkBacking(path string, allowed *imageFile) error {
 	}
 	named, err := os.Stat(name)
 	if err != nil {
-		return errorf(ErrInvalid, "disk %s names the backing file %q: %w", path, h.backingName, err)
+		return errclass.Errorf(errclass.Invalid, "disk %s names the backing file %q: %w", path, h.backingName, err)
 	}
 	opened, err := allowed.file.Stat()
 	if err != nil {
 		return err
 	}
 	if !os.SameFile(named, opened) {
-		return errorf(ErrInvalid, "disk %s names the backing file %q, and not %s, which was given as its backing file", path, h.backingName, allowed.path)
+		return errclass.Errorf(errclass.Invalid, "disk %s names the backing file %q, and not %s, which was given as its backing file", path, h.backingName, allowed.path)
 	}
 	return nil
 }
 
-// identity names the image together with its backing files. Nobody should write to a backing file while other images
+// chainIdentity names the image together with its backing files. Nobody should write to a backing file while other images
 // are on top of it. If somebody does, or replaces the file, the identity changes, because the bitmaps of the image on
 // top do not record that.
-func (c *imageChain) identity() (string, error) {
+func (c *imageChain) chainIdentity() (string, error) {
 	name := c.files[0].id.name
 	for _, below := range c.files[1:] {
 		info, err := below.file.Stat()
@@ -159,15 +161,15 @@ func (c *imageChain) identity() (string, error) {
 func (c *imageChain) close() error {
 	var all []error
 	for _, f := range c.files {
-		unlock(f.file)
+		unlockFile(f.file)
 		all = append(all, f.file.Close())
 	}
 	c.files = nil
 	return errors.Join(all...)
 }
 
-// descriptors returns the open files, in the order of the chain.
-func (c *imageChain) descriptors() []*os.File {
+// openFiles returns the open files, in the order of the chain.
+func (c *imageChain) openFiles() []*os.File {
 	var all []*os.File
 	for _, f := range c.files {
 		all = append(all, f.file)
@@ -178,9 +180,9 @@ func (c *imageChain) descriptors() []*os.File {
 // topNode is the name of the image's own node.
 const topNode = "image0"
 
-// nodes returns the chain in the form that blockdev-add takes. A child has the chain's files as its first descriptors.
+// blockdevNodes returns the chain in the form that blockdev-add takes. A child has the chain's files as its first descriptors.
 // The nodes name every driver and every file, so that nothing depends on the headers.
-func (c *imageChain) nodes() []map[string]any {
+func (c *imageChain) blockdevNodes() []map[string]any {
 	var all []map[string]any
 	for i := len(c.files) - 1; i >= 0; i-- {
 		f := &c.files[i]

@@ -23,8 +23,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // run runs a program to its end. The test fails if the program is missing.
@@ -134,7 +136,7 @@ func TestBitmap_refused(t *testing.T) {
 		t.Fatal("qemu-io did not die")
 	}
 	_, err := OpenSource(t.Context(), path, chainOptions(path, "b0"))
-	wantError(t, err, ErrInvalid, "b0", "read the whole disk")
+	wantError(t, err, errclass.Invalid, "b0", "read the whole disk")
 }
 
 func TestRaw_isReadAsQEMUDoes(t *testing.T) {
@@ -147,7 +149,7 @@ func TestQEMU_isQuotedInErrors(t *testing.T) {
 	t.Parallel()
 	raw, _ := sparseFile(t, mib, extent.Extent{Length: mib})
 	_, err := OpenSource(t.Context(), raw, SourceOptions{Format: QCOW2})
-	wantError(t, err, ErrInvalid, raw, "not in qcow2 format")
+	wantError(t, err, errclass.Invalid, raw, "not in qcow2 format")
 	path, _ := chain(t)
 	cut, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -184,17 +186,16 @@ func serveWith(t *testing.T, format, path string, options ...string) string {
 		cmd.Wait()
 	})
 	uri := "nbd+unix:///?socket=" + socket
-	for t.Context().Err() == nil {
+	wait.Succeeds(t, time.Minute, "the server to listen", func() error {
 		nc, err := net.Dial("unix", socket)
 		if err == nil {
 			nc.Close()
-			// It listens before it opens the image.
-			openSource(t, uri, SourceOptions{})
-			return uri
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return ""
+		return err
+	})
+	// It listens before it opens the image.
+	openSource(t, uri, SourceOptions{})
+	return uri
 }
 
 func TestExport_fullServerGetsOneConnection(t *testing.T) {
@@ -210,7 +211,7 @@ func TestTarget_diskOfARunningGuestIsRefused(t *testing.T) {
 	path, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	serveWith(t, "raw", path)
 	_, err := OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
-	wantError(t, err, ErrConflict, path, "virtual machine")
+	wantError(t, err, errclass.Conflict, path, "virtual machine")
 	wantBytes(t, openSource(t, path, SourceOptions{IgnoreLocks: true}), content)
 
 	image, _ := chain(t)
@@ -220,7 +221,7 @@ func TestTarget_diskOfARunningGuestIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), image, mib, TargetOptions{Format: QCOW2, Overwrite: true})
-	wantError(t, err, ErrConflict, image, "virtual machine")
+	wantError(t, err, errclass.Conflict, image, "virtual machine")
 	if after, err := os.ReadFile(image); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the image has changed (%v)", err)
 	}
@@ -245,7 +246,7 @@ func TestTarget_deviceOfARunningGuestIsRefused(t *testing.T) {
 	device := loop.Device(t, file)
 	serveWith(t, "raw", device)
 	_, err := OpenTarget(t.Context(), device, mib, TargetOptions{Overwrite: true})
-	wantError(t, err, ErrConflict, device, "virtual machine")
+	wantError(t, err, errclass.Conflict, device, "virtual machine")
 	wantBytes(t, openSource(t, device, SourceOptions{IgnoreLocks: true}), content)
 }
 
@@ -286,7 +287,7 @@ func TestQCOW2_isWritten(t *testing.T) {
 
 	// Another disk replaces it, and nothing of the old one shows through.
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2})
-	wantError(t, err, ErrConflict, path)
+	wantError(t, err, errclass.Conflict, path)
 	if target, err = OpenTarget(t.Context(), path, 1<<40, TargetOptions{Format: QCOW2, Overwrite: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +312,7 @@ func TestQCOW2_existingTargetIsRefused(t *testing.T) {
 	t.Parallel()
 	path, content := sparseFile(t, 2*mib, extent.Extent{Offset: mib, Length: 1})
 	_, err := OpenTarget(t.Context(), path, 2*mib, TargetOptions{Format: QCOW2})
-	wantError(t, err, ErrConflict, "allow to overwrite")
+	wantError(t, err, errclass.Conflict, "overwrite this one")
 	wantBytes(t, openSource(t, path, SourceOptions{}), content)
 }
 
@@ -325,7 +326,7 @@ func TestQCOW2_restoreResumesAfterItsServerWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore(t, target, j, content, 20)
-	if err := j.Checkpoint(t.Context(), target); err != nil {
+	if err := j.Save(t.Context(), target); err != nil {
 		t.Fatal(err)
 	}
 	restore(t, target, j, content, 5) // the journal knows nothing of these
@@ -341,7 +342,7 @@ func TestQCOW2_restoreResumesAfterItsServerWasKilled(t *testing.T) {
 		err = target.WriteAt(t.Context(), content[:1], 0)
 	}
 	wantError(t, err, err, path, "signal: killed")
-	if err := j.Checkpoint(t.Context(), target); err == nil {
+	if err := j.Save(t.Context(), target); err == nil {
 		t.Error("a checkpoint without the server")
 	}
 	if err := target.Close(); err == nil {
@@ -374,9 +375,7 @@ func TestServer_outlivesTheThreadThatAskedForIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for unix.Tgkill(os.Getpid(), thread, 0) == nil {
-		time.Sleep(time.Millisecond)
-	}
+	wait.Until(t, time.Minute, "the thread to end", func() bool { return unix.Tgkill(os.Getpid(), thread, 0) != nil })
 	wantBytes(t, s, content)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -407,7 +406,7 @@ func TestServer_longNamesOfTemporaryDirectories(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", dir)
 	_, err := OpenSource(t.Context(), path, chainOptions(path, ""))
-	wantError(t, err, ErrInvalid, "TMPDIR", path)
+	wantError(t, err, errclass.Invalid, "TMPDIR", path)
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left are %v (%v)", left, err)
 	}
@@ -434,7 +433,7 @@ func TestQCOW2_restoreToADamagedImageDoesNotResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
-	wantError(t, err, ErrConflict, path, "start anew")
+	wantError(t, err, errclass.Conflict, path, "start anew")
 }
 
 // holdEnv is the environment variable with the disk that a child of TestServer_diesWithItsOwner opens.
@@ -476,12 +475,7 @@ func TestServer_diesWithItsOwner(t *testing.T) {
 		t.Fatalf("the child says that %v serve", pids)
 	}
 	for _, pid := range pids {
-		for isQEMU(pid) {
-			if t.Context().Err() != nil {
-				t.Fatalf("server %d lives", pid)
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+		wait.Until(t, time.Minute, fmt.Sprintf("server %d to end", pid), func() bool { return !isQEMU(pid) })
 	}
 	run(t, "qemu-img", "check", "-f", "qcow2", made) // it was closed in order
 	if got := converted(t, "qcow2", made); got[0] != 1 {
@@ -527,7 +521,7 @@ func TestBitmap_oneThatDoesNotRecordIsRefused(t *testing.T) {
 	write(t, path, content, extent.Extent{Offset: mib, Length: 64 * kib}, 3)
 	run(t, "qemu-img", "bitmap", "--enable", path, "b1")
 	_, err := OpenSource(t.Context(), path, chainOptions(path, "b0"))
-	wantError(t, err, ErrInvalid, "b0", "disabled", "read the whole disk")
+	wantError(t, err, errclass.Invalid, "b0", "disabled", "read the whole disk")
 	s := openSource(t, path, chainOptions(path, "b1"))
 	wantBytes(t, s, content)
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
 )
@@ -16,26 +17,26 @@ func TestDiskInUse_isNoSource(t *testing.T) {
 	raw, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	serveWith(t, "raw", raw)
 	_, err := OpenSource(t.Context(), raw, SourceOptions{})
-	wantError(t, err, ErrConflict, raw, "in use", "NBD export")
+	wantError(t, err, errclass.Conflict, raw, "in use", "NBD export")
 	wantBytes(t, openSource(t, raw, SourceOptions{IgnoreLocks: true}), content)
 
 	image, _ := cleanImage(t)
 	serveWith(t, "qcow2", image)
 	_, err = OpenSource(t.Context(), image, SourceOptions{Format: QCOW2})
-	wantError(t, err, ErrConflict, image, "in use", "NBD export")
+	wantError(t, err, errclass.Conflict, image, "in use", "NBD export")
 	_, err = OpenSource(t.Context(), image, SourceOptions{Format: QCOW2, IgnoreLocks: true})
-	wantError(t, err, ErrInvalid, image, "in memory")
+	wantError(t, err, errclass.Invalid, image, "in memory")
 
 	// The image of a running guest, on a base that others may read.
 	over := imageWithBacking(t, raw, "raw")
 	_, err = OpenSource(t.Context(), over, SourceOptions{Format: QCOW2, Backing: []BackingFile{{Format: Raw, Path: raw}}})
-	wantError(t, err, ErrConflict, raw, "in use")
+	wantError(t, err, errclass.Conflict, raw, "in use")
 
 	file, content := sparseFile(t, mib, extent.Extent{Length: mib})
 	device := loop.Device(t, file)
 	serveWith(t, "raw", device)
 	_, err = OpenSource(t.Context(), device, SourceOptions{})
-	wantError(t, err, ErrConflict, device, "in use")
+	wantError(t, err, errclass.Conflict, device, "in use")
 	wantBytes(t, openSource(t, device, SourceOptions{IgnoreLocks: true}), content)
 }
 
@@ -59,7 +60,7 @@ func TestDiskThatIsRead_isNotWritten(t *testing.T) {
 			t.Errorf("%s: QEMU writes it meanwhile: %s", format, out)
 		}
 		_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: o.Format, Overwrite: true})
-		wantError(t, err, ErrConflict, path)
+		wantError(t, err, errclass.Conflict, path)
 		if err := source.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +78,7 @@ func TestRawDiskAsQCOW2_isSaidSo(t *testing.T) {
 	t.Parallel()
 	path, _ := sparseFile(t, mib, extent.Extent{Length: mib})
 	_, err := OpenSource(t.Context(), path, SourceOptions{Format: QCOW2})
-	wantError(t, err, ErrInvalid, path, "not in qcow2 format")
+	wantError(t, err, errclass.Invalid, path, "not in qcow2 format")
 }
 
 // A qcow2 restore that is nearly done, with a file as large as the disk, is not half of a raw one.
@@ -90,7 +91,7 @@ func TestJournal_isOfOneFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore(t, target, j, content, 31)
-	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+	if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
 		t.Fatal(err)
 	}
 	before := contentOf(t, path)
@@ -98,7 +99,7 @@ func TestJournal_isOfOneFormat(t *testing.T) {
 		t.Fatalf("%d bytes are fewer than the disk has", len(before))
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: Raw, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
-	wantError(t, err, ErrConflict, path, "qcow2")
+	wantError(t, err, errclass.Conflict, path, "qcow2")
 	if string(contentOf(t, path)) != string(before) {
 		t.Error("the image has changed")
 	}

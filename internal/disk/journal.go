@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // JournalSuffix is appended to the name of a file to name its journal.
 const JournalSuffix = ".varve-restore"
 
-// defaultCheckpointEvery bounds the work that a crash loses.
-const defaultCheckpointEvery = 5 * time.Second
+// defaultSaveEvery bounds the work that a crash loses.
+const defaultSaveEvery = 5 * time.Second
 
 // JournalOptions are for NewJournal.
 type JournalOptions struct {
@@ -27,6 +29,10 @@ type JournalOptions struct {
 	Path string
 	// Token identifies what is restored: of two restores with the same token, one may continue where the other stopped.
 	Token string
+	// Target identifies a device or an NBD export, if the caller knows it better than the system does, such as by the UID
+	// of a claim. The name must never be given to another one. It does not count for a file, which has an identity of its
+	// own. "": as far as the system tells.
+	Target string
 	// RegionBytes is the size of the regions that are noted as finished. The disk's last region may be smaller.
 	RegionBytes int64
 	// Every is the time between two checkpoints; 0 means 5 seconds.
@@ -39,15 +45,17 @@ type JournalOptions struct {
 // resume. It belongs to one target: OpenTarget reads it, or begins it. A restore resumes if the journal has the same
 // token and the target has the same identity, format and size. The journal cannot see other writes to the target; there
 // must not be any. An NBD export, or a device without a serial number, could be another one each time, so everything is
-// written again.
+// written again, unless JournalOptions.Target identifies it.
 //
 // The caller asks Done before it writes a region, and calls Finished after it has. When the restore is complete and the
-// target is closed, Remove ends the journal. When the restore has failed, Checkpoint keeps what was done. Methods are
+// target is closed, Remove ends the journal. When the restore has failed, Save keeps what was done. Methods are
 // safe for concurrent use.
 type Journal struct {
 	o     JournalOptions
 	path  string
 	files journalFiles
+	// givenTarget is the name of a target that the caller has identified, or "".
+	givenTarget string
 
 	// writing is held while the journal is replaced.
 	writing sync.Mutex
@@ -61,9 +69,9 @@ type Journal struct {
 // NewJournal returns an empty journal for one OpenTarget.
 func NewJournal(o JournalOptions) (*Journal, error) {
 	if o.RegionBytes <= 0 || o.Token == "" {
-		return nil, errorf(ErrInvalid, "journal of a restore: token %q with regions of %d bytes", o.Token, o.RegionBytes)
+		return nil, errclass.Errorf(errclass.Invalid, "journal of a restore: token %q with regions of %d bytes", o.Token, o.RegionBytes)
 	}
-	o.Every = cmp.Or(o.Every, defaultCheckpointEvery)
+	o.Every = cmp.Or(o.Every, defaultSaveEvery)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -89,7 +97,7 @@ func (j *Journal) DoneBytes() int64 {
 }
 
 // Finished notes that a region was written. From time to time it syncs the target and writes the journal. It ignores an
-// error of these: the next attempt will fail, too, and the caller's own Checkpoint says why.
+// error of these: the next attempt will fail, too, and the caller's own Save says why.
 func (j *Journal) Finished(ctx context.Context, target Target, region int) {
 	j.mu.Lock()
 	j.state.Finished.set(region)
@@ -102,20 +110,20 @@ func (j *Journal) Finished(ctx context.Context, target Target, region int) {
 	j.mu.Unlock()
 	if due && j.writing.TryLock() {
 		defer j.writing.Unlock()
-		_ = j.checkpoint(ctx, target)
+		_ = j.saveLocked(ctx, target)
 	}
 }
 
-// Checkpoint makes durable what was finished so far, first on the target, then in the journal. After a restore that was
+// Save makes durable what was finished so far, first on the target, then in the journal. After a restore that was
 // cancelled, ctx must not be the restore's.
-func (j *Journal) Checkpoint(ctx context.Context, target Target) error {
+func (j *Journal) Save(ctx context.Context, target Target) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
-	return j.checkpoint(ctx, target)
+	return j.saveLocked(ctx, target)
 }
 
-// checkpoint is Checkpoint for a caller that holds writing.
-func (j *Journal) checkpoint(ctx context.Context, target Target) error {
+// saveLocked is Save for a caller that holds writing.
+func (j *Journal) saveLocked(ctx context.Context, target Target) error {
 	j.mu.Lock()
 	state, dirty := j.state.clone(), j.dirty
 	j.dirty = false
@@ -126,7 +134,7 @@ func (j *Journal) checkpoint(ctx context.Context, target Target) error {
 	// Regions that finish from here on are not in state, and may still be on their way.
 	err := target.Sync(ctx)
 	if err == nil {
-		err = j.replace(&state)
+		err = j.replaceState(&state)
 	}
 	if err != nil {
 		j.mu.Lock()
@@ -141,22 +149,26 @@ func (j *Journal) checkpoint(ctx context.Context, target Target) error {
 func (j *Journal) Remove() error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
-	return j.discard()
+	return j.removeFile()
 }
 
-// resume reads the journal, and reports whether the restore to the target can resume. If not, why is a hint for people,
+// resumeTarget reads the journal, and reports whether the restore to the target can resume. If not, why is a hint for people,
 // or empty. beside is the file that a journal without a path is kept beside.
-func (j *Journal) resume(beside string, format Format, id identity, bytes int64) (resumed bool, why string, err error) {
+func (j *Journal) resumeTarget(beside string, format Format, id identity, bytes int64) (resumed bool, why string, err error) {
 	if j == nil {
 		return false, "", nil
 	}
 	if j.path == "" && beside != "" {
 		j.path = journalOf(beside)
 	}
+	if beside == "" && j.o.Target != "" {
+		j.givenTarget = "given:" + j.o.Target
+		id = identity{name: j.givenTarget, certain: true}
+	}
 	fresh := newState(j.o.Token, "", bytes, j.o.RegionBytes)
 	fresh.Format = format
-	if fresh.regions() > maxRegions {
-		return false, "", errorf(ErrInvalid, "journal of a restore: a disk of %d bytes with regions of %d: at most %d regions", bytes, j.o.RegionBytes, maxRegions)
+	if fresh.regionCount() > maxRegions {
+		return false, "", errclass.Errorf(errclass.Invalid, "journal of a restore: a disk of %d bytes with regions of %d: at most %d regions", bytes, j.o.RegionBytes, maxRegions)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -196,9 +208,9 @@ func journalOf(path string) string {
 	return path + JournalSuffix
 }
 
-// whole refuses a file, with this identity, that an unfinished restore has written to. It ignores a journal that is
+// refuseUnfinished refuses a file, with this identity, that an unfinished restore has written to. It ignores a journal that is
 // known to belong to another file, whose place this one has taken.
-func whole(path string, id identity) error {
+func refuseUnfinished(path string, id identity) error {
 	journal := journalOf(path)
 	data, err := os.ReadFile(journal)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,25 +222,25 @@ func whole(path string, id identity) error {
 	if found, err := parseState(data); err == nil && id.certain && found.Target != id.name {
 		return nil
 	}
-	return errorf(ErrConflict, "disk %s is half of a restore, which runs or was interrupted: let it end, or start the same restore again to complete it; if you know that the disk is whole, remove %s", path, journal)
+	return errclass.Errorf(errclass.Conflict, "disk %s is half of a restore, which runs or was interrupted: let it end, or start the same restore again to complete it; if you know that the disk is whole, remove %s", path, journal)
 }
 
-// begin notes that the restore of the target with this identity has begun. Nothing has been written to the target yet.
-func (j *Journal) begin(id identity) error {
+// beginTarget notes that the restore of the target with this identity has begun. Nothing has been written to the target yet.
+func (j *Journal) beginTarget(id identity) error {
 	if j == nil || j.path == "" {
 		return nil
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.state.Target = id.name
-	if err := j.replace(&j.state); err != nil {
+	j.state.Target = cmp.Or(j.givenTarget, id.name)
+	if err := j.replaceState(&j.state); err != nil {
 		return fmt.Errorf("journal of restore %s: %w", j.path, err)
 	}
 	return nil
 }
 
-// discard removes the journal, whichever restore it belongs to. The target may be changed in any way afterwards.
-func (j *Journal) discard() error {
+// removeFile removes the journal, whichever restore it belongs to. The target may be changed in any way afterwards.
+func (j *Journal) removeFile() error {
 	if j == nil || j.path == "" {
 		return nil
 	}
@@ -238,22 +250,22 @@ func (j *Journal) discard() error {
 	return nil
 }
 
-// replace makes s the journal. A full file system has no room for a second file, so there it overwrites the one before.
-func (j *Journal) replace(s *journalState) error {
+// replaceState makes s the journal. A full file system has no room for a second file, so there it overwrites the one before.
+func (j *Journal) replaceState(s *journalState) error {
 	err := writeDurably(j.files, j.path, s.marshal())
 	if !isFull(err) {
 		return err
 	}
-	if j.overwrite(s) == nil {
+	if j.overwriteState(s) == nil {
 		return nil
 	}
-	return errorf(ErrNoSpace, "%w", err)
+	return errclass.Errorf(errclass.Exhausted, "%w", err)
 }
 
-// overwrite writes s over an earlier state of the same restore, byte by byte. Both have the same length, and differ
+// overwriteState writes s over an earlier state of the same restore, byte by byte. Both have the same length, and differ
 // only in regions that s has and the earlier state does not. A crash leaves a mixture: its finished regions are all in
 // s, and include all that were finished before.
-func (j *Journal) overwrite(s *journalState) error {
+func (j *Journal) overwriteState(s *journalState) error {
 	data, err := j.files.Read(j.path)
 	if err != nil {
 		return err
@@ -262,8 +274,8 @@ func (j *Journal) overwrite(s *journalState) error {
 	if err != nil {
 		return err
 	}
-	if next := s.marshal(); was.within(s) && len(data) == len(next) {
+	if next := s.marshal(); was.isEarlierThan(s) && len(data) == len(next) {
 		return errors.Join(j.files.Overwrite(j.path, next), j.files.Sync(j.path))
 	}
-	return errorf(ErrConflict, "%s is not of this restore", j.path)
+	return errclass.Errorf(errclass.Conflict, "%s is not of this restore", j.path)
 }

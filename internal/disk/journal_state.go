@@ -33,12 +33,12 @@ type journalState struct {
 
 func newState(token, target string, size, regionBytes int64) journalState {
 	s := journalState{Version: journalVersion, Token: token, Target: target, Bytes: size, RegionBytes: regionBytes}
-	s.Finished = make(regionSet, (min(s.regions(), maxRegions)+7)/8)
+	s.Finished = make(regionSet, (min(s.regionCount(), maxRegions)+7)/8)
 	return s
 }
 
-// regions returns the number of regions of the disk.
-func (s *journalState) regions() int64 {
+// regionCount returns the number of regions of the disk.
+func (s *journalState) regionCount() int64 {
 	n := s.Bytes / s.RegionBytes
 	if s.Bytes%s.RegionBytes > 0 {
 		n++
@@ -51,7 +51,7 @@ func (s *journalState) finishedBytes() int64 {
 		return 0
 	}
 	n := int64(s.Finished.count()) * s.RegionBytes
-	if rest := s.Bytes % s.RegionBytes; rest > 0 && s.Finished.has(int(s.regions())-1) {
+	if rest := s.Bytes % s.RegionBytes; rest > 0 && s.Finished.has(int(s.regionCount())-1) {
 		n -= s.RegionBytes - rest
 	}
 	return n
@@ -63,8 +63,8 @@ func (s *journalState) clone() journalState {
 	return out
 }
 
-// within reports whether s is an earlier state of the same restore as o.
-func (s *journalState) within(o *journalState) bool {
+// isEarlierThan reports whether s is an earlier state of the same restore as o.
+func (s *journalState) isEarlierThan(o *journalState) bool {
 	for i, b := range s.Finished {
 		if i >= len(o.Finished) || b&^o.Finished[i] != 0 {
 			return false
@@ -92,11 +92,11 @@ func parseState(data []byte) (journalState, error) {
 	switch {
 	case s.Version != journalVersion:
 		return journalState{}, fmt.Errorf("version %d, not %d", s.Version, journalVersion)
-	case s.Bytes <= 0 || s.RegionBytes <= 0 || s.regions() > maxRegions:
+	case s.Bytes <= 0 || s.RegionBytes <= 0 || s.regionCount() > maxRegions:
 		return journalState{}, fmt.Errorf("a disk of %d bytes in regions of %d", s.Bytes, s.RegionBytes)
-	case int64(len(s.Finished)) != (s.regions()+7)/8:
-		return journalState{}, fmt.Errorf("%d bytes for %d regions", len(s.Finished), s.regions())
-	case s.regions()%8 > 0 && s.Finished[len(s.Finished)-1]>>(s.regions()%8) > 0:
+	case int64(len(s.Finished)) != (s.regionCount()+7)/8:
+		return journalState{}, fmt.Errorf("%d bytes for %d regions", len(s.Finished), s.regionCount())
+	case s.regionCount()%8 > 0 && s.Finished[len(s.Finished)-1]>>(s.regionCount()%8) > 0:
 		return journalState{}, errors.New("it has regions behind the end")
 	}
 	return s, nil

@@ -19,7 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
 )
 
 func newTestJournal(t *testing.T, o JournalOptions) *Journal {
@@ -45,7 +47,7 @@ func restore(t *testing.T, target Target, j *Journal, content []byte, limit int)
 		wrote++
 		part := content[at:min(at+j.o.RegionBytes, int64(len(content)))]
 		var err error
-		if zero(part) {
+		if isZero(part) {
 			err = target.Zero(t.Context(), extent.Extent{Offset: at, Length: int64(len(part))})
 		} else {
 			err = target.WriteAt(t.Context(), part, at)
@@ -81,12 +83,12 @@ func TestRestore_resumesWhereItEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore(t, target, j, content, 7)
-	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+	if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
 		t.Fatal(err)
 	}
 
 	_, _, err = open("b", false)
-	wantError(t, err, ErrConflict, path, "half of another restore (a)", "overwrite")
+	wantError(t, err, errclass.Conflict, path, "half of another restore (a)", "overwrite")
 
 	if target, j, err = open("a", false); err != nil {
 		t.Fatal(err)
@@ -100,7 +102,7 @@ func TestRestore_resumesWhereItEnded(t *testing.T) {
 	if got := j.DoneBytes(); got != int64(len(content)) {
 		t.Errorf("%d bytes are done", got)
 	}
-	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+	if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
 		t.Fatal(err)
 	}
 	wantFile(t, path, content)
@@ -149,7 +151,7 @@ func TestRestore_inParallel(t *testing.T) {
 		})
 	}
 	workers.Wait()
-	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+	if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
 		t.Fatal(err)
 	}
 	wantFile(t, path, content)
@@ -188,7 +190,7 @@ func TestJournal_isOfOneTarget(t *testing.T) {
 			j = newTestJournal(t, JournalOptions{Token: "a"})
 			target, err = OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j})
 			if what != "removed" {
-				wantError(t, err, ErrConflict, path, JournalSuffix)
+				wantError(t, err, errclass.Conflict, path, JournalSuffix)
 				return
 			}
 			if err != nil {
@@ -206,18 +208,78 @@ func TestJournal_isOfOneTarget(t *testing.T) {
 	}
 }
 
-func TestJournalsThatAreRefused(t *testing.T) {
+// The restore to an export goes on where it ended only if the caller says that it is the same export.
+func TestJournal_goesOnAtATargetThatTheCallerIdentifies(t *testing.T) {
+	t.Parallel()
+	content := noise(mib, 1)
+	uri := serveNBD(t, nbd.Export{Backend: &ram{data: make([]byte, mib)}})
+	path := filepath.Join(t.TempDir(), "journal")
+	open := func(identity string) (Target, *Journal) {
+		t.Helper()
+		j := newTestJournal(t, JournalOptions{Token: "a", Path: path, Target: identity})
+		target, err := OpenTarget(t.Context(), uri, mib, TargetOptions{Journal: j, Overwrite: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return target, j
+	}
+	for _, c := range []struct {
+		identity string
+		resumes  bool
+	}{{"claim 1", true}, {"claim 1", true}, {"claim 2", false}, {"", false}} {
+		target, j := open("claim 1")
+		restore(t, target, j, content, 7)
+		if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
+			t.Fatal(err)
+		}
+		target, j = open(c.identity)
+		if got := j.DoneBytes() > 0; got != c.resumes {
+			t.Errorf("identified as %q: %d bytes are done", c.identity, j.DoneBytes())
+		}
+		if err := errors.Join(target.Close(), j.Remove()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A caller's name for a file does not count: a file that was made anew has nothing of what was restored.
+func TestJournal_identifiesAFileItself(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	content := noise(mib, 1)
+	j := newTestJournal(t, JournalOptions{Token: "a", Target: "claim 1"})
+	target, err := OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore(t, target, j, content, 7)
+	if err := errors.Join(j.Save(t.Context(), target), target.Close(), os.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	j = newTestJournal(t, JournalOptions{Token: "a", Target: "claim 1"})
+	if target, err = OpenTarget(t.Context(), path, mib, TargetOptions{Journal: j}); err != nil {
+		t.Fatal(err)
+	}
+	if j.DoneBytes() != 0 {
+		t.Errorf("%d bytes of a new file are done", j.DoneBytes())
+	}
+	if err := errors.Join(target.Close(), j.Remove()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestJournal_refused(t *testing.T) {
 	t.Parallel()
 	for _, o := range []JournalOptions{{Token: "", RegionBytes: 1}, {Token: "a"}, {Token: "a", RegionBytes: -1}} {
 		_, err := NewJournal(o)
-		wantError(t, err, ErrInvalid, "journal")
+		wantError(t, err, errclass.Invalid, "journal")
 	}
 	j, err := NewJournal(JournalOptions{Token: "a", RegionBytes: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), filepath.Join(t.TempDir(), "d"), 1<<40, TargetOptions{Journal: j})
-	wantError(t, err, ErrInvalid, "regions")
+	wantError(t, err, errclass.Invalid, "regions")
 }
 
 // errCrash is what everything returns after the power has gone.
@@ -466,13 +528,13 @@ func TestJournal_neverClaimsWhatIsNotThere(t *testing.T) {
 // runOnce restores until the power goes, or half of what is missing. With full, there is no space for a new journal
 // once the restore has begun.
 func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool) error {
-	resumed, _, err := j.resume("", Raw, id, m.Bytes())
+	resumed, _, err := j.resumeTarget("", Raw, id, m.Bytes())
 	if err != nil {
 		return err
 	}
 	if !resumed {
 		clear(kept)
-		if err := errors.Join(j.discard(), m.truncate(), j.begin(id)); err != nil {
+		if err := errors.Join(j.removeFile(), m.truncate(), j.beginTarget(id)); err != nil {
 			return err
 		}
 	}
@@ -487,7 +549,7 @@ func runOnce(m *machine, j *Journal, id identity, kept map[string]int, full bool
 		}
 		j.Finished(ctx, m.target(), i)
 	}
-	if err := j.Checkpoint(ctx, m.target()); err != nil {
+	if err := j.Save(ctx, m.target()); err != nil {
 		return err
 	}
 	kept[j.o.Token] = int(j.DoneBytes())
@@ -505,7 +567,7 @@ func claims(m *machine, token string, id identity) (int, error) {
 		return 0, err
 	}
 	j.files = m
-	if _, _, err := j.resume("", Raw, id, m.Bytes()); err != nil {
+	if _, _, err := j.resumeTarget("", Raw, id, m.Bytes()); err != nil {
 		return 0, err
 	}
 	for i, b := range m.diskSafe {
@@ -536,7 +598,7 @@ func TestJournal_isOverwrittenOnlyByItsOwn(t *testing.T) {
 			m.full = true
 			now := newState("a", "x", 9, 1)
 			now.Finished.set(3)
-			err := j.replace(&now)
+			err := j.replaceState(&now)
 			got, read := m.Read(j.path)
 			if read != nil {
 				t.Fatal(read)
@@ -544,7 +606,7 @@ func TestJournal_isOverwrittenOnlyByItsOwn(t *testing.T) {
 			if want := now.marshal(); name == "nothing" && (err != nil || !bytes.Equal(got, want)) {
 				t.Errorf("%s, %v", got, err)
 			}
-			if want := was.marshal(); name != "nothing" && (!errors.Is(err, ErrNoSpace) || !bytes.Equal(got, want)) {
+			if want := was.marshal(); name != "nothing" && (!errors.Is(err, errclass.Exhausted) || !bytes.Equal(got, want)) {
 				t.Errorf("%s, %v", got, err)
 			}
 		})
@@ -560,19 +622,19 @@ func TestJournal_failuresAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.files = m
-	if err := j.begin(identity{}); err != nil {
+	if err := j.beginTarget(identity{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := j.resume("", Raw, identity{name: "x", certain: true}, 3); err != nil {
+	if _, _, err := j.resumeTarget("", Raw, identity{name: "x", certain: true}, 3); err != nil {
 		t.Fatal(err)
 	}
 	j.Finished(t.Context(), m.target(), 1)
 	m.steps = 0
-	if err := j.Checkpoint(t.Context(), m.target()); !errors.Is(err, errCrash) {
+	if err := j.Save(t.Context(), m.target()); !errors.Is(err, errCrash) {
 		t.Errorf("%v, want that it failed", err)
 	}
 	m.steps = 1 << 30
-	if err := j.Checkpoint(t.Context(), m.target()); err != nil {
+	if err := j.Save(t.Context(), m.target()); err != nil {
 		t.Error(err)
 	}
 	if s, err := parseState(m.nodes[m.names["/d/j"]]); err != nil || !s.Finished.has(1) || s.Finished.count() != 1 {
@@ -614,9 +676,9 @@ func FuzzParseState(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for i := range int(min(s.regions()+9, 100)) {
-			if s.Finished.has(i) && int64(i) >= s.regions() {
-				t.Errorf("region %d of %d", i, s.regions())
+		for i := range int(min(s.regionCount()+9, 100)) {
+			if s.Finished.has(i) && int64(i) >= s.regionCount() {
+				t.Errorf("region %d of %d", i, s.regionCount())
 			}
 		}
 		if n := s.finishedBytes(); n < 0 || n > s.Bytes {

@@ -30,7 +30,7 @@ func restrictFiles(program string, files []*os.File) error {
 	attributes := struct{ accessFS uint64 }{guarded}
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes), 0)
 	if errno != 0 {
-		if unsupported(errno) {
+		if isUnsupportedCall(errno) {
 			return nil
 		}
 		return os.NewSyscallError("landlock_create_ruleset", errno)

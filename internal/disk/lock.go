@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // QEMU locks single bytes of an image to announce what it does with it (block/file-posix.c, RAW_LOCK_PERM_BASE and
@@ -24,9 +26,9 @@ const (
 	resizing = 3
 )
 
-// lock announces to QEMU, and to other restores, that only this process writes f. It refuses f if something else uses
+// lockForWriting announces to QEMU, and to other restores, that only this process writes f. It refuses f if something else uses
 // it.
-func lock(f *os.File) error {
+func lockForWriting(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
 			if has, err := takeLock(f, at); err != nil || !has {
@@ -34,11 +36,11 @@ func lock(f *os.File) error {
 			}
 		}
 	}
-	return unused(f)
+	return checkUnused(f)
 }
 
-// unused refuses f as a target if something else uses it.
-func unused(f *os.File) error {
+// checkUnused refuses f as a target if something else uses it.
+func checkUnused(f *os.File) error {
 	for p := range int64(permissions) {
 		for _, at := range []int64{lockUsed + p, lockDenied + p} {
 			locked, err := lockedByOthers(f, at)
@@ -46,7 +48,7 @@ func unused(f *os.File) error {
 				return err
 			}
 			if locked {
-				return errorf(ErrConflict, "target %s is in use by a virtual machine, or another restore writes it: stop that first", f.Name())
+				return errclass.Errorf(errclass.Conflict, "target %s is in use by a virtual machine, or another restore writes it: stop that first", f.Name())
 			}
 		}
 	}
@@ -71,7 +73,7 @@ func lockToRead(f *os.File, ignoreWriters bool) error {
 		return err
 	}
 	if locked {
-		return errorf(ErrConflict, "disk %s is the target of a restore that runs: wait until it has ended", f.Name())
+		return errclass.Errorf(errclass.Conflict, "disk %s is the target of a restore that runs: wait until it has ended", f.Name())
 	}
 	if ignoreWriters {
 		return nil
@@ -81,7 +83,7 @@ func lockToRead(f *os.File, ignoreWriters bool) error {
 			return err
 		}
 		if locked {
-			return errorf(ErrInUse, "disk %s is in use: a virtual machine or another program writes it, so that a copy would be of no point in time: stop it, or read a snapshot or an NBD export of it", f.Name())
+			return errclass.Errorf(ErrInUse, "disk %s is in use: a virtual machine or another program writes it, so that a copy would be of no point in time: stop it, or read a snapshot or an NBD export of it", f.Name())
 		}
 	}
 	return nil
@@ -102,7 +104,7 @@ func lockedByOthers(f *os.File, at int64) (bool, error) {
 // lockByte sets or queries a lock. It returns false if the file system has no locks.
 func lockByte(f *os.File, command int, l *unix.Flock_t) (bool, error) {
 	err := unix.FcntlFlock(f.Fd(), command, l)
-	if unlockable(err) {
+	if lacksLocks(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -111,14 +113,14 @@ func lockByte(f *os.File, command int, l *unix.Flock_t) (bool, error) {
 	return true, nil
 }
 
-// unlock releases the locks at once. Closing f is not enough: a child that this process is starting holds f open until
+// unlockFile releases the locks at once. Closing f is not enough: a child that this process is starting holds f open until
 // its exec.
-func unlock(f *os.File) {
+func unlockFile(f *os.File) {
 	l := unix.Flock_t{Type: unix.F_UNLCK, Start: lockUsed, Len: lockDenied + permissions - lockUsed}
 	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l) // The file is closed next.
 }
 
-// unlockable reports whether the file system has no locks, or its lock server has none to give.
-func unlockable(err error) bool {
+// lacksLocks reports whether the file system has no locks, or its lock server has none to give.
+func lacksLocks(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS)
 }

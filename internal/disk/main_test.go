@@ -198,7 +198,7 @@ func (d *ram) BlockStatus(_ context.Context, name string, e extent.Extent, repor
 		end := min(at/ramUnit*ramUnit+ramUnit, d.Size())
 		var flags uint64
 		unit := extent.Extent{Offset: at / ramUnit * ramUnit, Length: end - at/ramUnit*ramUnit}
-		if bitmap, ok := strings.CutPrefix(name, nbd.ContextDirtyBitmap); !ok && zero(d.data[unit.Offset:unit.End()]) {
+		if bitmap, ok := strings.CutPrefix(name, nbd.ContextDirtyBitmap); !ok && isZero(d.data[unit.Offset:unit.End()]) {
 			flags = nbd.StateZero | nbd.StateHole
 		} else if ok && d.dirty[bitmap].Overlaps(unit) {
 			flags = nbd.StateDirty

@@ -30,8 +30,8 @@ type exportSource struct {
 	data, changes *extent.Set
 }
 
-// contexts returns the metadata contexts for a source.
-func contexts(bitmap string) []string {
+// sourceContexts returns the metadata contexts for a source.
+func sourceContexts(bitmap string) []string {
 	if bitmap == "" {
 		return []string{nbd.ContextAllocation}
 	}
@@ -43,7 +43,7 @@ func openNBDSource(ctx context.Context, uri string, o SourceOptions) (*exportSou
 	if err != nil {
 		return nil, err
 	}
-	x, err := dialURI(ctx, uri, target, o.TLS, contexts(o.Bitmap))
+	x, err := dialURI(ctx, uri, target, o.TLS, sourceContexts(o.Bitmap))
 	if err != nil {
 		return nil, err
 	}
@@ -54,11 +54,11 @@ func openNBDSource(ctx context.Context, uri string, o SourceOptions) (*exportSou
 	if err := x.client.Close(); err != nil {
 		return nil, err
 	}
-	return nil, noBitmap(uri, o.Bitmap, bitmaps(ctx, target, o))
+	return nil, noBitmap(uri, o.Bitmap, exportBitmaps(ctx, target, o))
 }
 
-// bitmaps returns the names of the export's bitmaps, as far as the server tells.
-func bitmaps(ctx context.Context, t nbd.Target, o SourceOptions) []string {
+// exportBitmaps returns the names of the export's bitmaps, as far as the server tells.
+func exportBitmaps(ctx context.Context, t nbd.Target, o SourceOptions) []string {
 	info, err := nbd.Inspect(ctx, t, nbd.Options{TLS: o.TLS, HandshakeTimeout: inspectTimeout})
 	if err != nil {
 		return nil
@@ -76,18 +76,18 @@ func openQCOW2Source(ctx context.Context, path string, o SourceOptions) (*export
 	if _, err := statDisk(path); err != nil {
 		return nil, err
 	}
-	if _, err := program(serverProgram); err != nil {
+	if _, err := findProgram(serverProgram); err != nil {
 		return nil, err
 	}
 	image, err := openImageChain(path, o.Backing)
 	if err != nil {
 		return nil, err
 	}
-	id, err := image.identity()
+	id, err := image.chainIdentity()
 	if err != nil {
 		return nil, errors.Join(err, image.close())
 	}
-	server, client, err := serve(ctx, image, unix.SIGKILL, o.Bitmap)
+	server, client, err := startServer(ctx, image, unix.SIGKILL, o.Bitmap)
 	if err != nil {
 		return nil, err
 	}
@@ -102,15 +102,15 @@ func (s *exportSource) Identity() string { return s.id }
 
 // ReadAt implements Source.
 func (s *exportSource) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	if err := within(s.name, s.Bytes(), offset, len(p)); err != nil {
+	if err := checkWithin(s.name, s.Bytes(), offset, len(p)); err != nil {
 		return err
 	}
-	return s.explain(s.client.ReadAt(ctx, p, offset))
+	return s.explainError(s.client.ReadAt(ctx, p, offset))
 }
 
 // Data implements Source.
 func (s *exportSource) Data(ctx context.Context) (*extent.Set, error) {
-	if err := s.status(ctx); err != nil {
+	if err := s.queryStatus(ctx); err != nil {
 		return nil, err
 	}
 	return s.data, nil
@@ -121,14 +121,14 @@ func (s *exportSource) Changes(ctx context.Context) (*extent.Set, error) {
 	if s.bitmap == "" {
 		return nil, nil //nolint:nilnil // as Source says
 	}
-	if err := s.status(ctx); err != nil {
+	if err := s.queryStatus(ctx); err != nil {
 		return nil, err
 	}
 	return s.changes, nil
 }
 
-// status queries both contexts in one pass.
-func (s *exportSource) status(ctx context.Context) error {
+// queryStatus queries both contexts in one pass.
+func (s *exportSource) queryStatus(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known {
@@ -147,7 +147,7 @@ func (s *exportSource) status(ctx context.Context) error {
 			return nil
 		})
 		if err != nil {
-			return s.explain(fmt.Errorf("block status: %w", err))
+			return s.explainError(fmt.Errorf("block status: %w", err))
 		}
 	}
 	if slices.Contains(has, nbd.ContextAllocation) {
@@ -163,5 +163,5 @@ func (s *exportSource) status(ctx context.Context) error {
 // Close implements Source. It does not matter to a reader whether the connections ended in order.
 func (s *exportSource) Close() error {
 	_ = s.disconnect()
-	return s.end()
+	return s.endServer()
 }

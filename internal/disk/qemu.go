@@ -9,15 +9,17 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // tools are the programs that this package runs, each with its Debian package.
 var tools = map[string]string{serverProgram: "qemu-system-common, from Debian 13 on qemu-utils,", "qemu-img": "qemu-utils"}
 
-func program(name string) (string, error) {
+func findProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", errorf(ErrNotFound, "qcow2 disks need the program %s: install Debian's package %s (%w)", name, tools[name], err)
+		return "", errclass.Errorf(ErrNotFound, "qcow2 disks need the program %s: install Debian's package %s (%w)", name, tools[name], err)
 	}
 	return path, nil
 }
@@ -63,7 +65,7 @@ func repairImage(ctx context.Context, image *imageChain) error {
 	err := qemuImg(ctx, f.file, "check", "-q", "-r", "leaks", overriddenImage)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) { // Its exit status does not tell a damaged image from one in use.
-		return errorf(ErrConflict, "the restore of %s cannot go on: close the image wherever it is open, or remove it to start anew: %w", image.path, err)
+		return errclass.Errorf(errclass.Conflict, "the restore of %s cannot go on: close the image wherever it is open, or remove it to start anew: %w", image.path, err)
 	}
 	return err
 }

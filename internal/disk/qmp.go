@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"slices"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/qmp"
 )
 
@@ -53,13 +54,13 @@ func (q *qmpClient) blockNodes() ([]blockNode, error) {
 	return all, err
 }
 
-// only refuses an image for which QEMU has opened anything that is not in the chain: its header was changed after the
+// refuseOtherNodes refuses an image for which QEMU has opened anything that is not in the chain: its header was changed after the
 // check.
-func (c *imageChain) only(nodes []blockNode) error {
+func (c *imageChain) refuseOtherNodes(nodes []blockNode) error {
 	for _, n := range nodes {
-		known := slices.ContainsFunc(c.nodes(), func(want map[string]any) bool { return want["node-name"] == n.Name && want["driver"] == n.Driver })
+		known := slices.ContainsFunc(c.blockdevNodes(), func(want map[string]any) bool { return want["node-name"] == n.Name && want["driver"] == n.Driver })
 		if !known {
-			return errorf(ErrConflict, "disk %s was changed while it was opened, and names another file now (driver %s)", c.path, n.Driver)
+			return errclass.Errorf(errclass.Conflict, "disk %s was changed while it was opened, and names another file now (driver %s)", c.path, n.Driver)
 		}
 	}
 	return nil
@@ -79,10 +80,10 @@ func checkBitmap(image, bitmap string, nodes []blockNode) error {
 				continue
 			}
 			if b.Inconsistent {
-				return errorf(ErrInvalid, "bitmap %s of %s was not saved when its last user ended, so what changed is not known: remove it and read the whole disk", bitmap, image)
+				return errclass.Errorf(errclass.Invalid, "bitmap %s of %s was not saved when its last user ended, so what changed is not known: remove it and read the whole disk", bitmap, image)
 			}
 			if !b.Recording {
-				return errorf(ErrInvalid, "bitmap %s of %s is disabled and does not record writes, so what changed is not known: remove it and read the whole disk", bitmap, image)
+				return errclass.Errorf(errclass.Invalid, "bitmap %s of %s is disabled and does not record writes, so what changed is not known: remove it and read the whole disk", bitmap, image)
 			}
 			return nil
 		}

@@ -42,7 +42,7 @@ func refuseSockets() error {
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0)
 	runtime.KeepAlive(program)
-	if err != nil && !unsupported(err) {
+	if err != nil && !isUnsupportedCall(err) {
 		return os.NewSyscallError("seccomp", err)
 	}
 	return nil

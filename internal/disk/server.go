@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
@@ -43,22 +44,22 @@ type server struct {
 	socket string
 }
 
-// serve starts a server for an image and connects to it. It takes ownership of the image, and closes it even on
+// startServer starts a server for an image and connects to it. It takes ownership of the image, and closes it even on
 // failure. If bitmap is set, the export has it. death is the signal that the server gets when this process dies.
-func serve(ctx context.Context, image *imageChain, death unix.Signal, bitmap string) (*server, *nbd.Client, error) {
+func startServer(ctx context.Context, image *imageChain, death unix.Signal, bitmap string) (*server, *nbd.Client, error) {
 	s := &server{image: image}
-	client, err := s.open(ctx, death, bitmap)
+	client, err := s.openExport(ctx, death, bitmap)
 	if err == nil {
 		return s, client, nil
 	}
 	err = fmt.Errorf("serve %s: %w", image.path, err)
-	if s.confined != nil && s.ended != nil && !s.gone() {
-		return nil, nil, errors.Join(err, s.end())
+	if s.confined != nil && s.ended != nil && !s.hasEnded() {
+		return nil, nil, errors.Join(err, s.shutDown())
 	}
 	return nil, nil, errors.Join(err, image.close())
 }
 
-func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*nbd.Client, error) {
+func (s *server) openExport(ctx context.Context, death unix.Signal, bitmap string) (*nbd.Client, error) {
 	dir, err := os.MkdirTemp("", "varve-nbd-") // mode 0700
 	if err != nil {
 		return nil, err
@@ -66,25 +67,25 @@ func (s *server) open(ctx context.Context, death unix.Signal, bitmap string) (*n
 	defer os.RemoveAll(dir) //nolint:errcheck // what is left is an empty directory
 	s.socket = filepath.Join(dir, "s")
 	if len(s.socket) > maxSocketPath {
-		return nil, errorf(ErrInvalid, "the directory for temporary files, %s, has too long a name for a socket: set TMPDIR to another one", filepath.Dir(dir))
+		return nil, errclass.Errorf(errclass.Invalid, "the directory for temporary files, %s, has too long a name for a socket: set TMPDIR to another one", filepath.Dir(dir))
 	}
 	listener, err := listenFile(ctx, s.socket)
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close() //nolint:errcheck // the server has its own descriptor
-	if err := s.begin(ctx, listener, death); err != nil {
+	if err := s.startProcess(ctx, listener, death); err != nil {
 		return nil, err
 	}
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := s.export(starting, bitmap); err != nil {
+	if err := s.exportImage(starting, bitmap); err != nil {
 		return nil, s.explainStart(ctx, err)
 	}
 	if err := listener.Close(); err != nil { // From now on, nothing listens once the server has ended.
 		return nil, err
 	}
-	o := nbd.Options{Contexts: contexts(bitmap), Connections: connections, HandshakeTimeout: startTimeout}
+	o := nbd.Options{Contexts: sourceContexts(bitmap), Connections: connections, HandshakeTimeout: startTimeout}
 	client, err := nbd.Dial(starting, nbd.Target{Network: "unix", Address: s.socket, Export: serverExport}, o)
 	if err != nil {
 		return nil, s.explainStart(ctx, err)
@@ -107,17 +108,17 @@ func listenFile(ctx context.Context, path string) (*os.File, error) {
 	return f, errors.Join(err, l.Close())
 }
 
-// begin starts the program with the image's nodes. It exports nothing yet.
-func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal) error {
+// startProcess starts the program with the image's nodes. It exports nothing yet.
+func (s *server) startProcess(ctx context.Context, listener *os.File, death unix.Signal) error {
 	args := []string{"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp"}
-	for _, node := range s.image.nodes() {
+	for _, node := range s.image.blockdevNodes() {
 		text, err := json.Marshal(node)
 		if err != nil {
 			return err
 		}
 		args = append(args, "--blockdev", string(text))
 	}
-	files := append(s.image.descriptors(), listener)
+	files := append(s.image.openFiles(), listener)
 	args = append(args, "--nbd-server", fmt.Sprintf("addr.type=fd,addr.str=%d,max-connections=%d", firstDescriptor+len(files)-1, connections))
 	c, err := newConfined(context.WithoutCancel(ctx), serverProgram, files, args...)
 	if err != nil {
@@ -129,7 +130,7 @@ func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal
 		return err
 	}
 	s.confined = c
-	if err := c.start(); err != nil {
+	if err := c.startProcess(); err != nil {
 		s.confined = nil
 		s.qmp.close()
 		return err
@@ -137,15 +138,15 @@ func (s *server) begin(ctx context.Context, listener *os.File, death unix.Signal
 	return nil
 }
 
-// export lets the server export the image, after it has checked that the server has opened only the files that it was
+// exportImage lets the server export the image, after it has checked that the server has opened only the files that it was
 // given.
-func (s *server) export(ctx context.Context, bitmap string) error {
+func (s *server) exportImage(ctx context.Context, bitmap string) error {
 	defer context.AfterFunc(ctx, func() { _ = s.cmd.Process.Kill() })() // unless it has just ended
 	nodes, err := s.qmp.blockNodes()
 	if err != nil {
 		return err
 	}
-	if err := s.image.only(nodes); err != nil {
+	if err := s.image.refuseOtherNodes(nodes); err != nil {
 		return err
 	}
 	export := map[string]any{"type": "nbd", "id": "export", "node-name": topNode, "name": serverExport, "writable": s.image.writable}
@@ -164,26 +165,26 @@ func (s *server) explainStart(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if classOf(err) != nil {
+	if errclass.Of(err) != nil || errors.Is(err, ErrChanged) {
 		return err
 	}
 	wait := time.NewTimer(lastWords)
 	defer wait.Stop()
 	select {
 	case <-s.ended:
-		return s.failure("ended")
+		return s.processFailure("ended")
 	case <-wait.C:
 		return err
 	}
 }
 
-// explain adds to an error of the connection why the server ended, if it did.
-func (s *server) explain(err error) error {
+// explainError adds to an error of the connection why the server ended, if it did.
+func (s *server) explainError(err error) error {
 	wait := time.NewTimer(lastWords)
 	defer wait.Stop()
 	select {
 	case <-s.ended:
-		return fmt.Errorf("%w; %w", s.failure("ended"), err)
+		return fmt.Errorf("%w; %w", s.processFailure("ended"), err)
 	case <-wait.C:
 		return err
 	}
@@ -191,8 +192,8 @@ func (s *server) explain(err error) error {
 
 var errExitedWell = errors.New("exit status 0")
 
-// failure returns how the process ended, and what it said.
-func (s *server) failure(what string) error {
+// processFailure returns how the process ended, and what it said.
+func (s *server) processFailure(what string) error {
 	exit, said := s.err, s.said.String()
 	if exit == nil {
 		exit = errExitedWell
@@ -203,16 +204,16 @@ func (s *server) failure(what string) error {
 	return fmt.Errorf("%s for %s %s (%w)%s", serverProgram, s.image.path, what, exit, said)
 }
 
-// end asks the process to close the image and exit, and waits until it has.
-func (s *server) end() error {
-	err := s.stop()
+// shutDown asks the process to close the image and exit, and waits until it has.
+func (s *server) shutDown() error {
+	err := s.stopProcess()
 	s.qmp.close()
 	return errors.Join(err, s.image.close())
 }
 
-func (s *server) stop() error {
-	if s.gone() {
-		return s.failure("ended before it was asked to")
+func (s *server) stopProcess() error {
+	if s.hasEnded() {
+		return s.processFailure("ended before it was asked to")
 	}
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // unless it has just ended
 	// The daemon's signal handler only sets a flag. A signal that arrives right before the daemon waits goes unnoticed
@@ -225,10 +226,10 @@ func (s *server) stop() error {
 	case <-wait.C:
 		_ = s.cmd.Process.Kill() // unless it has just ended
 		<-s.ended
-		return s.failure(fmt.Sprintf("had to be killed, as it did not close the image in %s", endTimeout))
+		return s.processFailure(fmt.Sprintf("had to be killed, as it did not close the image in %s", endTimeout))
 	}
 	if s.err != nil {
-		return s.failure("failed at its end")
+		return s.processFailure("failed at its end")
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 )
@@ -70,22 +71,22 @@ type SourceOptions struct {
 func OpenSource(ctx context.Context, spec string, o SourceOptions) (Source, error) {
 	if IsURI(spec) {
 		if len(o.Backing) > 0 || o.IgnoreLocks {
-			return nil, errorf(ErrInvalid, "%s: an NBD export has neither backing files nor locks", spec)
+			return nil, errclass.Errorf(ErrArgument, "%s: an NBD export has neither backing files nor locks", spec)
 		}
 		return openNBDSource(ctx, spec, o)
 	}
-	path, err := located(spec, o.Format)
+	path, err := absolutePath(spec, o.Format)
 	switch {
 	case err != nil:
 		return nil, err
 	case o.Format == QCOW2 && o.IgnoreLocks:
-		return nil, errorf(ErrInvalid, "disk %s: the locks of a qcow2 image cannot be ignored: a virtual machine that has it open keeps a part of it in memory; read an NBD export of it", spec)
+		return nil, errclass.Errorf(ErrArgument, "disk %s: the locks of a qcow2 image cannot be ignored: a virtual machine that has it open keeps a part of it in memory; read an NBD export of it", spec)
 	case o.Format == QCOW2:
 		return openQCOW2Source(ctx, path, o)
 	case len(o.Backing) > 0:
-		return nil, errorf(ErrInvalid, "disk %s: a raw disk has no backing file", spec)
+		return nil, errclass.Errorf(ErrArgument, "disk %s: a raw disk has no backing file", spec)
 	case o.Bitmap != "":
-		return nil, errorf(ErrInvalid, "bitmap %s of %s: a raw disk has no bitmaps; read it from a qcow2 image or an NBD export", o.Bitmap, spec)
+		return nil, errclass.Errorf(ErrArgument, "bitmap %s of %s: a raw disk has no bitmaps; read it from a qcow2 image or an NBD export", o.Bitmap, spec)
 	}
 	return openFileSource(path, o.IgnoreLocks)
 }
@@ -96,16 +97,16 @@ func IsURI(spec string) bool {
 	return ok && (scheme == "nbd" || scheme == "nbds" || scheme == "nbd+unix" || scheme == "nbds+unix")
 }
 
-// located returns the absolute path for spec, and refuses a spec whose format is in doubt. The path is absolute because
+// absolutePath returns the absolute path for spec, and refuses a spec whose format is in doubt. The path is absolute because
 // QEMU's programs take what precedes a colon for a protocol, and a dash for an option.
-func located(spec string, format Format) (string, error) {
+func absolutePath(spec string, format Format) (string, error) {
 	switch {
 	case spec == "":
-		return "", errorf(ErrInvalid, "no disk is named: give a path or an NBD URI")
+		return "", errclass.Errorf(ErrArgument, "no disk is named: give a path or an NBD URI")
 	case format != "" && format != Raw && format != QCOW2:
-		return "", errorf(ErrInvalid, "disk %s: format %q is none of raw, qcow2", spec, format)
+		return "", errclass.Errorf(ErrArgument, "disk %s: format %q is none of raw, qcow2", spec, format)
 	case format == "" && strings.EqualFold(filepath.Ext(spec), ".qcow2"):
-		return "", errorf(ErrInvalid, "disk %s: say whether its format is qcow2 or raw: it is never guessed", spec)
+		return "", errclass.Errorf(ErrArgument, "disk %s: say whether its format is qcow2 or raw: it is never guessed", spec)
 	}
 	return filepath.Abs(spec)
 }
@@ -113,11 +114,11 @@ func located(spec string, format Format) (string, error) {
 // uriTarget returns the export that a URI names.
 func uriTarget(uri string, format Format) (nbd.Target, error) {
 	if format != "" && format != Raw {
-		return nbd.Target{}, errorf(ErrInvalid, "%s: an NBD export has no format; leave %q out", uri, format)
+		return nbd.Target{}, errclass.Errorf(ErrArgument, "%s: an NBD export has no format: omit %q", uri, format)
 	}
 	t, err := nbd.ParseURI(uri)
 	if err != nil {
-		return nbd.Target{}, errorf(ErrInvalid, "%w", err)
+		return nbd.Target{}, errclass.Errorf(ErrArgument, "%w", err)
 	}
 	return t, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 )
@@ -36,7 +37,7 @@ func TestFile_isReadAroundItsHoles(t *testing.T) {
 	if changes, err := s.Changes(t.Context()); changes != nil || err != nil {
 		t.Errorf("changes of a raw file: %v, %v", changes, err)
 	}
-	wantError(t, s.ReadAt(t.Context(), make([]byte, 11), size-10), ErrInvalid, path)
+	wantError(t, s.ReadAt(t.Context(), make([]byte, 11), size-10), errclass.Invalid, path)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Data(ctx); !errors.Is(err, context.Canceled) {
@@ -85,20 +86,20 @@ func TestSource_refused(t *testing.T) {
 		class error
 		text  string
 	}{
-		{"", SourceOptions{}, ErrInvalid, "path or an NBD URI"},
+		{"", SourceOptions{}, errclass.Invalid, "path or an NBD URI"},
 		{filepath.Join(dir, "none"), SourceOptions{}, ErrNotFound, "none"},
 		{filepath.Join(dir, "none"), SourceOptions{Format: QCOW2}, ErrNotFound, "none"},
-		{dir, SourceOptions{}, ErrInvalid, "neither a file nor a block device"},
-		{"/dev/null", SourceOptions{}, ErrInvalid, "neither a file nor a block device"},
-		{empty, SourceOptions{}, ErrInvalid, "empty"},
-		{"x.qcow2", SourceOptions{}, ErrInvalid, "qcow2 or raw"},
-		{"x.QCOW2", SourceOptions{}, ErrInvalid, "qcow2 or raw"},
-		{path, SourceOptions{Format: "vmdk"}, ErrInvalid, "vmdk"},
-		{path, SourceOptions{Bitmap: "b0"}, ErrInvalid, "no bitmaps"},
-		{"nbd://", SourceOptions{}, ErrInvalid, "no host"},
-		{"nbd+unix:///?socket=" + filepath.Join(dir, "s"), SourceOptions{Format: QCOW2}, ErrInvalid, "has no format"},
+		{dir, SourceOptions{}, errclass.Invalid, "neither a file nor a block device"},
+		{"/dev/null", SourceOptions{}, errclass.Invalid, "neither a file nor a block device"},
+		{empty, SourceOptions{}, errclass.Invalid, "empty"},
+		{"x.qcow2", SourceOptions{}, errclass.Invalid, "qcow2 or raw"},
+		{"x.QCOW2", SourceOptions{}, errclass.Invalid, "qcow2 or raw"},
+		{path, SourceOptions{Format: "vmdk"}, errclass.Invalid, "vmdk"},
+		{path, SourceOptions{Bitmap: "b0"}, errclass.Invalid, "no bitmaps"},
+		{"nbd://", SourceOptions{}, errclass.Invalid, "no host"},
+		{"nbd+unix:///?socket=" + filepath.Join(dir, "s"), SourceOptions{Format: QCOW2}, errclass.Invalid, "has no format"},
 		{"nbd+unix:///?socket=" + filepath.Join(dir, "s"), SourceOptions{}, os.ErrNotExist, "socket"},
-		{"nbd+unix:///?socket=", SourceOptions{}, ErrInvalid, "socket"},
+		{"nbd+unix:///?socket=", SourceOptions{}, errclass.Invalid, "socket"},
 	} {
 		s, err := OpenSource(t.Context(), c.spec, c.o)
 		if err == nil {

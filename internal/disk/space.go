@@ -9,21 +9,23 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // packing are the file systems that may store data in less space than its size, so that their free space says nothing.
 var packing = []int64{unix.BTRFS_SUPER_MAGIC, 0x2fc12fc1 /* ZFS */, 0xca451a4e /* bcachefs */}
 
-// room refuses a file at path if its file system has no room for that much data. info is the existing file, whose space
+// checkRoom refuses a file at path if its file system has no room for that much data. info is the existing file, whose space
 // is reused, or nil for a new file. A file system that does not say how much is free is assumed to have enough.
-func room(path string, info fs.FileInfo, data int64) error {
+func checkRoom(path string, info fs.FileInfo, data int64) error {
 	at := path
 	if info == nil {
 		at = filepath.Dir(path)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); errors.Is(err, fs.ErrNotExist) {
-		return errorf(ErrNotFound, "target %s: there is no directory %s", path, at)
+		return errclass.Errorf(ErrNotFound, "target %s: there is no directory %s", path, at)
 	} else if err != nil {
 		return fmt.Errorf("free space of %s: %w", at, os.NewSyscallError("statfs", err))
 	}
@@ -32,7 +34,7 @@ func room(path string, info fs.FileInfo, data int64) error {
 	}
 	free, need := int64(st.Bavail)*st.Frsize, data
 	if info != nil {
-		used, err := allocated(path)
+		used, err := allocatedBytes(path)
 		if err != nil {
 			return err
 		}
@@ -41,12 +43,12 @@ func room(path string, info fs.FileInfo, data int64) error {
 	if need <= free {
 		return nil
 	}
-	return errorf(ErrNoSpace, "target %s needs %d MiB for the disk's data, and its file system has %d MiB free: make space there, or choose another place",
+	return errclass.Errorf(errclass.Exhausted, "target %s needs %d MiB for the disk's data, and its file system has %d MiB free: make space there, or choose another place",
 		path, mebibytes(need), free>>20)
 }
 
-// allocated returns how much space a file takes.
-func allocated(path string) (int64, error) {
+// allocatedBytes returns how much space a file takes.
+func allocatedBytes(path string) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return 0, fmt.Errorf("space of %s: %w", path, os.NewSyscallError("stat", err))
@@ -57,10 +59,10 @@ func allocated(path string) (int64, error) {
 // mebibytes returns n in MiB, rounded up.
 func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
 
-// full says what to do about an error that means a full file system. It returns other errors unchanged.
-func full(name string, err error) error {
+// explainFull says what to do about an error that means a full file system. It returns other errors unchanged.
+func explainFull(name string, err error) error {
 	if isFull(err) {
-		return errorf(ErrNoSpace, "target %s: no space is left: make some and continue: %w", name, err)
+		return errclass.Errorf(errclass.Exhausted, "target %s: no space is left: make some and continue: %w", name, err)
 	}
 	return err
 }

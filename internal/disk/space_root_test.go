@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/test/loop"
 )
 
@@ -103,7 +104,7 @@ func TestRestore_resumesAfterItsDiskWasFull(t *testing.T) {
 				return target, j, err
 			}
 			_, _, err := open(int64(len(content)))
-			wantError(t, err, ErrNoSpace, path, "needs 20 MiB")
+			wantError(t, err, errclass.Exhausted, path, "needs 20 MiB")
 			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("something was made: %v", err)
 			}
@@ -113,9 +114,9 @@ func TestRestore_resumesAfterItsDiskWasFull(t *testing.T) {
 				t.Fatal(err)
 			}
 			wrote, err := writeAll(t, target, j, content)
-			wantError(t, err, ErrNoSpace, path, "make some and continue")
+			wantError(t, err, errclass.Exhausted, path, "make some and continue")
 			rest := fillUp(t, dir)
-			kept := j.Checkpoint(t.Context(), target)
+			kept := j.Save(t.Context(), target)
 			t.Logf("journal: %v; close: %v", kept, target.Close())
 			if kept != nil && format == Raw { // qcow2 may have no space for its own tables
 				t.Error("the journal was not written in its old place")
@@ -123,7 +124,7 @@ func TestRestore_resumesAfterItsDiskWasFull(t *testing.T) {
 
 			// Still full: the error comes before anything is done.
 			_, _, err = open(int64(len(content)))
-			wantError(t, err, ErrNoSpace, path)
+			wantError(t, err, errclass.Exhausted, path)
 			if err := errors.Join(os.Remove(filler), os.Remove(rest)); err != nil {
 				t.Fatal(err)
 			}
@@ -160,7 +161,7 @@ func TestRestore_toAFullDiskLeavesNothing(t *testing.T) {
 	}
 	path := filepath.Join(dir, "disk")
 	_, err := OpenTarget(t.Context(), path, mib, TargetOptions{Journal: newTestJournal(t, JournalOptions{Token: "a"})})
-	wantError(t, err, ErrNoSpace, path)
+	wantError(t, err, errclass.Exhausted, path)
 	if left, err := filepath.Glob(path + "*"); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A restore to a file without room for the data is not begun. This uses the test's real file system.
@@ -20,7 +22,7 @@ func TestTarget_withoutRoomIsNotBegun(t *testing.T) {
 	for _, format := range []Format{Raw, QCOW2} {
 		path := filepath.Join(dir, "new."+string(format))
 		_, err := OpenTarget(t.Context(), path, 2*free, TargetOptions{Format: format, DataBytes: free + free/2, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
-		wantError(t, err, ErrNoSpace, path, "MiB for the disk's data", "MiB free", "make space there, or choose another place")
+		wantError(t, err, errclass.Exhausted, path, "MiB for the disk's data", "MiB free", "make space there, or choose another place")
 		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
 			t.Errorf("%s: left behind: %v, %v", format, left, err)
 		}
@@ -54,13 +56,13 @@ func TestTarget_roomCountsWhatAFileTakes(t *testing.T) {
 	}
 	// The wide margin is for other tests, which write meanwhile.
 	free, far := int64(st.Bavail)*st.Frsize, int64(1<<50)
-	if err := room(path, info, 4*mib); err != nil {
+	if err := checkRoom(path, info, 4*mib); err != nil {
 		t.Error(err)
 	}
-	if err := room(path, info, free+far); err == nil {
+	if err := checkRoom(path, info, free+far); err == nil {
 		t.Error("there was room for more than there is")
 	}
-	used, err := allocated(path)
+	used, err := allocatedBytes(path)
 	if err != nil || used < 8*mib {
 		t.Errorf("%d bytes are allocated: %v", used, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -52,18 +53,18 @@ type TargetOptions struct {
 // is mounted, is refused.
 func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) (Target, error) {
 	if bytes <= 0 {
-		return nil, errorf(ErrInvalid, "target %s: a disk of %d bytes", spec, bytes)
+		return nil, errclass.Errorf(errclass.Invalid, "target %s: a disk of %d bytes", spec, bytes)
 	}
 	if IsURI(spec) {
 		return openNBDTarget(ctx, spec, bytes, o)
 	}
-	path, err := located(spec, o.Format)
+	path, err := absolutePath(spec, o.Format)
 	if err != nil {
 		return nil, err
 	}
 	info, err := statTarget(path)
 	if err == nil && (info == nil || info.Mode().IsRegular()) {
-		err = room(path, info, o.DataBytes)
+		err = checkRoom(path, info, o.DataBytes)
 	}
 	switch {
 	case err != nil:
@@ -83,29 +84,29 @@ func statTarget(path string) (fs.FileInfo, error) {
 		return info, err
 	}
 	if strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/") {
-		return nil, errorf(ErrNotFound, "there is no device %s: check its name; no file is created in /dev", path)
+		return nil, errclass.Errorf(ErrNotFound, "there is no device %s: check its name; no file is created in /dev", path)
 	}
 	if link, err := os.Lstat(path); err == nil && link.Mode().Type() == fs.ModeSymlink {
-		return nil, errorf(ErrNotFound, "%s is a link to nowhere: remove it or create what it leads to", path)
+		return nil, errclass.Errorf(ErrNotFound, "%s is a link to nowhere: remove it or create what it leads to", path)
 	}
 	return nil, nil //nolint:nilnil // nothing there is no error
 }
 
-// fits compares the size of a target that cannot change its size with the disk's.
-func fits(name string, has, bytes int64, larger bool) error {
+// checkFits compares the size of a target that cannot change its size with the disk's.
+func checkFits(name string, has, bytes int64, larger bool) error {
 	switch {
 	case has < bytes:
-		return errorf(ErrInvalid, "target %s has %d bytes, too few for a disk of %d bytes: choose a larger one", name, has, bytes)
+		return errclass.Errorf(errclass.Invalid, "target %s has %d bytes, too few for a disk of %d bytes: choose a larger one", name, has, bytes)
 	case has > bytes && !larger:
-		return errorf(ErrInvalid, "target %s has %d bytes, more than the disk's %d: allow a larger target, whose rest then stays as it is", name, has, bytes)
+		return errclass.Errorf(ErrLargerTarget, "target %s has %d bytes, more than the disk's %d: choose another target, or allow a larger target, whose rest stays as it is", name, has, bytes)
 	}
 	return nil
 }
 
-// occupied returns the error for a target that has content.
-func occupied(name, what, journal string) error {
+// errOccupied returns the error for a target that has content.
+func errOccupied(name, what, journal string) error {
 	if journal != "" {
 		what += "; " + journal
 	}
-	return errorf(ErrConflict, "target %s %s: choose another target, or allow to overwrite it", name, what)
+	return errclass.Errorf(ErrHasContent, "target %s %s: choose another target, or overwrite this one", name, what)
 }

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 )
@@ -142,7 +143,7 @@ func TestTarget_zeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
 	if err := errors.Join(target.Zero(t.Context(), extent.Extent{Length: 8 * mib}), target.Sync(t.Context()), target.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if !zero(d.data) || d.written != 64*kib || d.flushes != 1 {
+	if !isZero(d.data) || d.written != 64*kib || d.flushes != 1 {
 		t.Errorf("%d bytes written, %d flushes", d.written, d.flushes)
 	}
 }
@@ -164,18 +165,18 @@ func TestTarget_refused(t *testing.T) {
 		class error
 		text  string
 	}{
-		{path, 2 * mib, TargetOptions{}, ErrConflict, "allow to overwrite"},
-		{path, 0, TargetOptions{}, ErrInvalid, "0 bytes"},
-		{"x.qcow2", mib, TargetOptions{}, ErrInvalid, "qcow2 or raw"},
-		{dir, mib, TargetOptions{Overwrite: true}, ErrInvalid, "neither a file nor a block device"},
+		{path, 2 * mib, TargetOptions{}, errclass.Conflict, "overwrite this one"},
+		{path, 0, TargetOptions{}, errclass.Invalid, "0 bytes"},
+		{"x.qcow2", mib, TargetOptions{}, errclass.Invalid, "qcow2 or raw"},
+		{dir, mib, TargetOptions{Overwrite: true}, errclass.Invalid, "neither a file nor a block device"},
 		{"/dev/no-such-disk", mib, TargetOptions{}, ErrNotFound, "check its name"},
 		{link, mib, TargetOptions{}, ErrNotFound, "link to nowhere"},
 		{filepath.Join(dir, "no", "folder.img"), mib, TargetOptions{}, ErrNotFound, "there is no directory"},
-		{uri, 2 * mib, TargetOptions{}, ErrConflict, "2097152 bytes"},
-		{uri, 2*mib + 1, TargetOptions{Overwrite: true, Larger: true}, ErrInvalid, "has 2097152 bytes, too few for a disk of 2097153 bytes"},
-		{uri, 2*mib - 1, TargetOptions{Overwrite: true}, ErrInvalid, "has 2097152 bytes, more than the disk's 2097151"},
-		{uri, 2 * mib, TargetOptions{Format: QCOW2}, ErrInvalid, "has no format"},
-		{readOnly, 2 * mib, TargetOptions{Overwrite: true}, ErrInvalid, "read-only"},
+		{uri, 2 * mib, TargetOptions{}, errclass.Conflict, "2097152 bytes"},
+		{uri, 2*mib + 1, TargetOptions{Overwrite: true, Larger: true}, errclass.Invalid, "has 2097152 bytes, too few for a disk of 2097153 bytes"},
+		{uri, 2*mib - 1, TargetOptions{Overwrite: true}, errclass.Invalid, "has 2097152 bytes, more than the disk's 2097151"},
+		{uri, 2 * mib, TargetOptions{Format: QCOW2}, errclass.Invalid, "has no format"},
+		{readOnly, 2 * mib, TargetOptions{Overwrite: true}, errclass.Invalid, "read-only"},
 	} {
 		target, err := OpenTarget(t.Context(), c.spec, c.bytes, c.o)
 		if err == nil {
@@ -217,9 +218,9 @@ func TestRestore_oneAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
-	wantError(t, err, ErrConflict, path, "in use")
+	wantError(t, err, errclass.Conflict, path, "in use")
 	_, err = OpenSource(t.Context(), path, SourceOptions{})
-	wantError(t, err, ErrConflict, path, "target of a restore that runs")
+	wantError(t, err, errclass.Conflict, path, "target of a restore that runs")
 	if err := target.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +229,7 @@ func TestRestore_oneAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Overwrite: true})
-	wantError(t, err, ErrConflict, path, "in use")
+	wantError(t, err, errclass.Conflict, path, "in use")
 	other, err := OpenSource(t.Context(), path, SourceOptions{}) // any number may read
 	if err != nil {
 		t.Fatal(err)
@@ -240,8 +241,8 @@ func TestRestore_oneAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, again.WriteAt(t.Context(), make([]byte, 2), mib-1), ErrInvalid, path)
-	wantError(t, again.Zero(t.Context(), extent.Extent{Offset: -1, Length: 1}), ErrInvalid, path)
+	wantError(t, again.WriteAt(t.Context(), make([]byte, 2), mib-1), errclass.Invalid, path)
+	wantError(t, again.Zero(t.Context(), extent.Extent{Offset: -1, Length: 1}), errclass.Invalid, path)
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
 	}

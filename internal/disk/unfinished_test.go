@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A disk with an unfinished restore is not a source.
@@ -35,12 +37,12 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 	}
 	target, j := open()
 	restore(t, target, j, content, 3)
-	if err := errors.Join(j.Checkpoint(t.Context(), target), target.Close()); err != nil {
+	if err := errors.Join(j.Save(t.Context(), target), target.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{path, link} {
 		_, err := OpenSource(t.Context(), name, o)
-		wantError(t, err, ErrConflict, name, "start the same restore again to complete it", "remove "+path+JournalSuffix)
+		wantError(t, err, errclass.Conflict, name, "start the same restore again to complete it", "remove "+path+JournalSuffix)
 	}
 
 	// A journal that cannot be read may belong to this file.
@@ -52,7 +54,7 @@ func halfOfARestore(t *testing.T, o SourceOptions) {
 		t.Fatal(err)
 	}
 	_, err = OpenSource(t.Context(), path, o)
-	wantError(t, err, ErrConflict, path)
+	wantError(t, err, errclass.Conflict, path)
 	if err := os.WriteFile(path+JournalSuffix, journal, 0o600); err != nil {
 		t.Fatal(err)
 	}
