@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/version"
 )
 
@@ -33,6 +34,7 @@ type stdio struct {
 type environment func(name string) string
 
 func main() {
+	storage.Register()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	// The first signal ends the run in order, the second one immediately.
 	context.AfterFunc(ctx, stop)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // around runs the tests. controlplane_test.go replaces it, to put a control plane around them.
@@ -18,6 +20,7 @@ func (s suite) Run() int { return around(s.M.Run) }
 
 // The scripts run this program, under both of its names.
 func TestMain(m *testing.M) {
+	storage.Register()
 	testscript.Main(suite{m}, map[string]func(){"varve": main, "kubectl-varve": main})
 }
 

@@ -15,11 +15,13 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // TestMain runs the tests in the root that has libvirt. If the binary is called by the name varve, it is varve.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "varve" {
+		storage.Register()
 		root := cli.New(cli.Options{Program: "varve", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, Now: time.Now, Env: os.Getenv})
 		root.SetArgs(os.Args[1:])
 		err := root.ExecuteContext(context.Background())

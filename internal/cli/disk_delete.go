@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -89,7 +90,7 @@ func deletable(ctx context.Context, r *repository.Repository, l *pointList, pref
 	var readable []string
 	for _, prefix := range prefixes {
 		_, notListed := l.find(prefix)
-		if !errors.Is(notListed, repository.ErrCorrupt) && !errors.Is(notListed, repository.ErrNotFound) {
+		if !errors.Is(notListed, errclass.Corrupt) && !errors.Is(notListed, errclass.NotFound) {
 			readable = append(readable, prefix) // it exists, or the prefix is not valid
 			continue
 		}
@@ -114,17 +115,17 @@ func deletable(ctx context.Context, r *repository.Repository, l *pointList, pref
 func unlisted(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
 	_, err := r.Get(ctx, prefix)
 	switch {
-	case errors.Is(err, repository.ErrCorrupt):
+	case errors.Is(err, errclass.Corrupt):
 		return &repository.RestorePoint{ID: prefix}, nil
-	case err != nil && !errors.Is(err, repository.ErrNotFound):
+	case err != nil && !errors.Is(err, errclass.NotFound):
 		return nil, err
 	}
 	lost, err := r.Lost(ctx)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}
 	p, err := newPointList(lost, nil).find(prefix)
-	if errors.Is(err, repository.ErrNotFound) {
+	if errors.Is(err, errclass.NotFound) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	return p, err

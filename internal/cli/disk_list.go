@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -77,12 +78,12 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 // lostPoints returns an error that names the restore points of these names that were made and no longer exist, or nil.
 func lostPoints(ctx context.Context, r *repository.Repository, f *sourceFlags, names []string) (lost, failed error) {
 	points, err := r.Lost(ctx)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) { // the list reports damage
+	if err != nil && !errors.Is(err, errclass.Corrupt) { // the list reports damage
 		return nil, err
 	}
 	for _, p := range points {
 		if p.Source.Path == "" || f.selects(p.Source, names) {
-			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and has no manifest any more: another program deleted it, or an index is gone", repository.ErrCorrupt, p.ID, ofMachine(p), atTime(p)))
+			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and has no manifest any more: another program deleted it, or an index is gone", errclass.Corrupt, p.ID, ofMachine(p), atTime(p)))
 		}
 	}
 	if lost == nil {

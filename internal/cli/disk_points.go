@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -33,7 +34,7 @@ type pointList struct {
 // listPoints lists what can be read. Unreadable restore points are no error.
 func listPoints(ctx context.Context, r *repository.Repository) (*pointList, error) {
 	points, err := r.List(ctx, nil)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}
 	return newPointList(points, err), nil
@@ -47,7 +48,7 @@ func listNamed(ctx context.Context, r *repository.Repository, prefixes ...string
 		}
 	}
 	points, err := r.ListMatching(ctx, prefixes...)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}
 	l := newPointList(points, err)
@@ -128,7 +129,7 @@ func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or(l.unreadable, repository.ErrNotFound))
+		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or(l.unreadable, errclass.NotFound))
 	}
 	var ids []string
 	for _, p := range found {

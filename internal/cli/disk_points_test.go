@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
 )
@@ -77,7 +78,7 @@ func TestFind(t *testing.T) {
 		}
 	}
 	// A restore point that is not found may be among the unreadable ones. That is not the same as not existing.
-	if _, err := newPointList(all, repository.ErrCorrupt).find("cccc"); !errors.Is(err, repository.ErrCorrupt) {
+	if _, err := newPointList(all, errclass.Corrupt).find("cccc"); !errors.Is(err, errclass.Corrupt) {
 		t.Error(err)
 	}
 	found, err := newPointList(all, nil).findAll([]string{"bbbb", "aaaa1", "bbbb1"})
@@ -94,11 +95,11 @@ func TestRepositoryFailures(t *testing.T) {
 	}{
 		"nothing":           {nil, CodeOK},
 		"password":          {repository.ErrPassword, CodeRefused},
-		"damage":            {repository.ErrCorrupt, CodeFailure},
-		"others at it":      {repository.ErrConflict, CodeRefused},
-		"not there":         {repository.ErrNotFound, CodeNotFound},
-		"not possible":      {repository.ErrInvalid, CodeRefused},
-		"damage beats all":  {errors.Join(repository.ErrNotFound, repository.ErrCorrupt), CodeFailure},
+		"damage":            {errclass.Corrupt, CodeFailure},
+		"others at it":      {errclass.Conflict, CodeRefused},
+		"not there":         {errclass.NotFound, CodeNotFound},
+		"not possible":      {errclass.Invalid, CodeRefused},
+		"damage beats all":  {errors.Join(errclass.NotFound, errclass.Corrupt), CodeFailure},
 		"no storage":        {&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}, CodeUnreachable},
 		"interrupted":       {context.Canceled, CodeInterrupted},
 		"a failure already": {usage("x"), CodeUsage},

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/serve"
@@ -208,11 +209,11 @@ func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *
 
 func overlayFailure(err error) error {
 	switch {
-	case errors.Is(err, repository.ErrConflict):
+	case errors.Is(err, errclass.Conflict):
 		return &failure{err: err, code: CodeRefused, hint: "end the other export first, or choose another file"}
-	case errors.Is(err, repository.ErrInvalid):
+	case errors.Is(err, errclass.Invalid):
 		return &failure{err: err, code: CodeRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
-	case errors.Is(err, repository.ErrCorrupt):
+	case errors.Is(err, errclass.Corrupt):
 		return &failure{err: err, code: CodeRefused, hint: "an overlay is two files, the second with .map after its name: put both back, or choose another file"}
 	default:
 		return &failure{err: err, code: CodeFailure, hint: "the overlay is a file on this machine: check its directory"}

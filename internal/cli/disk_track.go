@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -35,7 +36,7 @@ type imageTracking struct {
 // of the last one has.
 func startTracking(ctx context.Context, r *repository.Repository, q *repository.Request, specs []diskSpec) (*imageTracking, error) {
 	points, err := r.List(ctx, &q.Source)
-	if err != nil && !errors.Is(err, repository.ErrCorrupt) {
+	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}
 	repository.SortByMaking(points)

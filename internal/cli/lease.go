@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -26,7 +27,7 @@ func (s *session) underLease(ctx context.Context, r *repository.Repository, id s
 				s.warn(fmt.Errorf("%w; it ends by itself after three days", left))
 			}
 		}()
-	case errors.Is(err, repository.ErrNotFound) || ctx.Err() != nil:
+	case errors.Is(err, errclass.NotFound) || ctx.Err() != nil:
 		return err
 	default:
 		s.warn(fmt.Errorf("%w; if it is deleted meanwhile, reading it may fail", err))

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -164,11 +165,11 @@ func locationFailure(err error) error {
 	switch {
 	case errors.Is(err, repository.ErrNoBucket):
 		return repositoryFailure(err)
-	case errors.Is(err, repository.ErrNotFound):
+	case errors.Is(err, errclass.NotFound):
 		return &failure{err: err, code: CodeNotFound, hint: "check the location; `varve repo create` makes a repository there"}
 	case errors.Is(err, fs.ErrNotExist):
 		return &failure{err: err, code: CodeNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
-	case errors.Is(err, repository.ErrConflict):
+	case errors.Is(err, errclass.Conflict):
 		return &failure{err: err, code: CodeRefused, hint: "`varve repo connect` connects to what is there"}
 	}
 	return repositoryFailure(err)

@@ -34,20 +34,18 @@ var repositoryClasses = []struct {
 	{disk.ErrNotFound, CodeNotFound, ""},
 	{disk.ErrInUse, CodeRefused, "`--ignore-locks` reads a raw file or device all the same, if you know that nothing is written to it now, and that everything was"},
 	{disk.ErrBacking, CodeRefused, "`--backing FORMAT:PATH`, once for each file of the chain, allows them"},
-	{errclass.Invalid, CodeRefused, ""},
 	{disk.ErrUnreachable, CodeUnreachable, "check that the NBD server runs, and listens at this address"},
-	{errclass.Conflict, CodeRefused, ""},
 	{errclass.Exhausted, CodeFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
-	{repository.ErrUnknown, CodeFailure, "`varve disk list` shows whether the restore point is there"},
+	{errclass.Unknown, CodeFailure, "`varve disk list` shows whether the restore point is there"},
 	{repository.ErrPassword, CodeRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
 	{repository.ErrNoBucket, CodeNotFound, "create the bucket first, or check its name"},
-	{repository.ErrDenied, CodeRefused, deniedHint},
+	{errclass.Denied, CodeRefused, deniedHint},
 	{repository.ErrUnreachable, CodeUnreachable, unreachableHint},
-	{repository.ErrCorrupt, CodeFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
-	{repository.ErrConflict, CodeRefused, ""},
+	{errclass.Corrupt, CodeFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
 	{repository.ErrChangeUsed, CodeRefused, "give --checkpoint a new name, from `varve disk checkpoint`, or let Varve name it: --track"},
-	{repository.ErrInvalid, CodeRefused, ""},
-	{repository.ErrNotFound, CodeNotFound, "`varve disk list` shows the restore points that are there"},
+	{errclass.Conflict, CodeRefused, ""},
+	{errclass.Invalid, CodeRefused, ""},
+	{errclass.NotFound, CodeNotFound, "`varve disk list` shows the restore points that are there"},
 	{fs.ErrNotExist, CodeNotFound, locationHint},
 }
 
@@ -67,7 +65,7 @@ func repositoryFailure(err error) error {
 
 // openFailure is repositoryFailure for a repository that cannot be opened as if it did not exist.
 func openFailure(err error) error {
-	if errors.Is(err, repository.ErrNotFound) && !errors.Is(err, repository.ErrNoBucket) {
+	if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
 		return &failure{err: err, code: CodeNotFound, hint: locationHint}
 	}
 	return repositoryFailure(err)

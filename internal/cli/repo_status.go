@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -35,7 +36,7 @@ and when it was and will be maintained.`,
 					p.repository(status)
 				}
 				if p.err == nil && status.Unreadable != "" {
-					return fmt.Errorf("%w: restore points cannot be read: %s", repository.ErrCorrupt, status.Unreadable)
+					return fmt.Errorf("%w: restore points cannot be read: %s", errclass.Corrupt, status.Unreadable)
 				}
 				return p.err
 			})

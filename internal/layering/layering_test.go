@@ -25,9 +25,12 @@ const (
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{"api/backup", "api/kubevirt", "internal/errclass", "internal/version"},
-	{"internal/backupstate", "internal/condition", "internal/durable", "internal/podtool", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/privatesocket", "internal/qmp", "internal/reconcile", "internal/retention", "internal/sparse", "internal/tracking"},
-	{"internal/instancepod", "internal/nbd", "internal/runepoch"},
-	{"internal/admission", "internal/disk", "internal/domain", "internal/repository"},
+	{"internal/backupstate", "internal/condition", "internal/durable", "internal/podtool", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/privatesocket", "internal/qmp", "internal/reconcile", "internal/repository/storage", "internal/retention", "internal/sparse", "internal/tracking"},
+	{"internal/instancepod", "internal/nbd", "internal/repository/table", "internal/runepoch"},
+	{"internal/admission", "internal/disk", "internal/domain", "internal/repository/engine"},
+	{"internal/repository/image", "internal/repository/verify"},
+	{"internal/repository/maintain"},
+	{"internal/repository"},
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},
 	{"cmd/varve", "cmd/varve-launcher"},
 	{"test"},

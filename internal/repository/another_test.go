@@ -11,7 +11,9 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // A repository is deleted and made again at the same place, minutes after a backup. Nobody writes to the new one with the keys of
@@ -33,7 +35,7 @@ func TestBase_aRepositoryMadeAgainIsAnother(t *testing.T) {
 				q := d.request("wednesday", "thursday", 4)
 				if opened == "before" {
 					changes := s.requests.now().puts
-					if _, err := r.Backup(t.Context(), q); !errors.Is(err, ErrConflict) {
+					if _, err := r.Backup(t.Context(), q); !errors.Is(err, errclass.Conflict) {
 						t.Errorf("%v, want a conflict", err)
 					}
 					if put := s.requests.now().puts - changes; put > 0 {
@@ -73,8 +75,8 @@ func TestBase_aRepositoryMadeAgainEndsABackup(t *testing.T) {
 					replace()
 				}
 			}}
-			if _, err := long.backUp(t.Context(), r, Request{Source: testSource, Disks: []DiskSource{d}}); !errors.Is(err, errReplaced) {
-				t.Errorf("%v, want %v", err, errReplaced)
+			if _, err := long.backUp(t.Context(), r, Request{Source: testSource, Disks: []DiskSource{d}}); !errors.Is(err, storage.ErrReplaced) {
+				t.Errorf("%v, want %v", err, storage.ErrReplaced)
 			}
 			if last > at+2*mib {
 				t.Errorf("it went on to read at %d", last)
@@ -92,7 +94,7 @@ func TestBase_aRepositoryMadeAgainEndsABackup(t *testing.T) {
 func TestUniqueID(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{`{"uniqueID":"AQI="}`: "\x01\x02", "": "", "null": "", "{}": "", "noise": ""} {
-		if id, err := uniqueID([]byte(data)); string(id) != want || (err == nil) != (want != "") {
+		if id, err := storage.ParseUniqueID([]byte(data)); string(id) != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q, %v", data, id, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/retention"
 )
@@ -129,7 +130,7 @@ func (a *atOnce) writes(path string) func(context.Context, *Repository, *rand.Ra
 		if change > 1 {
 			d.Changes = &Changes{Since: fmt.Sprint(change - 1), Set: now.changed(last)}
 		}
-		p, err := r.Backup(ctx, Request{Source: source, Disks: []DiskSource{d}, Workers: 2, CheckpointEvery: 100 * time.Millisecond})
+		p, err := r.Backup(ctx, Request{Source: source, Disks: []DiskSource{d}, Workers: 2, FlushEvery: 100 * time.Millisecond})
 		if err != nil {
 			return err
 		}
@@ -157,7 +158,7 @@ func (a *atOnce) restores(ctx context.Context, r *Repository, random *rand.Rand)
 }
 
 func (a *atOnce) list(ctx context.Context, r *Repository) ([]*RestorePoint, error) {
-	if err := r.rep.Refresh(ctx); err != nil {
+	if err := r.conn.Kopia.Refresh(ctx); err != nil {
 		return nil, err
 	}
 	return r.List(ctx, nil)
@@ -173,7 +174,7 @@ func (a *atOnce) maintains(ctx context.Context, r *Repository, random *rand.Rand
 	switch {
 	case err != nil && strings.Contains(err.Error(), "clock skew"):
 		return nil // When minutes pass in a moment, kopia takes a busy machine for a wrong clock.
-	case errors.Is(err, ErrConflict):
+	case errors.Is(err, errclass.Conflict):
 		a.back.Add(1) // This is its own lock from before, which lasts for an hour at most.
 		return nil
 	}
@@ -199,7 +200,7 @@ func (a *atOnce) prunes(ctx context.Context, r *Repository, random *rand.Rand) e
 	}
 	var remove []string
 	for _, h := range histories {
-		decisions, err := retention.Decide(retention.Policy{Last: 1 + random.IntN(3), Daily: 2}, r.rep.Time(), h)
+		decisions, err := retention.Decide(retention.Policy{Last: 1 + random.IntN(3), Daily: 2}, r.conn.Kopia.Time(), h)
 		if err != nil {
 			return err
 		}

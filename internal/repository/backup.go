@@ -7,15 +7,17 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // keepTimeout bounds how long a cancelled or failed backup may take to store what it has, because somebody waits for its end.
 const keepTimeout = 30 * time.Second
 
 // Backup makes a restore point: either a complete one, or none and an error. If the storage does not answer at the very end, the
-// error is ErrUnknown, and the restore point may exist. A disk that cannot follow its parent is read as a whole, and its
+// error is errclass.Unknown, and the restore point may exist. A disk that cannot follow its parent is read as a whole, and its
 // FullReason says why.
 func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, error) {
 	q = q.withDefaults()
@@ -23,13 +25,13 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 		return nil, err
 	}
 	if q.Time.IsZero() {
-		q.Time = r.rep.Time()
+		q.Time = r.conn.Kopia.Time()
 	}
-	if err := r.writableNow(ctx); err != nil {
+	if err := r.conn.RefreshWritable(ctx); err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
 	if q.ID != "" {
-		if p, err := r.published(ctx, &q); p != nil || err != nil {
+		if p, err := r.findPublished(ctx, &q); p != nil || err != nil {
 			return p, err
 		}
 	}
@@ -45,12 +47,12 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err != nil {
 		return nil, err
 	}
-	if end := h.end(); !end.Before(q.Time) {
+	if end := h.latestTime(); !end.Before(q.Time) {
 		s.after = end.UTC()
 	}
 	s.doubts, s.namesakes = doubts, map[string][]*Disk{}
 	for i := range q.Disks {
-		s.namesakes[q.Disks[i].Name] = h.namesakes(&q.Disks[i])
+		s.namesakes[q.Disks[i].Name] = h.findNamesakes(&q.Disks[i])
 	}
 	point, err := s.run(parent)
 	if closed := s.close(); point == nil {
@@ -62,47 +64,39 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	return point, nil
 }
 
-// published returns the restore point with the requested ID, or nil if there is none.
-func (r *Repository) published(ctx context.Context, q *Request) (*RestorePoint, error) {
+// findPublished returns the restore point with the requested ID, or nil if there is none.
+func (r *Repository) findPublished(ctx context.Context, q *Request) (*RestorePoint, error) {
 	p, err := r.Get(ctx, q.ID)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, errclass.NotFound) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	if p.Source != q.Source {
-		return nil, fmt.Errorf("%w: restore point %s is of %s and not of %s", ErrConflict, q.ID, p.Source, q.Source)
+		return nil, fmt.Errorf("%w: restore point %s is of %s and not of %s", errclass.Conflict, q.ID, p.Source, q.Source)
 	}
 	return p, nil
-}
-
-// writer is a kopia writer that serves a single session or lease.
-type writer struct {
-	ctx context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
-	w   repo.DirectRepositoryWriter
-	// purpose is shown to whoever looks at what was written.
-	purpose string
 }
 
 func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	parent, err := s.begin(parent)
 	if err != nil {
-		s.keep()
+		s.keepUploads()
 		return nil, err
 	}
-	stop := s.checkpoint()
-	writers, err := s.disks(parent)
+	stop := s.flushPeriodically()
+	writers, err := s.writeDisks(parent)
 	err = errors.Join(err, stop())
 	var p *RestorePoint
 	var root *snapshot.DirEntry
 	if err == nil {
-		reached("data put")
+		engine.Reached("data put")
 		p, root, err = s.prepare(writers)
 	}
 	if err != nil {
-		s.keep()
-		return nil, s.cause(err)
+		s.keepUploads()
+		return nil, s.withCause(err)
 	}
 	return s.publish(p, root)
 }
@@ -112,10 +106,10 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 // prepare checks all of that again.
 func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEntry, error) {
 	for range settleAttempts {
-		if err := s.settle(writers); err != nil {
+		if err := s.storeEverything(writers); err != nil {
 			return nil, nil, err
 		}
-		reached("data stored")
+		engine.Reached("data stored")
 		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after}
 		for _, w := range writers {
 			p.Disks = append(p.Disks, *w.done)
@@ -123,51 +117,51 @@ func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEn
 		if s.q.settled != nil {
 			s.q.settled()
 		}
-		root, err := s.directory(p)
+		root, err := s.writeDirectory(p)
 		if err != nil {
 			return nil, nil, fmt.Errorf("store the restore point's directory: %w", err)
 		}
 		if !s.longAgo(s.stored, sessionMargin) {
-			return p, root, s.r.notReplaced(s.ctx)
+			return p, root, s.r.conn.CheckNotReplaced(s.ctx)
 		}
 	}
-	return nil, nil, fmt.Errorf("%w: hours passed between the last data and the restore point, again and again", ErrConflict)
+	return nil, nil, fmt.Errorf("%w: hours passed between the last data and the restore point, again and again", errclass.Conflict)
 }
 
 // settleAttempts is how often missing data is stored again. Data only goes missing while this machine sleeps for hours.
 const settleAttempts = 5
 
-// settle stores a session manifest that names all disks, and stores again what was lost before a manifest named it.
-func (s *session) settle(writers []*diskWriter) error {
+// storeEverything stores a session manifest that names all disks, and stores again what was lost before a manifest named it.
+func (s *session) storeEverything(writers []*diskWriter) error {
 	for range settleAttempts {
-		if err := s.store(s.ctx, sessionRunning); err != nil {
+		if err := s.storeManifest(s.ctx, engine.SessionRunning); err != nil {
 			return fmt.Errorf("store the last data: %w", err)
 		}
 		if !slices.ContainsFunc(writers, func(w *diskWriter) bool { return s.work.isBroken(w.work) }) {
 			return nil
 		}
-		if err := s.storeAgain(writers); err != nil {
+		if err := s.storeMissing(writers); err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: what was stored has gone again and again", ErrConflict)
+	return fmt.Errorf("%w: what was stored has gone again and again", errclass.Conflict)
 }
 
-// storeAgain stores again what is gone. That may take as long as the backup did, so it stores session manifests meanwhile.
-func (s *session) storeAgain(writers []*diskWriter) error {
-	stop := s.checkpoint()
+// storeMissing stores again what is gone. That may take as long as the backup did, so it stores session manifests meanwhile.
+func (s *session) storeMissing(writers []*diskWriter) error {
+	stop := s.flushPeriodically()
 	for _, w := range writers {
-		if err := w.storeAgain(); err != nil {
+		if err := w.storeMissing(); err != nil {
 			return errors.Join(fmt.Errorf("disk %s: %w", w.source.Name, err), stop())
 		}
 	}
 	return stop()
 }
 
-func (s *session) disks(parent *RestorePoint) ([]*diskWriter, error) {
+func (s *session) writeDisks(parent *RestorePoint) ([]*diskWriter, error) {
 	var out []*diskWriter
 	for i := range s.q.Disks {
-		w, err := s.disk(&s.q.Disks[i], parent)
+		w, err := s.writeDisk(&s.q.Disks[i], parent)
 		if err != nil {
 			return nil, fmt.Errorf("disk %s: %w", s.q.Disks[i].Name, err)
 		}

@@ -15,7 +15,10 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/snapshot"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // bitmapDisk is a disk with dirty bitmaps. As with QEMU, whoever runs the backups adds and removes them.
@@ -95,7 +98,7 @@ func TestBase_aChangeNamesOneRestorePoint(t *testing.T) {
 	d.add("monday")
 	before := d.reads.Load()
 	_, err := r.Backup(t.Context(), d.request("wednesday", "monday", 8))
-	if !errors.Is(err, ErrChangeUsed) || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), points[0].ID) || !strings.Contains(err.Error(), "monday") {
+	if !errors.Is(err, ErrChangeUsed) || !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), points[0].ID) || !strings.Contains(err.Error(), "monday") {
 		t.Errorf("monday for the second time: %v, want an error that names %s", err, points[0].ID)
 	}
 	if n := d.reads.Load() - before; n > 0 {
@@ -225,7 +228,7 @@ func TestBase_aStorageErrorIsNotAbsence(t *testing.T) {
 			}
 			return
 		}
-		if !errors.Is(err, failure) || errors.Is(err, ErrCorrupt) {
+		if !errors.Is(err, failure) || errors.Is(err, errclass.Corrupt) {
 			t.Errorf("after %d reads: %v, want the storage's error", n, err)
 		}
 		if read := d.reads.Load() - before; read > 1 {
@@ -264,18 +267,18 @@ func TestBase_damageOfTheLatestIsToldAsDamage(t *testing.T) {
 // earlier versions.
 func dropSummary(t *testing.T, r *Repository, p *RestorePoint) {
 	t.Helper()
-	found, err := r.stored(t.Context(), p.ID)
+	found, err := r.conn.FindPoint(t.Context(), p.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, w, err := r.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{Purpose: "test"})
+	ctx, w, err := r.conn.Kopia.NewDirectWriter(t.Context(), repo.WriteSessionOptions{Purpose: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := *found.manifest
+	m := *found.Manifest
 	m.ID, m.Description = "", ""
 	_, err = snapshot.SaveSnapshot(ctx, w, &m)
-	err = errors.Join(err, removeManifest(ctx, w, found.manifest.ID), w.Flush(ctx), w.Close(ctx), r.rep.Refresh(t.Context()))
+	err = errors.Join(err, engine.RemoveManifest(ctx, w, found.Manifest.ID), w.Flush(ctx), w.Close(ctx), r.conn.Kopia.Refresh(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,28 +287,28 @@ func dropSummary(t *testing.T, r *Repository, p *RestorePoint) {
 // damageDescription flips a bit in the directory of a restore point.
 func damageDescription(t *testing.T, s *site, r *Repository, p *RestorePoint) {
 	t.Helper()
-	found, err := r.stored(t.Context(), p.ID)
+	found, err := r.conn.FindPoint(t.Context(), p.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, _, ok := found.manifest.RootObjectID().ContentID()
+	id, _, ok := found.Manifest.RootObjectID().ContentID()
 	if !ok {
-		t.Fatalf("%s is no content", found.manifest.RootObjectID())
+		t.Fatalf("%s is no content", found.Manifest.RootObjectID())
 	}
-	info, err := r.rep.ContentReader().ContentInfo(t.Context(), id)
+	info, err := r.conn.Kopia.ContentReader().ContentInfo(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := s.location().open(t.Context(), false)
+	st, err := s.location().Open(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := readBlob(t.Context(), st, info.PackBlobID)
+	data, err := storage.ReadBlob(t.Context(), st, info.PackBlobID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	data[info.PackOffset+info.PackedLength/2] ^= 1
-	if err := errors.Join(st.PutBlob(t.Context(), info.PackBlobID, blobBytes(data), blob.PutOptions{}), st.Close(t.Context())); err != nil {
+	if err := errors.Join(st.PutBlob(t.Context(), info.PackBlobID, storage.Bytes(data), blob.PutOptions{}), st.Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -14,7 +14,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // The disks of a machine are backed up to several repositories. Bitmaps are added, removed, renamed, and added again under names
@@ -161,7 +163,7 @@ func (m *bitmapModel) request(rt *rapid.T, at *modelPlace) Request {
 	m.second++
 	q := Request{Source: rapid.SampledFrom(m.sources).Draw(rt, "source"), Time: time.Unix(m.second, 0), BlockBytes: 256 * kib, Workers: 2}
 	if rapid.Bool().Draw(rt, "with an ID") {
-		q.ID = newID()
+		q.ID = engine.NewPointID()
 	}
 	change := m.fresh()
 	if len(at.points) > 0 && rapid.IntRange(0, 9).Draw(rt, "reuse") == 0 {
@@ -218,7 +220,7 @@ func expected(q *Request, points []*heldPoint) (full map[string]FullReason, clas
 		}
 	}
 	if parent == nil && q.Parent != "" && q.Parent != ParentNone {
-		return nil, ErrNotFound
+		return nil, errclass.NotFound
 	}
 	full = map[string]FullReason{}
 	for _, d := range q.Disks {

@@ -11,6 +11,9 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // heldPoint is a restore point with what its disks held.
@@ -154,7 +157,7 @@ func (m *bitmapModel) delete(rt *rapid.T) {
 func (m *bitmapModel) maintain(rt *rapid.T) {
 	at := m.place(rt)
 	for _, p := range m.places { // All places move, so that the sessions of a copy are not in the future elsewhere.
-		p.move(sessionLife + lockLife)
+		p.move(engine.SessionLife + engine.LockLife)
 	}
 	if err := m.current(rt, at).Maintain(context.Background(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
 		rt.Fatal(err)
@@ -260,7 +263,7 @@ func (m *bitmapModel) backUp(rt *rapid.T) {
 	q := m.request(rt, at)
 	full, class := expected(&q, at.points)
 	if c.repository != at.repository {
-		class = ErrConflict
+		class = errclass.Conflict
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -277,9 +280,9 @@ func (m *bitmapModel) backUp(rt *rapid.T) {
 	switch {
 	case found == nil && err == nil:
 		rt.Fatalf("restore point %s is not there", p.ID)
-	case found != nil && err != nil && !errors.Is(err, ErrUnknown):
+	case found != nil && err != nil && !errors.Is(err, errclass.Unknown):
 		rt.Fatalf("restore point %s is there, and the backup said: %v", found.ID, err)
-	case class == nil && (errors.Is(err, ErrNotFound) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrConflict)):
+	case class == nil && (errors.Is(err, errclass.NotFound) || errors.Is(err, errclass.Corrupt) || errors.Is(err, errclass.Conflict)):
 		rt.Fatalf("an error (trouble: %q) was told as what is not so: %v", trouble, err)
 	case found != nil && class != nil:
 		rt.Fatalf("restore point %s is there, where %v was due", found.ID, class)

@@ -8,6 +8,7 @@ import (
 	"github.com/kopia/kopia/repo/content"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // A backup that had to read everything still says what changed.
@@ -66,7 +67,7 @@ func TestFullBackup_doesWithoutADamagedPredecessor(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	disk, parent := twoRegions(t, r)
-	list, err := readRegions(t.Context(), r.reader(), geometry{size: parent.Disks[0].Bytes, block: parent.Disks[0].BlockBytes}, parent.Disks[0].Object)
+	list, err := table.ReadList(t.Context(), r.conn.Reader(), table.Geometry{Bytes: parent.Disks[0].Bytes, BlockBytes: parent.Disks[0].BlockBytes}, parent.Disks[0].Object)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func damageContent(tb testing.TB, r *Repository, config, id string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	info, err := r.rep.ContentReader().ContentInfo(tb.Context(), cid)
+	info, err := r.conn.Kopia.ContentReader().ContentInfo(tb.Context(), cid)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -19,7 +19,9 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 const (
@@ -106,7 +108,7 @@ type outcome struct {
 // request returns the request for a backup.
 func (j *job) request(uploaded *atomic.Int64) Request {
 	q := Request{
-		Source: j.Source, Time: j.Time, Parent: j.Parent, BlockBytes: j.BlockBytes, Compression: j.Compression, Workers: j.Workers, CheckpointEvery: j.Every,
+		Source: j.Source, Time: j.Time, Parent: j.Parent, BlockBytes: j.BlockBytes, Compression: j.Compression, Workers: j.Workers, FlushEvery: j.Every,
 		Progress: func(p Progress) { uploaded.Store(p.UploadedBytes) },
 	}
 	for _, d := range j.Disks {
@@ -153,14 +155,14 @@ func (j *job) do(ctx context.Context, r *Repository) outcome {
 			err = l.Release()
 		}
 	case "hold":
-		var l *lock
-		if _, l, err = r.lock(ctx, "maintenance"); err == nil {
-			err = errors.Join(l.write(), l.release())
+		var l *engine.Lock
+		if _, l, err = r.conn.Lock(ctx, "maintenance"); err == nil {
+			err = errors.Join(l.Renew(), l.Release())
 		}
 	default:
 		err = fmt.Errorf("nothing is called %q", j.Do)
 	}
-	o := outcome{Uploaded: uploaded.Load(), Conflict: errors.Is(err, ErrConflict), NotFound: errors.Is(err, ErrNotFound)}
+	o := outcome{Uploaded: uploaded.Load(), Conflict: errors.Is(err, errclass.Conflict), NotFound: errors.Is(err, errclass.NotFound)}
 	if err != nil {
 		o.Error = err.Error()
 	} else if p != nil {
@@ -192,7 +194,7 @@ func child(path string) error {
 	}
 	var begun atomic.Int64
 	s.writing = func() bool { return opened.Load() && begun.Add(1) == j.Cuts }
-	failpoint = func(step string) {
+	engine.Failpoint = func(step string) {
 		if step == j.Failpoint && (j.Gate == 0 || j.gated.Load()) && passes.Add(1) == j.Pass {
 			die()
 		}
@@ -293,7 +295,7 @@ func (r *jobReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	if j.Slept > 0 {
 		j.once.Do(func() {
 			j.site.move(j.Slept)
-			time.Sleep(5 * j.Every) // so that there are checkpoints
+			time.Sleep(5 * j.Every) // so that there are flushes
 		})
 	}
 	if j.Gate > 0 && offset >= j.Gate {

@@ -12,16 +12,20 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/manifest"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // openedAt returns a connection of a machine whose clock is this much ahead of the storage's.
 func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Repository {
 	tb.Helper()
-	r, err := openConfig(tb.Context(), s.connect(tb, name, !cached), testPassword, func() time.Time { return s.now().Add(ahead) })
+	c, err := engine.OpenConnection(tb.Context(), s.connect(tb, name, !cached), testPassword, func() time.Time { return s.now().Add(ahead) })
 	if err != nil {
 		tb.Fatal(err)
 	}
+	r := &Repository{c}
 	tb.Cleanup(func() {
 		if err := r.Close(context.WithoutCancel(tb.Context())); err != nil {
 			tb.Error(err)
@@ -34,7 +38,7 @@ func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Reposi
 func allManifests(tb testing.TB, r *Repository) map[string]time.Time {
 	tb.Helper()
 	refresh(tb, r)
-	found, err := r.rep.FindManifests(tb.Context(), nil)
+	found, err := r.conn.Kopia.FindManifests(tb.Context(), nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -65,14 +69,14 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 			t.Error(err)
 		}
 	}()
-	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		manyManifests(ctx, t, w)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, ahead := range map[string]time.Duration{"ahead": leaseLife + time.Hour, "behind": -leaseLife - time.Hour} {
+	for name, ahead := range map[string]time.Duration{"ahead": engine.LeaseLife + time.Hour, "behind": -engine.LeaseLife - time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			wrong := s.openedAt(t, name, ahead)
 			disk.write(nil, extent.Extent{Length: 1}, true)
@@ -94,7 +98,7 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 			before, contents := allManifests(t, r), manifestContents(t, r)
 			s.changed = func(op string, id blob.ID) {
 				// Allowed is what it takes to get the lock and to lose it, and the schedule, whose time is the storage's.
-				lock := strings.HasPrefix(string(id), "s") || op == "put" && (strings.HasPrefix(string(id), "q") || strings.HasPrefix(string(id), indexPrefix))
+				lock := strings.HasPrefix(string(id), "s") || op == "put" && (strings.HasPrefix(string(id), "q") || strings.HasPrefix(string(id), storage.IndexPrefix))
 				if !lock && id != "kopia.maintenance" {
 					t.Errorf("%s %s", op, id)
 				}
@@ -121,13 +125,13 @@ func TestClock_thatIsAheadTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	r := s.opened(t, s.connect(t, "right", !cached))
-	_, held, err := r.lockAs(t.Context(), maintenancePurpose, true)
+	_, held, err := r.conn.LockAs(t.Context(), engine.MaintenancePurpose, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.move(2 * lockContest)
+	s.move(2 * engine.LockContest)
 	before := allManifests(t, r)
-	ahead, third := s.openedAt(t, "ahead", 2*lockLife), s.opened(t, s.connect(t, "third", !cached))
+	ahead, third := s.openedAt(t, "ahead", 2*engine.LockLife), s.opened(t, s.connect(t, "third", !cached))
 	maintain := func(r *Repository) error { return r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}) }
 	backUp := func(r *Repository) error {
 		_, err := r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{(&memory{data: []byte("varve")}).source(false)}})
@@ -140,18 +144,18 @@ func TestClock_thatIsAheadTakesNoLock(t *testing.T) {
 		if diff := cmp.Diff(before, allManifests(t, r)); diff != "" {
 			t.Errorf("manifests after %s: %s", what, diff)
 		}
-		if err := do(third); !errors.Is(err, ErrConflict) {
+		if err := do(third); !errors.Is(err, errclass.Conflict) {
 			t.Errorf("%s of a third machine, while the first one has the lock: %v", what, err)
 		}
 	}
 	// The holder dies: nobody renews its lock.
-	s.move(lockLife)
+	s.move(engine.LockLife)
 	for _, do := range []func(*Repository) error{backUp, maintain} {
 		if err := do(third); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := held.release(); err != nil {
+	if err := held.Release(); err != nil {
 		t.Error(err)
 	}
 }

@@ -12,6 +12,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // A connection that does not work does not replace the existing one, and leaves nothing behind.
@@ -31,11 +35,11 @@ func TestConnect_replacesOnlyWithWhatWorks(t *testing.T) {
 		class    error
 	}{
 		"another password":     {here, "another", ConnectOptions{}, ErrPassword},
-		"no repository":        {Location{Directory: t.TempDir()}, testPassword, ConnectOptions{}, ErrNotFound},
+		"no repository":        {Location{Directory: t.TempDir()}, testPassword, ConnectOptions{}, errclass.NotFound},
 		"no directory":         {Location{Directory: filepath.Join(blobs, "none")}, testPassword, ConnectOptions{}, fs.ErrNotExist},
-		"a relative directory": {Location{Directory: "blobs"}, testPassword, ConnectOptions{}, ErrInvalid},
-		"a cache nowhere":      {here, testPassword, ConnectOptions{CacheBytes: 1}, ErrInvalid},
-		"a cache of nothing":   {here, testPassword, ConnectOptions{CacheDirectory: t.TempDir()}, ErrInvalid},
+		"a relative directory": {Location{Directory: "blobs"}, testPassword, ConnectOptions{}, errclass.Invalid},
+		"a cache nowhere":      {here, testPassword, ConnectOptions{CacheBytes: 1}, errclass.Invalid},
+		"a cache of nothing":   {here, testPassword, ConnectOptions{CacheDirectory: t.TempDir()}, errclass.Invalid},
 	} {
 		if err := Connect(t.Context(), config, c.at, c.password, c.o); !errors.Is(err, c.class) {
 			t.Errorf("%s: %v, want class %v", name, err, c.class)
@@ -92,9 +96,11 @@ func TestConnect_givesUpOnASilentServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range map[string]func(context.Context) error{
-		"create":  func(ctx context.Context) error { return Create(ctx, at, testPassword, CreateOptions{}) },
-		"connect": func(ctx context.Context) error { return Connect(ctx, config, at, testPassword, ConnectOptions{}) },
-		"open":    func(ctx context.Context) error { return reach(ctx, config, at.S3.AnswerTimeout) },
+		"create": func(ctx context.Context) error { return Create(ctx, at, testPassword, CreateOptions{}) },
+		"connect": func(ctx context.Context) error {
+			return Connect(ctx, config, at, testPassword, ConnectOptions{})
+		},
+		"open": func(ctx context.Context) error { return engine.CheckReachable(ctx, config, at.S3.AnswerTimeout) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -137,21 +143,21 @@ func TestOpen_saysWhatIsGone(t *testing.T) {
 	if err := os.Mkdir(blobs, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := try(); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), blobs) {
+	if err := try(); !errors.Is(err, errclass.NotFound) || !strings.Contains(err.Error(), blobs) {
 		t.Errorf("an empty directory: %v", err)
 	}
 	for _, broken := range []string{"", "{}", "no JSON"} {
 		if err := os.WriteFile(config, []byte(broken), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := try(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "connect again") {
+		if err := try(); !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), "connect again") {
 			t.Errorf("%q: %v", broken, err)
 		}
 	}
 	if err := os.Remove(config); err != nil {
 		t.Fatal(err)
 	}
-	if err := try(); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrInvalid) {
+	if err := try(); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, errclass.Invalid) {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -163,7 +169,7 @@ func TestCreate_repeatsAKilledCreation(t *testing.T) {
 	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, later := range []string{"kopia.repository.f", string(formatCopy) + ".f"} { // kopia writes kopia.blobcfg first.
+	for _, later := range []string{"kopia.repository.f", string(storage.FormatCopy) + ".f"} { // kopia writes kopia.blobcfg first.
 		if err := os.Remove(filepath.Join(at.Directory, later)); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +193,7 @@ func TestCreate_refusesADirectoryThatIsNotEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := Create(t.Context(), Location{Directory: dir}, testPassword, CreateOptions{})
-	if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "photo.jpg") {
+	if !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), "photo.jpg") {
 		t.Errorf("a directory with a photo: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "photo.jpg")); err != nil {

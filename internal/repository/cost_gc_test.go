@@ -9,6 +9,9 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/maintenance"
+
+	"github.com/varvebackup/varve/internal/repository/maintain"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // A garbage collection reads each table once and in parallel, however many restore points have it and however small its filter
@@ -41,7 +44,7 @@ func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 		defer s.asked.Store(nil)
 		return fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance})
 	})
-	pieces := listPieces(geometry{size: disk.bytes, block: disk.block})
+	pieces := listPieces(table.Geometry{Bytes: disk.bytes, BlockBytes: disk.block})
 	// For each restore point: its directory, its list of regions, and its record.
 	allowed := tables + points*(pieces+3) + 100
 	t.Logf("%s, %d at once; at most %d GETs", took, most, allowed)
@@ -53,8 +56,8 @@ func TestCost_collectionReadsEachTableOnce(t *testing.T) {
 	}
 	fresh = s.opened(t, config)
 	took = s.costOf(t, func() error {
-		return fresh.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-			return newCollector(w, maintenance.SafetyFull, w.Time(), newFilterOfBits(64)).run(ctx)
+		return fresh.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+			return maintain.NewCollector(w, maintenance.SafetyFull, w.Time(), maintain.NewFilterOfBits(64)).Run(ctx)
 		})
 	})
 	if took.gets > allowed {

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // listPieces returns how many contents a disk's list of regions has at most, including the one that names them.
-func listPieces(g geometry) int64 {
+func listPieces(g table.Geometry) int64 {
 	const entryBytes, pieceBytes = 100, 128 * kib // An entry has offset, length and a name of 34 digits.
-	return int64(g.regions()*entryBytes+pieceBytes-1)/pieceBytes + 1
+	return int64(g.RegionCount()*entryBytes+pieceBytes-1)/pieceBytes + 1
 }
 
 // An incremental reads the list of the disk's regions and the tables of the regions that change, and no others.
@@ -47,7 +48,7 @@ func TestCost_incrementalReadsTheTablesThatChange(t *testing.T) {
 					t.Fatalf("%+v", p.Disks[0])
 				}
 				const rest = 40 // Indexes and manifests are read again whenever the session has stored something.
-				most := listPieces(geometry{size: disk.bytes, block: disk.block}) + blocks + rest
+				most := listPieces(table.Geometry{Bytes: disk.bytes, BlockBytes: disk.block}) + blocks + rest
 				t.Logf("%d changed blocks: %s; at most %d GETs", blocks, took, most)
 				if took.gets > most {
 					t.Errorf("%d changed blocks of %d tables took %d GETs, more than %d", blocks, disk.tables, took.gets, most)

@@ -11,6 +11,8 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // manyPoints is how many restore points the tests of lists use.
@@ -21,7 +23,7 @@ func putManifests(tb testing.TB, r *Repository, n int) (ids []string) {
 	tb.Helper()
 	root := objectID(tb, "k709f757b66fdfb48d0f8323744f1bd7e")
 	list := objectID(tb, "Ixe9aba507fb694c7f4e9a37d9aeb0a5f0")
-	ctx, w, err := r.rep.NewDirectWriter(tb.Context(), repo.WriteSessionOptions{})
+	ctx, w, err := r.conn.Kopia.NewDirectWriter(tb.Context(), repo.WriteSessionOptions{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -31,14 +33,14 @@ func putManifests(tb testing.TB, r *Repository, n int) (ids []string) {
 		p := &RestorePoint{ID: hex.EncodeToString(id[:]), Source: syntheticSource(i % 100), Time: time.Unix(int64(i), 0), Disks: []Disk{{
 			Name: "root", Bytes: gib, BlockBytes: mib, Object: list, Zero: root, ZeroTail: root, Digest: "sha256:" + hex.EncodeToString(id[:]), Identity: "a", Change: "1",
 		}}}
-		about, err := p.summarize(root)
+		about, err := p.Summarize(root)
 		if err != nil {
 			tb.Fatal(err)
 		}
 		_, err = snapshot.SaveSnapshot(ctx, w, &snapshot.Manifest{
-			Source: p.Source.info(), Description: about, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(p.Time),
+			Source: p.Source.KopiaSource(), Description: about, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(p.Time),
 			RootEntry: &snapshot.DirEntry{Name: "disks", Type: snapshot.EntryTypeDirectory, ObjectID: root},
-			Tags:      map[string]string{tagFormat: formatTag, tagID: p.ID},
+			Tags:      map[string]string{engine.TagFormat: engine.FormatTag, engine.TagID: p.ID},
 		})
 		if err != nil {
 			tb.Fatal(err)
@@ -155,11 +157,11 @@ func TestCost_pruneLooksForSignsOfDamage(t *testing.T) {
 	if took.gets >= tables {
 		t.Errorf("verifying one of two histories: %s", took)
 	}
-	info, err := r.rep.ContentReader().ContentInfo(t.Context(), firstBlock(t, r, other))
+	info, err := r.conn.Kopia.ContentReader().ContentInfo(t.Context(), firstBlock(t, r, other))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		return w.BlobStorage().DeleteBlob(ctx, info.PackBlobID)
 	})
 	if err != nil {

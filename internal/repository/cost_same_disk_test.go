@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // Distinguishing a disk from others that have its checkpoint costs a few requests, whatever they have in common and however much
@@ -57,7 +58,7 @@ func TestCost_tellingDisksApart(t *testing.T) {
 			took := backUp(c.disk, "a", "c3", c.block, &Changes{Since: "c2", Set: c.changed})
 			t.Logf("%s; %s without a look at the other", took, exclusive)
 			// The other disk's list, a table and a block of each disk, and the samples.
-			if most := exclusive.gets + listPieces(geometry{size: c.other.Bytes, block: c.otherBlock}) + 2*samples + 20; took.gets > most {
+			if most := exclusive.gets + listPieces(table.Geometry{Bytes: c.other.Bytes, BlockBytes: c.otherBlock}) + 2*sampleCount + 20; took.gets > most {
 				t.Errorf("%d GETs, more than %d", took.gets, most)
 			}
 		})

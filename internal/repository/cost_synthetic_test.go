@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // syntheticDisk describes a disk of which only the tables are stored, and two blocks that all tables name.
@@ -19,45 +21,45 @@ type syntheticDisk struct {
 // writeSyntheticDisk stores the tables of a disk that has no holes.
 func writeSyntheticDisk(tb testing.TB, s *session, want syntheticDisk) Disk {
 	tb.Helper()
-	g := geometry{size: want.bytes, block: want.block}
-	blocks := newBlockWriter(s.w, g, "")
+	g := table.Geometry{Bytes: want.bytes, BlockBytes: want.block}
+	blocks := table.NewBlockWriter(s.w, g, "")
 	one, other := storedBlock(tb, s, blocks, want.block, 1), storedBlock(tb, s, blocks, want.block, 2)
-	tables := make([]object.ID, min(want.tables, g.regions()))
+	tables := make([]object.ID, min(want.tables, g.RegionCount()))
 	for k := range tables {
 		entries := make([]object.IndirectObjectEntry, RegionBlocks)
 		for j := range entries {
-			entries[j] = object.IndirectObjectEntry{Start: int64(j) * g.block, Length: g.block, Object: one}
+			entries[j] = object.IndirectObjectEntry{Start: int64(j) * g.BlockBytes, Length: g.BlockBytes, Object: one}
 			if j < 32 && k>>j&1 == 1 {
 				entries[j].Object = other
 			}
 		}
 		var err error
-		if tables[k], _, err = writeTable(s.ctx, s.w, entries, regionSplitter); err != nil {
+		if tables[k], err = table.WriteRegion(s.ctx, s.w, entries); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	list := make([]object.IndirectObjectEntry, g.regions())
+	list := make([]object.IndirectObjectEntry, g.RegionCount())
 	for i := range list {
-		e := g.region(i)
+		e := g.Region(i)
 		list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length, Object: tables[i%len(tables)]}
 	}
-	id, _, err := writeTable(s.ctx, s.w, list, listSplitter)
+	id, _, err := table.WriteList(s.ctx, s.w, list)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	zero, err := blocks.zero(s.ctx, g.block)
+	zero, err := blocks.WriteZeroes(s.ctx, g.BlockBytes)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return Disk{Name: "root", Bytes: g.size, BlockBytes: g.block, Object: id, Zero: zero, ZeroTail: zero, Digest: "sha256:", Identity: "a", Change: "1"}
+	return Disk{Name: "root", Bytes: g.Bytes, BlockBytes: g.BlockBytes, Object: id, Zero: zero, ZeroTail: zero, Digest: "sha256:", Identity: "a", Change: "1"}
 }
 
 // storedBlock returns a stored block of this many bytes, which depends on n.
-func storedBlock(tb testing.TB, s *session, w *blockWriter, bytes int64, n uint64) object.ID {
+func storedBlock(tb testing.TB, s *session, w *table.BlockWriter, bytes int64, n uint64) object.ID {
 	tb.Helper()
 	data := make([]byte, bytes)
 	binary.LittleEndian.PutUint64(data, n)
-	id, err := w.write(s.ctx, data)
+	id, err := w.Write(s.ctx, data)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -78,7 +80,7 @@ func publishSynthetic(tb testing.TB, r *Repository, source Source, at time.Time,
 		tb.Fatal(err)
 	}
 	p := &RestorePoint{ID: s.id, Source: source, Time: at, Disks: []Disk{disk}}
-	root, err := s.directory(p)
+	root, err := s.writeDirectory(p)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package repository
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -32,8 +33,8 @@ var deaths = map[string][]death{
 	"session stored": {{do: "next", lease: true}, {do: "full", lease: true}, {do: "asleep", pass: 2, lease: true}},
 	// The process that dies is not the one whose session manifest was left behind.
 	"stale lease's end put":   {{do: "maintain after another", lease: true, lock: true}},
-	"checkpoint due":          {{do: "gated", lease: true}},
-	"checkpoint stored":       {{do: "gated", lease: true}},
+	"flush due":               {{do: "gated", lease: true}},
+	"flush stored":            {{do: "gated", lease: true}},
 	"data put":                {{do: "next", lease: true}, {do: "full", lease: true}},
 	"data stored":             {{do: "next", lease: true}, {do: "full", lease: true}},
 	"description put":         {{do: "next", lease: true}},
@@ -65,23 +66,20 @@ var deaths = map[string][]death{
 // Every failpoint of the product has a death.
 func TestFailpoints_haveADeathEach(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	call := regexp.MustCompile(`\breached\("([^"]*)"\)`)
+	call := regexp.MustCompile(`\bReached\("([^"]*)"\)`)
 	var found []string
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
 		}
-		if strings.HasSuffix(f, "_test.go") {
-			continue
-		}
+		text, err := os.ReadFile(path)
 		for _, m := range call.FindAllSubmatch(text, -1) {
 			found = append(found, string(m[1]))
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	slices.Sort(found)
 	if diff := cmp.Diff(found, slices.Sorted(maps.Keys(deaths))); diff != "" {
@@ -165,7 +163,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 	c.recovers(t, c.backUp(20_000), nil)
 }
 
-// What a backup stored up to its last checkpoint is not stored again by the next one, be it full or incremental.
+// What a backup stored up to its last flush is not stored again by the next one, be it full or incremental.
 func TestResumeMovesOnlyWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for _, do := range []string{"full", "next"} {
@@ -179,7 +177,7 @@ func TestResumeMovesOnlyWhatIsMissing(t *testing.T) {
 			r := c.open(t)
 			before := indexed(t, r)
 			j := c.job(t, do)
-			j.Workers, j.Every, j.Gate, j.Failpoint, j.Pass = 1, 20*time.Millisecond, 70*mib, "checkpoint stored", 2
+			j.Workers, j.Every, j.Gate, j.Failpoint, j.Pass = 1, 20*time.Millisecond, 70*mib, "flush stored", 2
 			if o := j.run(t, c.site, 0); !o.Killed {
 				t.Fatalf("%+v", o)
 			}

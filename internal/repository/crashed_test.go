@@ -13,9 +13,11 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // crashed is a repository with the history of one disk of two regions, in which processes die.
@@ -77,7 +79,7 @@ func (c *crashed) open(tb testing.TB) *Repository {
 
 func refresh(tb testing.TB, r *Repository) {
 	tb.Helper()
-	if err := r.rep.Refresh(tb.Context()); err != nil {
+	if err := r.conn.Kopia.Refresh(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -125,7 +127,7 @@ func (c *crashed) job(t *testing.T, do string) *job {
 	case "full":
 		j.Parent = ParentNone
 	case "asleep":
-		j.Slept, j.Every = leaseRenewal+time.Minute, 20*time.Millisecond
+		j.Slept, j.Every = engine.LeaseRenewal+time.Minute, 20*time.Millisecond
 	case "gated":
 		j.Gate, j.Every = 64*mib, 20*time.Millisecond
 	}
@@ -135,7 +137,7 @@ func (c *crashed) job(t *testing.T, do string) *job {
 		if o := dead.run(t, c.site, 0); !o.Killed {
 			t.Fatalf("%+v", o)
 		}
-		c.site.move(sessionLife + time.Minute)
+		c.site.move(engine.SessionLife + time.Minute)
 	}
 	return j
 }
@@ -235,7 +237,7 @@ func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 	o := next.do(t.Context(), r)
 	refused := o.Conflict // Exclusive maintenance has died.
 	if refused {
-		c.site.move(lockLife + time.Second)
+		c.site.move(engine.LockLife + time.Second)
 		o = next.do(t.Context(), r)
 	}
 	if o.Error != "" {
@@ -247,18 +249,18 @@ func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 	c.done(next)
 	c.check(t, r)
 
-	c.site.move(lockContest + time.Second) // so that nobody waits for the dead to withdraw
+	c.site.move(engine.LockContest + time.Second) // so that nobody waits for the dead to withdraw
 	quick := &job{Do: "maintain", Mode: QuickMaintenance}
 	o = quick.do(t.Context(), r)
 	if (o.Error != "" && !o.Conflict) || (d != nil && (o.Conflict || refused) != d.lock) {
 		t.Errorf("the next maintenance: %+v", o)
 	}
 	if o.Conflict {
-		c.site.move(lockLife)
+		c.site.move(engine.LockLife)
 		c.does(t, r, quick)
 	}
 
-	c.site.move(sessionLife)
+	c.site.move(engine.SessionLife)
 	for range 2 { // The first run rewrites packs that are not full. The second finds their old contents to be garbage.
 		c.site.move(time.Minute)
 		c.does(t, r, &job{Do: "maintain", Mode: FullMaintenance, Exclusive: true})
@@ -270,28 +272,33 @@ func (c *crashed) recovers(t *testing.T, j *job, d *death) {
 }
 
 // leases counts leases and session manifests.
-func leases(tb testing.TB, r *Repository) (n int) {
+func leases(tb testing.TB, r *Repository) int {
 	tb.Helper()
-	ids, err := snapshot.ListSnapshotManifests(tb.Context(), r.rep, nil, nil)
+	return len(leaseIDs(tb, r))
+}
+
+func leaseIDs(tb testing.TB, r *Repository) (out []manifest.ID) {
+	tb.Helper()
+	ids, err := snapshot.ListSnapshotManifests(tb.Context(), r.conn.Kopia, nil, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(tb.Context(), r.rep, id)
+		m, err := snapshot.LoadSnapshot(tb.Context(), r.conn.Kopia, id)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		if leaseLifeOf(m) > 0 {
-			n++
+		if engine.LifeOf(m) > 0 {
+			out = append(out, id)
 		}
 	}
-	return n
+	return out
 }
 
 // indexed returns how many bytes of packs the index has.
 func indexed(tb testing.TB, r *Repository) (n int64) {
 	tb.Helper()
-	err := r.rep.ContentReader().IterateContents(tb.Context(), content.IterateOptions{}, func(info content.Info) error {
+	err := r.conn.Kopia.ContentReader().IterateContents(tb.Context(), content.IterateOptions{}, func(info content.Info) error {
 		n += int64(info.PackedLength)
 		return nil
 	})
@@ -309,14 +316,14 @@ func noGarbage(tb testing.TB, r *Repository) {
 		tb.Errorf("%d contents that nobody refers to are left: %v, %v", len(left), left[:min(5, len(left))], err)
 	}
 	packs := map[blob.ID]bool{}
-	err = r.rep.ContentReader().IterateContents(tb.Context(), content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
+	err = r.conn.Kopia.ContentReader().IterateContents(tb.Context(), content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
 		packs[info.PackBlobID] = true
 		return nil
 	})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	err = r.rep.BlobReader().ListBlobs(tb.Context(), "", func(b blob.Metadata) error {
+	err = r.conn.Kopia.BlobReader().ListBlobs(tb.Context(), "", func(b blob.Metadata) error {
 		if strings.ContainsRune("pqs", rune(b.BlobID[0])) && !packs[b.BlobID] {
 			tb.Errorf("blob %s of %d bytes is left", b.BlobID, b.Length)
 		}

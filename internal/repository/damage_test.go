@@ -14,7 +14,9 @@ import (
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/manifest"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // blobsOf returns the directory with the blobs of a test's repository.
@@ -65,8 +67,8 @@ var kinds = map[string]struct {
 	"index":        {prefix: "x"},
 	"format":       {prefix: "kopia.repository"},
 	"object locks": {prefix: "kopia.blobcfg", few: true},
-	"format copy":  {prefix: string(formatCopy), few: true},
-	"record":       {prefix: recordPrefix, few: true},
+	"format copy":  {prefix: string(storage.FormatCopy), few: true},
+	"record":       {prefix: storage.RecordPrefix, few: true},
 }
 
 // The most frequent damage is tested here, and everything with the peers.
@@ -131,10 +133,10 @@ func newDamaged(t *testing.T) *damagedRepository {
 	}
 	d.good = backUp("/good")
 	for _, f := range blobFiles(t, config, "") {
-		d.before[f] = !strings.Contains(f, "kopia.") && !strings.Contains(f, string(formatCopy))
+		d.before[f] = !strings.Contains(f, "kopia.") && !strings.Contains(f, string(storage.FormatCopy))
 	}
 	d.bad = backUp("/bad")
-	err := r.rep.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
+	err := r.conn.Kopia.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
 		of := d.inside[string(info.PackBlobID)]
 		if of == nil {
 			of = map[string]span{}
@@ -219,7 +221,7 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 		if err := fresh.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-	case !errors.Is(err, ErrCorrupt):
+	case !errors.Is(err, errclass.Corrupt):
 		t.Errorf("not told as corrupt: %v", err)
 	}
 	report, err := Repair(t.Context(), d.config, testPassword, false)
@@ -231,7 +233,7 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 	if data {
 		// The data is gone. Without it the repository is as good as new.
 		d.restores(t, fresh, false)
-		if err := fresh.Delete(t.Context(), d.bad); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := fresh.Delete(t.Context(), d.bad); err != nil && !errors.Is(err, errclass.NotFound) {
 			t.Error(err)
 		}
 	} else {
@@ -254,7 +256,7 @@ func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !report.Damaged() && len(blobFiles(t, d.config, recordPrefix)) == len(d.held) {
+	if !report.Damaged() && len(blobFiles(t, d.config, storage.RecordPrefix)) == len(d.held) {
 		t.Error("verify found nothing") // A missing record looks as if it had not been stored yet.
 	}
 	for _, x := range report.Damage {
@@ -274,7 +276,7 @@ func (d *damagedRepository) unwritable(t *testing.T, r *Repository) {
 		"backup": backup, "pin": pin, "delete": r.Delete(t.Context(), d.good),
 		"maintenance": r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}),
 	} {
-		if !errors.Is(err, ErrCorrupt) {
+		if !errors.Is(err, errclass.Corrupt) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -285,7 +287,7 @@ func (d *damagedRepository) unwritable(t *testing.T, r *Repository) {
 func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 	t.Helper()
 	points, err := r.List(t.Context(), nil)
-	if err != nil && (well || !errors.Is(err, ErrCorrupt)) {
+	if err != nil && (well || !errors.Is(err, errclass.Corrupt)) {
 		t.Error(err)
 	}
 	good := 0
@@ -300,7 +302,7 @@ func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 			good++
 		case err == nil:
 			t.Errorf("wrong bytes of %s", p.ID)
-		case !errors.Is(err, ErrCorrupt):
+		case !errors.Is(err, errclass.Corrupt):
 			t.Errorf("not told as corrupt: %v", err)
 		case p.ID != d.bad || well:
 			t.Errorf("restore point %s: %v", p.ID, err)
@@ -317,7 +319,7 @@ func TestDamage_ofADescription(t *testing.T) {
 	r, config := newRepository(t)
 	_, point := twoRegions(t, r)
 	where := map[string]int{}
-	err := r.rep.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
+	err := r.conn.Kopia.ContentReader().IterateContents(t.Context(), content.IterateOptions{}, func(info content.Info) error {
 		if info.ContentID.Prefix() == "k" {
 			where[string(info.PackBlobID)] = int(info.PackOffset + info.PackedLength/2)
 		}
@@ -351,7 +353,7 @@ func TestDamage_ofADescription(t *testing.T) {
 		t.Error(err)
 	}
 	report, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
-	if err != nil || !errors.Is(report.Unlisted, ErrCorrupt) || !strings.Contains(report.Unlisted.Error(), point.ID) || len(report.Points) > 0 {
+	if err != nil || !errors.Is(report.Unlisted, errclass.Corrupt) || !strings.Contains(report.Unlisted.Error(), point.ID) || len(report.Points) > 0 {
 		t.Errorf("%+v, %v", report, err)
 	}
 }

@@ -3,6 +3,8 @@ package repository
 import (
 	"errors"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A connection that has not seen a restore point yet deletes it, not only its record.
@@ -34,13 +36,13 @@ func TestDelete_whatWasPinnedMeanwhile(t *testing.T) {
 		}
 		ids = append(ids, p.ID)
 	}
-	if err := s.others.rep.Refresh(t.Context()); err != nil {
+	if err := s.others.conn.Kopia.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.r.Pin(t.Context(), ids[1], []string{"audit"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.others.Delete(t.Context(), ids...); !errors.Is(err, ErrConflict) {
+	if err := s.others.Delete(t.Context(), ids...); !errors.Is(err, errclass.Conflict) {
 		t.Errorf("deleted: %v", err)
 	}
 	if points, err := s.others.List(t.Context(), nil); err != nil || len(points) != 2 {

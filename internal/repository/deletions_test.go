@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // A storage that refuses deletions, as a bucket's policy may, ends maintenance with the storage's error. kopia's own would wait
@@ -15,13 +17,13 @@ func TestMaintenance_endsWhenDeletionsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	r := s.opened(t, s.connect(t, "host", !cached))
-	st, err := s.location().open(t.Context(), false)
+	st, err := s.location().Open(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 300 {
 		id := blob.ID(fmt.Sprintf("p%032x-s0", i))
-		if err := st.PutBlob(t.Context(), id, blobBytes("nobody's"), blob.PutOptions{}); err != nil {
+		if err := st.PutBlob(t.Context(), id, storage.Bytes("nobody's"), blob.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

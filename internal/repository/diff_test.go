@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -98,7 +99,7 @@ func TestDiff_refusesOtherBlocks(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	_, err := r.Diff(t.Context(), Disk{Name: "a", Bytes: mib, BlockBytes: mib}, Disk{Name: "b", Bytes: mib, BlockBytes: 256 * kib})
-	if !errors.Is(err, ErrInvalid) {
+	if !errors.Is(err, errclass.Invalid) {
 		t.Error(err)
 	}
 }

@@ -12,18 +12,19 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
-// disk stores one disk. If the parent turns out to be damaged, or to be of another disk, the whole disk is read instead.
-func (s *session) disk(d *DiskSource, parent *RestorePoint) (*diskWriter, error) {
+// writeDisk stores one disk. If the parent turns out to be damaged, or to be of another disk, the whole disk is read instead.
+func (s *session) writeDisk(d *DiskSource, parent *RestorePoint) (*diskWriter, error) {
 	plan, err := planDisk(d, parent, s.doubts[d.Name], s.q.BlockBytes)
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.attempt(d, plan)
-	if full := readAgain(err); full != "" {
+	out, err := s.tryWriteDisk(d, plan)
+	if full := whyReadAgain(err); full != "" {
 		plan.full = full
-		out, err = s.attempt(d, plan)
+		out, err = s.tryWriteDisk(d, plan)
 	}
 	return out, err
 }
@@ -34,11 +35,11 @@ type diskWriter struct {
 	source *DiskSource
 	plan   diskPlan
 	// work is what the session manifest names, list holds the regions, and done describes the disk once it is stored.
-	work   *diskWork
-	list   []object.IndirectObjectEntry
-	done   *Disk
-	blocks *blockWriter
-	before predecessor
+	work     *diskWork
+	list     []object.IndirectObjectEntry
+	done     *Disk
+	blocks   *table.BlockWriter
+	previous previousTables
 	// parentImage holds the parent's tables while the disk is compared with it.
 	parentImage *Image
 	buffers     sync.Pool
@@ -53,56 +54,56 @@ type diskWriter struct {
 	zeroRegions map[int64]object.ID
 }
 
-func (s *session) attempt(d *DiskSource, plan diskPlan) (*diskWriter, error) {
-	s.progress.begin(d, plan)
+func (s *session) tryWriteDisk(d *DiskSource, plan diskPlan) (*diskWriter, error) {
+	s.progress.beginDisk(d, plan)
 	g := plan.geometry
-	w := &diskWriter{session: s, source: d, plan: plan, work: s.work.disk(g)}
+	w := &diskWriter{session: s, source: d, plan: plan, work: s.work.addDisk(g)}
 	w.forgetZeroes()
 	w.slots = make(chan struct{}, s.q.Workers)
-	w.buffers.New = func() any { b := make([]byte, g.block); return &b }
+	w.buffers.New = func() any { b := make([]byte, g.BlockBytes); return &b }
 	var err error
-	if w.before, err = w.loadPredecessor(); err != nil {
+	if w.previous, err = w.loadPreviousTables(); err != nil {
 		return nil, err
 	}
-	if err := w.sameDisk(); err != nil {
+	if err := w.checkSameDisk(); err != nil {
 		return nil, err
 	}
-	if err := w.regions(); err != nil {
+	if err := w.writeRegions(); err != nil {
 		return nil, err
 	}
-	if plan.incremental() {
-		if err := s.verifyClones(g, w.list, plan.previousID); err != nil {
+	if plan.isIncremental() {
+		if err := s.checkClones(g, w.list, plan.previousID); err != nil {
 			return nil, err
 		}
 	}
-	w.done, err = w.finish()
+	w.done, err = w.describeDisk()
 	return w, err
 }
 
 // forgetZeroes makes zero blocks and empty regions be stored again when they are next needed.
 func (w *diskWriter) forgetZeroes() {
-	w.blocks = newBlockWriter(w.w, w.plan.geometry, compressors[w.q.Compression])
+	w.blocks = table.NewBlockWriter(w.w, w.plan.geometry, compressors[w.q.Compression])
 	w.zeroRegions = map[int64]object.ID{}
 }
 
-// regions settles all regions, several in parallel.
-func (w *diskWriter) regions() error {
+// writeRegions writes all regions, several in parallel.
+func (w *diskWriter) writeRegions() error {
 	g := w.plan.geometry
-	w.list = make([]object.IndirectObjectEntry, g.regions())
+	w.list = make([]object.IndirectObjectEntry, g.RegionCount())
 	group, ctx := errgroup.WithContext(w.ctx)
 	group.SetLimit(w.q.Workers)
 	for i := range w.list {
 		if ctx.Err() != nil {
 			break
 		}
-		e := g.region(i)
+		e := g.Region(i)
 		w.list[i] = object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}
-		if w.unchanged(i, e) {
-			w.list[i].Object = w.before.list[i].Object
-			w.progress.add(Progress{ScannedBytes: e.Length})
+		if w.isUnchanged(i, e) {
+			w.list[i].Object = w.previous.list[i].Object
+			w.progress.addDone(Progress{ScannedBytes: e.Length})
 			continue
 		}
-		group.Go(func() error { return w.settleRegion(ctx, i) })
+		group.Go(func() error { return w.storeRegion(ctx, i) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -110,20 +111,20 @@ func (w *diskWriter) regions() error {
 	return w.ctx.Err()
 }
 
-// settleRegion stores region i and notes it in the list.
-func (w *diskWriter) settleRegion(ctx context.Context, i int) error {
-	e, began := w.plan.geometry.region(i), w.w.Time()
-	id, err := w.region(ctx, i, e, &began)
+// storeRegion stores region i and notes it in the list.
+func (w *diskWriter) storeRegion(ctx context.Context, i int) error {
+	e, began := w.plan.geometry.Region(i), w.w.Time()
+	id, err := w.writeRegion(ctx, i, e, &began)
 	if err != nil {
 		return fmt.Errorf("bytes %s: %w", e, err)
 	}
 	w.list[i].Object = id
-	w.session.work.region(w.work, w.list[i], began)
+	w.session.work.addRegion(w.work, w.list[i], began)
 	return nil
 }
 
-// storeAgain stores again what is gone of the disk, if anything is.
-func (w *diskWriter) storeAgain() error {
+// storeMissing stores again what is gone of the disk, if anything is.
+func (w *diskWriter) storeMissing() error {
 	regions, any := w.session.work.takeBroken(w.work)
 	if !any {
 		return nil
@@ -131,57 +132,56 @@ func (w *diskWriter) storeAgain() error {
 	w.forgetZeroes()
 	stats := w.stats
 	for _, i := range regions {
-		if err := w.settleRegion(w.ctx, i); err != nil {
+		if err := w.storeRegion(w.ctx, i); err != nil {
 			return err
 		}
 	}
 	w.stats = stats
 	var err error
-	w.done, err = w.finish()
+	w.done, err = w.describeDisk()
 	return err
 }
 
-// unchanged says whether region i, which is e, is the same as in the parent.
-func (w *diskWriter) unchanged(i int, e extent.Extent) bool {
-	return w.plan.incremental() && w.before.has(i, e) && !w.source.Changes.Set.Overlaps(e)
+// isUnchanged says whether region i, which is e, is the same as in the parent.
+func (w *diskWriter) isUnchanged(i int, e extent.Extent) bool {
+	return w.plan.isIncremental() && w.previous.hasRegion(i, e) && !w.source.Changes.Set.Overlaps(e)
 }
 
-// hole says whether e is known to be zero without reading it.
-func (w *diskWriter) hole(e extent.Extent) bool {
+// isKnownHole says whether e is known to be zero without reading it.
+func (w *diskWriter) isKnownHole(e extent.Extent) bool {
 	return w.source.Data != nil && !w.source.Data.Overlaps(e)
 }
 
-// region stores region i, which is e, and returns its table's ID. It moves began to the time at which it starts to store the
+// writeRegion stores region i, which is e, and returns its table's ID. It moves began to the time at which it starts to store the
 // table.
-func (w *diskWriter) region(ctx context.Context, i int, e extent.Extent, began *time.Time) (object.ID, error) {
-	if !w.plan.incremental() && w.hole(e) {
+func (w *diskWriter) writeRegion(ctx context.Context, i int, e extent.Extent, began *time.Time) (object.ID, error) {
+	if !w.plan.isIncremental() && w.isKnownHole(e) {
 		id, err := w.zeroRegion(ctx, i, e.Length)
-		if err != nil || !w.before.has(i, e) || w.before.list[i].Object == id {
-			w.progress.add(Progress{ScannedBytes: e.Length})
+		if err != nil || !w.previous.hasRegion(i, e) || w.previous.list[i].Object == id {
+			w.progress.addDone(Progress{ScannedBytes: e.Length})
 			return id, err
 		}
 	}
-	before, err := w.before.blocks(ctx, i)
+	before, err := w.previous.readRegion(ctx, i)
 	if err != nil {
 		return object.EmptyID, err
 	}
-	r := regionWriter{diskWriter: w, entries: make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))}
+	r := regionWriter{diskWriter: w, entries: make([]object.IndirectObjectEntry, w.plan.geometry.BlockCount(i))}
 	was := make([]object.ID, len(r.entries))
 	for j := range r.entries {
-		b := w.plan.geometry.blockOf(i, j)
+		b := w.plan.geometry.Block(i, j)
 		r.entries[j] = object.IndirectObjectEntry{Start: b.Offset - e.Offset, Length: b.Length}
 		if j < len(before) && before[j].Length == b.Length {
 			was[j] = before[j].Object
 		}
 	}
-	if err := r.settle(ctx, i, was); err != nil {
+	if err := r.writeBlocks(ctx, i, was); err != nil {
 		return object.EmptyID, err
 	}
-	w.count(r.did)
-	w.progress.add(Progress{ScannedBytes: e.Length, ChangedBytes: r.did.ChangedBytes, DeduplicatedBytes: r.had})
+	w.addStats(r.did)
+	w.progress.addDone(Progress{ScannedBytes: e.Length, ChangedBytes: r.did.ChangedBytes, DeduplicatedBytes: r.had})
 	*began = w.w.Time()
-	id, _, err := writeTable(ctx, w.w, r.entries, regionSplitter)
-	return id, err
+	return table.WriteRegion(ctx, w.w, r.entries)
 }
 
 // regionWriter is the work on one region.
@@ -195,15 +195,15 @@ type regionWriter struct {
 	had int64
 }
 
-// settle finds an object for each block of region i. was holds the object that each block had in the parent, or EmptyID if it had
-// none.
-func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error {
+// writeBlocks finds an object for each block of region i. was holds the object that each block had in the parent, or EmptyID if it
+// had none.
+func (r *regionWriter) writeBlocks(ctx context.Context, i int, was []object.ID) error {
 	group, inner := errgroup.WithContext(ctx)
 	var kept []object.ID
 	r.turn.Lock()
 	for j := range r.entries {
-		b := r.plan.geometry.blockOf(i, j)
-		if was[j] != object.EmptyID && r.plan.incremental() && !r.source.Changes.Set.Overlaps(b) {
+		b := r.plan.geometry.Block(i, j)
+		if was[j] != object.EmptyID && r.plan.isIncremental() && !r.source.Changes.Set.Overlaps(b) {
 			r.entries[j].Object = was[j]
 			kept = append(kept, was[j])
 			continue
@@ -214,65 +214,63 @@ func (r *regionWriter) settle(ctx context.Context, i int, was []object.ID) error
 			if inner.Err() != nil {
 				return inner.Err()
 			}
-			return r.store(inner, i, &r.entries[j], b, was[j])
+			return r.storeBlock(inner, i, &r.entries[j], b, was[j])
 		})
 	}
 	r.turn.Unlock()
-	group.Go(func() error { return r.before.keptAlive(inner, kept) })
+	group.Go(func() error { return r.previous.checkReused(inner, kept) })
 	return group.Wait()
 }
 
-// store stores the block e of the disk, which is in region i, and notes it in entry. was is its object in the parent.
-func (r *regionWriter) store(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
+// storeBlock stores the block e of the disk, which is in region i, and notes it in entry. was is its object in the parent.
+func (r *regionWriter) storeBlock(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
 	buffer, _ := r.buffers.Get().(*[]byte)
 	defer r.buffers.Put(buffer)
 	var did Stats
 	var had int64
 	var began time.Time
-	if entry.Object, err = r.block(ctx, e, (*buffer)[:e.Length], &did, &began); err != nil {
+	if entry.Object, err = r.writeBlock(ctx, e, (*buffer)[:e.Length], &did, &began); err != nil {
 		return err
 	}
-	r.session.work.block(r.diskWriter.work, i, *entry, began)
+	r.session.work.addBlock(r.diskWriter.work, i, *entry, began)
 	if entry.Object != was && (was != object.EmptyID || !r.isHole(*entry)) {
 		did.ChangedBytes += e.Length
-		if r.hadBefore(ctx, entry.Object) {
+		if r.hadBlockBefore(ctx, entry.Object) {
 			had = e.Length
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.did.add(did)
+	r.did.Add(did)
 	r.had += had
 	return nil
 }
 
-// block stores the bytes e of the disk, using buffer, which is as long. It sets began to the time at which it starts to store
+// writeBlock stores the bytes e of the disk, using buffer, which is as long. It sets began to the time at which it starts to store
 // them.
-func (w *diskWriter) block(ctx context.Context, e extent.Extent, buffer []byte, did *Stats, began *time.Time) (object.ID, error) {
+func (w *diskWriter) writeBlock(ctx context.Context, e extent.Extent, buffer []byte, did *Stats, began *time.Time) (object.ID, error) {
 	*began = w.w.Time()
-	if w.hole(e) {
-		return w.blocks.zero(ctx, e.Length)
+	if w.isKnownHole(e) {
+		return w.blocks.WriteZeroes(ctx, e.Length)
 	}
 	if err := w.source.Reader.ReadAt(ctx, buffer, e.Offset); err != nil {
 		return object.EmptyID, errReadSource(err)
 	}
 	*began = w.w.Time()
 	did.ReadBytes += e.Length
-	w.progress.add(Progress{ReadBytes: e.Length})
-	if isZero(buffer) {
+	w.progress.addDone(Progress{ReadBytes: e.Length})
+	if table.IsZero(buffer) {
 		did.ZeroBytes += e.Length
-		return w.blocks.zero(ctx, e.Length)
+		return w.blocks.WriteZeroes(ctx, e.Length)
 	}
-	return w.blocks.write(ctx, buffer)
+	return w.blocks.Write(ctx, buffer)
 }
 
 func errReadSource(err error) error { return fmt.Errorf("read the source: %w", err) }
 
 // isHole says whether a block that was just settled is all zeroes.
 func (w *diskWriter) isHole(e object.IndirectObjectEntry) bool {
-	w.blocks.mu.Lock()
-	defer w.blocks.mu.Unlock()
-	return w.blocks.zeros[e.Length] == e.Object
+	return w.blocks.IsZeroBlock(e)
 }
 
 // zeroRegion returns the table of region i without data, and stores it on first use.
@@ -282,59 +280,53 @@ func (w *diskWriter) zeroRegion(ctx context.Context, i int, length int64) (objec
 	if id, ok := w.zeroRegions[length]; ok {
 		return id, nil
 	}
-	entries := make([]object.IndirectObjectEntry, w.plan.geometry.blocks(i))
+	entries := make([]object.IndirectObjectEntry, w.plan.geometry.BlockCount(i))
 	for j := range entries {
-		b := w.plan.geometry.blockOf(i, j)
-		id, err := w.blocks.zero(ctx, b.Length)
+		b := w.plan.geometry.Block(i, j)
+		id, err := w.blocks.WriteZeroes(ctx, b.Length)
 		if err != nil {
 			return object.EmptyID, err
 		}
-		entries[j] = object.IndirectObjectEntry{Start: b.Offset - w.plan.geometry.region(i).Offset, Length: b.Length, Object: id}
+		entries[j] = object.IndirectObjectEntry{Start: b.Offset - w.plan.geometry.Region(i).Offset, Length: b.Length, Object: id}
 	}
-	id, _, err := writeTable(ctx, w.w, entries, regionSplitter)
+	id, err := table.WriteRegion(ctx, w.w, entries)
 	if err == nil {
 		w.zeroRegions[length] = id
 	}
 	return id, err
 }
 
-func (w *diskWriter) count(d Stats) {
+func (w *diskWriter) addStats(d Stats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stats.add(d)
+	w.stats.Add(d)
 }
 
-func (s *Stats) add(o Stats) {
-	s.ReadBytes += o.ReadBytes
-	s.ZeroBytes += o.ZeroBytes
-	s.ChangedBytes += o.ChangedBytes
-}
-
-// finish stores the list of regions and describes the disk.
-func (w *diskWriter) finish() (*Disk, error) {
+// describeDisk stores the list of regions and describes the disk.
+func (w *diskWriter) describeDisk() (*Disk, error) {
 	began := w.w.Time()
-	id, data, err := writeTable(w.ctx, w.w, w.list, listSplitter)
+	id, data, err := table.WriteList(w.ctx, w.w, w.list)
 	if err != nil {
 		return nil, err
 	}
-	w.session.work.list(w.work, id, began)
+	w.session.work.setList(w.work, id, began)
 	g := w.plan.geometry
-	last := g.blockOf(g.regions()-1, g.blocks(g.regions()-1)-1)
-	zero, err := w.blocks.zero(w.ctx, g.block)
+	last := g.Block(g.RegionCount()-1, g.BlockCount(g.RegionCount()-1)-1)
+	zero, err := w.blocks.WriteZeroes(w.ctx, g.BlockBytes)
 	if err != nil {
 		return nil, err
 	}
-	tail, err := w.blocks.zero(w.ctx, last.Length)
+	tail, err := w.blocks.WriteZeroes(w.ctx, last.Length)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(data)
 	d := &Disk{
-		Name: w.source.Name, Bytes: g.size, BlockBytes: g.block, Object: id, Zero: zero, ZeroTail: tail,
+		Name: w.source.Name, Bytes: g.Bytes, BlockBytes: g.BlockBytes, Object: id, Zero: zero, ZeroTail: tail,
 		Digest: "sha256:" + hex.EncodeToString(sum[:]), Identity: w.source.Identity, Change: w.source.Change,
 		FullReason: w.plan.full, Stats: w.stats,
 	}
-	if w.plan.incremental() {
+	if w.plan.isIncremental() {
 		d.Parent, d.Base = w.plan.previousID, w.plan.previous.Change
 	}
 	return d, nil

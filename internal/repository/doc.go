@@ -10,5 +10,8 @@
 // Data is written before the index that names it, and the index before the manifest. A backup is invisible until its manifest
 // exists, and complete from then on. The next backup finds what a killed backup has uploaded.
 //
+// Packages below have the parts: storage, table, engine, image, verify and maintain (docs/architecture.md). A program calls
+// storage.Register once before it opens a repository.
+//
 // A Repository and an Image are safe for concurrent use.
 package repository

@@ -1,24 +1,19 @@
 package repository
 
 import (
-	"errors"
-	"fmt"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
-// These are the classes of failure. errors.Is tells which of them an error of this package belongs to, if any.
+// Errors have the classes of errclass. These are the errors that a caller answers in a way of its own.
 var (
-	// ErrNotFound: there is no such repository, restore point or disk.
-	ErrNotFound = errors.New("not found")
-	// ErrInvalid: the request cannot be carried out as it is.
-	ErrInvalid = errors.New("invalid")
-	// ErrChangeUsed is ErrInvalid: a restore point of the history already has the Change of a request.
-	ErrChangeUsed = fmt.Errorf("%w: the name of a point in time is used twice", ErrInvalid)
-	// ErrCorrupt: what is stored is not what was written. It is never retried.
-	ErrCorrupt = errors.New("corrupt")
-	// ErrConflict: the work of somebody else is in the way.
-	ErrConflict = errors.New("conflict")
-	// ErrUnknown: the operation may have succeeded. Repeating it with the same ID finds out.
-	ErrUnknown = errors.New("outcome unknown")
-	// ErrPassword: the password does not open the repository.
-	ErrPassword = errors.New("wrong password")
+	// ErrChangeUsed is of class Invalid: a restore point of the history already has the Change of a request.
+	ErrChangeUsed = errclass.New(errclass.Invalid, "invalid: the name of a point in time is used twice")
+	// ErrPassword is of class Denied: the password does not open the repository.
+	ErrPassword = engine.ErrPassword
+	// ErrUnreachable is of class Transient: the storage does not answer.
+	ErrUnreachable = storage.ErrUnreachable
+	// ErrNoBucket is of class NotFound: the storage has no bucket of this name.
+	ErrNoBucket = storage.ErrNoBucket
 )

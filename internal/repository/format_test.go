@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"os"
@@ -11,6 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -35,20 +38,17 @@ func TestFormat_isGolden(t *testing.T) {
 		},
 		{Name: "data", Bytes: 512, BlockBytes: 256 * kib, Object: block, Zero: zero, ZeroTail: zero, Digest: "sha256:01", FullReason: FullNoParent},
 	}}
-	point, err := encodePoint(described)
+	point, err := engine.EncodePoint(described)
 	if err != nil {
 		t.Fatal(err)
 	}
-	summary, err := described.summarize(objectID(t, "k709f757b66fdfb48d0f8323744f1bd7e"))
+	summary, err := described.Summarize(objectID(t, "k709f757b66fdfb48d0f8323744f1bd7e"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := json.Marshal(table{Stream: streamID, Entries: []object.IndirectObjectEntry{
+	region := table.Encode([]object.IndirectObjectEntry{
 		{Length: mib, Object: block}, {Start: mib, Length: mib, Object: zero}, {Start: 2 * mib, Length: 512, Object: block},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	for name, got := range map[string][]byte{"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'), "description-1.json": append([]byte(summary), '\n')} {
 		path := filepath.Join("testdata", name)
 		if *update {
@@ -69,14 +69,14 @@ func TestFormat_isGolden(t *testing.T) {
 func TestFormat_refusesWhatIsNoDescription(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]error{
-		``:             ErrCorrupt,
-		`{"format":2}`: ErrInvalid,
-		`{"format":1}`: ErrCorrupt,
-		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: ErrCorrupt,
-		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   ErrCorrupt,
-		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  ErrCorrupt,
+		``:             errclass.Corrupt,
+		`{"format":2}`: errclass.Invalid,
+		`{"format":1}`: errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  errclass.Corrupt,
 	} {
-		if _, err := decodePoint([]byte(content)); !errors.Is(err, want) {
+		if _, err := engine.DecodePoint([]byte(content)); !errors.Is(err, want) {
 			t.Errorf("%s: %v", content, err)
 		}
 	}
@@ -89,13 +89,13 @@ func FuzzDecodePoint(f *testing.F) {
 	}
 	f.Add(golden)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := decodePoint(data)
+		p, err := engine.DecodePoint(data)
 		if err != nil {
 			return
 		}
 		for _, d := range p.Disks {
-			g := geometry{size: d.Bytes, block: d.BlockBytes}
-			if last := g.region(g.regions() - 1); last.Empty() || last.End() != d.Bytes {
+			g := table.Geometry{Bytes: d.Bytes, BlockBytes: d.BlockBytes}
+			if last := g.Region(g.RegionCount() - 1); last.Empty() || last.End() != d.Bytes {
 				t.Errorf("%+v ends at %s", d, last)
 			}
 		}

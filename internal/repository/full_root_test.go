@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // small is a separate file system that can run full.
@@ -150,7 +152,7 @@ func TestFullCache(t *testing.T) {
 		t.Run(fmt.Sprint(left), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			disk := newSmall(t, filepath.Join(dir, "host.cache"), 4*minCacheBytes)
+			disk := newSmall(t, filepath.Join(dir, "host.cache"), 4*storage.MinCacheBytes)
 			c := template.copyTo(t, dir)
 			disk.leave(t, left)
 			r := c.open(t)

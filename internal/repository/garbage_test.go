@@ -8,15 +8,18 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // unreferenced returns the contents of a repository that neither a restore point nor a lease refers to.
 func unreferenced(ctx context.Context, r *Repository) ([]string, error) {
-	ids, err := snapshot.ListSnapshotManifests(ctx, r.rep, nil, nil)
+	ids, err := snapshot.ListSnapshotManifests(ctx, r.conn.Kopia, nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	snapshots, err := snapshot.LoadSnapshots(ctx, r.rep, ids)
+	snapshots, err := snapshot.LoadSnapshots(ctx, r.conn.Kopia, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +30,7 @@ func unreferenced(ctx context.Context, r *Repository) ([]string, error) {
 		}
 	}
 	var out []string
-	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
+	err = r.conn.Kopia.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
 		if info.ContentID.Prefix() != manifest.ContentPrefix && !u.contents[info.ContentID] {
 			out = append(out, info.ContentID.String())
 		}
@@ -48,19 +51,19 @@ func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
 	if err := u.object(ctx, root); err != nil {
 		return err
 	}
-	if m.Tags[tagSession] != "" {
+	if m.Tags[engine.TagSession] != "" {
 		return u.session(ctx, root)
 	}
 	var dir snapshot.DirManifest
-	if err := readJSON(ctx, u.r.reader(), root, &dir); err != nil {
+	if err := engine.ReadJSON(ctx, u.r.conn.Reader(), root, &dir); err != nil {
 		return err
 	}
-	p, err := readPointFile(ctx, u.r.reader(), m.RootEntry)
+	p, err := engine.ReadPointFile(ctx, u.r.conn.Reader(), m.RootEntry)
 	if err != nil {
 		return err
 	}
 	for _, e := range dir.Entries {
-		if e.Name == pointEntry {
+		if e.Name == engine.PointEntry {
 			if err := u.object(ctx, e.ObjectID); err != nil {
 				return err
 			}
@@ -77,7 +80,7 @@ func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
 // session marks what a session manifest names.
 func (u *uses) session(ctx context.Context, root object.ID) error {
 	var dir snapshot.DirManifest
-	if err := readJSON(ctx, u.r.reader(), root, &dir); err != nil {
+	if err := engine.ReadJSON(ctx, u.r.conn.Reader(), root, &dir); err != nil {
 		return err
 	}
 	for _, e := range dir.Entries {
@@ -95,7 +98,7 @@ func (u *uses) session(ctx context.Context, root object.ID) error {
 
 // object marks an object that is read as a whole.
 func (u *uses) object(ctx context.Context, id object.ID) error {
-	contents, err := u.r.rep.VerifyObject(ctx, id)
+	contents, err := u.r.conn.Kopia.VerifyObject(ctx, id)
 	for _, c := range contents {
 		u.contents[c] = true
 	}
@@ -103,7 +106,7 @@ func (u *uses) object(ctx context.Context, id object.ID) error {
 }
 
 func (u *uses) disk(ctx context.Context, d Disk) error {
-	g, err := newGeometry(d.Bytes, d.BlockBytes)
+	g, err := table.NewGeometry(d.Bytes, d.BlockBytes)
 	if err != nil {
 		return err
 	}
@@ -114,7 +117,7 @@ func (u *uses) disk(ctx context.Context, d Disk) error {
 	if err := u.object(ctx, list); err != nil {
 		return err
 	}
-	regions, err := readRegions(ctx, u.r.reader(), g, d.Object)
+	regions, err := table.ReadList(ctx, u.r.conn.Reader(), g, d.Object)
 	if err != nil {
 		return err
 	}
@@ -123,11 +126,11 @@ func (u *uses) disk(ctx context.Context, d Disk) error {
 			continue
 		}
 		u.objects[region.Object] = true
-		table, _ := region.Object.IndexObjectID()
-		if err := u.object(ctx, table); err != nil {
+		inner, _ := region.Object.IndexObjectID()
+		if err := u.object(ctx, inner); err != nil {
 			return err
 		}
-		blocks, err := readBlocks(ctx, u.r.reader(), g, i, region.Object)
+		blocks, err := table.ReadRegion(ctx, u.r.conn.Reader(), g, i, region.Object)
 		if err != nil {
 			return err
 		}

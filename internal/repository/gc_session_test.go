@@ -14,6 +14,8 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotgc"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/maintain"
 )
 
 // Varve's collection and kopia's keep what the session manifest of a running backup names, or that of one that died less than two
@@ -22,7 +24,7 @@ func TestCollection_sessionManifests(t *testing.T) {
 	t.Parallel()
 	for name, collect := range map[string]func(context.Context, repo.DirectRepositoryWriter) error{
 		"Varve": func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-			return collectGarbage(ctx, w, maintenance.SafetyNone, w.Time())
+			return maintain.CollectGarbage(ctx, w, maintenance.SafetyNone, w.Time())
 		},
 		"kopia": func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 			return snapshotgc.Run(ctx, w, true, maintenance.SafetyNone, w.Time())
@@ -34,8 +36,8 @@ func TestCollection_sessionManifests(t *testing.T) {
 			// collected returns how many contents with data are in the repository after a collection and not marked as deleted.
 			collected := func() (n int) {
 				refresh(t, s.others)
-				err := s.others.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-					if err := dropStaleLeases(ctx, w); err != nil {
+				err := s.others.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+					if err := maintain.DropStaleLeases(ctx, w); err != nil {
 						return err
 					}
 					return collect(ctx, w)
@@ -85,7 +87,7 @@ func TestCollection_sessionManifests(t *testing.T) {
 				t.Errorf("it did not die: %v", err)
 			}
 			dead.Store(false)
-			s.move(sessionLife - 26*time.Hour)
+			s.move(engine.SessionLife - 26*time.Hour)
 			if n := collected(); n < blocks+read {
 				t.Errorf("less than two weeks later %d blocks are kept", n)
 			}

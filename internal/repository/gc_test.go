@@ -16,13 +16,15 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotgc"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/maintain"
 )
 
 // deletions says for each content whether it is marked as deleted.
 func deletions(t *testing.T, r *Repository) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
-	err := r.rep.ContentReader().IterateContents(t.Context(), content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
+	err := r.conn.Kopia.ContentReader().IterateContents(t.Context(), content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
 		if info.ContentID.Prefix() != "m" {
 			out[info.ContentID.String()] = info.Deleted
 		}
@@ -50,14 +52,14 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 		}
 		points = append(points, p)
 	}
-	kept, err := r.stored(t.Context(), points[3].ID)
+	kept, err := r.conn.FindPoint(t.Context(), points[3].ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	inUse := firstBlock(t, r, points[4])
-	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-		m := *kept.manifest
-		m.Tags, m.IncompleteReason = map[string]string{tagLease: "1"}, leaseReason
+	err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		m := *kept.Manifest
+		m.Tags, m.IncompleteReason = map[string]string{engine.TagLease: "1"}, engine.IncompleteReason
 		if _, err := snapshot.SaveSnapshot(ctx, w, &m); err != nil {
 			return err
 		}
@@ -85,14 +87,14 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 				t.Errorf("kopia deleted %d of %d contents: this test does not test anything", deleted, len(want))
 			}
 			got := collected(t, config, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-				return collectGarbage(ctx, w, safety, w.Time())
+				return maintain.CollectGarbage(ctx, w, safety, w.Time())
 			})
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Error(diff)
 			}
 			// A filter that is much too small keeps garbage. Nothing else differs.
 			got = collected(t, config, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-				return newCollector(w, safety, w.Time(), newFilterOfBits(int64(len(want)))).run(ctx)
+				return maintain.NewCollector(w, safety, w.Time(), maintain.NewFilterOfBits(int64(len(want)))).Run(ctx)
 			})
 			kept := 0
 			for id, gone := range want {
@@ -112,7 +114,7 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 func collected(t *testing.T, config string, collect func(context.Context, repo.DirectRepositoryWriter) error) map[string]bool {
 	t.Helper()
 	fresh := copyRepository(t, config)
-	if err := fresh.change(t.Context(), "test", collect); err != nil {
+	if err := fresh.conn.Change(t.Context(), "test", collect); err != nil {
 		t.Fatal(err)
 	}
 	return deletions(t, fresh)
@@ -125,13 +127,13 @@ func firstBlock(t *testing.T, r *Repository, p *RestorePoint) content.ID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range image.list {
-		table, err := image.blocks(t.Context(), i)
+	for i := range image.List {
+		table, err := image.ReadRegion(t.Context(), i)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range table {
-			if id, _, ok := e.Object.ContentID(); ok && !image.zero(e) {
+			if id, _, ok := e.Object.ContentID(); ok && !image.IsHole(e) {
 				return id
 			}
 		}
@@ -169,8 +171,8 @@ func TestGarbageCollection_failsWhileAContentIsMissing(t *testing.T) {
 	}
 	before := deletions(t, r)
 	hidden := firstBlock(t, r, next)
-	err = repo.DirectWriteSession(t.Context(), r.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-		return newCollector(withoutContent{w, hidden}, maintenance.SafetyNone, w.Time(), newContentFilter(0)).run(ctx)
+	err = repo.DirectWriteSession(t.Context(), r.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		return maintain.NewCollector(withoutContent{w, hidden}, maintenance.SafetyNone, w.Time(), maintain.NewContentFilter(0)).Run(ctx)
 	})
 	if err == nil {
 		t.Error("collected")

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 const tib = 1 << 40
@@ -177,7 +179,7 @@ func (m *generations) backUp(v *vm) {
 	}
 	if o.Conflict && m.site.now().Before(m.locked) {
 		m.note("locked", "") // Exclusive maintenance has died.
-		m.site.move(lockLife)
+		m.site.move(engine.LockLife)
 		m.check(false)
 		return
 	}
@@ -241,7 +243,7 @@ func (m *generations) expected(j *job) (out []expectation) {
 			continue
 		}
 		asked := j.Parent == p.ID
-		auto := (j.Parent == "" || j.Parent == ParentAuto) && slices.ContainsFunc(j.Disks, func(d jobDisk) bool { return p.has(d.Name) })
+		auto := (j.Parent == "" || j.Parent == ParentAuto) && slices.ContainsFunc(j.Disks, func(d jobDisk) bool { return p.HasDisk(d.Name) })
 		if asked || auto {
 			parent = p
 		}
@@ -316,7 +318,7 @@ func (m *generations) differs(at int64) {
 		}
 		got, err := m.machines[2].r.Diff(m.ctx(), a, *b)
 		if a.BlockBytes != b.BlockBytes {
-			if !errors.Is(err, ErrInvalid) {
+			if !errors.Is(err, errclass.Invalid) {
 				m.t.Fatalf("the difference of disks in other blocks: %v, %v", got, err)
 			}
 			continue

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // Two machines back up virtual machines whose disks change in every way. They prune, pin and maintain; some of that is killed;
@@ -182,7 +184,7 @@ func (m *generations) reopen(x *machine) {
 }
 
 func (m *generations) refresh(x *machine) {
-	if err := x.r.rep.Refresh(m.ctx()); err != nil {
+	if err := x.r.conn.Kopia.Refresh(m.ctx()); err != nil {
 		m.t.Fatal(err)
 	}
 	x.stale, x.must = false, false
@@ -254,7 +256,7 @@ func (m *generations) perform(x *machine, j *job) outcome {
 	if o.Killed {
 		m.note(j.Do+" killed", "on %s", x.name)
 		if j.Do == "backUp" {
-			m.running = m.site.now().Add(sessionLive)
+			m.running = m.site.now().Add(engine.SessionLive)
 		}
 	}
 	return o
@@ -328,15 +330,15 @@ func (m *generations) maintain() {
 	switch {
 	case o.Conflict && j.Exclusive && m.site.now().Before(m.running):
 		m.note("running", "")
-		m.site.move(sessionLive)
+		m.site.move(engine.SessionLive)
 	case o.Conflict && locked:
 		m.note("locked", "")
-		m.site.move(lockLife)
+		m.site.move(engine.LockLife)
 	case o.Error != "":
 		m.t.Fatalf("%s (locked: %t)", o.Error, locked)
 	case o.Killed:
-		m.locked = m.site.now().Add(lockLife + time.Second)
-		m.site.move(lockContest + time.Second) // so that nobody waits for the dead to withdraw
+		m.locked = m.site.now().Add(engine.LockLife + time.Second)
+		m.site.move(engine.LockContest + time.Second) // so that nobody waits for the dead to withdraw
 	default:
 		if j.Exclusive && j.Mode == FullMaintenance {
 			m.noGarbage()
@@ -453,7 +455,7 @@ func (m *generations) end() {
 		m.backUp(m.vms[0])
 	}
 	m.check(true)
-	m.site.move(sessionLife + time.Hour)
+	m.site.move(engine.SessionLife + time.Hour)
 	times := m.times()
 	last := times[m.random.IntN(len(times))]
 	for _, keep := range []int{1, 0} {

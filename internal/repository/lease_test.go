@@ -13,7 +13,9 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/snapshot"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // hooked calls a function before the first read.
@@ -57,7 +59,7 @@ func TestSession_keepsWhatItClones(t *testing.T) {
 		// Everything unreferenced goes from the indexes at once. Blobs stay for a day, as always when others may be working.
 		atOnce := maintenance.SafetyNone
 		atOnce.PackDeleteMinAge = 24 * time.Hour
-		if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, safety: &atOnce}); err != nil {
+		if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Safety: &atOnce}); err != nil {
 			t.Error(err)
 		}
 	}}
@@ -72,7 +74,7 @@ func TestSession_keepsWhatItClones(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, open(t, config), p, disk.data)
-	if ids, err := snapshot.ListSnapshotManifests(t.Context(), r.rep, nil, map[string]string{tagLease: "1"}); err != nil || len(ids) > 0 {
+	if ids, err := snapshot.ListSnapshotManifests(t.Context(), r.conn.Kopia, nil, map[string]string{engine.TagLease: "1"}); err != nil || len(ids) > 0 {
 		t.Errorf("leases left: %v, %v", ids, err)
 	}
 }
@@ -86,12 +88,12 @@ func TestBackup_readsADamagedParentAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := image.blocks(t.Context(), 1) // the region that is cloned as a whole
+	table, err := image.ReadRegion(t.Context(), 1) // the region that is cloned as a whole
 	if err != nil {
 		t.Fatal(err)
 	}
 	cid, _, _ := table[0].Object.ContentID()
-	err = repo.DirectWriteSession(t.Context(), r.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	err = repo.DirectWriteSession(t.Context(), r.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		return w.ContentManager().DeleteContent(ctx, cid)
 	})
 	if err != nil {
@@ -111,20 +113,20 @@ func TestMaintenance_isDoneByOneMachineOnly(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	other := open(t, config)
-	_, held, err := r.lock(t.Context(), "maintenance")
+	_, held, err := r.conn.Lock(t.Context(), "maintenance")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); !errors.Is(err, ErrConflict) {
+	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); !errors.Is(err, errclass.Conflict) {
 		t.Errorf("%v", err)
 	}
-	if err := held.release(); err != nil {
+	if err := held.Release(); err != nil {
 		t.Fatal(err)
 	}
 	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
 		t.Error(err)
 	}
-	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: "some"}); !errors.Is(err, ErrInvalid) {
+	if err := other.Maintain(t.Context(), MaintenanceOptions{Mode: "some"}); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("%v", err)
 	}
 }
@@ -140,8 +142,8 @@ func TestLock_excludesOthers(t *testing.T) {
 	for _, r := range machines {
 		wait.Go(func() {
 			for range 4 {
-				_, l, err := r.lock(context.Background(), "test")
-				if errors.Is(err, ErrConflict) {
+				_, l, err := r.conn.Lock(context.Background(), "test")
+				if errors.Is(err, errclass.Conflict) {
 					continue
 				}
 				if err != nil {
@@ -157,7 +159,7 @@ func TestLock_excludesOthers(t *testing.T) {
 				mu.Lock()
 				holders--
 				mu.Unlock()
-				if err := l.release(); err != nil {
+				if err := l.Release(); err != nil {
 					t.Error(err)
 				}
 			}
@@ -182,7 +184,7 @@ func TestBackup_isInvisibleWhenItFails(t *testing.T) {
 	broken := disk.source(false)
 	broken.Reader = failing{disk, 15 * mib}
 	var uploaded int64
-	q := Request{Source: testSource, Workers: 1, Disks: []DiskSource{broken}, CheckpointEvery: 100 * time.Millisecond, Progress: func(p Progress) { uploaded = p.UploadedBytes }}
+	q := Request{Source: testSource, Workers: 1, Disks: []DiskSource{broken}, FlushEvery: 100 * time.Millisecond, Progress: func(p Progress) { uploaded = p.UploadedBytes }}
 	if _, err := r.Backup(t.Context(), q); !errors.Is(err, errBroken) {
 		t.Fatal(err)
 	}
@@ -212,7 +214,7 @@ type failing struct {
 
 func (f failing) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	if offset >= f.from {
-		time.Sleep(time.Second) // a checkpoint's time
+		time.Sleep(time.Second) // a flush's time
 		return errBroken
 	}
 	return f.memory.ReadAt(ctx, p, offset)

@@ -3,6 +3,8 @@ package repository
 import (
 	"errors"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // What the storage does not answer for is neither missing nor damaged.
@@ -22,7 +24,7 @@ func TestList_aStorageErrorLeavesNothingOut(t *testing.T) {
 			}
 			return
 		}
-		if !errors.Is(err, failure) || errors.Is(err, ErrCorrupt) || len(points) > 0 {
+		if !errors.Is(err, failure) || errors.Is(err, errclass.Corrupt) || len(points) > 0 {
 			t.Errorf("after %d reads: %d restore points, %v", n, len(points), err)
 		}
 	}

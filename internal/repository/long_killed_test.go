@@ -9,7 +9,9 @@ import (
 
 	"github.com/kopia/kopia/snapshot"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // opens connects to the repository, as a process on this machine.
@@ -80,7 +82,7 @@ func (m *longModel) told(id string, err error) (there bool) {
 		m.t.Fatal(listed)
 	}
 	there = slices.ContainsFunc(points, func(p *RestorePoint) bool { return p.ID == id })
-	if there != (err == nil) && !errors.Is(err, ErrUnknown) {
+	if there != (err == nil) && !errors.Is(err, errclass.Unknown) {
 		m.t.Errorf("the backup has said %v, and its restore point is there: %t", err, there)
 	}
 	return there
@@ -118,7 +120,7 @@ func (m *longModel) killed(what string, do func() error) (killed bool, err error
 		m.deaths--
 		p.dies(1+m.random.IntN(25), m.chance(2))
 	}
-	if err := m.others.rep.Refresh(m.t.Context()); err != nil {
+	if err := m.others.conn.Kopia.Refresh(m.t.Context()); err != nil {
 		m.t.Fatal(err)
 	}
 	err = do()
@@ -140,15 +142,15 @@ func (m *longModel) maintains(what string) {
 	killed, err := m.killed(what, func() error { return m.others.Maintain(m.t.Context(), o) })
 	switch {
 	case killed:
-		m.locked = m.now().Add(lockLife + time.Minute)
+		m.locked = m.now().Add(engine.LockLife + time.Minute)
 		if o.Exclusive {
 			m.exclusive = m.locked
 		}
-		m.move(lockContest + time.Second) // so that nobody waits for the dead to withdraw
+		m.move(engine.LockContest + time.Second) // so that nobody waits for the dead to withdraw
 		m.look()
-	case errors.Is(err, ErrConflict) && locked:
+	case errors.Is(err, errclass.Conflict) && locked:
 		m.did["locked"]++
-	case errors.Is(err, ErrConflict) && o.Exclusive && (m.running || m.now().Sub(m.dead) < sessionLive):
+	case errors.Is(err, errclass.Conflict) && o.Exclusive && (m.running || m.now().Sub(m.dead) < engine.SessionLive):
 		m.did["exclusive refused"]++
 	case err != nil:
 		m.t.Errorf("%s: %v", what, err)
@@ -169,13 +171,13 @@ func (m *longModel) deletes() {
 	if killed {
 		if !gone && m.chance(2) {
 			err = remove()
-			if gone = err == nil || errors.Is(err, ErrNotFound); !gone {
+			if gone = err == nil || errors.Is(err, errclass.NotFound); !gone {
 				m.t.Errorf("delete again: %v", err)
 			}
 		}
-		if _, err := m.others.Get(m.t.Context(), id); gone != errors.Is(err, ErrNotFound) && gone {
+		if _, err := m.others.Get(m.t.Context(), id); gone != errors.Is(err, errclass.NotFound) && gone {
 			m.t.Errorf("it is there although it was deleted: %v", err)
-		} else if errors.Is(err, ErrNotFound) {
+		} else if errors.Is(err, errclass.NotFound) {
 			gone = true
 		}
 	} else if err != nil {
@@ -222,7 +224,7 @@ type countedReader struct {
 
 func (r *countedReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	b := timedRead{blockPlace{r.disk, offset}, r.all.now()}
-	if at, ok := r.all.named[b.blockPlace]; !ok || b.at.Sub(at) > sessionLife-time.Hour {
+	if at, ok := r.all.named[b.blockPlace]; !ok || b.at.Sub(at) > engine.SessionLife-time.Hour {
 		r.all.missing += int64(len(p))
 	}
 	r.all.read = append(r.all.read, b)
@@ -270,12 +272,12 @@ func (r *readings) lastNamed(id string) (at time.Time) {
 	r.t.Helper()
 	reader := r.opens("reader")
 	defer r.closes(reader)
-	ids, err := snapshot.ListSnapshotManifests(r.t.Context(), reader.rep, nil, map[string]string{tagSession: id})
+	ids, err := snapshot.ListSnapshotManifests(r.t.Context(), reader.conn.Kopia, nil, map[string]string{engine.TagSession: id})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	for _, id := range ids {
-		m, err := snapshot.LoadSnapshot(r.t.Context(), reader.rep, id)
+		m, err := snapshot.LoadSnapshot(r.t.Context(), reader.conn.Kopia, id)
 		if err != nil {
 			r.t.Fatal(err)
 		}

@@ -14,7 +14,9 @@ import (
 	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/snapshotmaintenance"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // Backups of an hour to a month, full and incremental, of one disk or two, run beside maintenance of every kind, by Varve and by
@@ -108,7 +110,7 @@ func (m *longModel) run(longest time.Duration) {
 			d.write(m.random, extent.Extent{Offset: at, Length: min(int64(len(d.data))-at, 10*mib)}, false)
 		}
 	}
-	m.move(lockLife)
+	m.move(engine.LockLife)
 	for range 4 { // Maintenance gets days to free what it wants to.
 		m.move(30 * time.Hour)
 		m.maintain()
@@ -119,7 +121,7 @@ func (m *longModel) run(longest time.Duration) {
 
 // backUp makes a restore point, however often that is interrupted.
 func (m *longModel) backUp(lasts time.Duration) {
-	id := newID()
+	id := engine.NewPointID()
 	for attempt := 0; ; attempt++ {
 		p, err := m.attempt(id, lasts, attempt < 4)
 		killed := m.process(m.mover).wasKilled()
@@ -139,9 +141,9 @@ func (m *longModel) backUp(lasts time.Duration) {
 				m.t.Fatalf("restore point %s, want %s", p.ID, id)
 			}
 			m.published(p)
-		case errors.Is(err, ErrConflict) && m.now().Before(m.exclusive):
+		case errors.Is(err, errclass.Conflict) && m.now().Before(m.exclusive):
 			m.did["kept out"]++
-			m.move(lockLife)
+			m.move(engine.LockLife)
 		case !killed && !errors.Is(err, context.Canceled):
 			m.t.Fatal(err)
 		}
@@ -195,7 +197,7 @@ func (m *longModel) attempt(id string, lasts time.Duration, mayEnd bool) (*Resto
 	every = max(every, lasts/20) // Each of these costs this test time.
 	blocks := 8 << m.random.IntN(4)
 	long := newLongBackup(m.site, 0, blocks, every, m.somebodyActs)
-	long.look = max(checkpointLook<<m.random.IntN(3), lasts/600) // So does each of these.
+	long.look = max(flushCheckInterval<<m.random.IntN(3), lasts/600) // So does each of these.
 	read := &readings{longModel: m, began: m.now(), uploaded: m.process(m.mover).uploaded()}
 	var reads int64
 	for i, d := range m.disks {
@@ -251,16 +253,16 @@ func (m *longModel) somebodyActs() {
 		m.deletes()
 	case "kopia's full", "kopia's quick":
 		mode := map[string]maintenance.Mode{"kopia's full": maintenance.ModeFull, "kopia's quick": maintenance.ModeQuick}[what]
-		err = repo.DirectWriteSession(ctx, m.others.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		err = repo.DirectWriteSession(ctx, m.others.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 			return snapshotmaintenance.Run(ctx, w, mode, true, maintenance.SafetyFull)
 		})
 	case "kopia's expire":
-		err = repo.DirectWriteSession(ctx, m.others.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		err = repo.DirectWriteSession(ctx, m.others.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 			if err := w.Refresh(ctx); err != nil {
 				return err
 			}
 			// Restore points and session manifests are pinned, so it deletes nothing.
-			_, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
+			_, err := policy.ApplyRetentionPolicy(ctx, w, testSource.KopiaSource(), true)
 			return err
 		})
 	}

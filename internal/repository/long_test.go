@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// checkpointLook is how often a long backup looks whether a checkpoint is due, in the site's time, unless something else is set.
-const checkpointLook = 20 * time.Minute
+// flushCheckInterval is how often a long backup looks whether a flush is due, in the site's time, unless something else is set.
+const flushCheckInterval = 20 * time.Minute
 
 // longBackup is a backup in the site's time. It is slow, and others act while it runs.
 type longBackup struct {
@@ -22,7 +22,7 @@ type longBackup struct {
 	// others act each time this much time has passed; 0: never.
 	every  time.Duration
 	others func()
-	// look is how often it looks whether a checkpoint is due.
+	// look is how often it looks whether a flush is due.
 	look   time.Duration
 	ticks  chan time.Time
 	ended  chan struct{}
@@ -32,7 +32,7 @@ type longBackup struct {
 
 func newLongBackup(s *site, pause time.Duration, blocks int, every time.Duration, others func()) *longBackup {
 	return &longBackup{
-		site: s, pause: pause, blocks: blocks, every: every, others: others, look: checkpointLook, passed: every / 2, ticks: make(chan time.Time), ended: make(chan struct{}),
+		site: s, pause: pause, blocks: blocks, every: every, others: others, look: flushCheckInterval, passed: every / 2, ticks: make(chan time.Time), ended: make(chan struct{}),
 	}
 }
 
@@ -65,7 +65,7 @@ func (r *longReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	return r.Reader.ReadAt(ctx, p, offset)
 }
 
-// pass lets time pass, in which checkpoints are stored and others act.
+// pass lets time pass, in which flushes happen and others act.
 func (l *longBackup) pass(ctx context.Context, d time.Duration) {
 	for d > 0 && ctx.Err() == nil {
 		step := min(d, l.look)
@@ -79,7 +79,7 @@ func (l *longBackup) pass(ctx context.Context, d time.Duration) {
 	}
 }
 
-// tick makes the backup look whether a checkpoint is due, and returns when the checkpoint is stored.
+// tick makes the backup look whether a flush is due, and returns when it is done.
 func (l *longBackup) tick(ctx context.Context) {
 	for range 2 { // The second tick is taken once the work of the first one is done.
 		select {

@@ -12,6 +12,9 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/storagetest"
 )
 
 // memoryBlobs holds the blobs of a site without a directory. Months of backups list blobs tens of thousands of times, and kopia
@@ -38,7 +41,7 @@ func (s *site) inMemory(tb testing.TB) {
 	}
 	m := &memoryBlobs{blobs: map[blob.ID]memoryBlob{}}
 	err = st.ListBlobs(ctx, "", func(b blob.Metadata) error {
-		data, err := readBlob(ctx, st, b.BlobID)
+		data, err := storage.ReadBlob(ctx, st, b.BlobID)
 		m.blobs[b.BlobID] = memoryBlob{data: data, at: b.Timestamp}
 		return err
 	})
@@ -158,4 +161,12 @@ func newMemorySite(tb testing.TB) *site {
 	s := newSite(tb)
 	s.inMemory(tb)
 	return s
+}
+
+// The fake is a storage as the others are, so that it hides no defect.
+func TestMemoryBlobs_keepTheContract(t *testing.T) {
+	t.Parallel()
+	storagetest.Run(t, func(*testing.T) blob.Storage {
+		return &siteStorage{Storage: &memoryBlobs{blobs: map[blob.ID]memoryBlob{}}, site: &site{}, process: &process{}}
+	})
 }

@@ -15,13 +15,16 @@ import (
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/content/index"
 	"github.com/kopia/kopia/repo/manifest"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/maintain"
 )
 
 // manifestContents counts the contents with manifests that a connection sees.
 func manifestContents(tb testing.TB, r *Repository) (n int) {
 	tb.Helper()
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
-	if err := r.rep.ContentReader().IterateContents(tb.Context(), options, func(content.Info) error { n++; return nil }); err != nil {
+	if err := r.conn.Kopia.ContentReader().IterateContents(tb.Context(), options, func(content.Info) error { n++; return nil }); err != nil {
 		tb.Fatal(err)
 	}
 	return n
@@ -84,7 +87,7 @@ func TestMerge_keepsDeletionsDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, w, err := two.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{})
+	ctx, w, err := two.conn.Kopia.NewDirectWriter(t.Context(), repo.WriteSessionOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,12 +98,12 @@ func TestMerge_keepsDeletionsDeleted(t *testing.T) {
 	for _, x := range []*Repository{one, two} {
 		writing := w
 		if x == one {
-			if _, writing, err = one.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{}); err != nil {
+			if _, writing, err = one.conn.Kopia.NewDirectWriter(t.Context(), repo.WriteSessionOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		manyManifests(ctx, t, writing)
-		if _, err := find(ctx, writing, nil, ""); err != nil {
+		if _, err := engine.PointExists(ctx, writing, ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(writing.Close(ctx), x.Close(ctx)); err != nil {
@@ -133,7 +136,7 @@ func TestMerge_isMaintenancesAlone(t *testing.T) {
 	ids := threePoints(t, r)
 	err = r.Delete(t.Context(), ids[0])
 	if err == nil {
-		err = repo.DirectWriteSession(t.Context(), r.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		err = repo.DirectWriteSession(t.Context(), r.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 			manyManifests(ctx, t, w)
 			return nil
 		})
@@ -152,7 +155,7 @@ func TestMerge_isMaintenancesAlone(t *testing.T) {
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
 		t.Fatal(err)
 	}
-	if n := manifestContents(t, r); n >= mergeFrom {
+	if n := manifestContents(t, r); n >= maintain.MergeThreshold {
 		t.Errorf("%d contents after maintenance", n)
 	}
 	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
@@ -170,7 +173,7 @@ func TestOnlyMaintenanceMergesManifests_whateverTheStorage(t *testing.T) {
 	defer server.Close()
 	for _, c := range []blob.ConnectionInfo{
 		{Type: "filesystem", Config: &filesystem.Options{Path: t.TempDir()}},
-		{Type: "s3", Config: (&S3{Endpoint: server.Listener.Addr().String(), Bucket: "bucket", Region: "r", PlainHTTP: true, AccessKey: "a", SecretKey: "s"}).options()},
+		{Type: "s3", Config: (&S3{Endpoint: server.Listener.Addr().String(), Bucket: "bucket", Region: "r", PlainHTTP: true, AccessKey: "a", SecretKey: "s"}).Options()},
 	} {
 		st, err := blob.NewStorage(t.Context(), c, true)
 		if err != nil {
@@ -196,12 +199,12 @@ func TestLock_whenClocksDiffer(t *testing.T) {
 	}
 	s.move(time.Hour)
 	ids := threePoints(t, r)
-	_, l, err := r.lock(t.Context(), "test")
+	_, l, err := r.conn.Lock(t.Context(), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.move(-time.Hour)
-	if err := l.release(); err != nil {
+	if err := l.Release(); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Delete(t.Context(), ids[0]); err != nil {
@@ -220,7 +223,7 @@ func TestLock_whenClocksDiffer(t *testing.T) {
 	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"new"}) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if left, err := r.rep.FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: lockType}); err != nil || len(left) > 0 {
+	if left, err := r.conn.Kopia.FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: engine.LockType}); err != nil || len(left) > 0 {
 		t.Errorf("locks left: %v, %v", left, err)
 	}
 }
@@ -246,7 +249,7 @@ func TestMerge_idleConnectionsFollow(t *testing.T) {
 			idle, other := s.opened(t, s.connect(t, "idle", !cached)), s.opened(t, s.connect(t, "other", !cached))
 			d := &memory{data: make([]byte, mib)}
 			var p *RestorePoint
-			for range mergeFrom {
+			for range maintain.MergeThreshold {
 				p = mustBackUp(t, other, Request{Source: testSource, Disks: []DiskSource{d.source(false)}})
 			}
 			refresh(t, idle)

@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo/object"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // history holds the restore points of a source, as far as they can be read.
@@ -23,20 +27,20 @@ type history struct {
 // loadHistory reads all restore points of a source. It fails if the storage fails, because what the storage did not answer for
 // may exist.
 func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history, error) {
-	snapshots, err := r.snapshots(ctx, source, "")
-	if err != nil && !errors.Is(err, ErrCorrupt) {
+	snapshots, err := r.conn.FindPoints(ctx, source, "")
+	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}
 	h := &history{damage: err}
 	if err != nil { // Nobody knows how old the damaged ones are.
-		h.damagedAt = r.rep.Time()
+		h.damagedAt = r.conn.Kopia.Time()
 	}
 	for _, s := range snapshots {
-		p, err := readPoint(ctx, r.reader(), s)
-		switch at := s.manifest.StartTime.ToTime(); {
+		p, err := engine.ReadPoint(ctx, r.conn.Reader(), s)
+		switch at := s.Manifest.StartTime.ToTime(); {
 		case err == nil:
 			h.points = append(h.points, p)
-		case !errors.Is(err, ErrCorrupt):
+		case !errors.Is(err, errclass.Corrupt):
 			return nil, err
 		default:
 			h.damage = errors.Join(h.damage, err)
@@ -49,21 +53,21 @@ func (r *Repository) loadHistory(ctx context.Context, source *Source) (*history,
 	return h, nil
 }
 
-// end returns the time by which the latest restore point is ordered, or that of the latest damage if it is later; zero if there
-// is neither.
-func (h *history) end() time.Time {
+// latestTime returns the time by which the latest restore point is ordered, or that of the latest damage if it is later; zero if
+// there is neither.
+func (h *history) latestTime() time.Time {
 	end := h.damagedAt
 	for _, p := range h.points {
-		if at := p.order(); at.After(end) {
+		if at := p.OrderTime(); at.After(end) {
 			end = at
 		}
 	}
 	return end
 }
 
-// changeUsed fails with ErrChangeUsed if a restore point of the history already has the Change of one of the disks. An
+// checkChangeUnused fails with ErrChangeUsed if a restore point of the history already has the Change of one of the disks. An
 // incremental that is counted from that name could mean either.
-func (h *history) changeUsed(q *Request) error {
+func (h *history) checkChangeUnused(q *Request) error {
 	for i := range q.Disks {
 		d := &q.Disks[i]
 		for _, p := range h.points {
@@ -75,24 +79,20 @@ func (h *history) changeUsed(q *Request) error {
 	return nil
 }
 
-// latest returns the latest restore point with any of these disks, or nil.
-func (h *history) latest(disks []DiskSource) *RestorePoint {
+// latestWithAny returns the latest restore point with any of these disks, or nil.
+func (h *history) latestWithAny(disks []DiskSource) *RestorePoint {
 	for _, p := range slices.Backward(h.points) {
-		if slices.ContainsFunc(disks, func(d DiskSource) bool { return p.has(d.Name) }) {
+		if slices.ContainsFunc(disks, func(d DiskSource) bool { return p.HasDisk(d.Name) }) {
 			return p
 		}
 	}
 	return nil
 }
 
-func (p *RestorePoint) has(disk string) bool {
-	return slices.ContainsFunc(p.Disks, func(d Disk) bool { return d.Name == disk })
-}
-
 // findParent returns the restore point to start from. It is nil for ParentNone, and if there is none. doubts says which disks
 // must be read as a whole nevertheless, and why.
 func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[string]FullReason, err error) {
-	if err := h.changeUsed(q); err != nil {
+	if err := h.checkChangeUnused(q); err != nil {
 		return nil, nil, err
 	}
 	doubts = map[string]FullReason{}
@@ -103,18 +103,18 @@ func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[strin
 		}
 		return nil, doubts, nil
 	case ParentAuto:
-		parent = h.latest(q.Disks)
+		parent = h.latestWithAny(q.Disks)
 	default:
 		i := slices.IndexFunc(h.points, func(p *RestorePoint) bool { return p.ID == q.Parent })
 		if i < 0 {
-			return nil, nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(h.damage, ErrNotFound))
+			return nil, nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(h.damage, errclass.NotFound))
 		}
 		parent = h.points[i]
 	}
 	for i := range q.Disks {
 		d := &q.Disks[i]
 		switch {
-		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.order())):
+		case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.OrderTime())):
 			doubts[d.Name] = FullParentDamaged // The damaged one may be the latest.
 		case isAmbiguous(h.points, d):
 			doubts[d.Name] = FullOtherBase
@@ -139,7 +139,7 @@ func isAmbiguous(points []*RestorePoint, d *DiskSource) bool {
 
 // diskPlan is how a disk is backed up.
 type diskPlan struct {
-	geometry geometry
+	geometry table.Geometry
 	// previous is the disk as the restore point previousID has it; nil if there is none.
 	previous   *Disk
 	previousID string
@@ -147,7 +147,7 @@ type diskPlan struct {
 	full FullReason
 }
 
-func (p *diskPlan) incremental() bool { return p.full == "" }
+func (p *diskPlan) isIncremental() bool { return p.full == "" }
 
 // planDisk decides how to back up a disk. If there is any doubt about the parent, everything is read. doubt is one that is
 // already known, or empty.
@@ -160,7 +160,7 @@ func planDisk(d *DiskSource, parent *RestorePoint, doubt FullReason, blockBytes 
 			blockBytes = previous.BlockBytes
 		}
 	}
-	g, err := newGeometry(d.Bytes, blockBytes)
+	g, err := table.NewGeometry(d.Bytes, blockBytes)
 	if err != nil {
 		return diskPlan{}, err
 	}

@@ -51,7 +51,7 @@ func TestPlan_readsEverythingInDoubtAboutTheParent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if plan.full != c.want || plan.incremental() != (c.want == "") || plan.geometry.block != c.block || plan.geometry.size != c.disk.Bytes {
+		if plan.full != c.want || plan.isIncremental() != (c.want == "") || plan.geometry.BlockBytes != c.block || plan.geometry.Bytes != c.disk.Bytes {
 			t.Errorf("%s: %+v, want %q and blocks of %d", name, plan, c.want, c.block)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/test/s3"
 )
 
@@ -145,7 +146,7 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	client, locked := server.Client(t), 0
-	for _, name := range []string{recordPrefix + last.ID, string(formatCopy)} {
+	for _, name := range []string{storage.RecordPrefix + last.ID, string(storage.FormatCopy)} {
 		about, err := client.StatObject(t.Context(), server.Bucket, "varve/"+name, minio.StatObjectOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -223,7 +224,7 @@ func TestBackup_whenTheServerIsKilled(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		server.Restart(t)
 	}()
-	_, first := r.Backup(context.WithoutCancel(t.Context()), Request{Source: testSource, Disks: []DiskSource{source}, CheckpointEvery: 50 * time.Millisecond})
+	_, first := r.Backup(context.WithoutCancel(t.Context()), Request{Source: testSource, Disks: []DiskSource{source}, FlushEvery: 50 * time.Millisecond})
 	fresh := open(t, config)
 	points, err := fresh.List(t.Context(), nil)
 	if err != nil || (first == nil) != (len(points) == 1) || len(points) > 1 {

@@ -8,6 +8,9 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // maxPinBytes bounds the name of a pin.
@@ -21,27 +24,27 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 			return nil, err
 		}
 	}
-	if slices.Contains(slices.Concat(add, remove), kopiaPin) {
-		return nil, fmt.Errorf("%w: the pin %s is Varve's own", ErrInvalid, kopiaPin)
+	if slices.Contains(slices.Concat(add, remove), engine.OwnPin) {
+		return nil, fmt.Errorf("%w: the pin %s is Varve's own", errclass.Invalid, engine.OwnPin)
 	}
-	err := r.change(ctx, "pin", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-		s, err := r.stored(ctx, id)
-		if err != nil || !s.manifest.UpdatePins(add, remove) {
+	err := r.conn.Change(ctx, "pin", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		s, err := r.conn.FindPoint(ctx, id)
+		if err != nil || !s.Manifest.UpdatePins(add, remove) {
 			return err
 		}
 		// kopia cannot change a manifest, only replace it.
-		if _, err := snapshot.SaveSnapshot(ctx, w, s.manifest); err != nil {
+		if _, err := snapshot.SaveSnapshot(ctx, w, s.Manifest); err != nil {
 			return err
 		}
-		if err := s.remove(ctx, w); err != nil {
+		if err := s.Remove(ctx, w); err != nil {
 			return err
 		}
-		reached("pin put")
+		engine.Reached("pin put")
 		if err := w.Flush(ctx); err != nil {
 			return err
 		}
-		reached("pin stored")
-		return putRecord(ctx, w, id, s.manifest)
+		engine.Reached("pin stored")
+		return engine.PutRecord(ctx, w, id, s.Manifest)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("pins of restore point %s: %w", id, err)
@@ -49,22 +52,9 @@ func (r *Repository) Pin(ctx context.Context, id string, add, remove []string) (
 	return r.Get(ctx, id)
 }
 
-// usersPins returns the pins of a manifest that are a user's.
-func usersPins(pins []string) (out []string) {
-	for _, pin := range pins {
-		if pin != kopiaPin {
-			out = append(out, pin)
-		}
-	}
-	return out
-}
-
-// Pinned says whether anything pins the restore point.
-func (p *RestorePoint) Pinned() bool { return len(p.Pins) > 0 }
-
 func validPin(pin string) error {
 	if pin == "" || len(pin) > maxPinBytes || !utf8.ValidString(pin) || slices.ContainsFunc([]rune(pin), func(c rune) bool { return c < ' ' }) {
-		return fmt.Errorf("%w: a pin called %q: 1 to %d bytes of UTF-8 without control characters", ErrInvalid, pin, maxPinBytes)
+		return fmt.Errorf("%w: a pin called %q: 1 to %d bytes of UTF-8 without control characters", errclass.Invalid, pin, maxPinBytes)
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // If a manifest does not describe its restore point, or describes another directory, the directory is read, and the result is the
@@ -24,10 +26,10 @@ func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":1,"id":"0"}`
 		},
 		"of a version to come": func(m *snapshot.Manifest) {
-			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":2,"id":"` + m.Tags[tagID] + `"}`
+			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":2,"id":"` + m.Tags[engine.TagID] + `"}`
 		},
 		"of another directory": func(m *snapshot.Manifest) {
-			m.Description = `{"root":"k709f757b66fdfb48d0f8323744f1bd7e","format":1,"id":"` + m.Tags[tagID] + `","time":"2020-01-01T00:00:00Z","disks":null}`
+			m.Description = `{"root":"k709f757b66fdfb48d0f8323744f1bd7e","format":1,"id":"` + m.Tags[engine.TagID] + `","time":"2020-01-01T00:00:00Z","disks":null}`
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -38,16 +40,16 @@ func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-				s, err := r.stored(ctx, want.ID)
+			err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+				s, err := r.conn.FindPoint(ctx, want.ID)
 				if err != nil {
 					return err
 				}
-				change(s.manifest)
-				if _, err := snapshot.SaveSnapshot(ctx, w, s.manifest); err != nil {
+				change(s.Manifest)
+				if _, err := snapshot.SaveSnapshot(ctx, w, s.Manifest); err != nil {
 					return err
 				}
-				return s.remove(ctx, w)
+				return s.Remove(ctx, w)
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -73,17 +75,17 @@ func TestVerify_tellsAManifestThatContradictsItsDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-		s, err := r.stored(ctx, p.ID)
+	err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		s, err := r.conn.FindPoint(ctx, p.ID)
 		if err != nil {
 			return err
 		}
 		lie := *p
 		lie.Time = time.Unix(2, 0)
-		if s.manifest.Description, err = lie.summarize(s.manifest.RootEntry.ObjectID); err != nil {
+		if s.Manifest.Description, err = lie.Summarize(s.Manifest.RootEntry.ObjectID); err != nil {
 			return err
 		}
-		_, err = snapshot.SaveSnapshot(ctx, w, s.manifest)
+		_, err = snapshot.SaveSnapshot(ctx, w, s.Manifest)
 		return err
 	})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/test/loop"
 )
 
@@ -142,7 +143,7 @@ func (c *crashed) comesBack(t *testing.T, r *Repository, when string) {
 	next := c.backUp(9000)
 	o := next.do(t.Context(), r)
 	if o.Conflict { // Exclusive maintenance died with the power. Its lock counts for a while.
-		c.site.move(lockLife + time.Second)
+		c.site.move(engine.LockLife + time.Second)
 		o = next.do(t.Context(), r)
 	}
 	if o.Error != "" {

@@ -8,6 +8,7 @@ import (
 	"github.com/kopia/kopia/repo/object"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // progressEvery is the shortest interval at which add calls Request.Progress.
@@ -15,7 +16,8 @@ const progressEvery = 200 * time.Millisecond
 
 // Progress is how far a backup is, over all its disks, in bytes.
 type Progress struct {
-	// TotalBytes is the sum of the disks' sizes. ScannedBytes of them are settled: read, known to be zero, or known to be as in the parent.
+	// TotalBytes is the sum of the disks' sizes. ScannedBytes of them are settled: read, known to be zero, or known to be as in
+	// the parent.
 	TotalBytes, ScannedBytes int64
 	// PlannedBytes is what will be read of the disks, in whole blocks, as far as that is known yet: a disk that cannot follow its
 	// parent increases it. ReadBytes of them were read.
@@ -27,22 +29,6 @@ type Progress struct {
 	// UploadedBytes went to the storage: the new blocks and tables, compressed and encrypted. It does not include what is on its
 	// way.
 	UploadedBytes int64
-}
-
-// MaintenanceStep is a part of maintenance.
-type MaintenanceStep string
-
-const (
-	// StepCollect finds what no restore point refers to.
-	StepCollect MaintenanceStep = "collect"
-	// StepCompact merges indexes, rewrites packs that are mostly empty and deletes what is due.
-	StepCompact MaintenanceStep = "compact"
-)
-
-func (o MaintenanceOptions) tell(s MaintenanceStep) {
-	if o.Step != nil {
-		o.Step(s)
-	}
 }
 
 // progress adds up what the workers have done.
@@ -64,36 +50,36 @@ func newProgress(q *Request) *progress {
 		d := &q.Disks[i]
 		p.sum.TotalBytes += d.Bytes
 		// Until there is a plan, assume the best case: the parent has the same size, and its changes can be used.
-		plan := diskPlan{geometry: geometry{size: d.Bytes, block: q.BlockBytes}, previous: &Disk{Bytes: d.Bytes}}
+		plan := diskPlan{geometry: table.Geometry{Bytes: d.Bytes, BlockBytes: q.BlockBytes}, previous: &Disk{Bytes: d.Bytes}}
 		if d.Changes == nil || q.Parent == ParentNone {
 			plan.full = FullNoChanges
 		}
-		p.planned[d] = d.toRead(plan)
+		p.planned[d] = d.plannedBytes(plan)
 		p.sum.PlannedBytes += p.planned[d]
 	}
 	return p
 }
 
-// toRead returns how many bytes of the disk a plan reads: those in blocks that may have changed and may have data.
-func (d *DiskSource) toRead(plan diskPlan) int64 {
+// plannedBytes returns how many bytes of the disk a plan reads: those in blocks that may have changed and may have data.
+func (d *DiskSource) plannedBytes(plan diskPlan) int64 {
 	g := plan.geometry
-	wanted := extent.NewSet(extent.Extent{Length: g.size})
-	if plan.incremental() {
-		wanted = d.Changes.Set.Widen(g.block, g.size)
-		if both := min(g.size, plan.previous.Bytes); both != max(g.size, plan.previous.Bytes) {
-			start := both / g.block * g.block // the block that was cut differently
-			wanted = wanted.Union(extent.NewSet(extent.Extent{Offset: start, Length: g.size - start}))
+	wanted := extent.NewSet(extent.Extent{Length: g.Bytes})
+	if plan.isIncremental() {
+		wanted = d.Changes.Set.Widen(g.BlockBytes, g.Bytes)
+		if both := min(g.Bytes, plan.previous.Bytes); both != max(g.Bytes, plan.previous.Bytes) {
+			start := both / g.BlockBytes * g.BlockBytes // the block that was cut differently
+			wanted = wanted.Union(extent.NewSet(extent.Extent{Offset: start, Length: g.Bytes - start}))
 		}
 	}
 	if d.Data != nil {
-		wanted = wanted.Intersect(d.Data.Widen(g.block, g.size))
+		wanted = wanted.Intersect(d.Data.Widen(g.BlockBytes, g.Bytes))
 	}
 	return wanted.Bytes()
 }
 
-// begin notes how a disk is about to be stored. An earlier attempt at the same disk no longer counts, except for what it
+// beginDisk notes how a disk is about to be stored. An earlier attempt at the same disk no longer counts, except for what it
 // uploaded.
-func (p *progress) begin(d *DiskSource, plan diskPlan) {
+func (p *progress) beginDisk(d *DiskSource, plan diskPlan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.disk == d {
@@ -102,16 +88,16 @@ func (p *progress) begin(d *DiskSource, plan diskPlan) {
 		p.sum.UploadedBytes, p.sum.PlannedBytes = uploaded, planned
 	}
 	p.disk, p.before = d, p.sum
-	n := d.toRead(plan)
+	n := d.plannedBytes(plan)
 	p.sum.PlannedBytes += n - p.planned[d]
 	p.planned[d] = n
 	p.call(p.sum)
 }
 
-func (p *progress) uploaded(n int64) { p.add(Progress{UploadedBytes: n}) }
+func (p *progress) addUploaded(n int64) { p.addDone(Progress{UploadedBytes: n}) }
 
-// add adds d to the sum, and reports the sum if that is due.
-func (p *progress) add(d Progress) {
+// addDone adds d to the sum, and reports the sum if that is due.
+func (p *progress) addDone(d Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sum.ScannedBytes += d.ScannedBytes
@@ -125,20 +111,20 @@ func (p *progress) add(d Progress) {
 	}
 }
 
-// end reports the sum once more.
-func (p *progress) end() {
+// reportEnd reports the sum once more.
+func (p *progress) reportEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.call(p.sum)
 }
 
-// hadBefore says whether the repository already had a block that was just stored. The session's own blocks become visible through
-// the repository only when they are in an index; until then they are new.
-func (s *session) hadBefore(ctx context.Context, block object.ID) bool {
+// hadBlockBefore says whether the repository already had a block that was just stored. The session's own blocks become visible
+// through the repository only when they are in an index; until then they are new.
+func (s *session) hadBlockBefore(ctx context.Context, block object.ID) bool {
 	id, _, ok := block.ContentID()
 	if !ok {
 		return false
 	}
-	info, err := s.r.rep.ContentReader().ContentInfo(ctx, id)
+	info, err := s.r.conn.Kopia.ContentReader().ContentInfo(ctx, id)
 	return err == nil && !info.Deleted
 }

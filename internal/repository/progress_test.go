@@ -97,7 +97,7 @@ func TestProgressOfASecondAttempt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := image.blocks(t.Context(), 1)
+	table, err := image.ReadRegion(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestProgressOfASecondAttempt(t *testing.T) {
 // deleteContent marks a content as deleted, as garbage collection does.
 func deleteContent(t *testing.T, r *Repository, id content.ID) {
 	t.Helper()
-	ctx, w, err := r.rep.NewDirectWriter(t.Context(), repo.WriteSessionOptions{})
+	ctx, w, err := r.conn.Kopia.NewDirectWriter(t.Context(), repo.WriteSessionOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,10 @@ import (
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // publishTimeout bounds the flush that makes a restore point visible. Nothing else ends that flush, because the restore point may
@@ -24,18 +28,18 @@ const publishLate = 24 * time.Hour
 // publish makes the restore point visible. root is its directory.
 func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoint, error) {
 	began := s.w.Time()
-	summary, err := p.summarize(root.ObjectID)
+	summary, err := p.Summarize(root.ObjectID)
 	if err != nil {
 		return nil, fmt.Errorf("describe the restore point: %w", err)
 	}
 	m := &snapshot.Manifest{
-		Source: p.Source.info(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
-		RootEntry: root, Tags: map[string]string{tagFormat: formatTag, tagID: p.ID}, Pins: []string{kopiaPin},
+		Source: p.Source.KopiaSource(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
+		RootEntry: root, Tags: map[string]string{engine.TagFormat: engine.FormatTag, engine.TagID: p.ID}, Pins: []string{engine.OwnPin},
 		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
 	}
 	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)
 	if err == nil {
-		err = errors.Join(s.end(s.ctx), s.endFailed(s.ctx))
+		err = errors.Join(s.endManifest(s.ctx), s.endFailedSessions(s.ctx))
 	}
 	if err == nil {
 		err = s.ctx.Err() // The last moment at which it can be interrupted.
@@ -43,76 +47,76 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	if err != nil {
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
-	reached("restore point put")
+	engine.Reached("restore point put")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
 	defer cancel()
 	if s.q.flushing != nil {
 		s.q.flushing()
 	}
 	if err := s.w.Flush(ctx); err != nil {
-		if err := s.lookAgain(err); err != nil {
+		if err := s.checkPublished(err); err != nil {
 			return nil, err
 		}
 	}
-	reached("restore point stored")
+	engine.Reached("restore point stored")
 	if s.w.Time().Sub(began) > publishLate {
-		return nil, s.takeBack(id)
+		return nil, s.withdraw(id)
 	}
-	s.progress.end()
+	s.progress.reportEnd()
 	p.Snapshot = string(id)
 	// The restore point exists, whatever fails from here on. The next refresh shows it, and maintenance stores missing records.
-	_ = s.r.rep.Refresh(ctx)
-	_ = putRecord(ctx, s.w, p.ID, m)
-	reached("restore point recorded")
+	_ = s.r.conn.Kopia.Refresh(ctx)
+	_ = engine.PutRecord(ctx, s.w, p.ID, m)
+	engine.Reached("restore point recorded")
 	return p, nil
 }
 
-// takeBack removes the restore point with this manifest, which was published too late.
-func (s *session) takeBack(id manifest.ID) error {
+// withdraw removes the restore point with this manifest, which was published too late.
+func (s *session) withdraw(id manifest.ID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
 	defer cancel()
-	err := removeManifest(ctx, s.w, id)
+	err := engine.RemoveManifest(ctx, s.w, id)
 	if err == nil {
 		err = s.w.Flush(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("restore point %s: %w: it was stored after more than %s, in which others may have freed what it has, and cannot be removed: %w", s.id, ErrUnknown, publishLate, err)
+		return fmt.Errorf("restore point %s: %w: it was stored after more than %s, in which others may have freed what it has, and cannot be removed: %w", s.id, errclass.Unknown, publishLate, err)
 	}
-	return fmt.Errorf("restore point %s: %w: storing it took more than %s, in which others may have freed what it has; it was removed", s.id, ErrConflict, publishLate)
+	return fmt.Errorf("restore point %s: %w: storing it took more than %s, in which others may have freed what it has; it was removed", s.id, errclass.Conflict, publishLate)
 }
 
 // lookTimeout bounds the search for a restore point whose flush has failed.
 const lookTimeout = time.Minute
 
-// lookAgain returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have been
-// lost.
-func (s *session) lookAgain(cause error) error {
+// checkPublished returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have
+// been lost.
+func (s *session) checkPublished(cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), lookTimeout)
 	defer cancel()
-	err := s.r.rep.Refresh(ctx)
+	err := s.r.conn.Kopia.Refresh(ctx)
 	if err == nil {
-		var found []entry
-		if found, err = find(ctx, s.r.rep, nil, s.id); err == nil && len(found) > 0 {
+		var there bool
+		if there, err = engine.PointExists(ctx, s.r.conn.Kopia, s.id); there {
 			return nil
 		}
 	}
 	if err == nil {
-		return fmt.Errorf("restore point %s: %w: it is not there now, and may appear if the storage still has the request: %w", s.id, ErrUnknown, cause)
+		return fmt.Errorf("restore point %s: %w: it is not there now, and may appear if the storage still has the request: %w", s.id, errclass.Unknown, cause)
 	}
-	return fmt.Errorf("restore point %s: %w: %w", s.id, ErrUnknown, errors.Join(cause, err))
+	return fmt.Errorf("restore point %s: %w: %w", s.id, errclass.Unknown, errors.Join(cause, err))
 }
 
-// directory stores the restore point's directory: a file per disk, and the entry that describes them.
-func (s *session) directory(p *RestorePoint) (*snapshot.DirEntry, error) {
-	data, err := encodePoint(p)
+// writeDirectory stores the restore point's directory: a file per disk, and the entry that describes them.
+func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
+	data, err := engine.EncodePoint(p)
 	if err != nil {
 		return nil, err
 	}
-	about, err := writeObject(s.ctx, s.w, data, object.WriterOptions{Description: "FILE:" + pointEntry, Prefix: "k", Compressor: tableCompressor, MetadataCompressor: tableCompressor})
+	about, err := table.WriteObject(s.ctx, s.w, data, object.WriterOptions{Description: "FILE:" + engine.PointEntry, Prefix: "k", Compressor: table.Compressor, MetadataCompressor: table.Compressor})
 	if err != nil {
 		return nil, err
 	}
-	reached("description put")
+	engine.Reached("description put")
 	at := fs.UTCTimestampFromTime(p.Time)
 	file := func(name string, bytes int64, id object.ID) *snapshot.DirEntry {
 		return &snapshot.DirEntry{Name: name, Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes, ModTime: at, ObjectID: id}
@@ -121,16 +125,16 @@ func (s *session) directory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	for _, d := range p.Disks {
 		dir.Entries = append(dir.Entries, file(d.Name, d.Bytes, d.Object))
 	}
-	dir.Entries = append(dir.Entries, file(pointEntry, int64(len(data)), about))
+	dir.Entries = append(dir.Entries, file(engine.PointEntry, int64(len(data)), about))
 	for _, e := range dir.Entries {
 		dir.Summary.TotalFileCount++
 		dir.Summary.TotalFileSize += e.FileSize
 	}
-	id, err := snapshotfs.WriteDirManifest(s.ctx, s.w, "", dir, tableCompressor)
+	id, err := snapshotfs.WriteDirManifest(s.ctx, s.w, "", dir, table.Compressor)
 	if err != nil {
 		return nil, err
 	}
-	reached("directory put")
+	engine.Reached("directory put")
 	return &snapshot.DirEntry{
 		Name: "disks", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary,
 	}, nil

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A storage that fails a few times and then answers is not reported as damage.
@@ -32,7 +34,7 @@ func TestRead_aStorageThatAnswersAgainIsNoDamage(t *testing.T) {
 					s.failing.Store(&fail)
 					d.add("thursday")
 					_, err := r.Backup(t.Context(), d.request("wednesday", "thursday", 4))
-					if errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotFound) {
+					if errors.Is(err, errclass.Corrupt) || errors.Is(err, errclass.NotFound) {
 						t.Errorf("told as damage: %v", err)
 					}
 					points, err := r.List(t.Context(), nil)

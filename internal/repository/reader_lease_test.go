@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // reader is a machine that reads the oldest restore point. others delete and maintain.
@@ -63,7 +66,11 @@ func (d *reader) read(t *testing.T) error {
 		t.Fatal(err)
 	}
 	defer fresh.Close(context.WithoutCancel(t.Context()))
-	return errors.Join(d.same(t, d.image), d.same(t, &Image{Disk: d.image.Disk, r: fresh.reader(), geometry: d.image.geometry, list: d.image.list}))
+	image, err := fresh.Image(t.Context(), d.image.Disk)
+	if err == nil {
+		err = d.same(t, image)
+	}
+	return errors.Join(d.same(t, d.image), err)
 }
 
 func (d *reader) same(t *testing.T, image *Image) error {
@@ -87,17 +94,16 @@ func (d *reader) same(t *testing.T, image *Image) error {
 // lease takes a lease. The returned function makes it look for renewal, and returns when that is done.
 func (d *reader) lease(t *testing.T, lost func(error)) (l *Lease, look func()) {
 	t.Helper()
-	l = &Lease{lost: lost, ended: make(chan struct{})}
-	if err := l.take(t.Context(), d.r, d.point); err != nil {
+	ticks := make(chan time.Time)
+	l, err := d.r.conn.LeasePoint(t.Context(), d.point, ticks, lost)
+	if err != nil {
 		t.Fatal(err)
 	}
-	ticks := make(chan time.Time)
-	go l.keep(ticks)
 	return l, func() {
 		for range 2 { // The second tick is taken once the first one is done.
 			select {
 			case ticks <- time.Time{}:
-			case <-l.ended:
+			case <-l.Ended():
 			}
 		}
 	}
@@ -130,7 +136,7 @@ func TestLease_keepsWhatIsRead(t *testing.T) {
 	d.release(t, l)
 	d.maintain(t)
 	noGarbage(t, d.others)
-	if err := d.read(t); !errors.Is(err, ErrCorrupt) {
+	if err := d.read(t); !errors.Is(err, errclass.Corrupt) {
 		t.Errorf("what nobody refers to is still there: %v", err)
 	}
 }
@@ -142,21 +148,19 @@ func TestLease_isRenewed(t *testing.T) {
 	l, look := d.lease(t, func(err error) { t.Error(err) })
 	d.remove(t)
 	look()
-	first := l.lease.id
+	refresh(t, d.others)
+	first := leaseIDs(t, d.others)
 	for range 14 {
-		d.site.move(leaseRenewal + time.Minute)
+		d.site.move(engine.LeaseRenewal + time.Minute)
 		look()
-	}
-	if l.lease.id == first {
-		t.Error("it is the lease of the beginning")
 	}
 	d.maintain(t)
 	if err := d.read(t); err != nil {
 		t.Error(err)
 	}
 	refresh(t, d.others)
-	if n := leases(t, d.others); n != 1 {
-		t.Errorf("%d leases", n)
+	if now := leaseIDs(t, d.others); len(first) != 1 || len(now) != 1 || now[0] == first[0] {
+		t.Errorf("leases %v at the beginning, %v at the end", first, now)
 	}
 	d.release(t, l)
 }
@@ -174,7 +178,7 @@ func TestLease_afterALongSleep(t *testing.T) {
 			if gone {
 				d.remove(t)
 			}
-			d.site.move(leaseLife + time.Minute)
+			d.site.move(engine.LeaseLife + time.Minute)
 			d.maintain(t)
 			look()
 			look()
@@ -184,7 +188,7 @@ func TestLease_afterALongSleep(t *testing.T) {
 				if err := d.read(t); err != nil || len(lost) > 0 {
 					t.Errorf("%v; told: %v", err, lost)
 				}
-			} else if len(lost) != 1 || !errors.Is(lost[0], ErrNotFound) {
+			} else if len(lost) != 1 || !errors.Is(lost[0], errclass.NotFound) {
 				t.Errorf("told: %v", lost)
 			}
 			d.maintain(t)
@@ -200,17 +204,17 @@ func TestLease_thatCannotBeHad(t *testing.T) {
 	d := newReader(t)
 	d.remove(t)
 	refresh(t, d.r)
-	if _, err := d.r.Lease(t.Context(), d.point.ID, nil); !errors.Is(err, ErrNotFound) {
+	if _, err := d.r.Lease(t.Context(), d.point.ID, nil); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("of what is deleted: %v", err)
 	}
-	if err := new(Lease).take(t.Context(), d.r, d.point); !errors.Is(err, ErrNotFound) {
+	if _, err := d.r.conn.LeasePoint(t.Context(), d.point, nil, nil); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("of what was deleted meanwhile: %v", err)
 	}
 	config := d.site.dir + "/readonly.config"
 	if err := Connect(t.Context(), config, d.site.location(), testPassword, ConnectOptions{ReadOnly: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t, config).Lease(t.Context(), d.ids[3000], nil); !errors.Is(err, ErrInvalid) {
+	if _, err := open(t, config).Lease(t.Context(), d.ids[3000], nil); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("on a connection for reading only: %v", err)
 	}
 	refresh(t, d.r)

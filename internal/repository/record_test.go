@@ -9,6 +9,9 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // Maintenance and verification at any step of a deletion neither take the restore point for lost, nor store the record again.
@@ -39,7 +42,7 @@ func TestRecords_takeNoDeletionForALoss(t *testing.T) {
 	if steps < 8 {
 		t.Errorf("%d steps", steps)
 	}
-	for _, prefix := range []string{recordPrefix, deletingPrefix} {
+	for _, prefix := range []string{storage.RecordPrefix, storage.DeletingPrefix} {
 		if got := c.named(t, r, prefix); len(got) > 0 {
 			t.Errorf("%s are left", got)
 		}
@@ -52,8 +55,8 @@ func TestRecords_forgetADeletionThatNeverEnded(t *testing.T) {
 	c := newCrashed(t)
 	r := c.open(t)
 	id := c.ids[2000]
-	err := r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-		return errors.Join(announce(ctx, w, []string{id}), removeRecords(ctx, w, []string{id}))
+	err := r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		return errors.Join(engine.AnnounceDeletion(ctx, w, []string{id}), engine.RemoveRecords(ctx, w, []string{id}))
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -61,12 +64,12 @@ func TestRecords_forgetADeletionThatNeverEnded(t *testing.T) {
 	for _, step := range []struct {
 		pass              time.Duration
 		records, deleting int
-	}{{0, 1, 1}, {deletingLife - time.Hour, 1, 1}, {2 * time.Hour, 2, 0}} {
+	}{{0, 1, 1}, {engine.DeletionLife - time.Hour, 1, 1}, {2 * time.Hour, 2, 0}} {
 		c.site.move(step.pass)
 		if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
 			t.Fatal(err)
 		}
-		records, deleting := c.named(t, r, recordPrefix), c.named(t, r, deletingPrefix)
+		records, deleting := c.named(t, r, storage.RecordPrefix), c.named(t, r, storage.DeletingPrefix)
 		if len(records) != step.records || len(deleting) != step.deleting {
 			t.Errorf("%s later: records %s, deletions %s", step.pass, records, deleting)
 		}
@@ -77,7 +80,7 @@ func TestRecords_forgetADeletionThatNeverEnded(t *testing.T) {
 // named returns the restore points whose IDs follow prefix in the names of blobs.
 func (c *crashed) named(t *testing.T, r *Repository, prefix string) (out []string) {
 	t.Helper()
-	blobs, err := listBlobs(t.Context(), r.rep.BlobReader(), blob.ID(prefix))
+	blobs, err := storage.ListBlobs(t.Context(), r.conn.Kopia.BlobReader(), blob.ID(prefix))
 	if err != nil {
 		t.Fatal(err)
 	}

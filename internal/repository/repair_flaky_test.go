@@ -9,6 +9,9 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/verify"
 )
 
 // flakyStorage fails the first reads of indexes.
@@ -20,11 +23,14 @@ type flakyStorage struct {
 var errFlaky = errors.New("the storage has a bad moment")
 
 func (f *flakyStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
-	if strings.HasPrefix(string(id), indexPrefix) && f.failures.Add(-1) >= 0 {
+	if strings.HasPrefix(string(id), storage.IndexPrefix) && f.failures.Add(-1) >= 0 {
 		return errFlaky
 	}
 	return f.Storage.GetBlob(ctx, id, offset, length, out)
 }
+
+// Close leaves the storage open for the next inspection.
+func (f *flakyStorage) Close(context.Context) error { return nil }
 
 // Reads of an index fail up to some moment, and right afterwards it can be read: it is intact.
 func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
@@ -42,17 +48,17 @@ func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
 	failed := 0
 	for failures := range int64(60) {
 		flaky := &flakyStorage{Storage: st}
-		i := &inspection{storage: flaky}
 		flaky.failures.Store(failures)
-		if err := i.look(t.Context(), c.ClientOptions, config, testPassword); err != nil {
+		i, err := verify.InspectStorage(t.Context(), flaky, c.ClientOptions, config, testPassword)
+		if err != nil {
 			failed++
-		} else if len(i.indexes) > 0 {
-			t.Errorf("after %d failed reads %v are taken for damaged", failures, i.indexes)
+			continue
 		}
-		if i.Repository != nil {
-			if err := i.Repository.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+		if len(i.DamagedIndexes) > 0 {
+			t.Errorf("after %d failed reads %v are taken for damaged", failures, i.DamagedIndexes)
+		}
+		if err := i.Close(t.Context()); err != nil {
+			t.Error(err)
 		}
 	}
 	if failed == 0 {

@@ -12,6 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings everything back: with
@@ -33,7 +36,7 @@ func TestRepair_bringsALostIndexBack(t *testing.T) {
 	if err := r.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range blobFiles(t, config, indexPrefix) {
+	for _, f := range blobFiles(t, config, storage.IndexPrefix) {
 		if err := os.Remove(f); err != nil {
 			t.Fatal(err)
 		}
@@ -43,11 +46,11 @@ func TestRepair_bringsALostIndexBack(t *testing.T) {
 		t.Fatalf("%v, %v: this test does not test anything", points, err)
 	}
 	report, err := blind.Verify(t.Context(), VerifyOptions{})
-	if err != nil || !errors.Is(report.Unlisted, ErrCorrupt) {
+	if err != nil || !errors.Is(report.Unlisted, errclass.Corrupt) {
 		t.Errorf("%+v, %v", report, err)
 	}
 	packs := len(blobFiles(t, config, "p"))
-	if err := blind.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, safety: &maintenance.SafetyNone}); !errors.Is(err, ErrCorrupt) {
+	if err := blind.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Safety: &maintenance.SafetyNone}); !errors.Is(err, errclass.Corrupt) {
 		t.Errorf("maintenance: %v", err)
 	}
 	if n := len(blobFiles(t, config, "p")); n < packs {
@@ -85,24 +88,24 @@ func TestRepair_ofARecordWithoutAManifest(t *testing.T) {
 	disk, point := twoRegions(t, r)
 	byKopia := func() {
 		t.Helper()
-		s, err := r.stored(t.Context(), point.ID)
+		s, err := r.conn.FindPoint(t.Context(), point.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = r.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error { return s.remove(ctx, w) })
+		err = r.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error { return s.Remove(ctx, w) })
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	byKopia()
-	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); !errors.Is(err, ErrCorrupt) {
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); !errors.Is(err, errclass.Corrupt) {
 		t.Errorf("maintenance: %v", err)
 	}
 	report, err := Repair(t.Context(), config, testPassword, false)
 	if err != nil || cmp.Diff(&RepairReport{Points: []string{point.ID}}, report) != "" {
 		t.Errorf("%+v, %v", report, err)
 	}
-	if err := r.rep.Refresh(t.Context()); err != nil {
+	if err := r.conn.Kopia.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	next, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
@@ -114,7 +117,7 @@ func TestRepair_ofARecordWithoutAManifest(t *testing.T) {
 	if err := r.Delete(t.Context(), point.ID); err != nil {
 		t.Error(err)
 	}
-	if err := r.Delete(t.Context(), point.ID); !errors.Is(err, ErrNotFound) {
+	if err := r.Delete(t.Context(), point.ID); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("forgotten twice: %v", err)
 	}
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
@@ -127,7 +130,7 @@ func TestMaintenance_storesMissingRecords(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	twoRegions(t, r)
-	for _, prefix := range []string{recordPrefix, string(formatCopy)} {
+	for _, prefix := range []string{storage.RecordPrefix, string(storage.FormatCopy)} {
 		for _, f := range blobFiles(t, config, prefix) {
 			if err := os.Remove(f); err != nil {
 				t.Fatal(err)
@@ -137,7 +140,7 @@ func TestMaintenance_storesMissingRecords(t *testing.T) {
 	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance}); err != nil {
 		t.Fatal(err)
 	}
-	for _, prefix := range []string{recordPrefix, string(formatCopy)} {
+	for _, prefix := range []string{storage.RecordPrefix, string(storage.FormatCopy)} {
 		blobFiles(t, config, prefix) // It fails if there is none.
 	}
 	if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
@@ -148,7 +151,7 @@ func TestMaintenance_storesMissingRecords(t *testing.T) {
 // This machine's cache hides no damage from verify.
 func TestVerify_readsPastTheCache(t *testing.T) {
 	t.Parallel()
-	for _, prefix := range []string{"p", "q", indexPrefix} {
+	for _, prefix := range []string{"p", "q", storage.IndexPrefix} {
 		t.Run(prefix, func(t *testing.T) {
 			t.Parallel()
 			plain, config := newRepository(t)
@@ -159,7 +162,7 @@ func TestVerify_readsPastTheCache(t *testing.T) {
 			}
 			r := open(t, cached)
 			disk, _ := twoRegions(t, plain)
-			if err := r.rep.Refresh(t.Context()); err != nil {
+			if err := r.conn.Kopia.Refresh(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			point, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
@@ -183,7 +186,7 @@ func TestVerify_readsPastTheCache(t *testing.T) {
 			if err != nil || !report.Damaged() {
 				t.Fatalf("%+v, %v", report, err)
 			}
-			if prefix == indexPrefix {
+			if prefix == storage.IndexPrefix {
 				return // Without indexes no disk is known.
 			}
 			var bytes int64
@@ -220,7 +223,7 @@ func TestRepair_putsAMissingFormatBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := Location{Directory: blobsOf(config)}
-			if err := Create(t.Context(), at, "another password", CreateOptions{}); !errors.Is(err, ErrConflict) {
+			if err := Create(t.Context(), at, "another password", CreateOptions{}); !errors.Is(err, errclass.Conflict) {
 				t.Errorf("created over it: %v", err)
 			}
 			again := filepath.Join(t.TempDir(), "again.config")
@@ -241,7 +244,7 @@ func TestFormatCopy_followsThePassword(t *testing.T) {
 	r, config := newRepository(t)
 	twoRegions(t, r)
 	const changed = "a newer password"
-	if err := r.rep.FormatManager().ChangePassword(t.Context(), changed); err != nil {
+	if err := r.conn.Kopia.FormatManager().ChangePassword(t.Context(), changed); err != nil {
 		t.Fatal(err)
 	}
 	fresh, err := Open(t.Context(), config, changed)

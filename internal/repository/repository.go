@@ -1,158 +1,68 @@
 package repository
 
 import (
-	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"sync"
-	"time"
 
-	"github.com/kopia/kopia/repo"
-	"github.com/kopia/kopia/repo/blob"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/verify"
 )
+
+// Create makes a repository at an empty location. It is always encrypted.
+func Create(ctx context.Context, at Location, password string, o CreateOptions) error {
+	return engine.Create(ctx, at, password, o)
+}
+
+// Connect writes configFile, which Open reads. It replaces an existing file once the password has opened the repository; until
+// then the old connection stays. The file holds the keys of the storage, but not the password.
+func Connect(ctx context.Context, configFile string, at Location, password string, o ConnectOptions) error {
+	return engine.Connect(ctx, configFile, at, password, o)
+}
+
+// ConnectedTo returns the location that configFile names, without its keys, in the form of Location.String. The error is
+// fs.ErrNotExist if there is no such file, and errclass.Invalid if Connect did not write it.
+func ConnectedTo(configFile string) (string, error) { return engine.ConnectedTo(configFile) }
 
 // Repository is an open repository.
 type Repository struct {
-	rep repo.DirectRepository
-	// id is the unique ID of the repository that was opened. kopia reads the format again later, and may then find another
-	// repository's.
-	id []byte
-	// direct reads past kopia where that is possible; otherwise nil.
-	direct *direct
-	// cached says whether the connection has a cache.
-	cached bool
-	// configFile and password are for further connections without a cache, and for maintenance and Status.
-	configFile, password string
-	// storage is closed with the repository, if it is not part of the connection.
-	storage blob.Storage
-	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
-	noCache error
-
-	mu    sync.Mutex
-	fatal error
+	conn *engine.Connection
 }
 
 // Open opens the repository that configFile names, as Connect wrote it. If the format or an index is damaged, the error is
-// ErrCorrupt, and Repair may mend it. If the cache cannot be used, Open goes on without it, and WithoutCache says why.
+// errclass.Corrupt, and Repair may mend it. If the cache cannot be used, Open goes on without it, and WithoutCache says why.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
-	if err := reach(ctx, configFile, 0); err != nil {
-		return nil, openError(configFile, err)
+	if err := engine.CheckReachable(ctx, configFile, 0); err != nil {
+		return nil, engine.WrapOpenError(configFile, err)
 	}
-	r, err := openConfig(ctx, configFile, password, nil)
+	c, err := engine.OpenConnection(ctx, configFile, password, nil)
 	if err == nil {
-		return r, nil
+		return &Repository{conn: c}, nil
 	}
 	// kopia's error does not tell damage from other failures; inspecting the blobs does.
-	i, problem := inspect(ctx, configFile, password)
+	i, problem := verify.Inspect(ctx, configFile, password)
 	if problem != nil {
 		return nil, err
 	}
-	if damage := errors.Join(i.damage(), i.Close(ctx)); damage != nil {
+	if damage := errors.Join(i.Damage(), i.Close(ctx)); damage != nil {
 		return nil, fmt.Errorf("open the repository of %s: %w", configFile, damage)
 	}
 	return nil, err
 }
 
-// openConfig opens the repository of configFile. Tests pass a clock of their own; nil is this machine's clock.
-func openConfig(ctx context.Context, configFile, password string, now func() time.Time) (*Repository, error) {
-	c, err := repo.LoadConfigFromFile(configFile)
-	if err != nil {
-		return nil, openError(configFile, err)
-	}
-	unusable := usableCache(c.Caching)
-	if unusable == nil {
-		unusable = forgetFormat(c.Caching)
-	}
-	if unusable == nil || c.Storage == nil {
-		return openFile(ctx, configFile, configFile, password, now)
-	}
-	st, err := blob.NewStorage(ctx, *c.Storage, false)
-	if err != nil {
-		return nil, openError(configFile, err)
-	}
-	v := &view{Storage: st}
-	r, err := v.connect(ctx, c.ClientOptions, configFile, password, now)
-	if err != nil {
-		return nil, errors.Join(err, st.Close(ctx))
-	}
-	r.storage, r.noCache = st, unusable
-	return r, nil
-}
-
-// openFile opens the repository of file, which stands for configFile: errors and maintenance use the name of the latter.
-func openFile(ctx context.Context, file, configFile, password string, now func() time.Time) (*Repository, error) {
-	r := &Repository{configFile: configFile, password: password}
-	rep, err := repo.Open(ctx, file, password, &repo.Options{
-		TimeNowFunc:         now,
-		DoNotWaitForUpgrade: true,
-		// Without this, kopia would end the process.
-		OnFatalError: r.fail,
-	})
-	if err != nil {
-		return nil, openError(configFile, gone(ctx, file, err))
-	}
-	direct, ok := rep.(repo.DirectRepository)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", ErrInvalid, configFile), rep.Close(ctx))
-	}
-	r.rep, r.id = direct, direct.UniqueID()
-	if err := r.readDirectly(ctx, file); err != nil {
-		return nil, errors.Join(openError(configFile, err), rep.Close(ctx))
-	}
-	return r, nil
-}
-
-func openError(name string, err error) error {
-	switch {
-	case errors.Is(err, repo.ErrInvalidPassword):
-		return fmt.Errorf("open the repository of %s: %w", name, ErrPassword)
-	case errors.Is(err, repo.ErrRepositoryUnavailableDueToUpgradeInProgress):
-		return fmt.Errorf("open the repository of %s: %w: its format is being upgraded", name, ErrConflict)
-	}
-	return fmt.Errorf("open the repository of %s: %w", name, err)
-}
-
 // Close ends the connection. The repository must not be used afterwards.
-func (r *Repository) Close(ctx context.Context) error {
-	err := r.rep.Close(ctx)
-	if r.storage != nil {
-		err = errors.Join(err, r.storage.Close(ctx))
-	}
-	if err != nil {
-		return fmt.Errorf("close the repository: %w", err)
-	}
-	return nil
-}
+func (r *Repository) Close(ctx context.Context) error { return r.conn.Close(ctx) }
 
 // WithoutCache says why the connection does without its cache, which makes it slower; nil if it has one, or was made without one.
-func (r *Repository) WithoutCache() error { return r.noCache }
+func (r *Repository) WithoutCache() error { return r.conn.WithoutCache() }
 
-// fail keeps the first reason why the repository can no longer be used.
-func (r *Repository) fail(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.fatal == nil {
-		r.fatal = err
-	}
-}
+// ReadOnly says whether the connection was made for reading only.
+func (r *Repository) ReadOnly() bool { return r.conn.ReadOnly() }
 
-func (r *Repository) failed() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.fatal
-}
-
-func (r *Repository) reader() *refreshing {
-	return &refreshing{rep: r.rep, direct: r.direct, cached: r.cached}
-}
+// ID distinguishes the repository from all others, even after it was moved.
+func (r *Repository) ID() string { return r.conn.ID() }
 
 // Source returns the source of a path. An empty host or user stands for that of this connection.
 func (r *Repository) Source(host, user, path string) Source {
-	me := r.rep.ClientOptions()
-	return Source{Host: cmp.Or(host, me.Hostname), User: cmp.Or(user, me.Username), Path: path}
+	return r.conn.Source(host, user, path)
 }
-
-// ID distinguishes the repository from all others, even after it was moved.
-func (r *Repository) ID() string { return hex.EncodeToString(r.id) }

@@ -8,10 +8,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // TestMain makes property tests cheap unless somebody sets how thorough they are: each step stores and compares disks.
 func TestMain(m *testing.M) {
+	storage.Register()
 	if path := os.Getenv(childJob); path != "" {
 		if err := child(path); err != nil {
 			fmt.Fprintln(os.Stderr, err)

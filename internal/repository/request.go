@@ -9,29 +9,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
-)
-
-// FullReason says why a disk was read as a whole.
-type FullReason string
-
-// The reasons.
-const (
-	// FullAsked: the request said so.
-	FullAsked FullReason = "Requested"
-	// FullNoParent: the source has no restore point with this disk.
-	FullNoParent FullReason = "NoParent"
-	// FullNoChanges: the source does not know what changed.
-	FullNoChanges FullReason = "ChangesUnknown"
-	// FullOtherBase: the changes are not counted from the parent's point in time.
-	FullOtherBase FullReason = "OtherBase"
-	// FullOtherIdentity: it is another disk of the same name.
-	FullOtherIdentity FullReason = "DiskReplaced"
-	// FullOtherContent: a part that did not change differs from the parent. It is another disk, which has a bitmap of the same
-	// name, or not all changes were recorded.
-	FullOtherContent FullReason = "ContentDiffers"
-	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or no longer in the repository.
-	FullParentDamaged FullReason = "ParentDamaged"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // Reader reads a disk as it was at the point in time of the backup.
@@ -84,12 +65,12 @@ type Request struct {
 	Compression string
 	// Workers read, hash, compress and upload in parallel, a block each; 0: DefaultWorkers.
 	Workers int
-	// CheckpointEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
-	CheckpointEvery time.Duration
+	// FlushEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
+	FlushEvery time.Duration
 	// Progress is called now and then, from one goroutine at a time. It may be nil.
 	Progress func(Progress)
 
-	ticks    <-chan time.Time // for tests: when to call storeCheckpoint; nil: every now and then
+	ticks    <-chan time.Time // for tests: when to call flushIfDue; nil: every now and then
 	settled  func()           // for tests: called once a session manifest names everything, before publishing; may be nil
 	flushing func()           // for tests: called before the flush that makes the restore point visible; may be nil
 }
@@ -101,16 +82,26 @@ const (
 )
 
 const (
-	// DefaultBlockBytes is the block size that docs/format.md has measurements for.
-	DefaultBlockBytes = 256 * kib
+	// RegionBlocks is how many blocks a region has; a disk's last region may have fewer.
+	RegionBlocks = table.RegionBlocks
+	// MaxDiskBytes is the largest disk.
+	MaxDiskBytes = table.MaxDiskBytes
 	// DefaultWorkers is meant to exceed the number of processors, because readers wait.
-	DefaultWorkers = 8
+	DefaultWorkers = table.DefaultWorkers
+	// DefaultBlockBytes is the block size that docs/format.md has measurements for.
+	DefaultBlockBytes = 256 << 10
 
-	defaultCheckpointEvery = 5 * time.Minute
+	defaultFlushEvery = 5 * time.Minute
 )
 
 // compressors maps the names of Request.Compression to kopia's.
 var compressors = map[string]string{"s2": "s2-default", "zstd": "zstd-fastest", "none": ""}
+
+// BlockSizes returns the names of the block sizes on offer, the smallest first.
+func BlockSizes() []string { return table.BlockSizes() }
+
+// ParseBlockSize returns the block size in bytes for one of the names of BlockSizes.
+func ParseBlockSize(name string) (int64, error) { return table.ParseBlockSize(name) }
 
 func (q *Request) withDefaults() Request {
 	out := *q
@@ -126,8 +117,8 @@ func (q *Request) withDefaults() Request {
 	if out.Workers <= 0 {
 		out.Workers = DefaultWorkers
 	}
-	if out.CheckpointEvery <= 0 {
-		out.CheckpointEvery = defaultCheckpointEvery
+	if out.FlushEvery <= 0 {
+		out.FlushEvery = defaultFlushEvery
 	}
 	if out.Progress == nil {
 		out.Progress = func(Progress) {}
@@ -150,30 +141,30 @@ var validID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 func (q *Request) validate() error {
 	if q.ID != "" && !validID.MatchString(q.ID) {
-		return fmt.Errorf("%w: ID %q: 32 hexadecimal digits in lower case", ErrInvalid, q.ID)
+		return fmt.Errorf("%w: ID %q: 32 hexadecimal digits in lower case", errclass.Invalid, q.ID)
 	}
 	if q.Source.Host == "" || q.Source.User == "" || q.Source.Path == "" {
-		return fmt.Errorf("%w: source %q: host, user and path are needed", ErrInvalid, q.Source)
+		return fmt.Errorf("%w: source %q: host, user and path are needed", errclass.Invalid, q.Source)
 	}
 	if !utf8.ValidString(q.Source.String()) {
-		return fmt.Errorf("%w: source %q: it is not UTF-8", ErrInvalid, q.Source)
+		return fmt.Errorf("%w: source %q: it is not UTF-8", errclass.Invalid, q.Source)
 	}
 	if len(q.Disks) == 0 {
-		return fmt.Errorf("%w: no disks", ErrInvalid)
+		return fmt.Errorf("%w: no disks", errclass.Invalid)
 	}
 	if _, ok := compressors[q.Compression]; !ok {
-		return fmt.Errorf("%w: compression %q: s2, zstd or none", ErrInvalid, q.Compression)
+		return fmt.Errorf("%w: compression %q: s2, zstd or none", errclass.Invalid, q.Compression)
 	}
-	names := map[string]bool{pointEntry: true}
+	names := map[string]bool{engine.PointEntry: true}
 	for _, d := range q.Disks {
 		if err := validName(d.Name); err != nil {
 			return err
 		}
 		if names[d.Name] {
-			return fmt.Errorf("%w: disk name %q is taken", ErrInvalid, d.Name)
+			return fmt.Errorf("%w: disk name %q is taken", errclass.Invalid, d.Name)
 		}
 		names[d.Name] = true
-		if _, err := newGeometry(d.Bytes, q.BlockBytes); err != nil {
+		if _, err := table.NewGeometry(d.Bytes, q.BlockBytes); err != nil {
 			return fmt.Errorf("disk %s: %w", d.Name, err)
 		}
 	}
@@ -182,14 +173,14 @@ func (q *Request) validate() error {
 
 func validName(name string) error {
 	if name == "" || len(name) > 200 || name == "." || name == ".." {
-		return fmt.Errorf("%w: disk name %q", ErrInvalid, name)
+		return fmt.Errorf("%w: disk name %q", errclass.Invalid, name)
 	}
 	if !utf8.ValidString(name) {
-		return fmt.Errorf("%w: disk name %q: it is not UTF-8", ErrInvalid, name)
+		return fmt.Errorf("%w: disk name %q: it is not UTF-8", errclass.Invalid, name)
 	}
 	for _, c := range name {
 		if c == '/' || c < ' ' {
-			return fmt.Errorf("%w: disk name %q: a slash or control character", ErrInvalid, name)
+			return fmt.Errorf("%w: disk name %q: a slash or control character", errclass.Invalid, name)
 		}
 	}
 	return nil

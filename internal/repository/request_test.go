@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Manifests are JSON, which replaces each byte that is not UTF-8 by another character: two names would become one, and no such
@@ -24,7 +26,7 @@ func TestRequest_refusesNamesThatCannotBeStored(t *testing.T) {
 			t.Parallel()
 			q := newBitmapDisk(mib).request("", "c1", 1)
 			change(&q)
-			if p, err := r.Backup(t.Context(), q); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "UTF-8") {
+			if p, err := r.Backup(t.Context(), q); !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), "UTF-8") {
 				t.Errorf("%v", err)
 				if p != nil {
 					_, err := r.Get(t.Context(), p.ID)

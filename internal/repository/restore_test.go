@@ -11,6 +11,8 @@ import (
 	"github.com/kopia/kopia/repo/content"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // A restore reports that it has written as much as was counted before, whole or in part.
@@ -70,22 +72,22 @@ func TestPacksAreInTheOrderOfTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range regions {
-		table, err := image.blocks(t.Context(), i)
+		entries, err := image.ReadRegion(t.Context(), i)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var infos []content.Info
-		for _, e := range table {
-			id, err := blockID(e.Object)
+		for _, e := range entries {
+			id, err := table.BlockContent(e.Object)
 			if err != nil {
 				t.Fatal(err)
 			}
-			infos = append(infos, image.r.place(t.Context(), id))
+			infos = append(infos, r.conn.Reader().Locate(t.Context(), id))
 		}
-		slices.SortFunc(infos, byPlace)
+		slices.SortFunc(infos, engine.CompareLocations)
 		runs := 1
 		for j := 1; j < len(infos); j++ {
-			if !r.direct.follows(&infos[j-1], &infos[j-1], &infos[j]) {
+			if !r.conn.Reader().FetchedTogether(&infos[j-1], &infos[j-1], &infos[j]) {
 				runs++
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/test/s3"
 )
 
@@ -28,7 +29,9 @@ func TestS3_saysWhatABucketLacks(t *testing.T) {
 	connect := func(ctx context.Context, l Location) error {
 		return Connect(ctx, filepath.Join(t.TempDir(), "config"), l, testPassword, ConnectOptions{})
 	}
-	create := func(ctx context.Context, l Location) error { return Create(ctx, l, testPassword, CreateOptions{}) }
+	create := func(ctx context.Context, l Location) error {
+		return Create(ctx, l, testPassword, CreateOptions{})
+	}
 	locked := func(ctx context.Context, l Location) error {
 		return Create(ctx, l, testPassword, CreateOptions{LockMode: "GOVERNANCE", LockPeriod: 24 * time.Hour})
 	}
@@ -40,10 +43,10 @@ func TestS3_saysWhatABucketLacks(t *testing.T) {
 	}{
 		"connect without a bucket":     {connect, func(s *S3) { s.Bucket = "another" }, ErrNoBucket, "another at " + server.Address},
 		"create without a bucket":      {create, func(s *S3) { s.Bucket = "another" }, ErrNoBucket, "another at " + server.Address},
-		"connect to an empty bucket":   {connect, func(*S3) {}, ErrNotFound, "create one"},
-		"connect with a wrong secret":  {connect, func(s *S3) { s.SecretKey = "x" }, ErrDenied, ""},
-		"create with an unknown key":   {create, func(s *S3) { s.AccessKey = "x" }, ErrDenied, ""},
-		"lock in a bucket without it":  {locked, func(*S3) {}, ErrInvalid, "made with object lock"},
+		"connect to an empty bucket":   {connect, func(*S3) {}, errclass.NotFound, "create one"},
+		"connect with a wrong secret":  {connect, func(s *S3) { s.SecretKey = "x" }, errclass.Denied, ""},
+		"create with an unknown key":   {create, func(s *S3) { s.AccessKey = "x" }, errclass.Denied, ""},
+		"lock in a bucket without it":  {locked, func(*S3) {}, errclass.Invalid, "made with object lock"},
 		"connect to another's address": {connect, func(s *S3) { s.Endpoint, s.AnswerTimeout = silent(t), time.Second }, ErrUnreachable, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +80,7 @@ func TestCreate_refusesAPrefixThatIsNotEmpty(t *testing.T) {
 	}
 	put("photos/2024/beach.jpg")
 	for prefix, found := range map[string]string{"": "(photos/)", "photos/": "(2024/)", "photos/2024/": "(beach.jpg)"} {
-		if err := create(prefix); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), found) {
+		if err := create(prefix); !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), found) {
 			t.Errorf("prefix %q with a photo: %v", prefix, err)
 		}
 	}
@@ -85,7 +88,7 @@ func TestCreate_refusesAPrefixThatIsNotEmpty(t *testing.T) {
 	if err := create("varve/"); err != nil {
 		t.Errorf("an empty prefix: %v", err)
 	}
-	if err := create("varve/"); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "there is a repository already") {
+	if err := create("varve/"); !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), "there is a repository already") {
 		t.Errorf("a repository: %v", err)
 	}
 }

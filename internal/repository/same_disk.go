@@ -8,12 +8,16 @@ import (
 
 	"github.com/kopia/kopia/repo/object"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/image"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
-// samples is how many unchanged blocks of a disk are compared with its parent where nothing else shows which disk it is: this
+// sampleCount is how many unchanged blocks of a disk are compared with its parent where nothing else shows which disk it is: this
 // many that have data in the parent, and at most as many that are zero there.
-const samples = 16
+const sampleCount = 16
 
 // contentError says that a block differs from the parent although it did not change.
 type contentError struct{ block extent.Extent }
@@ -22,13 +26,13 @@ func (e *contentError) Error() string {
 	return "bytes " + e.block.String() + " did not change, and are not as in the parent"
 }
 
-// readAgain returns why a disk must be read as a whole after an attempt to follow its parent failed with err; empty if that would
-// fail as well.
-func readAgain(err error) FullReason {
+// whyReadAgain returns why a disk must be read as a whole after an attempt to follow its parent failed with err; empty if that
+// would fail as well.
+func whyReadAgain(err error) FullReason {
 	var damaged *parentError
 	var other *contentError
 	switch {
-	case errors.As(err, &damaged) && errors.Is(err, ErrCorrupt):
+	case errors.As(err, &damaged) && errors.Is(err, errclass.Corrupt):
 		return FullParentDamaged
 	case errors.As(err, &other):
 		return FullOtherContent
@@ -36,10 +40,10 @@ func readAgain(err error) FullReason {
 	return ""
 }
 
-// namesakes returns the other disks of the history whose restore points have the Change that the changes of d are counted from.
+// findNamesakes returns the other disks of the history whose restore points have the Change that the changes of d are counted from.
 // One checkpoint of libvirt is a bitmap of that name in the image of each disk. Only the content tells which image an NBD export
 // belongs to.
-func (h *history) namesakes(d *DiskSource) (out []*Disk) {
+func (h *history) findNamesakes(d *DiskSource) (out []*Disk) {
 	if d.Changes == nil || d.Changes.Exclusive {
 		return nil
 	}
@@ -53,31 +57,31 @@ func (h *history) namesakes(d *DiskSource) (out []*Disk) {
 	return out
 }
 
-// sameDisk fails with a contentError if the source is not the disk that the parent has. A bitmap's name leads back to one moment,
-// and the image that has the bitmap now is one of those that had it then. For each of these that the history has, sameDisk
-// compares one unchanged block in which it differs from the parent. If there is no such block, what is taken over is the same in
-// both. Against images that the history does not have, sameDisk compares samples.
-func (w *diskWriter) sameDisk() error {
-	if !w.plan.incremental() || w.source.Changes.Exclusive {
+// checkSameDisk fails with a contentError if the source is not the disk that the parent has. A bitmap's name leads back to one
+// moment, and the image that has the bitmap now is one of those that had it then. For each of these that the history has,
+// checkSameDisk compares one unchanged block in which it differs from the parent. If there is no such block, what is taken over is
+// the same in both. Against images that the history does not have, it compares samples.
+func (w *diskWriter) checkSameDisk() error {
+	if !w.plan.isIncremental() || w.source.Changes.Exclusive {
 		return nil
 	}
-	w.parentImage = newImage(*w.plan.previous, w.r.reader(), w.before.geometry, w.before.list)
+	w.parentImage = image.New(*w.plan.previous, w.r.conn.Reader(), w.previous.geometry, w.previous.list)
 	defer func() { w.parentImage = nil }()
 	for _, o := range w.namesakes[w.source.Name] {
-		if err := w.tellApart(o); err != nil {
+		if err := w.compareWhereDifferent(o); err != nil {
 			return err
 		}
 	}
-	return w.sample()
+	return w.compareSamples()
 }
 
-// tellApart compares the source with the parent in the first unchanged block in which the parent differs from o.
-func (w *diskWriter) tellApart(o *Disk) error {
-	other, err := w.r.Image(w.ctx, *o)
+// compareWhereDifferent compares the source with the parent in the first unchanged block in which the parent differs from o.
+func (w *diskWriter) compareWhereDifferent(o *Disk) error {
+	other, err := image.Open(w.ctx, w.r.conn.Reader(), *o)
 	if err != nil {
 		return &parentError{err}
 	}
-	for i := range w.reused() {
+	for i := range w.reusableRegions() {
 		if w.sameRegion(other, i) {
 			continue
 		}
@@ -91,15 +95,17 @@ func (w *diskWriter) tellApart(o *Disk) error {
 				return &parentError{err}
 			}
 			if !same {
-				return w.compare(b)
+				return w.compareBlock(b)
 			}
 		}
 	}
 	return nil
 }
 
-// reused returns how many regions may have blocks that are taken over from the parent.
-func (w *diskWriter) reused() int { return min(len(w.before.list), w.plan.geometry.regions()) }
+// reusableRegions returns how many regions may have blocks that are taken over from the parent.
+func (w *diskWriter) reusableRegions() int {
+	return min(len(w.previous.list), w.plan.geometry.RegionCount())
+}
 
 // reusedBlock is a block that is taken over from the parent: its bytes, and its object there.
 type reusedBlock struct {
@@ -110,22 +116,22 @@ type reusedBlock struct {
 // reusedBlocks returns those of region i. It reads the region's table only if there are any.
 func (w *diskWriter) reusedBlocks(i int) (out []reusedBlock, err error) {
 	g := w.plan.geometry
-	for j := range g.blocks(i) {
-		if b := g.blockOf(i, j); !w.source.Changes.Set.Overlaps(b) {
+	for j := range g.BlockCount(i) {
+		if b := g.Block(i, j); !w.source.Changes.Set.Overlaps(b) {
 			out = append(out, reusedBlock{Extent: b})
 		}
 	}
 	if len(out) == 0 {
 		return nil, nil
 	}
-	table, err := w.parentImage.blocks(w.ctx, i)
+	entries, err := w.parentImage.ReadRegion(w.ctx, i)
 	if err != nil {
 		return nil, &parentError{err}
 	}
 	reused := out[:0]
 	for _, b := range out {
-		if _, j := g.at(b.Offset); j < len(table) && table[j].Length == b.Length {
-			b.object = table[j].Object
+		if _, j := g.Locate(b.Offset); j < len(entries) && entries[j].Length == b.Length {
+			b.object = entries[j].Object
 			reused = append(reused, b)
 		}
 	}
@@ -134,20 +140,20 @@ func (w *diskWriter) reusedBlocks(i int) (out []reusedBlock, err error) {
 
 // sameRegion says whether region i is known to be the same in another disk without reading its table.
 func (w *diskWriter) sameRegion(other *Image, i int) bool {
-	return other.geometry.block == w.before.geometry.block && i < len(other.list) && other.list[i] == w.before.list[i]
+	return other.Geometry.BlockBytes == w.previous.geometry.BlockBytes && i < len(other.List) && other.List[i] == w.previous.list[i]
 }
 
 // sameBlock says whether another disk has the same bytes in the block's place. Beyond its end it counts as zeroes, because that
 // is what growing a disk adds.
 func (w *diskWriter) sameBlock(other *Image, b reusedBlock) (bool, error) {
 	if b.End() <= other.Disk.Bytes {
-		i, j := other.geometry.at(b.Offset)
-		if other.geometry.blockOf(i, j) == b.Extent {
-			table, err := other.blocks(w.ctx, i)
+		i, j := other.Geometry.Locate(b.Offset)
+		if other.Geometry.Block(i, j) == b.Extent {
+			entries, err := other.ReadRegion(w.ctx, i)
 			if err != nil {
 				return false, err
 			}
-			return table[j].Object == b.object, nil
+			return entries[j].Object == b.object, nil
 		}
 	}
 	if b.Offset >= other.Disk.Bytes {
@@ -182,25 +188,25 @@ func (w *diskWriter) readReused(b reusedBlock) ([]byte, error) {
 	if w.isZero(b) {
 		return make([]byte, b.Length), nil
 	}
-	return readBlock(w.ctx, w.before.r, b.object, b.Length)
+	return table.ReadBlock(w.ctx, w.previous.r, b.object, b.Length)
 }
 
-// sample compares some unchanged blocks, different ones each time. It detects nearly every other disk, and never rejects the same
-// one.
-func (w *diskWriter) sample() error {
+// compareSamples compares some unchanged blocks, different ones each time. It detects nearly every other disk, and never rejects
+// the same one.
+func (w *diskWriter) compareSamples() error {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(w.id + w.source.Name)) // It never fails.
-	random := rand.New(rand.NewPCG(hash.Sum64(), samples))
-	if err := w.sampleData(random); err != nil {
+	random := rand.New(rand.NewPCG(hash.Sum64(), sampleCount))
+	if err := w.compareDataSamples(random); err != nil {
 		return err
 	}
-	return w.sampleZeroes(random)
+	return w.compareZeroSamples(random)
 }
 
-// sampleData compares blocks that have data in the parent.
-func (w *diskWriter) sampleData(random *rand.Rand) error {
+// compareDataSamples compares blocks that have data in the parent.
+func (w *diskWriter) compareDataSamples(random *rand.Rand) error {
 	regions := w.differentRegions()
-	for range samples {
+	for range sampleCount {
 		if len(regions) == 0 {
 			return nil
 		}
@@ -217,36 +223,36 @@ func (w *diskWriter) sampleData(random *rand.Rand) error {
 		if len(data) == 0 {
 			continue
 		}
-		if err := w.compare(data[random.IntN(len(data))]); err != nil {
+		if err := w.compareBlock(data[random.IntN(len(data))]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sampleZeroes compares blocks that are zero in the parent where the source may have data.
-func (w *diskWriter) sampleZeroes(random *rand.Rand) error {
+// compareZeroSamples compares blocks that are zero in the parent where the source may have data.
+func (w *diskWriter) compareZeroSamples(random *rand.Rand) error {
 	g := w.plan.geometry
-	all := extent.NewSet(extent.Extent{Length: min(g.size, w.plan.previous.Bytes)})
-	changed := w.source.Changes.Set.Intersect(all).Widen(g.block, g.size)
+	all := extent.NewSet(extent.Extent{Length: min(g.Bytes, w.plan.previous.Bytes)})
+	changed := w.source.Changes.Set.Intersect(all).Widen(g.BlockBytes, g.Bytes)
 	if w.source.Data != nil {
 		all = all.Intersect(*w.source.Data)
 	}
 	all = all.Subtract(changed)
 	total := all.Bytes()
-	for range samples {
+	for range sampleCount {
 		if total == 0 {
 			return nil
 		}
 		at := nthByte(all, random.Int64N(total))
-		i, _ := g.at(at)
+		i, _ := g.Locate(at)
 		blocks, err := w.reusedBlocks(i)
 		if err != nil {
 			return err
 		}
 		for _, b := range blocks {
 			if b.Contains(extent.Extent{Offset: at, Length: 1}) && b.object == w.plan.previous.Zero {
-				if err := w.compare(b); err != nil {
+				if err := w.compareBlock(b); err != nil {
 					return err
 				}
 			}
@@ -270,8 +276,8 @@ func nthByte(s extent.Set, n int64) int64 {
 // once.
 func (w *diskWriter) differentRegions() (out []int) {
 	seen := map[object.ID]bool{}
-	for i := range w.reused() {
-		if id := w.before.list[i].Object; !seen[id] {
+	for i := range w.reusableRegions() {
+		if id := w.previous.list[i].Object; !seen[id] {
 			seen[id] = true
 			out = append(out, i)
 		}
@@ -279,13 +285,13 @@ func (w *diskWriter) differentRegions() (out []int) {
 	return out
 }
 
-// compare fails with a contentError if the source differs from the parent in a block. It stores nothing, because that would
+// compareBlock fails with a contentError if the source differs from the parent in a block. It stores nothing, because that would
 // revive a block that is marked as deleted.
-func (w *diskWriter) compare(b reusedBlock) error {
+func (w *diskWriter) compareBlock(b reusedBlock) error {
 	buffer, _ := w.buffers.Get().(*[]byte)
 	defer w.buffers.Put(buffer)
 	data := (*buffer)[:b.Length]
-	if w.hole(b.Extent) {
+	if w.isKnownHole(b.Extent) {
 		clear(data)
 	} else if err := w.source.Reader.ReadAt(w.ctx, data, b.Offset); err != nil {
 		return errReadSource(err)
@@ -300,16 +306,16 @@ func (w *diskWriter) compare(b reusedBlock) error {
 // isBlock says whether data is what the parent has in a block. If the repository uses Varve's hash, the hash of data tells, and
 // the block need not be read.
 func (w *diskWriter) isBlock(b reusedBlock, data []byte) (bool, error) {
-	if w.r.rep.ContentReader().ContentFormat().GetHashFunction() != hashAlgorithm {
+	if w.r.conn.Kopia.ContentReader().ContentFormat().GetHashFunction() != engine.HashAlgorithm {
 		stored, err := w.readReused(b)
 		if err != nil {
 			return false, &parentError{err}
 		}
 		return bytes.Equal(stored, data), nil
 	}
-	id, err := blockID(b.object)
+	id, err := table.BlockContent(b.object)
 	if err != nil {
 		return false, &parentError{err}
 	}
-	return w.r.rehash()(id, data) == nil, nil
+	return w.r.conn.Rehasher()(id, data) == nil, nil
 }

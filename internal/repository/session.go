@@ -12,41 +12,30 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 const (
-	// tagSession marks a kopia snapshot as a session manifest; its value is the ID of the restore point to be.
-	tagSession = "tag:varve-session"
-	// tagSessionState is sessionRunning, or sessionEnded after a backup has failed and reported it.
-	tagSessionState = "tag:varve-session-state"
-	tagSessionOwner = "tag:varve-session-owner"
-	// tagSessionDisks lists the disks of its source that a session backs up.
-	tagSessionDisks = "tag:varve-session-disks"
-	sessionRunning  = "running"
-	sessionEnded    = "ended"
-	// kopiaPin keeps `kopia snapshot expire` from deleting Varve's snapshots: restore points, because Varve has its own
-	// retention, and session manifests and leases, because kopia keeps only a few incomplete snapshots. It is not a user's pin.
-	kopiaPin = "varve"
 	// sessionRenewal is how often a session manifest is stored again. kopia's margins assume at least every 45 minutes.
 	sessionRenewal = 30 * time.Minute
 	// sessionMargin is how late a session manifest may name what the session has stored or found. kopia forgets a content five
 	// hours after marking it as deleted at the earliest, and a session notices a mark after 15 minutes at the latest. What is
-	// named later than that is checked. The margin is shorter than sessionLive because exclusive maintenance has no margins: by
+	// named later than that is checked. The margin is shorter than SessionLive because exclusive maintenance has no margins: by
 	// the time that it may begin, the session checks everything that it may take.
-	sessionMargin = sessionLive - clockSkew
-	// sessionLive is how long a session counts as running without a renewal.
-	sessionLive = 2 * time.Hour
-	// sessionLife is how long a session manifest is kept after its last renewal, so that the next backup finds what was uploaded.
-	sessionLife = 14 * 24 * time.Hour
+	sessionMargin = engine.SessionLive - engine.ClockSkew
 	// sessionDoubt is the age from which finding a session manifest proves nothing: others may have removed it because it was not
 	// renewed, and a request that was still under way may have brought it back.
-	sessionDoubt = sessionLife - 24*time.Hour
+	sessionDoubt = engine.SessionLife - 24*time.Hour
 )
 
 // session is one backup. While it runs, a session manifest protects what it has stored and found from every garbage collection.
 // The manifest is an incomplete kopia snapshot whose root names the parent and everything that is finished.
 type session struct {
-	writer
+	ctx      context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
+	w        repo.DirectRepositoryWriter
 	r        *Repository
 	q        *Request
 	progress *progress
@@ -70,14 +59,14 @@ type session struct {
 }
 
 func (r *Repository) newSession(ctx context.Context, q *Request) (*session, error) {
-	s := &session{r: r, q: q, progress: newProgress(q), id: cmp.Or(q.ID, newID())}
+	s := &session{r: r, q: q, progress: newProgress(q), id: cmp.Or(q.ID, engine.NewPointID())}
 	inner, cancel := context.WithCancelCause(ctx)
-	inner, w, err := r.rep.NewDirectWriter(inner, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.uploaded})
+	inner, w, err := r.conn.Kopia.NewDirectWriter(inner, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.addUploaded})
 	if err != nil {
 		cancel(nil)
 		return nil, fmt.Errorf("begin to write: %w", err)
 	}
-	s.writer = writer{ctx: inner, w: w, purpose: "a backup"}
+	s.ctx, s.w = inner, w
 	s.cancel, s.started = cancel, w.Time()
 	return s, nil
 }
@@ -88,32 +77,32 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
 	var err error
 	if parent != nil {
-		if s.parent, err = s.root(parent); err != nil {
+		if s.parent, err = engine.PointRoot(s.ctx, s.w, parent); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.store(s.ctx, sessionRunning); err != nil {
+	if err := s.storeManifest(s.ctx, engine.SessionRunning); err != nil {
 		return nil, fmt.Errorf("store the session manifest: %w", err)
 	}
 	if err := s.w.Refresh(s.ctx); err != nil {
 		return nil, fmt.Errorf("look for what others have stored: %w", err)
 	}
-	if err := noExclusiveMaintenance(s.ctx, s.w); err != nil {
+	if err := engine.CheckNoExclusiveMaintenance(s.ctx, s.w); err != nil {
 		return nil, err
 	}
 	if s.parent == nil {
 		return nil, nil
 	}
-	if s.parent, err = s.root(parent); err != nil || s.parent == nil {
+	if s.parent, err = engine.PointRoot(s.ctx, s.w, parent); err != nil || s.parent == nil {
 		return nil, err // It was deleted in between.
 	}
 	return parent, nil
 }
 
-// store makes what the session has finished durable, and names it in a new session manifest that replaces the one before. It
-// checks what may be gone because this machine slept, or the storage was unavailable, for hours. settle stores that again.
-func (s *session) store(ctx context.Context, state string) error {
-	if err := s.r.notReplaced(ctx); err != nil {
+// storeManifest makes what the session has finished durable, and names it in a new session manifest that replaces the one before.
+// It checks what may be gone because this machine slept, or the storage was unavailable, for hours. settle stores that again.
+func (s *session) storeManifest(ctx context.Context, state string) error {
+	if err := s.r.conn.CheckNotReplaced(ctx); err != nil {
 		return err
 	}
 	if err := s.findManifest(ctx, state); err != nil {
@@ -123,7 +112,7 @@ func (s *session) store(ctx context.Context, state string) error {
 	finished := s.work.collect()
 	unnamed := s.unnamedSince(finished)
 	if !unnamed.IsZero() && s.longAgo(unnamed, sessionMargin) {
-		err := s.recheck(ctx, finished) // Check before a manifest names missing data: every garbage collection would fail.
+		err := s.checkFinishedAgain(ctx, finished) // Check before a manifest names missing data: every garbage collection would fail.
 		s.work.uncollect(finished)
 		if err != nil {
 			return err
@@ -137,15 +126,15 @@ func (s *session) store(ctx context.Context, state string) error {
 	if err == nil {
 		err = s.replaceManifest(ctx, root, state)
 	}
-	reached("session put")
+	engine.Reached("session put")
 	if err == nil {
 		err = s.w.Flush(ctx)
 	}
 	if err == nil {
 		s.stored = began
-		reached("session stored")
+		engine.Reached("session stored")
 		if s.longAgo(unnamed, sessionMargin) {
-			err = s.recheck(ctx, finished)
+			err = s.checkFinishedAgain(ctx, finished)
 		}
 	}
 	if err != nil {
@@ -159,7 +148,7 @@ func (s *session) store(ctx context.Context, state string) error {
 // longAgo says whether more than d has passed since at. It also says so if the clock was set back, because nobody knows then.
 func (s *session) longAgo(at time.Time, d time.Duration) bool {
 	passed := s.w.Time().Sub(at)
-	return passed > d || passed < -clockSkew
+	return passed > d || passed < -engine.ClockSkew
 }
 
 // unnamedSince returns the time since which f may have something that only a live session protects, or zero if a session manifest
@@ -193,8 +182,8 @@ func (s *session) findManifest(ctx context.Context, state string) error {
 		}
 	}
 	s.work.doubtAll()
-	if s.parent != nil && state == sessionRunning {
-		return fmt.Errorf("%w: the session manifest has gone, and with it what kept the parent", ErrNotFound)
+	if s.parent != nil && state == engine.SessionRunning {
+		return fmt.Errorf("%w: the session manifest has gone, and with it what kept the parent", errclass.NotFound)
 	}
 	return nil
 }
@@ -203,9 +192,9 @@ func (s *session) findManifest(ctx context.Context, state string) error {
 func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, state string) error {
 	owner := s.w.ClientOptions().UsernameAtHost()
 	id, err := snapshot.SaveSnapshot(ctx, s.w, &snapshot.Manifest{
-		Source: s.q.Source.info(), Description: "what a backup by " + owner + " has stored", IncompleteReason: leaseReason,
-		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{kopiaPin},
-		Tags: map[string]string{tagSession: s.id, tagSessionState: state, tagSessionOwner: owner, tagSessionDisks: s.q.diskNames()},
+		Source: s.q.Source.KopiaSource(), Description: "what a backup by " + owner + " has stored", IncompleteReason: engine.IncompleteReason,
+		StartTime: fs.UTCTimestampFromTime(s.started), EndTime: fs.UTCTimestampFromTime(s.w.Time()), RootEntry: root, Pins: []string{engine.OwnPin},
+		Tags: map[string]string{engine.TagSession: s.id, engine.TagSessionState: state, engine.TagSessionOwner: owner, engine.TagSessionDisks: s.q.diskNames()},
 	})
 	if err != nil {
 		return err
@@ -213,7 +202,7 @@ func (s *session) replaceManifest(ctx context.Context, root *snapshot.DirEntry, 
 	before := s.manifests
 	s.manifests = append(s.manifests[:len(before):len(before)], id)
 	for _, old := range before {
-		if err := removeManifest(ctx, s.w, old); err != nil {
+		if err := engine.RemoveManifest(ctx, s.w, old); err != nil {
 			return err
 		}
 	}
@@ -226,7 +215,7 @@ func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (
 	at := fs.UTCTimestampFromTime(s.w.Time())
 	dir := &snapshot.DirManifest{StreamType: "kopia:directory", Summary: &fs.DirectorySummary{TotalDirCount: 1, MaxModTime: at}}
 	for i, d := range f.disks {
-		entries, err := d.store(ctx, s.w, i)
+		entries, err := d.storeTables(ctx, s.w, i)
 		if err != nil {
 			return nil, err
 		}
@@ -237,22 +226,22 @@ func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (
 		dir.Summary.TotalFileCount++
 		dir.Summary.TotalFileSize += e.FileSize
 	}
-	if s.parent != nil && state == sessionRunning {
+	if s.parent != nil && state == engine.SessionRunning {
 		parent := *s.parent
 		parent.Name = "parent"
 		dir.Entries = append(dir.Entries, &parent)
 	}
-	id, err := snapshotfs.WriteDirManifest(ctx, s.w, "", dir, tableCompressor)
+	id, err := snapshotfs.WriteDirManifest(ctx, s.w, "", dir, table.Compressor)
 	if err != nil {
 		return nil, err
 	}
 	return &snapshot.DirEntry{Name: "session", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary}, nil
 }
 
-// end hands the deletion of the session manifest to kopia.
-func (s *session) end(ctx context.Context) error {
+// endManifest hands the deletion of the session manifest to kopia.
+func (s *session) endManifest(ctx context.Context) error {
 	for _, id := range s.manifests {
-		if err := removeManifest(ctx, s.w, id); err != nil {
+		if err := engine.RemoveManifest(ctx, s.w, id); err != nil {
 			return fmt.Errorf("end the session manifest: %w", err)
 		}
 	}
@@ -260,39 +249,39 @@ func (s *session) end(ctx context.Context) error {
 	return nil
 }
 
-// endFailed hands the deletion of earlier failed sessions of the same disks to kopia. The restore point that is about to be
+// endFailedSessions hands the deletion of earlier failed sessions of the same disks to kopia. The restore point that is about to be
 // published has what they stored, or nobody needs it.
-func (s *session) endFailed(ctx context.Context) error {
-	src := s.q.Source.info()
-	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{tagSessionState: sessionEnded, tagSessionDisks: s.q.diskNames()})
+func (s *session) endFailedSessions(ctx context.Context) error {
+	src := s.q.Source.KopiaSource()
+	failed, err := snapshot.ListSnapshotManifests(ctx, s.w, &src, map[string]string{engine.TagSessionState: engine.SessionEnded, engine.TagSessionDisks: s.q.diskNames()})
 	if err != nil {
 		return fmt.Errorf("list earlier sessions: %w", err)
 	}
 	for _, id := range failed {
-		if err := removeManifest(ctx, s.w, id); err != nil {
+		if err := engine.RemoveManifest(ctx, s.w, id); err != nil {
 			return fmt.Errorf("end an earlier session: %w", err)
 		}
 	}
 	return nil
 }
 
-// keep makes what was uploaded findable, as checkpoint does, so that the next backup does not upload it again. It must not be
-// called after a restore point's manifest was handed to kopia, because the flush would store that, too.
-func (s *session) keep() {
+// keepUploads makes what was uploaded findable, as flushPeriodically does, so that the next backup does not upload it again. It
+// must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too.
+func (s *session) keepUploads() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
 	defer cancel()
 	if s.work.empty() {
-		if s.end(ctx) == nil {
+		if s.endManifest(ctx) == nil {
 			_ = s.w.Flush(ctx)
 		}
 		return
 	}
 	// Whatever ended the backup may end this, too. That costs an upload and nothing else.
-	_ = s.store(ctx, sessionEnded)
+	_ = s.storeManifest(ctx, engine.SessionEnded)
 }
 
 func (s *session) close() error {
-	err := errors.Join(s.w.Close(context.WithoutCancel(s.ctx)), s.r.failed())
+	err := errors.Join(s.w.Close(context.WithoutCancel(s.ctx)), s.r.conn.Failure())
 	s.cancel(nil)
 	return err
 }

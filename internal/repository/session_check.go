@@ -10,6 +10,10 @@ import (
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // contentChecker checks whether contents are there to stay, according to the index and the storage as they are now.
@@ -21,9 +25,9 @@ type contentChecker struct {
 	packs map[blob.ID]bool
 }
 
-// recheck checks everything in f that no session manifest has named in time: garbage collection may have marked it as deleted,
-// and kopia may have forgotten it. recheck takes marks back, and notes as broken what is gone.
-func (s *session) recheck(ctx context.Context, f finishedWork) error {
+// checkFinishedAgain checks everything in f that no session manifest has named in time: garbage collection may have marked it as
+// deleted, and kopia may have forgotten it. It takes marks back, and notes as broken what is gone.
+func (s *session) checkFinishedAgain(ctx context.Context, f finishedWork) error {
 	if err := s.w.Flush(ctx); err != nil {
 		return err
 	}
@@ -31,7 +35,7 @@ func (s *session) recheck(ctx context.Context, f finishedWork) error {
 		return fmt.Errorf("look at what is stored again: %w", err)
 	}
 	// Exclusive maintenance may have taken this backup for dead. It frees at once what it sees no reference to.
-	if err := noExclusiveMaintenance(ctx, s.w); err != nil {
+	if err := engine.CheckNoExclusiveMaintenance(ctx, s.w); err != nil {
 		return err
 	}
 	c := &contentChecker{s: s, packs: map[blob.ID]bool{}}
@@ -56,12 +60,12 @@ func (s *session) recheck(ctx context.Context, f finishedWork) error {
 
 // checkTable checks a finished region, its table first.
 func (c *contentChecker) checkTable(ctx context.Context, d *diskWork, e object.IndirectObjectEntry) error {
-	i, _ := d.geometry.at(e.Start)
-	table, ok := e.Object.IndexObjectID()
+	i, _ := d.geometry.Locate(e.Start)
+	inner, ok := e.Object.IndexObjectID()
 	if !ok {
-		return fmt.Errorf("%w: object %s is not a table", ErrCorrupt, e.Object)
+		return fmt.Errorf("%w: object %s is not a table", errclass.Corrupt, e.Object)
 	}
-	there, err := c.check(ctx, table)
+	there, err := c.checkObject(ctx, inner)
 	if err != nil {
 		return err
 	}
@@ -69,7 +73,7 @@ func (c *contentChecker) checkTable(ctx context.Context, d *diskWork, e object.I
 		c.s.work.breakRegion(d, i)
 		return nil
 	}
-	blocks, err := readBlocks(ctx, c.s.w.ContentReader(), d.geometry, i, e.Object)
+	blocks, err := table.ReadRegion(ctx, c.s.w.ContentReader(), d.geometry, i, e.Object)
 	if err != nil {
 		return err
 	}
@@ -84,7 +88,7 @@ func (c *contentChecker) checkRegion(ctx context.Context, d *diskWork, i int, bl
 			continue
 		}
 		last = e.Object
-		there, err := c.check(ctx, e.Object)
+		there, err := c.checkObject(ctx, e.Object)
 		if err != nil {
 			return err
 		}
@@ -100,7 +104,7 @@ func (c *contentChecker) checkRegion(ctx context.Context, d *diskWork, i int, bl
 func (c *contentChecker) checkList(ctx context.Context, d *diskWork, id object.ID) error {
 	inner, _ := id.IndexObjectID()
 	parts, err := c.s.w.VerifyObject(ctx, inner)
-	if missing(err) {
+	if table.IsMissing(err) {
 		c.s.work.breakList(d)
 		return nil
 	}
@@ -119,11 +123,11 @@ func (c *contentChecker) checkList(ctx context.Context, d *diskWork, id object.I
 	return nil
 }
 
-// check says whether the content of a direct object is there to stay.
-func (c *contentChecker) check(ctx context.Context, id object.ID) (bool, error) {
+// checkObject says whether the content of a direct object is there to stay.
+func (c *contentChecker) checkObject(ctx context.Context, id object.ID) (bool, error) {
 	cid, _, ok := id.ContentID()
 	if !ok {
-		return false, fmt.Errorf("%w: %s is not a direct object", ErrCorrupt, id)
+		return false, fmt.Errorf("%w: %s is not a direct object", errclass.Corrupt, id)
 	}
 	return c.checkContent(ctx, cid)
 }
@@ -137,7 +141,7 @@ func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool,
 	if err != nil {
 		return false, err
 	}
-	there, err := c.pack(ctx, info.PackBlobID)
+	there, err := c.hasPack(ctx, info.PackBlobID)
 	if err != nil {
 		return false, err
 	}
@@ -150,15 +154,15 @@ func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool,
 	return there, nil
 }
 
-// pack says whether a pack exists.
-func (c *contentChecker) pack(ctx context.Context, id blob.ID) (bool, error) {
+// hasPack says whether a pack exists.
+func (c *contentChecker) hasPack(ctx context.Context, id blob.ID) (bool, error) {
 	c.mu.Lock()
 	there, known := c.packs[id]
 	c.mu.Unlock()
 	if known {
 		return there, nil
 	}
-	_, err := c.s.r.rep.BlobReader().GetMetadata(ctx, id)
+	_, err := c.s.r.conn.Kopia.BlobReader().GetMetadata(ctx, id)
 	if err != nil && !errors.Is(err, blob.ErrBlobNotFound) {
 		return false, err
 	}

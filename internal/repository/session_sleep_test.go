@@ -12,7 +12,11 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/object"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // sleepFor lets this much time pass, in which others maintain and this process does nothing.
@@ -44,7 +48,7 @@ func TestSession_sleepsPastItsManifest(t *testing.T) {
 				t.Parallel()
 				s := newLongSite(t)
 				disk := s.disk(2)
-				q := Request{ID: newID(), Source: testSource}
+				q := Request{ID: engine.NewPointID(), Source: testSource}
 				if incremental {
 					first, err := s.r.Backup(t.Context(), Request{Source: testSource, Disks: []DiskSource{disk.source(false)}})
 					if err != nil {
@@ -54,7 +58,7 @@ func TestSession_sleepsPastItsManifest(t *testing.T) {
 					q.Disks = []DiskSource{disk.source(true)}
 					defer func() {
 						refresh(t, s.others)
-						if _, err := s.others.Get(t.Context(), first.ID); !errors.Is(err, ErrNotFound) {
+						if _, err := s.others.Get(t.Context(), first.ID); !errors.Is(err, errclass.NotFound) {
 							t.Errorf("this test does not test anything: %v", err)
 						}
 					}()
@@ -89,7 +93,7 @@ func TestSession_sleepsPastItsManifest(t *testing.T) {
 					t.Error("it succeeded")
 				}
 				refresh(t, s.others)
-				if p, err := s.others.Get(t.Context(), q.ID); !errors.Is(err, ErrNotFound) {
+				if p, err := s.others.Get(t.Context(), q.ID); !errors.Is(err, errclass.NotFound) {
 					t.Errorf("it is there: %v, %v", p, err)
 				}
 			})
@@ -104,7 +108,7 @@ func TestSession_sleepsAndStopsNoCollection(t *testing.T) {
 	disk := s.disk(2)
 	var awake, maintaining atomic.Bool
 	s.changed = func(op string, id blob.ID) {
-		if op == "put" && strings.HasPrefix(string(id), indexPrefix) && awake.Load() && maintaining.CompareAndSwap(false, true) {
+		if op == "put" && strings.HasPrefix(string(id), storage.IndexPrefix) && awake.Load() && maintaining.CompareAndSwap(false, true) {
 			s.maintain()
 			maintaining.Store(false)
 		}
@@ -140,7 +144,7 @@ func TestSession_sleepsWhileItsManifestIsStored(t *testing.T) {
 	sleep := once(func() { s.sleepFor(3 * 24 * time.Hour) })
 	var armed atomic.Bool
 	s.refusesPut = func(id blob.ID) error {
-		if armed.Load() && strings.HasPrefix(string(id), indexPrefix) {
+		if armed.Load() && strings.HasPrefix(string(id), storage.IndexPrefix) {
 			armed.Store(false)
 			sleep()
 		}
@@ -208,15 +212,15 @@ func TestSession_failsAtOnceAndKeepsEarlierUploads(t *testing.T) {
 // A region that was finished after another one was lost does not count as named by a session manifest before a manifest names it.
 func TestSessionWork_confirmsWhatIsNamed(t *testing.T) {
 	t.Parallel()
-	g, err := newGeometry(10*64*mib, DefaultBlockBytes)
+	g, err := table.NewGeometry(10*64*mib, DefaultBlockBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var w sessionWork
-	d := w.disk(g)
+	d := w.addDisk(g)
 	finish := func(i int) {
-		e := g.region(i)
-		w.region(d, object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}, time.Unix(int64(i+1), 0))
+		e := g.Region(i)
+		w.addRegion(d, object.IndirectObjectEntry{Start: e.Offset, Length: e.Length}, time.Unix(int64(i+1), 0))
 	}
 	for i := range 4 {
 		finish(i)
@@ -251,7 +255,7 @@ func TestSession_sleepsPastExclusiveMaintenance(t *testing.T) {
 		case 1:
 			s.move(25 * time.Minute) // The first block is found late.
 		case packBlocks:
-			s.move(sessionLive - 24*time.Minute)
+			s.move(engine.SessionLive - 24*time.Minute)
 			if err := s.others.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
 				t.Error(err)
 			}

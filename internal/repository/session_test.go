@@ -12,7 +12,10 @@ import (
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/snapshot"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // Exclusive maintenance refuses while a backup runs, and says whose. It no longer refuses once that backup has been silent for
@@ -27,7 +30,7 @@ func TestSession_keepsExclusiveMaintenanceOut(t *testing.T) {
 	d := disk.source(false)
 	d.Reader = &hooked{memory: disk, call: func() {
 		err := exclusive()
-		if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "varve@mover") || !strings.Contains(err.Error(), testSource.String()) {
+		if !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), "varve@mover") || !strings.Contains(err.Error(), testSource.String()) {
 			t.Errorf("%v", err)
 		}
 	}}
@@ -52,7 +55,7 @@ func TestSession_refusedByExclusiveMaintenance(t *testing.T) {
 	}
 	var refused atomic.Bool
 	err := s.others.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true, Step: func(MaintenanceStep) {
-		if err := backUp(); errors.Is(err, ErrConflict) && strings.Contains(err.Error(), "varve@maintainer") {
+		if err := backUp(); errors.Is(err, errclass.Conflict) && strings.Contains(err.Error(), "varve@maintainer") {
 			refused.Store(true)
 		}
 	}})
@@ -91,7 +94,7 @@ func TestPublish_successIsFinal(t *testing.T) {
 		if _, err := s.others.Get(t.Context(), p.ID); err != nil {
 			t.Error(err)
 		}
-		if _, err := readRecord(t.Context(), s.others.rep, p.ID); err != nil {
+		if _, err := engine.ReadRecord(t.Context(), s.others.conn.Kopia, p.ID); err != nil {
 			t.Error(err)
 		}
 	}
@@ -104,7 +107,7 @@ func TestPublish_outlastsAStorageThatStalls(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := newLongSite(t)
 		q := Request{Source: testSource, Disks: []DiskSource{(&memory{data: []byte("varve")}).source(false)}}
-		q.flushing = func() { time.Sleep(stallAttempts * stallLimit) }
+		q.flushing = func() { time.Sleep(storage.StallAttempts * storage.StallLimit) }
 		if _, err := s.r.Backup(t.Context(), q); err != nil {
 			t.Error(err)
 		}
@@ -128,11 +131,11 @@ func answerIsLost(t *testing.T, gone bool) {
 	t.Helper()
 	s := newLongSite(t)
 	disk := s.disk(1)
-	q := Request{ID: newID(), Source: testSource, Disks: []DiskSource{disk.source(false)}}
+	q := Request{ID: engine.NewPointID(), Source: testSource, Disks: []DiskSource{disk.source(false)}}
 	var failing atomic.Bool
 	q.flushing = func() { failing.Store(true) }
 	s.answers = func(id blob.ID) error {
-		if failing.Load() && strings.HasPrefix(string(id), indexPrefix) {
+		if failing.Load() && strings.HasPrefix(string(id), storage.IndexPrefix) {
 			return errBroken
 		}
 		return nil
@@ -148,7 +151,7 @@ func answerIsLost(t *testing.T, gone bool) {
 	if !gone && (err != nil || p.ID != q.ID) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if gone && (!errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), q.ID)) {
+	if gone && (!errors.Is(err, errclass.Unknown) || !strings.Contains(err.Error(), q.ID)) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	q.Disks[0].Reader = unreadable{}
@@ -185,11 +188,11 @@ func TestRequest_repeatedWithItsID(t *testing.T) {
 	}
 	other := q
 	other.Source.Path = "/other"
-	if _, err := s.r.Backup(t.Context(), other); !errors.Is(err, ErrConflict) {
+	if _, err := s.r.Backup(t.Context(), other); !errors.Is(err, errclass.Conflict) {
 		t.Errorf("another source: %v", err)
 	}
 	q.ID = "short"
-	if _, err := s.r.Backup(t.Context(), q); !errors.Is(err, ErrInvalid) {
+	if _, err := s.r.Backup(t.Context(), q); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("a bad ID: %v", err)
 	}
 }
@@ -202,7 +205,7 @@ func TestFlush_isTriedAgain(t *testing.T) {
 	var failed atomic.Int64
 	long := newLongBackup(s.site, 5*time.Minute, packBlocks, 0, nil)
 	s.refusesPut = func(id blob.ID) error {
-		if strings.HasPrefix(string(id), indexPrefix) && s.refusing.CompareAndSwap(true, false) {
+		if strings.HasPrefix(string(id), storage.IndexPrefix) && s.refusing.CompareAndSwap(true, false) {
 			failed.Add(1)
 			return errBroken
 		}
@@ -234,11 +237,11 @@ func TestFlush_endsWhatCannotSucceed(t *testing.T) {
 			return
 		}
 		refresh(t, s.others)
-		ids, err := snapshot.ListSnapshotManifests(t.Context(), s.others.rep, nil, nil)
+		ids, err := snapshot.ListSnapshotManifests(t.Context(), s.others.conn.Kopia, nil, nil)
 		if err == nil {
-			err = s.others.change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+			err = s.others.conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 				for _, id := range ids {
-					if m, err := snapshot.LoadSnapshot(ctx, w, id); err != nil || m.Tags[tagSession] == "" {
+					if m, err := snapshot.LoadSnapshot(ctx, w, id); err != nil || m.Tags[engine.TagSession] == "" {
 						continue
 					}
 					if err := w.DeleteManifest(ctx, id); err != nil {
@@ -252,7 +255,7 @@ func TestFlush_endsWhatCannotSucceed(t *testing.T) {
 			t.Error(err)
 		}
 	}}
-	if _, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Disks: []DiskSource{d}}); !errors.Is(err, ErrNotFound) {
+	if _, err := long.backUp(t.Context(), s.r, Request{Source: testSource, Disks: []DiskSource{d}}); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("%v", err)
 	}
 	if last > 16*mib {

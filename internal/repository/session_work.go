@@ -11,6 +11,8 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
+
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // sessionWork records what a session has finished. It holds finished regions, and single blocks only of regions in progress. It
@@ -24,7 +26,7 @@ type sessionWork struct {
 
 // diskWork is what is finished of one disk. Regions that were taken over from the parent are not part of it.
 type diskWork struct {
-	geometry geometry
+	geometry table.Geometry
 	// regions are in the order in which they were finished, so that their table only grows at its end. Each starts at its offset
 	// in the disk. A session manifest named the first confirmed of them in time.
 	regions   []object.IndirectObjectEntry
@@ -39,8 +41,8 @@ type diskWork struct {
 	brokenList bool
 }
 
-// disk notes that work on a disk begins.
-func (w *sessionWork) disk(g geometry) *diskWork {
+// addDisk notes that work on a disk begins.
+func (w *sessionWork) addDisk(g table.Geometry) *diskWork {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	d := &diskWork{geometry: g, atWork: map[int][]object.IndirectObjectEntry{}, broken: map[int]bool{}}
@@ -48,42 +50,42 @@ func (w *sessionWork) disk(g geometry) *diskWork {
 	return d
 }
 
-func (w *sessionWork) note(since time.Time) {
+func (w *sessionWork) noteSince(since time.Time) {
 	if w.since.IsZero() || since.Before(w.since) {
 		w.since = since
 	}
 }
 
-// block notes that a block of region i is stored. Storing it began at since.
-func (w *sessionWork) block(d *diskWork, i int, e object.IndirectObjectEntry, since time.Time) {
+// addBlock notes that a block of region i is stored. Storing it began at since.
+func (w *sessionWork) addBlock(d *diskWork, i int, e object.IndirectObjectEntry, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	d.atWork[i] = append(d.atWork[i], e)
-	w.note(since)
+	w.noteSince(since)
 }
 
-// region notes that a region is finished. Storing its table began at since.
-func (w *sessionWork) region(d *diskWork, e object.IndirectObjectEntry, since time.Time) {
+// addRegion notes that a region is finished. Storing its table began at since.
+func (w *sessionWork) addRegion(d *diskWork, e object.IndirectObjectEntry, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	i, _ := d.geometry.at(e.Start)
+	i, _ := d.geometry.Locate(e.Start)
 	delete(d.atWork, i)
 	if d.broken[i] {
 		return // No manifest may name what is gone.
 	}
 	d.regions = append(d.regions, e)
-	w.note(since)
+	w.noteSince(since)
 }
 
-// list notes the table of all regions of a disk. Storing it began at since.
-func (w *sessionWork) list(d *diskWork, id object.ID, since time.Time) {
+// setList notes the table of all regions of a disk. Storing it began at since.
+func (w *sessionWork) setList(d *diskWork, id object.ID, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(d.broken) > 0 {
 		return
 	}
-	d.list = &object.IndirectObjectEntry{Length: d.geometry.size, Object: id}
-	w.note(since)
+	d.list = &object.IndirectObjectEntry{Length: d.geometry.Bytes, Object: id}
+	w.noteSince(since)
 }
 
 // finishedWork is what was finished at one moment.
@@ -121,7 +123,7 @@ func (w *sessionWork) uncollect(f finishedWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !f.since.IsZero() {
-		w.note(f.since)
+		w.noteSince(f.since)
 	}
 }
 
@@ -149,7 +151,7 @@ func (w *sessionWork) breakRegion(d *diskWork, i int) {
 	d.list, d.brokenList = nil, true
 	delete(d.atWork, i)
 	d.regions = slices.DeleteFunc(slices.Clone(d.regions), func(e object.IndirectObjectEntry) bool {
-		at, _ := d.geometry.at(e.Start)
+		at, _ := d.geometry.Locate(e.Start)
 		return at == i
 	})
 	d.confirmed = min(d.confirmed, len(d.regions))
@@ -196,8 +198,8 @@ func (w *sessionWork) doubtAll() {
 	w.since = time.Unix(0, 0)
 }
 
-// store stores the tables of what is finished of disk i, as files that kopia can read.
-func (d *finishedDisk) store(ctx context.Context, w repo.RepositoryWriter, i int) ([]*snapshot.DirEntry, error) {
+// storeTables stores the tables of what is finished of disk i, as files that kopia can read.
+func (d *finishedDisk) storeTables(ctx context.Context, w repo.RepositoryWriter, i int) ([]*snapshot.DirEntry, error) {
 	var out []*snapshot.DirEntry
 	file := func(name string, bytes int64, id object.ID) {
 		out = append(out, &snapshot.DirEntry{
@@ -216,7 +218,7 @@ func (d *finishedDisk) store(ctx context.Context, w repo.RepositoryWriter, i int
 			t.entries[j].Start = bytes
 			bytes += t.entries[j].Length
 		}
-		id, _, err := writeTable(ctx, w, t.entries, listSplitter)
+		id, _, err := table.WriteList(ctx, w, t.entries)
 		if err != nil {
 			return nil, err
 		}

@@ -16,6 +16,9 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // siteType is kopia's name for the storage of a site.
@@ -80,16 +83,16 @@ func init() {
 		p := &process{}
 		s.processes.Store(o.Machine, p)
 		if s.memory != nil {
-			return &siteStorage{Storage: &storage{Storage: s.memory}, site: s, process: p, machine: o.Machine}, nil
+			return &siteStorage{Storage: storage.NewGuard(s.memory), site: s, process: p, machine: o.Machine}, nil
 		}
 		if s.durable {
-			open = newDirectory
+			open = storage.NewDirectory
 		}
 		st, err := open(ctx, &filesystem.Options{Path: filepath.Join(o.Path, "blobs")}, create)
 		if err != nil {
 			return nil, err
 		}
-		return &siteStorage{Storage: &storage{Storage: st}, site: s, process: p, machine: o.Machine}, nil
+		return &siteStorage{Storage: storage.NewGuard(st), site: s, process: p, machine: o.Machine}, nil
 	})
 }
 
@@ -148,10 +151,11 @@ func (s *site) connect(tb testing.TB, name string, cache bool) string {
 
 // open opens a connection in the site's time.
 func (s *site) open(ctx context.Context, config string) (*Repository, error) {
-	r, err := openConfig(ctx, config, testPassword, s.now)
+	c, err := engine.OpenConnection(ctx, config, testPassword, s.now)
 	if err != nil {
 		return nil, err
 	}
+	r := &Repository{c}
 	if hasCache := r.WithoutCache() == nil; hasCache {
 		if err := s.trustFormat(config); err != nil {
 			return nil, errors.Join(err, r.Close(ctx))
@@ -170,7 +174,7 @@ func (s *site) trustFormat(config string) error {
 	if !s.replaced {
 		at = at.AddDate(20, 0, 0)
 	}
-	return dateFormat(strings.TrimSuffix(config, ".config")+".cache", at)
+	return storage.DateCachedFormat(strings.TrimSuffix(config, ".config")+".cache", at)
 }
 
 // opened returns a connection that is open until the test ends.

@@ -18,6 +18,7 @@ import (
 	"github.com/kopia/kopia/repo/object"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // pageBytes is the size of a sparse disk's pages.
@@ -70,7 +71,7 @@ func (s *sparse) write(data []byte, offset int64) {
 }
 
 func (s *sparse) put(i int64, page *[pageBytes]byte) {
-	if isZero(page[:]) {
+	if table.IsZero(page[:]) {
 		delete(s.pages, i)
 		return
 	}
@@ -259,16 +260,16 @@ func (c *comparison) blocks(ctx context.Context, d Disk, want *sparse) error {
 
 // block returns a sum of the block that has the byte at offset.
 func (c *comparison) block(ctx context.Context, image *Image, offset int64) (uint64, error) {
-	i, j := image.geometry.at(offset)
-	table, err := image.blocks(ctx, i)
+	i, j := image.Geometry.Locate(offset)
+	entries, err := image.ReadRegion(ctx, i)
 	if err != nil {
 		return 0, err
 	}
-	id := table[j].Object
+	id := entries[j].Object
 	if sum, ok := c.seen[id]; ok {
 		return sum, nil
 	}
-	data, err := readBlock(ctx, c.r.reader(), id, table[j].Length)
+	data, err := table.ReadBlock(ctx, c.r.conn.Reader(), id, entries[j].Length)
 	if err != nil {
 		return 0, err
 	}

@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo/blob"
-	"github.com/kopia/kopia/repo/blob/filesystem"
-	"github.com/kopia/kopia/repo/blob/s3"
-	"github.com/kopia/kopia/repo/content"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // Status describes a repository and what it holds. Sizes are in bytes.
@@ -32,8 +31,8 @@ type Status struct {
 	Sources       []SourceStatus `json:"sources"`
 	// Unreadable says which restore points cannot be read; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Contents is how many blocks, tables and manifests the index has. Each process that opens the repository holds the whole index in
-	// memory, about IndexMemoryBytes, or in its cache if the connection has one.
+	// Contents is how many blocks, tables and manifests the index has. Each process that opens the repository holds the whole
+	// index in memory, about IndexMemoryBytes, or in its cache if the connection has one.
 	Contents         int64 `json:"contents"`
 	IndexMemoryBytes int64 `json:"indexMemoryBytes"`
 	// Blobs are what the storage holds, by kind. FreeBytes is how much room it has; nil if it does not say.
@@ -105,12 +104,12 @@ func (s *Status) TotalBytes() (n int64) {
 
 // Status lists the blobs and the restore points. Restore points that cannot be read are not an error; the status notes them.
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
-	options := r.rep.ClientOptions()
+	options := r.conn.Kopia.ClientOptions()
 	s := &Status{
-		Location: location(r.rep.BlobReader().ConnectionInfo()), ConfigFile: r.configFile, UniqueID: r.ID(),
+		Location: storage.Describe(r.conn.Kopia.BlobReader().ConnectionInfo()), ConfigFile: r.conn.ConfigFile, UniqueID: r.ID(),
 		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
 	}
-	for _, part := range []func(context.Context, *Status) error{r.format, r.histories, r.maintenance, r.index} {
+	for _, part := range []func(context.Context, *Status) error{r.addFormat, r.addHistories, r.addMaintenance, r.addIndex} {
 		if err := part(ctx, s); err != nil {
 			return nil, fmt.Errorf("status of the repository: %w", err)
 		}
@@ -119,7 +118,7 @@ func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	if s.Blobs, err = r.Stored(ctx); err != nil {
 		return nil, fmt.Errorf("status of the repository: %w", err)
 	}
-	if c, err := r.rep.BlobVolume().GetCapacity(ctx); err == nil {
+	if c, err := r.conn.Kopia.BlobVolume().GetCapacity(ctx); err == nil {
 		free := int64(c.FreeB)
 		s.FreeBytes = &free
 	}
@@ -129,7 +128,7 @@ func (r *Repository) Status(ctx context.Context) (*Status, error) {
 // Stored counts the blobs by kind, including unfinished ones if there are any.
 func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	out := []BlobStatus{{Kind: DataBlobs}, {Kind: MetadataBlobs}, {Kind: IndexBlobs}, {Kind: OtherBlobs}}
-	err := r.rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
+	err := r.conn.Kopia.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
 		kind := OtherBlobs
 		for _, k := range blobKinds {
 			if strings.HasPrefix(string(b.BlobID), k.prefix) {
@@ -147,30 +146,15 @@ func (r *Repository) Stored(ctx context.Context) ([]BlobStatus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the blobs: %w", err)
 	}
-	half, err := unfinished(ctx, r.rep.BlobReader())
-	if half.Blobs > 0 {
-		out = append(out, half)
+	blobs, bytes, err := storage.CountUnfinished(ctx, r.conn.Kopia.BlobReader())
+	if blobs > 0 {
+		out = append(out, BlobStatus{Kind: UnfinishedBlobs, Blobs: blobs, Bytes: bytes})
 	}
 	return out, err
 }
 
-// Contents counts what Verify reads with the same percentage and sample.
-func (r *Repository) Contents(ctx context.Context, percent float64, sample uint64) (contents, bytes int64, err error) {
-	err = r.rep.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
-		if sampled(info.ContentID, percent, sample) {
-			contents++
-			bytes += int64(info.OriginalLength)
-		}
-		return ctx.Err()
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("count the contents: %w", err)
-	}
-	return contents, bytes, nil
-}
-
-func (r *Repository) format(ctx context.Context, s *Status) error {
-	m := r.rep.FormatManager()
+func (r *Repository) addFormat(ctx context.Context, s *Status) error {
+	m := r.conn.Kopia.FormatManager()
 	p, err := m.GetMutableParameters(ctx)
 	if err != nil {
 		return err
@@ -189,17 +173,17 @@ func (r *Repository) format(ctx context.Context, s *Status) error {
 	return nil
 }
 
-// index counts the contents in the index, which is in memory.
-func (r *Repository) index(ctx context.Context, s *Status) (err error) {
+// addIndex counts the contents in the index, which is in memory.
+func (r *Repository) addIndex(ctx context.Context, s *Status) (err error) {
 	s.Contents, _, err = r.Contents(ctx, 100, 0)
 	s.IndexMemoryBytes = s.Contents * contentIndexBytes
 	return err
 }
 
-func (r *Repository) histories(ctx context.Context, s *Status) error {
+func (r *Repository) addHistories(ctx context.Context, s *Status) error {
 	points, err := r.List(ctx, nil)
 	if err != nil {
-		if !errors.Is(err, ErrCorrupt) {
+		if !errors.Is(err, errclass.Corrupt) {
 			return err
 		}
 		s.Unreadable = err.Error()
@@ -221,29 +205,4 @@ func (r *Repository) histories(ctx context.Context, s *Status) error {
 	}
 	slices.SortFunc(s.Sources, func(a, b SourceStatus) int { return a.Source.Compare(b.Source) })
 	return nil
-}
-
-// DiskBytes returns the size of all disks together.
-func (p *RestorePoint) DiskBytes() (n int64) {
-	for _, d := range p.Disks {
-		n += d.Bytes
-	}
-	return n
-}
-
-// Compare orders sources by path, host and user.
-func (s Source) Compare(o Source) int {
-	return cmp.Or(cmp.Compare(s.Path, o.Path), cmp.Compare(s.Host, o.Host), cmp.Compare(s.User, o.User))
-}
-
-// location returns the name of a storage, without its keys.
-func location(i blob.ConnectionInfo) string {
-	switch o := i.Config.(type) {
-	case *filesystem.Options:
-		return Location{Directory: o.Path}.String()
-	case *s3.Options:
-		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
-	default:
-		return i.Type
-	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/kopia/kopia/repo/format"
 	"github.com/kopia/kopia/repo/maintenance"
+
+	"github.com/varvebackup/varve/internal/repository/engine"
 )
 
 // MaintenanceStatus says when the repository was maintained and when it is due. A zero time is unknown, or means never.
@@ -36,12 +38,12 @@ type MaintenanceFailure struct {
 	Error string    `json:"error"`
 }
 
-// maintenance fills in what can be read, because a damaged manifest must not hide everything else.
-func (r *Repository) maintenance(ctx context.Context, s *Status) error {
-	p, err := maintenance.GetParams(ctx, r.rep)
+// addMaintenance fills in what can be read, because a damaged manifest must not hide everything else.
+func (r *Repository) addMaintenance(ctx context.Context, s *Status) error {
+	p, err := maintenance.GetParams(ctx, r.conn.Kopia)
 	if err == nil {
 		var schedule *maintenance.Schedule
-		if schedule, err = maintenance.GetSchedule(ctx, r.rep); err == nil {
+		if schedule, err = maintenance.GetSchedule(ctx, r.conn.Kopia); err == nil {
 			s.Maintenance = maintenanceStatus(p, schedule)
 		}
 	}
@@ -49,15 +51,15 @@ func (r *Repository) maintenance(ctx context.Context, s *Status) error {
 		s.Maintenance.Unknown = err.Error()
 		return ctx.Err()
 	}
-	manifests, err := countManifests(ctx, r.rep)
+	manifests, err := engine.CountManifestContents(ctx, r.conn.Kopia)
 	if err != nil {
 		return err
 	}
-	about, err := r.rep.BlobReader().GetMetadata(ctx, format.KopiaRepositoryBlobID)
+	about, err := r.conn.Kopia.BlobReader().GetMetadata(ctx, format.KopiaRepositoryBlobID)
 	if err != nil {
 		return fmt.Errorf("look for the format: %w", err)
 	}
-	s.Maintenance.warn(r.rep.Time(), about.Timestamp, manifests)
+	s.Maintenance.addWarnings(r.conn.Kopia.Time(), about.Timestamp, manifests)
 	return ctx.Err()
 }
 
@@ -69,8 +71,8 @@ const (
 	warnManifests = 300
 )
 
-// warn notes what needs to be done. created is when the repository was made, or when its password was last changed.
-func (m *MaintenanceStatus) warn(now, created time.Time, manifests int) {
+// addWarnings notes what needs to be done. created is when the repository was made, or when its password was last changed.
+func (m *MaintenanceStatus) addWarnings(now, created time.Time, manifests int) {
 	due := m.NextFull
 	if due.IsZero() {
 		due = created

@@ -14,6 +14,10 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/policy"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/maintain"
 )
 
 func TestStatus(t *testing.T) {
@@ -26,7 +30,7 @@ func TestStatus(t *testing.T) {
 	if !strings.HasSuffix(s.Location, "/blobs") || s.ConfigFile != config || s.Host != "host" || s.User != "varve" || s.ObjectLock != nil || s.FreeBytes == nil {
 		t.Errorf("%+v", s)
 	}
-	if s.Format.Hash != hashAlgorithm || s.Format.Encryption != encryptionAlgorithm || s.Format.Version == 0 || s.Format.PackBytes == 0 {
+	if s.Format.Hash != engine.HashAlgorithm || s.Format.Encryption != engine.EncryptionAlgorithm || s.Format.Version == 0 || s.Format.PackBytes == 0 {
 		t.Errorf("format %+v", s.Format)
 	}
 	if s.RestorePoints != 0 || len(s.Sources) != 0 || !s.Maintenance.Last.IsZero() || !s.Maintenance.LastFull.IsZero() {
@@ -59,7 +63,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%d contents in %d bytes of memory, where there are %d blocks and tables", s.Contents, s.IndexMemoryBytes, n)
 	}
 	m := s.Maintenance
-	if m.Owner != owner || m.LastFull.IsZero() || m.Last.Before(m.LastFull) || !m.NextFull.After(m.Last) || !m.NextQuick.After(m.Last) || m.Failures != nil {
+	if m.Owner != maintain.Owner || m.LastFull.IsZero() || m.Last.Before(m.LastFull) || !m.NextFull.After(m.Last) || !m.NextQuick.After(m.Last) || m.Failures != nil {
 		t.Errorf("maintenance %+v", m)
 	}
 }
@@ -142,11 +146,11 @@ func TestPins(t *testing.T) {
 		}
 		same(t, r, points[0], disk.data)
 	}
-	if _, err := r.Pin(t.Context(), newID(), []string{"x"}, nil); !errors.Is(err, ErrNotFound) {
+	if _, err := r.Pin(t.Context(), engine.NewPointID(), []string{"x"}, nil); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("pin what is not there: %v", err)
 	}
 	for _, bad := range []string{"", "a\nb", "a\xff", strings.Repeat("x", maxPinBytes+1)} {
-		if _, err := r.Pin(t.Context(), p.ID, []string{bad}, nil); !errors.Is(err, ErrInvalid) {
+		if _, err := r.Pin(t.Context(), p.ID, []string{bad}, nil); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("pin %q: %v", bad, err)
 		}
 	}
@@ -163,13 +167,13 @@ func TestPins_ofTwoMachinesAtOnce(t *testing.T) {
 		if points, err := other.List(t.Context(), nil); err != nil || len(points) != 1 {
 			t.Fatalf("%v, %v", points, err) // It now has the manifests in memory.
 		}
-		err := repo.WriteSession(t.Context(), other.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-			s, err := r.stored(ctx, parent.ID) // as it was before the other one
+		err := repo.WriteSession(t.Context(), other.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+			s, err := r.conn.FindPoint(ctx, parent.ID) // as it was before the other one
 			if err != nil {
 				return err
 			}
-			s.manifest.UpdatePins([]string{string(rune('a' + i))}, nil)
-			return snapshot.UpdateSnapshot(ctx, w, s.manifest)
+			s.Manifest.UpdatePins([]string{string(rune('a' + i))}, nil)
+			return snapshot.UpdateSnapshot(ctx, w, s.Manifest)
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -216,7 +220,7 @@ func TestMaintenanceStatus_warns(t *testing.T) {
 		"late and manifold": {next: now.Add(-3 * day), manifests: warnManifests + 1, warnings: 2},
 	} {
 		m := MaintenanceStatus{NextFull: c.next}
-		if m.warn(now, c.created, c.manifests); len(m.Warnings) != c.warnings {
+		if m.addWarnings(now, c.created, c.manifests); len(m.Warnings) != c.warnings {
 			t.Errorf("%s: %q", name, m.Warnings)
 		}
 	}
@@ -243,14 +247,14 @@ func TestPins_kopiasRetentionDeletesNothing(t *testing.T) {
 			t.Fatalf("%+v, %v", p, err)
 		}
 	}
-	for _, step := range []struct{ add, remove []string }{{add: []string{kopiaPin}}, {remove: []string{kopiaPin}}} {
-		if _, err := r.Pin(t.Context(), first, step.add, step.remove); !errors.Is(err, ErrInvalid) {
+	for _, step := range []struct{ add, remove []string }{{add: []string{engine.OwnPin}}, {remove: []string{engine.OwnPin}}} {
+		if _, err := r.Pin(t.Context(), first, step.add, step.remove); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("Varve's own pin, %+v: %v", step, err)
 		}
 	}
 	other := open(t, config)
-	if err := repo.WriteSession(t.Context(), other.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		deleted, err := policy.ApplyRetentionPolicy(ctx, w, testSource.info(), true)
+	if err := repo.WriteSession(t.Context(), other.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		deleted, err := policy.ApplyRetentionPolicy(ctx, w, testSource.KopiaSource(), true)
 		if len(deleted) > 0 {
 			t.Errorf("kopia deletes %v", deleted)
 		}

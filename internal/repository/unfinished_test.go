@@ -12,6 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo"
+
+	"github.com/varvebackup/varve/internal/repository/maintain"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // tree returns what is below a directory, by its path, with its content.
@@ -69,7 +72,7 @@ func unfinishedOf(t *testing.T, r *Repository) int64 {
 func TestUnfinished_isRemoved(t *testing.T) {
 	t.Parallel()
 	const end = ".tmp.0123456789abcdef"
-	long := unfinishedLife + time.Minute
+	long := maintain.UnfinishedLife + time.Minute
 	r, config := newRepository(t)
 	dir := filepath.Join(filepath.Dir(filepath.Dir(config)), "blobs")
 	before := tree(t, dir)
@@ -89,7 +92,7 @@ func TestUnfinished_isRemoved(t *testing.T) {
 	}
 	delete(want, "/.")
 	for name, age := range map[string]time.Duration{
-		"p/abc/fresh.f" + end: 0, "p/abc/asleep.f" + end: unfinishedLife - time.Hour, "p/abc/future.f" + end: -time.Hour,
+		"p/abc/fresh.f" + end: 0, "p/abc/asleep.f" + end: maintain.UnfinishedLife - time.Hour, "p/abc/future.f" + end: -time.Hour,
 		"p/abc/whole.f": long, "p/abc/short.f.tmp.0123456789abcde": long, "p/abc/long.f" + end + "0": long, "p/abc/upper.f.tmp.0123456789ABCDEF": long,
 		"p/abc/notes" + end: long, "p/abc/.f" + end: long, "notes.shards" + end: long, "directory.f" + end + "/x": long,
 	} {
@@ -104,13 +107,13 @@ func TestUnfinished_isRemoved(t *testing.T) {
 		t.Errorf("the status tells of %d unfinished blobs, want those that go and three", n)
 	}
 	// The repository's clock is ahead, which says nothing about the files.
-	ahead, err := repo.Open(t.Context(), config, testPassword, &repo.Options{TimeNowFunc: func() time.Time { return time.Now().Add(2 * unfinishedLife) }})
+	ahead, err := repo.Open(t.Context(), config, testPassword, &repo.Options{TimeNowFunc: func() time.Time { return time.Now().Add(2 * maintain.UnfinishedLife) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ahead.Close(t.Context())
 	for range 2 { // the second time there is nothing to do
-		if err := removeUnfinished(t.Context(), ahead.(repo.DirectRepository).BlobReader(), unfinishedLife); err != nil {
+		if err := storage.RemoveUnfinished(t.Context(), ahead.(repo.DirectRepository).BlobReader(), maintain.UnfinishedLife); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -154,10 +157,10 @@ func TestMaintenance_removesWhatAKillLeft(t *testing.T) {
 		{MaintenanceOptions{Mode: QuickMaintenance}, 0, 1},
 		{MaintenanceOptions{Mode: FullMaintenance}, 0, 1},
 		{MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}, 0, 1},
-		{MaintenanceOptions{Mode: FullMaintenance}, 2 * unfinishedExclusive, 1},
-		{MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}, 2 * unfinishedExclusive, 0},
-		{MaintenanceOptions{Mode: QuickMaintenance}, unfinishedLife + time.Hour, 0},
-		{MaintenanceOptions{Mode: FullMaintenance}, unfinishedLife + time.Hour, 0},
+		{MaintenanceOptions{Mode: FullMaintenance}, 2 * maintain.ExclusiveUnfinishedLife, 1},
+		{MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}, 2 * maintain.ExclusiveUnfinishedLife, 0},
+		{MaintenanceOptions{Mode: QuickMaintenance}, maintain.UnfinishedLife + time.Hour, 0},
+		{MaintenanceOptions{Mode: FullMaintenance}, maintain.UnfinishedLife + time.Hour, 0},
 	} {
 		put(t, filepath.Join(c.site.dir, "blobs", path[0]), "half", step.age)
 		if err := r.Maintain(t.Context(), step.o); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -25,7 +26,7 @@ func damagedContent(t *testing.T, r *Repository, config string, id object.ID, sp
 	if !ok {
 		t.Fatalf("%s is no content", id)
 	}
-	info, err := r.reader().ContentInfo(t.Context(), cid)
+	info, err := r.conn.Reader().ContentInfo(t.Context(), cid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func found(t *testing.T, r *Repository, percent float64) (out []string) {
 		t.Fatalf("%+v, %v", report, err)
 	}
 	for _, d := range report.Damage {
-		if !errors.Is(d.Err, ErrCorrupt) || strings.Contains(d.Err.Error(), "corrupt") {
+		if !errors.Is(d.Err, errclass.Corrupt) || strings.Contains(d.Err.Error(), "corrupt") {
 			t.Errorf("%v", d.Err)
 		}
 		out = append(out, d.Extent.String()+" "+d.Err.Error())
@@ -89,7 +90,7 @@ func TestDamageNamesItsBlocks(t *testing.T) {
 	}
 	var first, last string
 	for _, at := range [][2]int{{0, 5}, {0, 3}, {0, 2}, {1, 255}, {2, 0}, {2, 1}} {
-		table, err := image.blocks(t.Context(), at[0])
+		table, err := image.ReadRegion(t.Context(), at[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +107,7 @@ func TestDamageNamesItsBlocks(t *testing.T) {
 		"133955584+524293 blob "+last+" has other bytes than were written")
 
 	// The table of the second region is gone, and its neighbours' blocks are damaged. The region is a part of its own.
-	damagedTable := damagedContent(t, r, config, inner(t, image.list[1].Object), flip)
+	damagedTable := damagedContent(t, r, config, inner(t, image.List[1].Object), flip)
 	wantFound(t, found(t, open(t, config), 100),
 		"524288+524288 blob "+first+" has other bytes than were written",
 		"1310720+262144 blob "+first+" has other bytes than were written",
@@ -130,7 +131,7 @@ func firstTable(t *testing.T, r *Repository, p *RestorePoint) []object.IndirectO
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := image.blocks(t.Context(), 0)
+	table, err := image.ReadRegion(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

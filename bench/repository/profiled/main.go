@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 func main() {
+	storage.Register()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Getenv("VARVE_PROFILE"))
 	stop()

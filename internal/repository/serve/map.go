@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // The map's file is a header and then sectors, each with the clusters of one window of the disk. All sectors together, in any order, are the
@@ -112,23 +112,23 @@ func checksum(header uint32, sector []byte) uint32 {
 func (c *clusters) decode(data []byte) (layout, error) {
 	const head = len(mapMagic) + 4
 	if len(data) < sectorBytes || string(data[:len(mapMagic)]) != mapMagic {
-		return layout{}, fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
+		return layout{}, fmt.Errorf("%w: its map is damaged", errclass.Corrupt)
 	}
 	l := layout{sum: binary.LittleEndian.Uint32(data[len(mapMagic):])}
 	header := data[head:sectorBytes]
 	if crc32.ChecksumIEEE(header) != l.sum {
-		return layout{}, fmt.Errorf("%w: its map is damaged", repository.ErrCorrupt)
+		return layout{}, fmt.Errorf("%w: its map is damaged", errclass.Corrupt)
 	}
 	if version := binary.LittleEndian.Uint32(header); version != mapVersion {
-		return layout{}, fmt.Errorf("%w: its map has version %d, and this program knows %d", repository.ErrInvalid, version, mapVersion)
+		return layout{}, fmt.Errorf("%w: its map has version %d, and this program knows %d", errclass.Invalid, version, mapVersion)
 	}
 	n, body := int64(binary.LittleEndian.Uint32(header[4:])), header[8:]
 	if n > int64(len(body)) || string(body[:n]) != c.token {
-		return layout{}, fmt.Errorf("%w: it belongs to another disk, %q", repository.ErrInvalid, body[:min(n, int64(len(body)))])
+		return layout{}, fmt.Errorf("%w: it belongs to another disk, %q", errclass.Invalid, body[:min(n, int64(len(body)))])
 	}
 	var err error
 	if l.sectors, err = c.decodeSectors(data, body[n:], l.sum); err == nil && c.behind() {
-		err = fmt.Errorf("%w: its map has clusters behind the end of the disk", repository.ErrCorrupt)
+		err = fmt.Errorf("%w: its map has clusters behind the end of the disk", errclass.Corrupt)
 	}
 	return l, err
 }
@@ -137,10 +137,10 @@ func (c *clusters) decode(data []byte) (layout, error) {
 // may have holes, which are zeroes, and ends anywhere; everything else was flushed and must be there.
 func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 	if len(rest) < 16 {
-		return 0, fmt.Errorf("%w: its map is cut off", repository.ErrCorrupt)
+		return 0, fmt.Errorf("%w: its map is cut off", errclass.Corrupt)
 	}
 	if size := binary.LittleEndian.Uint64(rest); size != uint64(c.size) {
-		return 0, fmt.Errorf("%w: its map is for a disk of another size, %d bytes", repository.ErrInvalid, size)
+		return 0, fmt.Errorf("%w: its map is for a disk of another size, %d bytes", errclass.Invalid, size)
 	}
 	flushed := 1 + binary.LittleEndian.Uint64(rest[8:])
 	whole, all := uint64(0), uint64(len(data)/sectorBytes)
@@ -154,7 +154,7 @@ func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 		}
 		window := binary.LittleEndian.Uint64(sector)
 		if checksum(sum, sector[:sectorBytes-4]) != binary.LittleEndian.Uint32(sector[sectorBytes-4:]) || window >= uint64(len(c.used)) {
-			return 0, fmt.Errorf("%w: its map is damaged at %d", repository.ErrCorrupt, i*sectorBytes)
+			return 0, fmt.Errorf("%w: its map is damaged at %d", errclass.Corrupt, i*sectorBytes)
 		}
 		flushed = max(flushed, uint64(binary.LittleEndian.Uint32(sector[8:])))
 		for j, words := 0, c.window(int(window)); j < windowWords; j++ {
@@ -166,7 +166,7 @@ func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 		whole = all
 	}
 	if whole < flushed {
-		return 0, fmt.Errorf("%w: its map lacks sector %d, and %d of them were flushed", repository.ErrCorrupt, whole, flushed)
+		return 0, fmt.Errorf("%w: its map lacks sector %d, and %d of them were flushed", errclass.Corrupt, whole, flushed)
 	}
 	return int64(whole), nil
 }

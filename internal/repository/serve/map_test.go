@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
-	"github.com/varvebackup/varve/internal/repository"
 )
 
 // goldenBytes is the size of the golden maps' disk: a window, and a byte of the next one.
@@ -101,14 +101,14 @@ func TestMap_noticesAWrongBit(t *testing.T) {
 	for i := range data {
 		spoilt := bytes.Clone(data)
 		spoilt[i] ^= 1 << (i % 8)
-		if _, _, err := read(spoilt); !errors.Is(err, repository.ErrCorrupt) {
+		if _, _, err := read(spoilt); !errors.Is(err, errclass.Corrupt) {
 			t.Fatalf("bit %d of byte %d: %v", i%8, i, err)
 		}
 	}
 	for at := sectorBytes; at < len(data); at += sectorBytes { // a sector in the place of another one, and one that is gone
 		spoilt := bytes.Clone(data)
 		copy(spoilt[at:], make([]byte, sectorBytes))
-		if _, _, err := read(spoilt); at < len(data)-5*sectorBytes && !errors.Is(err, repository.ErrCorrupt) {
+		if _, _, err := read(spoilt); at < len(data)-5*sectorBytes && !errors.Is(err, errclass.Corrupt) {
 			t.Errorf("no sector at %d: %v", at, err)
 		}
 	}
@@ -165,7 +165,7 @@ func TestMap_withATornEnd(t *testing.T) {
 		for at := sectorBytes; at < end; at += sectorBytes {
 			torn := bytes.Clone(data[:next])
 			clear(torn[at:][:sectorBytes])
-			if _, _, err := read(torn); !errors.Is(err, repository.ErrCorrupt) {
+			if _, _, err := read(torn); !errors.Is(err, errclass.Corrupt) {
 				t.Errorf("flush %d, and the sector at %d that was flushed before is gone: %v", n, at, err)
 			}
 		}
@@ -205,7 +205,7 @@ func FuzzMap(f *testing.F) {
 			c := newClusters("a disk", size)
 			_, err := c.decode(data)
 			if err != nil {
-				if !errors.Is(err, repository.ErrCorrupt) && !errors.Is(err, repository.ErrInvalid) {
+				if !errors.Is(err, errclass.Corrupt) && !errors.Is(err, errclass.Invalid) {
 					t.Error(err)
 				}
 				continue
@@ -229,7 +229,7 @@ func TestMap_hasNoClusterBehindTheDisk(t *testing.T) {
 		c.bits[word] = 1 << 1
 		c.use(1)
 		data, _ := c.encode()
-		if _, err := newClusters("a disk", goldenBytes).decode(data); !errors.Is(err, repository.ErrCorrupt) || !strings.Contains(err.Error(), "behind") {
+		if _, err := newClusters("a disk", goldenBytes).decode(data); !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), "behind") {
 			t.Errorf("word %d: %v", word, err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
-	"github.com/varvebackup/varve/internal/repository"
 )
 
 // base is the disk below an overlay. It does not change.
@@ -51,8 +51,8 @@ type storage struct {
 	replace func(path string, data []byte) error
 }
 
-// OpenOverlay opens path over below, or makes it. token names the disk below. The file of another disk is repository.ErrInvalid,
-// one that somebody has opened ErrConflict, and one that lacks what was written to it ErrCorrupt.
+// OpenOverlay opens path over below, or makes it. token names the disk below. The file of another disk is errclass.Invalid,
+// one that somebody has opened errclass.Conflict, and one that lacks what was written to it errclass.Corrupt.
 func OpenOverlay(path, token string, below base) (*Overlay, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -70,11 +70,11 @@ func (o *Overlay) mapPath() string { return o.file.Name() + ".map" }
 
 func (o *Overlay) open() error {
 	if len(o.clusters.token) > maxTokenBytes {
-		return fmt.Errorf("%w: a token of %d bytes, at most %d", repository.ErrInvalid, len(o.clusters.token), maxTokenBytes)
+		return fmt.Errorf("%w: a token of %d bytes, at most %d", errclass.Invalid, len(o.clusters.token), maxTokenBytes)
 	}
 	err := unix.Flock(int(o.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("%w: another process has it", repository.ErrConflict)
+		return fmt.Errorf("%w: another process has it", errclass.Conflict)
 	}
 	if err != nil {
 		return os.NewSyscallError("flock", err)
@@ -88,7 +88,7 @@ func (o *Overlay) open() error {
 	case err == nil:
 		o.layout, err = o.clusters.decode(stored)
 	case errors.Is(err, fs.ErrNotExist) && info.Size() > 0:
-		err = fmt.Errorf("%w: it has content and no map beside it: it is no overlay", repository.ErrInvalid)
+		err = fmt.Errorf("%w: the file has content and no map beside it, so it is not an overlay", errclass.Invalid)
 	case errors.Is(err, fs.ErrNotExist):
 		// Before the file has its size: after a crash an overlay without a map would not be one.
 		stored, o.layout = o.clusters.encode()
@@ -98,7 +98,7 @@ func (o *Overlay) open() error {
 		return err
 	}
 	if info.Size() != o.Size() && !o.clusters.none() {
-		return fmt.Errorf("%w: the file has %d bytes, not the disk's %d, and by its map something was written to it", repository.ErrCorrupt, info.Size(), o.Size())
+		return fmt.Errorf("%w: the file has %d bytes, not the disk's %d, and by its map something was written to it", errclass.Corrupt, info.Size(), o.Size())
 	}
 	return o.file.Truncate(o.Size())
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
-	"github.com/varvebackup/varve/internal/repository"
 )
 
 // model is what an overlay must hold.
@@ -174,19 +174,19 @@ func TestOverlay_thatIsRefused(t *testing.T) {
 		class error
 		text  string
 	}{
-		"of another disk":            {token: "another", class: repository.ErrInvalid, text: "another disk"},
-		"of a disk of another size":  {below: make(content, 100*clusterBytes), class: repository.ErrInvalid, text: "another size"},
-		"without its map":            {spoil: func(t *testing.T, path string) { t.Helper(); remove(t, path+".map") }, class: repository.ErrInvalid, text: "no map"},
-		"that is only a map":         {spoil: remove, class: repository.ErrCorrupt, text: "0 bytes"},
-		"that was cut":               {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path, "short") }, class: repository.ErrCorrupt, text: "5 bytes"},
-		"with a map that is damaged": {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "varvecow and so on") }, class: repository.ErrCorrupt, text: "damaged"},
+		"of another disk":            {token: "another", class: errclass.Invalid, text: "another disk"},
+		"of a disk of another size":  {below: make(content, 100*clusterBytes), class: errclass.Invalid, text: "another size"},
+		"without its map":            {spoil: func(t *testing.T, path string) { t.Helper(); remove(t, path+".map") }, class: errclass.Invalid, text: "no map"},
+		"that is only a map":         {spoil: remove, class: errclass.Corrupt, text: "0 bytes"},
+		"that was cut":               {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path, "short") }, class: errclass.Corrupt, text: "5 bytes"},
+		"with a map that is damaged": {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "varvecow and so on") }, class: errclass.Corrupt, text: "damaged"},
 		"with a map of a later version": {spoil: func(t *testing.T, path string) {
 			t.Helper()
 			header := append([]byte("\x02\x00\x00\x00and what that has"), make([]byte, sectorBytes)...)[:sectorBytes-len(mapMagic)-4]
 			write(t, path+".map", mapMagic+string(sum(header))+string(header)+"and more")
-		}, class: repository.ErrInvalid, text: "version 2, and this program knows 1"},
-		"with a map of no bytes":   {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "") }, class: repository.ErrCorrupt, text: "damaged"},
-		"that another process has": {spoil: func(t *testing.T, path string) { t.Helper(); keep(t, path) }, class: repository.ErrConflict, text: "has it"},
+		}, class: errclass.Invalid, text: "version 2, and this program knows 1"},
+		"with a map of no bytes":   {spoil: func(t *testing.T, path string) { t.Helper(); write(t, path+".map", "") }, class: errclass.Corrupt, text: "damaged"},
+		"that another process has": {spoil: func(t *testing.T, path string) { t.Helper(); keep(t, path) }, class: errclass.Conflict, text: "has it"},
 		"in a directory that is not one": {spoil: func(t *testing.T, path string) {
 			t.Helper()
 			remove(t, path)

@@ -16,9 +16,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
+	blobstorage "github.com/varvebackup/varve/internal/repository/storage"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	blobstorage.Register()
+	goleak.VerifyTestMain(m)
+}
 
 const mib = 1 << 20
 

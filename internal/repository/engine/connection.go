@@ -1,0 +1,173 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage"
+)
+
+// Connection is an open repository: kopia's, and what Varve needs beside it. It is safe for concurrent use.
+type Connection struct {
+	Kopia repo.DirectRepository
+	// id is the unique ID of the repository that was opened. kopia reads the format again later, and may then find another
+	// repository's.
+	id []byte
+	// direct reads past kopia where that is possible; otherwise nil.
+	direct *directReader
+	// cached says whether the connection has a cache.
+	cached bool
+	// ConfigFile and Password are for further connections without a cache, and for maintenance and Status.
+	ConfigFile, Password string
+	// storage is closed with the connection, if it is not part of it.
+	storage blob.Storage
+	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
+	noCache error
+
+	mu    sync.Mutex
+	fatal error
+}
+
+// OpenConnection opens the repository of configFile. Tests pass a clock of their own; nil is this machine's clock.
+func OpenConnection(ctx context.Context, configFile, password string, now func() time.Time) (*Connection, error) {
+	c, err := repo.LoadConfigFromFile(configFile)
+	if err != nil {
+		return nil, WrapOpenError(configFile, err)
+	}
+	unusable := storage.CheckCache(c.Caching)
+	if unusable == nil {
+		unusable = storage.ExpireCachedFormat(c.Caching)
+	}
+	if unusable == nil || c.Storage == nil {
+		return openConfigFile(ctx, configFile, configFile, password, now)
+	}
+	st, err := storage.OpenConnected(ctx, *c.Storage)
+	if err != nil {
+		return nil, WrapOpenError(configFile, err)
+	}
+	v := storage.NewView(st, nil, nil)
+	r, err := OpenView(ctx, v, c.ClientOptions, configFile, password, now)
+	if err != nil {
+		return nil, errors.Join(err, st.Close(ctx))
+	}
+	r.storage, r.noCache = st, unusable
+	return r, nil
+}
+
+// openConfigFile opens the repository of file, which stands for configFile: errors and maintenance use the name of the latter.
+func openConfigFile(ctx context.Context, file, configFile, password string, now func() time.Time) (*Connection, error) {
+	if err := storage.CheckRegistered(); err != nil {
+		return nil, WrapOpenError(configFile, err)
+	}
+	r := &Connection{ConfigFile: configFile, Password: password}
+	rep, err := repo.Open(ctx, file, password, &repo.Options{
+		TimeNowFunc:         now,
+		DoNotWaitForUpgrade: true,
+		// Without this, kopia would end the process.
+		OnFatalError: r.recordFailure,
+	})
+	if err != nil {
+		return nil, WrapOpenError(configFile, explainAbsence(ctx, file, err))
+	}
+	direct, ok := rep.(repo.DirectRepository)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", errclass.Invalid, configFile), rep.Close(ctx))
+	}
+	r.Kopia, r.id = direct, direct.UniqueID()
+	if err := r.readDirectly(ctx, file); err != nil {
+		return nil, errors.Join(WrapOpenError(configFile, err), rep.Close(ctx))
+	}
+	return r, nil
+}
+
+// OpenView opens the repository of configFile as a view of its storage shows it.
+func OpenView(ctx context.Context, v *storage.View, as repo.ClientOptions, configFile, password string, now func() time.Time) (_ *Connection, err error) {
+	file, remove, err := v.Configure(as)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	return openConfigFile(ctx, file, configFile, password, now)
+}
+
+// WrapOpenError wraps an error of opening the repository of a configuration file.
+func WrapOpenError(name string, err error) error {
+	switch {
+	case errors.Is(err, repo.ErrInvalidPassword):
+		return fmt.Errorf("open the repository of %s: %w", name, ErrPassword)
+	case errors.Is(err, repo.ErrRepositoryUnavailableDueToUpgradeInProgress):
+		return fmt.Errorf("open the repository of %s: %w: its format is being upgraded", name, errclass.Conflict)
+	}
+	return fmt.Errorf("open the repository of %s: %w", name, err)
+}
+
+// Close ends the connection. The repository must not be used afterwards.
+func (c *Connection) Close(ctx context.Context) error {
+	err := c.Kopia.Close(ctx)
+	if c.storage != nil {
+		err = errors.Join(err, c.storage.Close(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("close the repository: %w", err)
+	}
+	return nil
+}
+
+// WithoutCache says why the connection does without its cache, which makes it slower; nil if it has one, or was made without one.
+func (c *Connection) WithoutCache() error { return c.noCache }
+
+// recordFailure keeps the first reason why the repository can no longer be used.
+func (c *Connection) recordFailure(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fatal == nil {
+		c.fatal = err
+	}
+}
+
+// Failure returns why the repository can no longer be used; nil if it can.
+func (c *Connection) Failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fatal
+}
+
+// Reader returns a reader of what the repository holds.
+func (c *Connection) Reader() *ContentReader {
+	return &ContentReader{rep: c.Kopia, direct: c.direct, cached: c.cached}
+}
+
+// Source returns the source of a path. An empty host or user stands for that of this connection.
+func (c *Connection) Source(host, user, path string) Source {
+	me := c.Kopia.ClientOptions()
+	return Source{Host: cmp.Or(host, me.Hostname), User: cmp.Or(user, me.Username), Path: path}
+}
+
+// ID distinguishes the repository from all others, even after it was moved.
+func (c *Connection) ID() string { return hex.EncodeToString(c.id) }
+
+// CheckNotReplaced fails if the storage no longer has the repository that this connection opened.
+func (c *Connection) CheckNotReplaced(ctx context.Context) error {
+	return storage.CheckRepository(ctx, c.Kopia.BlobReader(), c.id)
+}
+
+// ReadOnly says whether the connection was made for reading only.
+func (c *Connection) ReadOnly() bool { return c.Kopia.ClientOptions().ReadOnly }
+
+// Change changes manifests: all of them, or none.
+func (c *Connection) Change(ctx context.Context, purpose string, do func(context.Context, repo.DirectRepositoryWriter) error) error {
+	if err := c.CheckWritable(ctx); err != nil {
+		return err
+	}
+	err := repo.DirectWriteSession(ctx, c.Kopia, repo.WriteSessionOptions{Purpose: "varve " + purpose}, do)
+	return errors.Join(err, c.Kopia.Refresh(ctx))
+}

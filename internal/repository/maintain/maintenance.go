@@ -1,0 +1,201 @@
+package maintain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/maintenance"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
+)
+
+// Mode says how much maintenance to do.
+type Mode string
+
+const (
+	// Quick keeps the indexes small, and removes blobs that were never finished. Once an hour is a good interval.
+	Quick Mode = "quick"
+	// Full also frees what no restore point refers to, and extends object locks. Once a day is a good interval.
+	Full Mode = "full"
+)
+
+// Options are for Run.
+type Options struct {
+	Mode Mode
+	// Exclusive says that nobody else is using the repository, so that what is unreferenced goes at once. Otherwise that takes
+	// several runs over two days, because another machine may have begun to refer to it. Exclusive maintenance fails with
+	// errclass.Conflict while a backup is running.
+	Exclusive bool
+	// Step is called with what is about to be done, StepCollect or StepCompact. It may be nil.
+	Step func(Step)
+
+	// Safety has other margins than kopia's, for tests; nil otherwise.
+	Safety *maintenance.SafetyParameters
+}
+
+// Step is a part of maintenance.
+type Step string
+
+const (
+	// StepCollect finds what no restore point refers to.
+	StepCollect Step = "collect"
+	// StepCompact merges indexes, rewrites packs that are mostly empty and deletes what is due.
+	StepCompact Step = "compact"
+)
+
+func (o Options) reportStep(s Step) {
+	if o.Step != nil {
+		o.Step(s)
+	}
+}
+
+// Run does maintenance. Only one machine does so at a time; errclass.Conflict names the other. From then on the kopia CLI leaves
+// maintenance to Varve.
+func Run(ctx context.Context, c *engine.Connection, o Options) (err error) {
+	mode, ok := map[Mode]maintenance.Mode{Quick: maintenance.ModeQuick, Full: maintenance.ModeFull}[o.Mode]
+	if !ok {
+		return fmt.Errorf("%w: maintenance mode %q: quick or full", errclass.Invalid, o.Mode)
+	}
+	if err := c.CheckWritable(ctx); err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
+	ctx, l, err := c.LockAs(ctx, engine.MaintenancePurpose, o.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Release()) }()
+	safety := maintenance.SafetyFull
+	if o.Exclusive {
+		safety = maintenance.SafetyNone
+	}
+	if o.Safety != nil {
+		safety = *o.Safety
+	}
+	wctx, w, err := c.Kopia.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "varve maintenance"})
+	if err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
+	// This comes early because the rest may need the space.
+	err = storage.RemoveUnfinished(wctx, c.Kopia.BlobReader(), o.lifeOfUnfinished())
+	if err == nil {
+		d := storage.NewQuietDeletions(w.BlobStorage())
+		err = runExclusive(wctx, c, maintenanceWriter{w, c.ConfigFile, d}, mode, safety, &o)
+		if failed := d.Failure(); failed != nil {
+			err = errors.Join(err, fmt.Errorf("delete what is not needed any more: %w", failed))
+		}
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = errors.Join(cause, err)
+	}
+	if err := errors.Join(err, w.Close(wctx)); err != nil {
+		return fmt.Errorf("maintenance: %w", err)
+	}
+	return c.Kopia.Refresh(ctx)
+}
+
+// ExclusiveUnfinishedLife is the age from which an unfinished blob counts as abandoned, if only this process uses the repository.
+const ExclusiveUnfinishedLife = time.Hour
+
+// UnfinishedLife is how long an unfinished blob may be under way. A blob is written at once, from memory, so its last change is
+// seconds before its end, unless its machine sleeps. kopia also deletes packs that no index names yet, if their writer has been
+// silent for longer than this: so what that writer was writing is of no use. If the writer comes back, its write fails because
+// the file is missing, and nothing is wrong.
+var UnfinishedLife = maintenance.SafetyFull.SessionExpirationAge
+
+func (o Options) lifeOfUnfinished() time.Duration {
+	if o.Exclusive {
+		return ExclusiveUnfinishedLife
+	}
+	return UnfinishedLife
+}
+
+// maintenanceWriter is the writer for kopia's maintenance. kopia excludes other processes of this machine with a file beside the
+// configuration file. That must be the configuration file of the connection, and not the temporary one of a connection without a
+// cache. kopia deletes through BlobStorage.
+type maintenanceWriter struct {
+	repo.DirectRepositoryWriter
+
+	configFile string
+	deletions  *storage.QuietDeletions
+}
+
+func (m maintenanceWriter) BlobStorage() blob.Storage { return m.deletions }
+
+func (m maintenanceWriter) ConfigFilename() string { return m.configFile }
+
+// Owner is the owner of the repository's maintenance in the sense of the kopia CLI. No user of a kopia CLI has this name: the CLI
+// of such a user would do maintenance whenever it writes, without Varve's lock and without looking for lost restore points.
+const Owner = "varve"
+
+// takeOwnership makes Varve the owner of the repository's maintenance.
+func takeOwnership(ctx context.Context, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
+	blobs, err := w.FormatManager().BlobCfgBlob(ctx)
+	if err != nil {
+		return err
+	}
+	if p.Owner == Owner && p.ExtendObjectLocks == blobs.IsRetentionEnabled() {
+		return nil
+	}
+	p.Owner, p.ExtendObjectLocks = Owner, blobs.IsRetentionEnabled()
+	if err := maintenance.SetParams(ctx, w, p); err != nil {
+		return err
+	}
+	engine.Reached("owner put")
+	if err := w.Flush(ctx); err != nil {
+		return err
+	}
+	engine.Reached("owner stored")
+	return nil
+}
+
+// runOwnTasks does what comes before kopia's part. By then kopia has compared this machine's clock with the storage's.
+func runOwnTasks(ctx context.Context, c *engine.Connection, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
+	if err := takeOwnership(ctx, w, p); err != nil {
+		return err
+	}
+	if err := DropStaleLeases(ctx, w); err != nil {
+		return err
+	}
+	if err := errors.Join(updateFormatCopy(ctx, w, c.Password), completeRecords(ctx, c, w)); err != nil {
+		return err
+	}
+	return mergeManifests(ctx, w)
+}
+
+func runExclusive(ctx context.Context, c *engine.Connection, w repo.DirectRepositoryWriter, mode maintenance.Mode, safety maintenance.SafetyParameters, o *Options) error {
+	ran := false
+	err := maintenance.RunExclusive(ctx, w, mode, true, func(ctx context.Context, p maintenance.RunParameters) error {
+		ran = true
+		if o.Exclusive {
+			if err := checkNoBackup(ctx, w); err != nil {
+				return err
+			}
+		}
+		if err := runOwnTasks(ctx, c, w, p.Params); err != nil {
+			return err
+		}
+		if p.Mode == maintenance.ModeFull {
+			o.reportStep(StepCollect)
+			if err := CollectGarbage(ctx, w, safety, p.MaintenanceStartTime); err != nil {
+				return err
+			}
+			if err := extendObjectLocks(ctx, w); err != nil {
+				return err
+			}
+			engine.Reached("garbage marked")
+		}
+		o.reportStep(StepCompact)
+		return maintenance.Run(ctx, p, safety)
+	})
+	engine.Reached("maintained")
+	if err == nil && !ran {
+		return fmt.Errorf("%w: another process of this machine is at it", errclass.Conflict)
+	}
+	return err
+}

@@ -1,0 +1,76 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/blob/s3"
+
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+// Location is where a repository's blobs are: exactly one of its fields is set.
+type Location struct {
+	// Directory is an absolute path.
+	Directory string
+	S3        *S3
+}
+
+// String returns the location without its keys.
+func (l Location) String() string {
+	if l.S3 != nil {
+		return "s3://" + l.S3.Endpoint + "/" + l.S3.Bucket + "/" + l.S3.Prefix
+	}
+	return l.Directory
+}
+
+// Open opens the storage of a location. It makes a directory that does not exist if create is set.
+func (l Location) Open(ctx context.Context, create bool) (blob.Storage, error) {
+	switch {
+	case l.S3 != nil && l.Directory == "":
+		return l.S3.open(ctx)
+	case l.S3 == nil && filepath.IsAbs(l.Directory):
+		return openDirectory(ctx, l.Directory, create)
+	}
+	return nil, fmt.Errorf("%w: location %q: an absolute directory or an S3 bucket", errclass.Invalid, l)
+}
+
+func openDirectory(ctx context.Context, path string, create bool) (blob.Storage, error) {
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s is not a directory", errclass.Invalid, path)
+	}
+	if create {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	st, err := NewDirectory(ctx, &filesystem.Options{Path: path}, create)
+	if err != nil {
+		return nil, fmt.Errorf("open directory %s: %w", path, err)
+	}
+	return st, nil
+}
+
+// Describe returns the name of a storage, without its keys.
+func Describe(i blob.ConnectionInfo) string {
+	switch o := i.Config.(type) {
+	case *filesystem.Options:
+		return Location{Directory: o.Path}.String()
+	case *s3.Options:
+		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
+	default:
+		return i.Type
+	}
+}
+
+// directoryOf returns the directory of a storage, or "".
+func directoryOf(st blob.Reader) string {
+	if o, ok := st.ConnectionInfo().Config.(*filesystem.Options); ok {
+		return o.Path
+	}
+	return ""
+}

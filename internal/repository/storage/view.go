@@ -1,0 +1,120 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+)
+
+// View is a storage without the blobs that hidden selects, and with other content for those in replaced. Whoever changes hidden
+// makes the connection refresh itself.
+type View struct {
+	blob.Storage
+
+	mu       sync.Mutex
+	hidden   func(blob.ID) bool
+	replaced map[blob.ID][]byte
+}
+
+// NewView returns a view of a storage that hides the blobs that hidden selects, and shows those in replaced with that content.
+// Both may be nil.
+func NewView(st blob.Storage, hidden func(blob.ID) bool, replaced map[blob.ID][]byte) *View {
+	return &View{Storage: st, hidden: hidden, replaced: replaced}
+}
+
+// Hide changes which blobs are hidden; nil shows all of them.
+func (v *View) Hide(hidden func(blob.ID) bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.hidden = hidden
+}
+
+// Replace shows these bytes as a blob; nil shows what the storage has.
+func (v *View) Replace(id blob.ID, data []byte) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := maps.Clone(v.replaced)
+	switch {
+	case data == nil:
+		delete(next, id)
+	case next == nil:
+		next = map[blob.ID][]byte{id: data}
+	default:
+		next[id] = data
+	}
+	v.replaced = next
+}
+
+func (v *View) isHidden(id blob.ID) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.hidden != nil && v.hidden(id)
+}
+
+func (v *View) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
+	return v.Storage.ListBlobs(ctx, prefix, func(m blob.Metadata) error {
+		if v.isHidden(m.BlobID) {
+			return nil
+		}
+		return call(m)
+	})
+}
+
+func (v *View) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	if v.isHidden(id) {
+		return blob.ErrBlobNotFound
+	}
+	v.mu.Lock()
+	data, ok := v.replaced[id]
+	v.mu.Unlock()
+	if !ok {
+		return v.Storage.GetBlob(ctx, id, offset, length, out)
+	}
+	out.Reset()
+	if length >= 0 {
+		data = data[min(offset, int64(len(data))):min(offset+length, int64(len(data)))]
+	}
+	_, err := out.Write(data)
+	return err
+}
+
+func (v *View) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	if v.isHidden(id) {
+		return blob.Metadata{}, blob.ErrBlobNotFound
+	}
+	return v.Storage.GetMetadata(ctx, id)
+}
+
+// Close leaves the storage open, because a view can be connected to again.
+func (v *View) Close(context.Context) error { return nil }
+
+// Configure writes the configuration of a connection to the view, without any cache, so that everything is read from the
+// storage. It returns the name of the file. The view can be connected to until remove is called; connections stay.
+func (v *View) Configure(as repo.ClientOptions) (file string, remove func() error, err error) {
+	dir, err := os.MkdirTemp("", "varve-view-")
+	if err != nil {
+		return "", nil, fmt.Errorf("configuration without a cache: %w", err)
+	}
+	views.Store(dir, v)
+	remove = func() error {
+		views.Delete(dir)
+		return os.RemoveAll(dir)
+	}
+	config, err := json.Marshal(repo.LocalConfig{ClientOptions: as, Storage: &blob.ConnectionInfo{Type: viewType, Config: viewConfig{Key: dir}}})
+	file = filepath.Join(dir, "repository.config")
+	if err == nil {
+		err = os.WriteFile(file, config, 0o600)
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return file, remove, nil
+}
