@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // ending cancels a context when a certain text is written.
@@ -68,7 +69,7 @@ func TestInterruption(t *testing.T) {
 	p.must("repo", "create", filepath.Join(p.dir, "blobs"))
 
 	_, report, code := p.run(`"phase":"Storing"`, "disk", "backup", "web", "root="+disk, "--progress", "json")
-	if want := "error: interrupted: no restore point of web was made\nhint: the same command again stores what is missing\n"; code != cli.CodeInterrupted || report != want {
+	if want := "error: interrupted: no restore point of web was made\nhint: the same command again stores what is missing\n"; code != errclass.ExitInterrupted || report != want {
 		t.Errorf("backup: %d: %s", code, report)
 	}
 	if list := p.must("disk", "list", "-o", "name"); list != "" {
@@ -77,10 +78,10 @@ func TestInterruption(t *testing.T) {
 	id := p.must("disk", "backup", "web", "root="+disk, "-o", "name")
 
 	_, report, code = p.run(`"phase":"Writing"`, "disk", "restore", id, out, "--progress", "json")
-	if want := "error: interrupted: " + out + " is not complete\nhint: the same command again goes on where this one ended\n"; code != cli.CodeInterrupted || report != want {
+	if want := "error: interrupted: " + out + " is not complete\nhint: the same command again goes on where this one ended\n"; code != errclass.ExitInterrupted || report != want {
 		t.Errorf("restore: %d: %s", code, report)
 	}
-	if _, _, code := p.run("", "disk", "backup", "web", "root="+out); code != cli.CodeRefused {
+	if _, _, code := p.run("", "disk", "backup", "web", "root="+out); code != errclass.ExitRefused {
 		t.Errorf("half of a restore was backed up: %d", code)
 	}
 	p.must("disk", "restore", id, out)
@@ -89,7 +90,7 @@ func TestInterruption(t *testing.T) {
 	}
 	for _, command := range [][]string{{"disk", "verify"}, {"repo", "maintenance"}} {
 		_, report, code := p.run(`"phase":"`, append(command, "--progress", "json")...)
-		if code != cli.CodeInterrupted || report != "error: interrupted\n" {
+		if code != errclass.ExitInterrupted || report != "error: interrupted\n" {
 			t.Errorf("%v: %d: %s", command, code, report)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -93,7 +94,7 @@ func (d *diskSpec) hasCheckpoint(ctx context.Context) error {
 		return nil
 	}
 	return &failure{
-		err: fmt.Errorf("%s has no bitmap %s, which --checkpoint names: the next backup needs it", d.where, d.checkpoint), code: CodeRefused,
+		err: fmt.Errorf("%s has no bitmap %s, which --checkpoint names: the next backup needs it", d.where, d.checkpoint), code: errclass.ExitRefused,
 		hint: "add the bitmap before the backup, or let Varve do that: --track",
 	}
 }
@@ -120,7 +121,7 @@ func lastCheckpoint(ctx context.Context, r *repository.Repository, source reposi
 	case len(changes) > 1:
 		return "", usage("the disks of the latest restore point have different checkpoints: select one with --disk")
 	case len(changes) == 0 || changes[0] == "":
-		return "", &failure{err: errors.New("the latest restore point has no checkpoint, or there is none"), code: CodeNotFound, hint: "back up without --bitmap, and with --checkpoint"}
+		return "", &failure{err: errors.New("the latest restore point has no checkpoint, or there is none"), code: errclass.ExitNotFound, hint: "back up without --bitmap, and with --checkpoint"}
 	}
 	return changes[0], nil
 }

@@ -143,7 +143,7 @@ func unpinned(points []*repository.RestorePoint) error {
 	for _, p := range points {
 		if p.Pinned() {
 			return &failure{
-				err: fmt.Errorf("restore point %s is pinned (%s)", p.ID, joined(p.Pins)), code: CodeRefused,
+				err: fmt.Errorf("restore point %s is pinned (%s)", p.ID, joined(p.Pins)), code: errclass.ExitRefused,
 				hint: "`varve disk unpin` removes a pin; nothing was deleted",
 			}
 		}

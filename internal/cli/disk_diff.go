@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -91,7 +92,7 @@ func oneDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) 
 	}
 	d, err := p.Disk(name)
 	if err != nil {
-		return nil, &failure{err: err, code: CodeNotFound, hint: "its disks are " + joined(diskNames(p))}
+		return nil, &failure{err: err, code: errclass.ExitNotFound, hint: "its disks are " + joined(diskNames(p))}
 	}
 	return d, nil
 }

@@ -89,7 +89,7 @@ func lostPoints(ctx context.Context, r *repository.Repository, f *sourceFlags, n
 	if lost == nil {
 		return nil, nil
 	}
-	return &failure{err: lost, code: CodeFailure, hint: "`varve repo repair` brings back what still has its data, `varve disk delete` forgets it; until then maintenance frees nothing"}, nil
+	return &failure{err: lost, code: errclass.ExitFailure, hint: "`varve repo repair` brings back what still has its data, `varve disk delete` forgets it; until then maintenance frees nothing"}, nil
 }
 
 func atTime(p *repository.RestorePoint) string {
@@ -112,7 +112,7 @@ func (l *pointList) noneOf(name string) error {
 	if len(like) > 0 {
 		text += "; did you mean " + human.Line(strings.Join(like, " or ")) + "?"
 	}
-	return &failure{err: errors.New(text), code: CodeNotFound, hint: "`varve disk list` shows all"}
+	return &failure{err: errors.New(text), code: errclass.ExitNotFound, hint: "`varve disk list` shows all"}
 }
 
 // maxTypos is how many letters of a name may be wrong.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -66,7 +67,7 @@ the rules of varve disk prune say.`,
 				if p.Pinned() {
 					hint = "it has the pins " + joined(p.Pins) + ": select one with --name, or --all"
 				}
-				return nil, nil, &failure{err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), code: CodeNotFound, hint: hint}
+				return nil, nil, &failure{err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), code: errclass.ExitNotFound, hint: hint}
 			})
 		},
 	}

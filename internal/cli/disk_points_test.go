@@ -63,11 +63,11 @@ func TestFind(t *testing.T) {
 		"aaaa1":     {id: "aaaa1111"},
 		"aaaa2222":  {id: "aaaa2222"},
 		"bbbb":      {id: "bbbb1111"},
-		"aaaa":      {code: CodeUsage, text: "the IDs of 2 begin like this: aaaa1111, aaaa2222"},
-		"bbb":       {code: CodeUsage, text: "at least 4 characters"},
-		"":          {code: CodeUsage},
-		"cccc":      {code: CodeNotFound, text: "restore point cccc: not found"},
-		"aaaa11112": {code: CodeNotFound},
+		"aaaa":      {code: errclass.ExitUsage, text: "the IDs of 2 begin like this: aaaa1111, aaaa2222"},
+		"bbb":       {code: errclass.ExitUsage, text: "at least 4 characters"},
+		"":          {code: errclass.ExitUsage},
+		"cccc":      {code: errclass.ExitNotFound, text: "restore point cccc: not found"},
+		"aaaa11112": {code: errclass.ExitNotFound},
 	} {
 		p, err := newPointList(all, nil).find(prefix)
 		switch {
@@ -93,17 +93,17 @@ func TestRepositoryFailures(t *testing.T) {
 		err  error
 		code int
 	}{
-		"nothing":           {nil, CodeOK},
-		"password":          {repository.ErrPassword, CodeRefused},
-		"damage":            {errclass.Corrupt, CodeFailure},
-		"others at it":      {errclass.Conflict, CodeRefused},
-		"not there":         {errclass.NotFound, CodeNotFound},
-		"not possible":      {errclass.Invalid, CodeRefused},
-		"damage beats all":  {errors.Join(errclass.NotFound, errclass.Corrupt), CodeFailure},
-		"no storage":        {&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}, CodeUnreachable},
-		"interrupted":       {context.Canceled, CodeInterrupted},
-		"a failure already": {usage("x"), CodeUsage},
-		"anything else":     {errors.New("x"), CodeFailure},
+		"nothing":           {nil, errclass.ExitOK},
+		"password":          {repository.ErrPassword, errclass.ExitRefused},
+		"damage":            {errclass.Corrupt, errclass.ExitFailure},
+		"others at it":      {errclass.Conflict, errclass.ExitRefused},
+		"not there":         {errclass.NotFound, errclass.ExitNotFound},
+		"not possible":      {errclass.Invalid, errclass.ExitRefused},
+		"damage beats all":  {errors.Join(errclass.NotFound, errclass.Corrupt), errclass.ExitFailure},
+		"no storage":        {&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}, errclass.ExitUnreachable},
+		"interrupted":       {context.Canceled, errclass.ExitInterrupted},
+		"a failure already": {usage("x"), errclass.ExitUsage},
+		"anything else":     {errors.New("x"), errclass.ExitFailure},
 	} {
 		wrapped := c.err
 		if wrapped != nil {

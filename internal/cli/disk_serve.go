@@ -140,7 +140,7 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 		l, err = listenUnix(ctx, f.socket)
 	}
 	if err != nil {
-		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: CodeRefused, hint: "choose another address, or end what listens there"}
+		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: errclass.ExitRefused, hint: "choose another address, or end what listens there"}
 	}
 	return l, nil
 }
@@ -210,13 +210,13 @@ func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *
 func overlayFailure(err error) error {
 	switch {
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: CodeRefused, hint: "end the other export first, or choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "end the other export first, or choose another file"}
 	case errors.Is(err, errclass.Invalid):
-		return &failure{err: err, code: CodeRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
 	case errors.Is(err, errclass.Corrupt):
-		return &failure{err: err, code: CodeRefused, hint: "an overlay is two files, the second with .map after its name: put both back, or choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay is two files, the second with .map after its name: put both back, or choose another file"}
 	default:
-		return &failure{err: err, code: CodeFailure, hint: "the overlay is a file on this machine: check its directory"}
+		return &failure{err: err, code: errclass.ExitFailure, hint: "the overlay is a file on this machine: check its directory"}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // nbdTLSFlags say how to connect to an NBD server over TLS.
@@ -74,7 +76,7 @@ func readAuthority(flag, path string) (*x509.CertPool, error) {
 func diskFailure(err error) error {
 	var certificate *tls.CertificateVerificationError
 	if errors.As(err, &certificate) {
-		return &failure{err: err, code: CodeUnreachable, hint: "give the certificate of the NBD server's authority with --tls-ca; the name in the URI must be in the server's certificate"}
+		return &failure{err: err, code: errclass.ExitUnreachable, hint: "give the certificate of the NBD server's authority with --tls-ca; the name in the URI must be in the server's certificate"}
 	}
 	return err
 }

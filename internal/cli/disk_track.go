@@ -104,7 +104,7 @@ func imageInUse(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &failure{err: err, code: CodeRefused, hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint"}
+	return &failure{err: err, code: errclass.ExitRefused, hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint"}
 }
 
 // baseCheckpoint returns the checkpoint that a disk's changes are counted from: that of its latest restore point, or of

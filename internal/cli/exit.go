@@ -9,18 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
-)
-
-// Exit codes. docs/cli.md and --help list them: a script may rely on them.
-const (
-	CodeOK          = 0
-	CodeFailure     = 1
-	CodeUsage       = 2
-	CodeNotFound    = 3
-	CodeTimeout     = 4
-	CodeRefused     = 5
-	CodeUnreachable = 6
-	CodeInterrupted = 130
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // failure is an error with its exit code and what the user can do about it.
@@ -34,11 +23,11 @@ func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
 func usage(format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: CodeUsage}
+	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage}
 }
 
 func failed(hint, format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: CodeFailure, hint: hint}
+	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitFailure, hint: hint}
 }
 
 // errTimeout is the cause of a context that ended by --timeout.
@@ -49,23 +38,23 @@ func Code(err error) int {
 	var f *failure
 	switch {
 	case err == nil:
-		return CodeOK
+		return errclass.ExitOK
 	case errors.As(err, &f):
 		return f.code
 	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded):
-		return CodeTimeout
+		return errclass.ExitTimeout
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotFound:
-		return CodeNotFound
+		return errclass.ExitNotFound
 	case cluster.Exists, cluster.Conflict, cluster.Invalid, cluster.Forbidden, cluster.Unauthorized:
-		return CodeRefused
+		return errclass.ExitRefused
 	case cluster.Unreachable:
-		return CodeUnreachable
+		return errclass.ExitUnreachable
 	case cluster.Interrupted:
-		return CodeInterrupted
+		return errclass.ExitInterrupted
 	default:
-		return CodeFailure
+		return errclass.ExitFailure
 	}
 }
 
@@ -73,7 +62,7 @@ func Code(err error) int {
 func hint(err error, program string) string {
 	var f *failure
 	if errors.As(err, &f) {
-		if f.hint == "" && f.code == CodeUsage {
+		if f.hint == "" && f.code == errclass.ExitUsage {
 			return fmt.Sprintf("`%s --help` lists commands, and `--help` after a command shows its flags and examples", program)
 		}
 		return f.hint

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // wrongValues are invalid values for flags of `repo` and `disk`. A flag that accepts only some values must be in here.
@@ -69,7 +70,7 @@ func TestWrongValuesAreWrongUsage(t *testing.T) {
 			}
 			for _, wrong := range wrongValues[f.Name] {
 				err := run(append(slices.Clone(args), "--"+f.Name+"="+wrong)...)
-				if cli.Code(err) != cli.CodeUsage || !strings.Contains(err.Error(), f.Name) {
+				if cli.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), f.Name) {
 					t.Errorf("%s --%s=%s: code %d, %v", path, f.Name, wrong, cli.Code(err), err)
 				}
 			}
@@ -77,7 +78,7 @@ func TestWrongValuesAreWrongUsage(t *testing.T) {
 		if path == "varve repo create" || path == "varve repo connect" {
 			return // they would work
 		}
-		if err := run(args...); cli.Code(err) != cli.CodeNotFound {
+		if err := run(args...); cli.Code(err) != errclass.ExitNotFound {
 			t.Errorf("%s without a wrong flag: code %d, %v", path, cli.Code(err), err)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -93,7 +94,7 @@ func (s *session) withPassword(ctx context.Context, f func(config, password stri
 	// Check this before anybody types a password.
 	if _, err := os.Stat(config); errors.Is(err, fs.ErrNotExist) {
 		return &failure{
-			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: CodeNotFound,
+			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: errclass.ExitNotFound,
 			hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
 		}
 	}
@@ -109,7 +110,7 @@ func (s *session) withWritable(ctx context.Context, f func(*repository.Repositor
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
 			return &failure{
-				err: errors.New("this connection is for reading only"), code: CodeRefused,
+				err: errors.New("this connection is for reading only"), code: errclass.ExitRefused,
 				hint: "`varve repo connect` without --read-only makes another one",
 			}
 		}
@@ -128,5 +129,5 @@ func interrupted(ctx context.Context, err error, what, hint string) error {
 	if what != "" {
 		text += ": " + what
 	}
-	return &failure{err: errors.New(text), code: CodeInterrupted, hint: hint}
+	return &failure{err: errors.New(text), code: errclass.ExitInterrupted, hint: hint}
 }

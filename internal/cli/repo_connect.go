@@ -166,11 +166,11 @@ func locationFailure(err error) error {
 	case errors.Is(err, repository.ErrNoBucket):
 		return repositoryFailure(err)
 	case errors.Is(err, errclass.NotFound):
-		return &failure{err: err, code: CodeNotFound, hint: "check the location; `varve repo create` makes a repository there"}
+		return &failure{err: err, code: errclass.ExitNotFound, hint: "check the location; `varve repo create` makes a repository there"}
 	case errors.Is(err, fs.ErrNotExist):
-		return &failure{err: err, code: CodeNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
+		return &failure{err: err, code: errclass.ExitNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: CodeRefused, hint: "`varve repo connect` connects to what is there"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve repo connect` connects to what is there"}
 	}
 	return repositoryFailure(err)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -86,9 +87,9 @@ func (p *place) unconnected() error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return &failure{err: err, code: CodeRefused, hint: another}
+		return &failure{err: err, code: errclass.ExitRefused, hint: another}
 	case at != p.at.String():
-		return &failure{err: fmt.Errorf("%s connects to the repository in %s", p.config, at), code: CodeRefused, hint: another}
+		return &failure{err: fmt.Errorf("%s connects to the repository in %s", p.config, at), code: errclass.ExitRefused, hint: another}
 	}
 	return nil
 }

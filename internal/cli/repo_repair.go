@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -70,7 +71,7 @@ func (s *session) repair(ctx context.Context, out, errOut io.Writer, form, confi
 	}
 	if len(report.Lost) > 0 {
 		return &failure{
-			err: fmt.Errorf("%d restore points are lost", len(report.Lost)), code: CodeFailure,
+			err: fmt.Errorf("%d restore points are lost", len(report.Lost)), code: errclass.ExitFailure,
 			hint: "nothing is freed while they are recorded: `varve disk delete` with their whole IDs forgets them",
 		}
 	}

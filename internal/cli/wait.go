@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // waiting is how a command waits for the result of its request.
@@ -57,12 +58,12 @@ func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f
 	switch {
 	case errors.Is(err, errTimeout):
 		return &failure{
-			err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", errTimeout, w.timeout, goal, last), code: CodeTimeout,
+			err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", errTimeout, w.timeout, goal, last), code: errclass.ExitTimeout,
 			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
 		}
 	case cluster.Classify(err) == cluster.Interrupted && err != nil:
 		return &failure{
-			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: CodeInterrupted,
+			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: errclass.ExitInterrupted,
 			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
 		}
 	default:
