@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
@@ -11,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -54,13 +53,13 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
 		err := d.during(s, func(show func(progress.Report)) (err error) {
-			report, err = verify(ctx, r, percent, nil, show)
+			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(moverReport("repository", p)) }})
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		list := newPointList(report.Points, report.Unlisted)
+		list := newPointList(mover.NewPoints(report.Points, report.Unlisted))
 		c := summarize(report, list, percent)
 		if err := c.print(w, form, list, percent > 0); err != nil {
 			return err
@@ -69,28 +68,9 @@ func (s *session) check(ctx context.Context, w io.Writer, form string, percent f
 	})
 }
 
-// verify verifies the selected restore points, or all if selected is nil, and shows its progress: first of reading, if
-// anything is read, then of the tables.
-func verify(ctx context.Context, r *repository.Repository, percent float64, selected func(*repository.RestorePoint) bool, show func(progress.Report)) (*repository.Report, error) {
-	tell := func(phase string, bytes, total int64) {
-		show(progress.Report{Name: "repository", Phase: phase, Percent: progress.Percent(bytes, total), ProcessedBytes: bytes, TotalBytes: total})
-	}
-	var sample [8]byte
-	_, _ = rand.Read(sample[:]) // it never fails
-	o := repository.VerifyOptions{Percent: percent, Sample: binary.NativeEndian.Uint64(sample[:]), Points: selected, Looked: func(bytes, of int64) { tell("Checking", bytes, of) }}
-	if percent > 0 {
-		_, total, err := r.Contents(ctx, percent, o.Sample)
-		if err != nil {
-			return nil, err
-		}
-		o.Progress = func(_, bytes int64) { tell("Reading", bytes, total) }
-	}
-	return r.Verify(ctx, o)
-}
-
 func summarize(report *repository.Report, list *pointList, percent float64) *checked {
 	c := &checked{
-		RestorePoints: len(list.points), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
+		RestorePoints: len(list.All), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
 		Damaged: []damaged{}, Good: []identified{}, // [] in JSON, not null
 	}
 	bad := map[string]bool{}
@@ -98,13 +78,13 @@ func summarize(report *repository.Report, list *pointList, percent float64) *che
 		bad[d.Point.ID] = true
 		c.Damaged = append(c.Damaged, damaged{identified: identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
 	}
-	for _, p := range list.points {
+	for _, p := range list.All {
 		if !bad[p.ID] {
 			c.Good = append(c.Good, identify(p))
 		}
 	}
-	if list.unreadable != nil {
-		c.Unreadable = list.unreadable.Error()
+	if list.Unreadable != nil {
+		c.Unreadable = list.Unreadable.Error()
 	}
 	return c
 }
@@ -120,14 +100,14 @@ func (c *checked) print(w io.Writer, form string, list *pointList, read bool) er
 			if d.Bytes > 0 {
 				where = fmt.Sprintf("%d+%d", d.Offset, d.Bytes)
 			}
-			t.add(list.short(d.ID), d.Source.Host, sourceName(d.Source), timeText(d.Time), d.Disk, where, d.Reason)
+			t.add(list.short(d.ID), d.Source.Host, mover.HistoryName(d.Source), timeText(d.Time), d.Disk, where, d.Reason)
 		}
 		return t.write(w)
 	}
 	if c.Unreadable != "" {
 		return nil
 	}
-	what := "every block has its place, no data was read"
+	what := "every block is present; the data was not read"
 	if read {
 		what = fmt.Sprintf("%v%% of the data was read, %s in %s", c.Percent, human.Bytes(c.Bytes), human.Count(c.Contents, "content"))
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -40,12 +41,26 @@ func (s *session) offer(c *cobra.Command, typed string, words func(*pointList) [
 
 // ids returns the IDs with descriptions, without those in except.
 func (l *pointList) ids(except []string) (out []string) {
-	for _, p := range l.points {
+	for _, p := range l.All {
 		if !slices.Contains(except, p.ID) {
-			out = append(out, p.ID+"\t"+timeText(p.Time)+" "+human.Line(sourceName(p.Source)))
+			out = append(out, p.ID+"\t"+timeText(p.Time)+" "+human.Line(mover.HistoryName(p.Source)))
 		}
 	}
 	return out
+}
+
+// latestWords returns the words for latest restore points, with descriptions.
+func (l *pointList) latestWords() (out []string) {
+	if len(l.All) > 0 {
+		out = append(out, latest+"\tthe latest restore point")
+	}
+	for _, history := range l.Histories(mover.HistoryFilter{}) {
+		if name := mover.HistoryName(history[0].Source); historyName(name) == nil {
+			out = append(out, name+"\tthe latest restore point of "+name)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // completePoints offers the IDs of restore points for the first most arguments.
@@ -54,7 +69,7 @@ func (s *session) completePoints(most int) completer {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.offer(c, typed, func(l *pointList) []string { return l.ids(args) })
+		return s.offer(c, typed, func(l *pointList) []string { return append(l.ids(args), l.latestWords()...) })
 	}
 }
 
@@ -77,8 +92,8 @@ func (s *session) completeHistory(disks bool) completer {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		return s.offer(c, typed, func(l *pointList) (names []string) {
-			for _, p := range l.points {
-				if name := sourceName(p.Source); historyName(name) == nil {
+			for _, p := range l.All {
+				if name := mover.HistoryName(p.Source); historyName(name) == nil {
 					names = append(names, name)
 				}
 			}
@@ -94,11 +109,11 @@ func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return s.offer(c, typed, func(l *pointList) []string {
-		p, err := l.find(args[0])
+		p, err := l.Find(args[0])
 		if err != nil {
 			return nil
 		}
-		return diskNames(p)
+		return mover.DiskNames(p)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -20,13 +21,13 @@ func (s *session) diskDelete() *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
 		Use: "delete ID...", Aliases: []string{"rm"}, Short: "Delete restore points",
-		Long: `Delete restore points: all that are named, or none. The others stay whole. What no other
-restore point shares is freed by varve repo maintenance --full.
+		Long: `Delete restore points by their IDs: all that you name, or none. The others are not affected.
+Data that no other restore point shares is freed by varve repo maintenance --full.
 
-A pinned restore point is not deleted: unpin it first. One that is damaged so that it cannot be
-listed is named by its whole ID. One that another program has deleted, such as kopia's CLI, is
-forgotten, if varve repo repair is not to bring it back. On a terminal the command shows what
-would go and asks; elsewhere it needs --yes.`,
+A pinned restore point is not deleted: unpin it first. Use the whole ID of a restore point that is
+too damaged to be listed. If another program, such as kopia's CLI, deleted a restore point, its
+record is deleted, and varve repo repair cannot bring it back. On a terminal, the command shows
+what it would delete and asks. Without a terminal, it needs --yes.`,
 		Example: `  varve disk delete 5e1f9c
 
   # In a script
@@ -34,19 +35,22 @@ would go and asks; elsewhere it needs --yes.`,
 		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && s.Streams.ReadPassword == nil {
-				return usage("deleting needs --yes where nobody can be asked")
+				return usage("without a terminal, deleting needs --yes")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listNamed(cmd.Context(), r, args...)
+				l, ids, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}
-				points, err := deletable(cmd.Context(), r, l, args)
-				if err != nil {
+				if err := onlyIDs(args, ids); err != nil {
 					return err
+				}
+				points, err := mover.FindDeletable(cmd.Context(), r, l.Points, ids)
+				if err != nil {
+					return deleteFailure(err)
 				}
 				if !yes {
 					if err := pointTable(l, points, false).write(cmd.ErrOrStderr()); err != nil {
@@ -56,7 +60,7 @@ would go and asks; elsewhere it needs --yes.`,
 						return err
 					}
 				}
-				if err := s.deletePoints(cmd.Context(), r, pointIDs(points), &d); err != nil {
+				if err := s.deletePoints(cmd.Context(), r, mover.PointIDs(points), &d); err != nil {
 					return err
 				}
 				if form != "" {
@@ -75,6 +79,17 @@ would go and asks; elsewhere it needs --yes.`,
 	return c
 }
 
+// onlyIDs refuses words that stand for a latest restore point. By the time a script runs, that may be a newer one than its
+// author meant.
+func onlyIDs(words, ids []string) error {
+	for i, word := range words {
+		if ids[i] != word {
+			return usage("restore point %s: delete takes IDs only; the latest one is %s", human.Line(word), ids[i])
+		}
+	}
+	return nil
+}
+
 // deletePoints deletes restore points and shows its progress, because deleting many of them in a bucket takes a while.
 func (s *session) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
 	return d.during(s, func(show func(progress.Report)) error {
@@ -83,72 +98,13 @@ func (s *session) deletePoints(ctx context.Context, r *repository.Repository, id
 	})
 }
 
-// deletable returns the restore points that prefixes name, if all of them may be deleted. One that cannot be read must
-// be named by its whole ID. One that is lost, because another program has deleted it, is looked up among the lost ones.
-func deletable(ctx context.Context, r *repository.Repository, l *pointList, prefixes []string) ([]*repository.RestorePoint, error) {
-	var others []*repository.RestorePoint
-	var readable []string
-	for _, prefix := range prefixes {
-		_, notListed := l.find(prefix)
-		if !errors.Is(notListed, errclass.Corrupt) && !errors.Is(notListed, errclass.NotFound) {
-			readable = append(readable, prefix) // it exists, or the prefix is not valid
-			continue
-		}
-		p, err := unlisted(ctx, r, prefix)
-		if err != nil {
-			return nil, err
-		}
-		if p == nil {
-			readable = append(readable, prefix)
-			continue
-		}
-		others = append(others, p)
+// deleteFailure gives the refusal to delete a pinned restore point its hint.
+func deleteFailure(err error) error {
+	var pinned *mover.PinnedError
+	if errors.As(err, &pinned) {
+		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve disk unpin` removes a pin; nothing was deleted"}
 	}
-	points, err := l.findAll(readable)
-	if err != nil {
-		return nil, err
-	}
-	return append(points, others...), unpinned(points)
-}
-
-// unlisted returns the restore point that is not in the list because it cannot be read or is lost, or nil.
-func unlisted(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
-	_, err := r.Get(ctx, prefix)
-	switch {
-	case errors.Is(err, errclass.Corrupt):
-		return &repository.RestorePoint{ID: prefix}, nil
-	case err != nil && !errors.Is(err, errclass.NotFound):
-		return nil, err
-	}
-	lost, err := r.Lost(ctx)
-	if err != nil && !errors.Is(err, errclass.Corrupt) {
-		return nil, err
-	}
-	p, err := newPointList(lost, nil).find(prefix)
-	if errors.Is(err, errclass.NotFound) {
-		return nil, nil //nolint:nilnil // as documented
-	}
-	return p, err
-}
-
-func pointIDs(points []*repository.RestorePoint) (ids []string) {
-	for _, p := range points {
-		ids = append(ids, p.ID)
-	}
-	return ids
-}
-
-// unpinned refuses pinned restore points.
-func unpinned(points []*repository.RestorePoint) error {
-	for _, p := range points {
-		if p.Pinned() {
-			return &failure{
-				err: fmt.Errorf("restore point %s is pinned (%s)", p.ID, joined(p.Pins)), code: errclass.ExitRefused,
-				hint: "`varve disk unpin` removes a pin; nothing was deleted",
-			}
-		}
-	}
-	return nil
+	return err
 }
 
 // ofMachine returns whose restore point it is, if that is known.
@@ -156,7 +112,7 @@ func ofMachine(p *repository.RestorePoint) string {
 	if p.Source.Path == "" {
 		return ""
 	}
-	return " of " + human.Line(sourceName(p.Source))
+	return " of " + human.Line(mover.HistoryName(p.Source))
 }
 
 func joined(names []string) string { return strings.Join(names, ", ") }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -14,8 +15,8 @@ func (s *session) diskDescribe() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe ID", Short: "Show a restore point with its disks",
-		Long: `Show a restore point: for each disk its size, whether it was read as a whole and why, how much
-was read and changed, and what ties it to its source: identity, point of change tracking, parent.`,
+		Long: `Show a restore point: for each disk its size, whether the backup was full and why, how much was
+read and changed, and where it comes from: identity, point of change tracking, parent.`,
 		Example: `  varve disk describe 5e1f9c
 
   # For a program
@@ -43,7 +44,7 @@ was read and changed, and what ties it to its source: identity, point of change 
 func (p *page) point(point *repository.RestorePoint) {
 	p.fields(
 		"ID", point.ID,
-		"Name", sourceName(point.Source),
+		"Name", mover.HistoryName(point.Source),
 		"Host", point.Source.Host,
 		"User", point.Source.User,
 		"Time", p.moment(point.Time),
@@ -72,7 +73,7 @@ func (p *page) point(point *repository.RestorePoint) {
 var diskFullReasons = map[repository.FullReason]string{
 	repository.FullAsked:         "asked for",
 	repository.FullNoParent:      "the first of this disk",
-	repository.FullNoChanges:     "the source does not know what changed",
+	repository.FullNoChanges:     "what changed was not tracked",
 	repository.FullOtherBase:     "the changes are counted from another point",
 	repository.FullOtherIdentity: "another disk of the same name",
 	repository.FullOtherContent:  "what did not change is not as in the parent: another disk, or not all changes were recorded",

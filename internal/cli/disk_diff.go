@@ -9,6 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -35,11 +36,12 @@ func (s *session) diskDiff() *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "diff ID1 ID2", Short: "Show where a disk differs between two restore points",
-		Long: `Show the extents, in bytes, in which a disk of two restore points differs. It is told from their
-tables, and no data is read: in each block of an extent something differs, and outside nothing.
-What only the larger disk has differs. The restore points may be of different histories.
+		Long: `Show the extents, in bytes, in which a disk differs between two restore points. The command
+compares tables of blocks and reads no data: every block of an extent differs somewhere, and
+nothing differs elsewhere. What only the larger disk has counts as different. The restore points
+may be of different histories.
 
-That they differ is no failure: without a difference there are no extents.`,
+The exit code is 0 whether the disks differ or not. Without a difference, no extents are shown.`,
 		Example: `  varve disk diff 5e1f9c 77ab02 --disk root
 
   # How many bytes?
@@ -47,14 +49,14 @@ That they differ is no failure: without a difference there are no extents.`,
 		Args: exactArgs(2, "the IDs of two restore points"), ValidArgsFunction: s.completePoints(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listNamed(cmd.Context(), r, args...)
+				l, ids, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}
 				points := make([]*repository.RestorePoint, len(args))
 				disks := make([]*repository.Disk, len(args))
-				for i, prefix := range args {
-					if points[i], err = l.find(prefix); err != nil {
+				for i, prefix := range ids {
+					if points[i], err = l.Find(prefix); err != nil {
 						return err
 					}
 					if disks[i], err = oneDisk(points[i], name); err != nil {
@@ -86,13 +88,13 @@ That they differ is no failure: without a difference there are no extents.`,
 func oneDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
 	if name == "" {
 		if len(p.Disks) != 1 {
-			return nil, usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joined(diskNames(p)))
+			return nil, usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joined(mover.DiskNames(p)))
 		}
 		name = p.Disks[0].Name
 	}
 	d, err := p.Disk(name)
 	if err != nil {
-		return nil, &failure{err: err, code: errclass.ExitNotFound, hint: "its disks are " + joined(diskNames(p))}
+		return nil, &failure{err: err, code: errclass.ExitNotFound, hint: "its disks are " + joined(mover.DiskNames(p))}
 	}
 	return d, nil
 }

@@ -11,28 +11,30 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
 func (s *session) diskList() *cobra.Command {
 	var form string
-	var f sourceFlags
+	var f historyFlags
+	var noHeaders bool
 	c := &cobra.Command{
 		Use: "list [NAME]", Aliases: []string{"ls"}, Short: "List restore points",
 		Long: `List restore points, oldest first, of one name or of all: the disks, their size, how much
-changed since the parent, and whether they were read as a whole and why.
+changed since the parent, and whether the backup was full and why.
 
 -o wide adds the whole ID, the user and the parent.
 
-Restore points that are damaged, or that another program has deleted, are named in the error:
-exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
+The command fails (exit code 1) and names restore points that are damaged or that another program
+deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 		Example: `  varve disk list
 
   # One history
   varve disk list web --host host1
 
-  # The latest restore point
-  varve disk list web -o name | tail -1`,
+  # IDs, for a script
+  varve disk list web -o name`,
 		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
@@ -40,30 +42,31 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 				if err != nil {
 					return err
 				}
+				filter := f.filter(args)
 				var points []*repository.RestorePoint
-				for _, p := range l.points {
-					if f.selects(p.Source, args) {
+				for _, p := range l.All {
+					if filter.Selects(p.Source) {
 						points = append(points, p)
 					}
 				}
-				lost, err := lostPoints(cmd.Context(), r, &f, args)
+				lost, err := lostPoints(cmd.Context(), r, filter)
 				if err != nil {
 					return err
 				}
 				switch {
 				case form == asJSON || form == asYAML || form == asName:
 					err = printPoints(cmd.OutOrStdout(), form, points)
-				case len(points) == 0 && len(args) == 0 && lost == nil && l.unreadable == nil:
-					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points of this kind in the repository.")
+				case len(points) == 0 && len(args) == 0 && lost == nil && l.Unreadable == nil:
+					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points match.")
 				case len(points) == 0:
 				default:
-					err = pointTable(l, points, form == asWide).write(cmd.OutOrStdout())
+					err = pointTable(l, points, form == asWide).withoutHeader(noHeaders).write(cmd.OutOrStdout())
 				}
 				if err != nil {
 					return err
 				}
 				// What cannot be read, or is lost, may be what the user is looking for.
-				if err := errors.Join(l.unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
+				if err := errors.Join(l.Unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
 					return err
 				}
 				return l.noneOf(args[0])
@@ -71,25 +74,26 @@ exit code 1. A NAME that no restore point has is one, too: exit code 3.`,
 		},
 	}
 	f.flags(c, "only restore points")
+	noHeadersFlag(c, &noHeaders)
 	outputFlag(c, &form, asTable, asWide, asJSON, asYAML, asName)
 	return c
 }
 
-// lostPoints returns an error that names the restore points of these names that were made and no longer exist, or nil.
-func lostPoints(ctx context.Context, r *repository.Repository, f *sourceFlags, names []string) (lost, failed error) {
+// lostPoints returns an error that names the selected restore points that were made and no longer exist, or nil.
+func lostPoints(ctx context.Context, r *repository.Repository, filter mover.HistoryFilter) (lost, failed error) {
 	points, err := r.Lost(ctx)
 	if err != nil && !errors.Is(err, errclass.Corrupt) { // the list reports damage
 		return nil, err
 	}
 	for _, p := range points {
-		if p.Source.Path == "" || f.selects(p.Source, names) {
-			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and has no manifest any more: another program deleted it, or an index is gone", errclass.Corrupt, p.ID, ofMachine(p), atTime(p)))
+		if p.Source.Path == "" || filter.Selects(p.Source) {
+			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and no longer has a manifest: another program deleted it, or an index is missing", errclass.Corrupt, p.ID, ofMachine(p), atTime(p)))
 		}
 	}
 	if lost == nil {
 		return nil, nil
 	}
-	return &failure{err: lost, code: errclass.ExitFailure, hint: "`varve repo repair` brings back what still has its data, `varve disk delete` forgets it; until then maintenance frees nothing"}, nil
+	return &failure{err: lost, code: errclass.ExitFailure, hint: "`varve repo repair` brings it back if its data is still there, `varve disk delete` forgets it; until then, maintenance frees nothing"}, nil
 }
 
 func atTime(p *repository.RestorePoint) string {
@@ -102,17 +106,17 @@ func atTime(p *repository.RestorePoint) string {
 // noneOf returns the error for a name without restore points. It suggests similar names.
 func (l *pointList) noneOf(name string) error {
 	var like []string
-	for _, p := range l.points {
-		other := sourceName(p.Source)
+	for _, p := range l.All {
+		other := mover.HistoryName(p.Source)
 		if !slices.Contains(like, other) && other != name && resembles(name, other) {
 			like = append(like, other)
 		}
 	}
-	text := "no restore points of " + human.Line(name) + " as selected"
+	text := "no restore points of " + human.Line(name) + " match"
 	if len(like) > 0 {
 		text += "; did you mean " + human.Line(strings.Join(like, " or ")) + "?"
 	}
-	return &failure{err: errors.New(text), code: errclass.ExitNotFound, hint: "`varve disk list` shows all"}
+	return &failure{err: errors.New(text), code: errclass.ExitNotFound, hint: "`varve disk list` shows all restore points"}
 }
 
 // maxTypos is how many letters of a name may be wrong.

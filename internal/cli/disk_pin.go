@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -20,8 +21,8 @@ func (s *session) diskPin() *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
-		Long: `Pin restore points: neither prune nor delete removes one while a pin is on it. A restore point
-may have several pins, by name, each for a reason of its own.`,
+		Long: `Pin restore points: neither prune nor delete removes a pinned one. A restore point may have several
+pins, each with a name.`,
 		Example: `  varve disk pin 5e1f9c
 
   # With a reason
@@ -43,8 +44,8 @@ func (s *session) diskUnpin() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use: "unpin ID...", Short: "Remove pins from restore points",
-		Long: `Remove a pin, by its name, or --all pins from restore points. They are then kept no longer than
-the rules of varve disk prune say.`,
+		Long: `Remove a pin by its name, or with --all every pin, from restore points. From then on, the rules
+of varve disk prune decide how long they are kept.`,
 		Example: `  varve disk unpin 5e1f9c --name before-upgrade
 
   varve disk unpin 5e1f9c --all`,
@@ -81,11 +82,11 @@ the rules of varve disk prune say.`,
 // changed.
 func (s *session) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
 	return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
-		l, err := listNamed(cmd.Context(), r, args...)
+		l, ids, err := listNamed(cmd.Context(), r, args...)
 		if err != nil {
 			return err
 		}
-		points, err := l.findAll(args)
+		points, err := l.FindAll(ids)
 		if err != nil {
 			return err
 		}
@@ -116,7 +117,7 @@ func printPins(w io.Writer, form string, points []*repository.RestorePoint) erro
 		return printPoints(w, form, points)
 	}
 	for _, p := range points {
-		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(sourceName(p.Source)), human.Or(human.Line(joined(p.Pins))))
+		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), human.Or(human.Line(joined(p.Pins))))
 	}
 	return nil
 }

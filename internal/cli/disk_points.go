@@ -1,16 +1,14 @@
 package cli
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/varvebackup/varve/internal/cli/human"
-	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -19,70 +17,53 @@ const (
 	shortID = 12
 	// maxCell is how many columns of a name a table shows unless it is wide.
 	maxCell = 40
-	// leastID is how much of an ID the user must give.
-	leastID = 4
 )
 
-// pointList are restore points of a repository, oldest first.
+// pointList are restore points as tables show them.
 type pointList struct {
-	points []*repository.RestorePoint
-	// unreadable is the error that names the restore points that cannot be read, or nil.
-	unreadable error
-	length     int
+	*mover.Points
+
+	// length is how much of an ID is shown.
+	length int
 }
 
 // listPoints lists what can be read. Unreadable restore points are no error.
 func listPoints(ctx context.Context, r *repository.Repository) (*pointList, error) {
-	points, err := r.List(ctx, nil)
-	if err != nil && !errors.Is(err, errclass.Corrupt) {
-		return nil, err
-	}
-	return newPointList(points, err), nil
-}
-
-// listNamed lists the restore points whose IDs begin with one of the prefixes, and shows their whole IDs.
-func listNamed(ctx context.Context, r *repository.Repository, prefixes ...string) (*pointList, error) {
-	for _, prefix := range prefixes {
-		if err := validPrefix(prefix); err != nil {
-			return nil, err
-		}
-	}
-	points, err := r.ListMatching(ctx, prefixes...)
-	if err != nil && !errors.Is(err, errclass.Corrupt) {
-		return nil, err
-	}
-	l := newPointList(points, err)
-	for _, p := range points {
-		l.length = max(l.length, len(p.ID)) // IDs that are not listed may begin with the same characters.
-	}
-	return l, nil
-}
-
-// validPrefix refuses a prefix that is too short for the beginning of an ID.
-func validPrefix(prefix string) error {
-	if len(prefix) < leastID {
-		return usage("restore point %q: give at least %d characters of its ID", prefix, leastID)
-	}
-	return nil
-}
-
-// findPoint returns the restore point whose ID begins with prefix.
-func findPoint(ctx context.Context, r *repository.Repository, prefix string) (*repository.RestorePoint, error) {
-	l, err := listNamed(ctx, r, prefix)
+	points, err := mover.ListPoints(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	return l.find(prefix)
+	return newPointList(points), nil
 }
 
-func newPointList(points []*repository.RestorePoint, unreadable error) *pointList {
-	slices.SortStableFunc(points, func(a, b *repository.RestorePoint) int {
-		if n := a.Time.Compare(b.Time); n != 0 {
-			return n
-		}
-		return a.Source.Compare(b.Source)
-	})
-	l := &pointList{points: points, unreadable: unreadable, length: shortID}
+// listNamed lists the restore points that words name, and shows their whole IDs. It returns the IDs, or their beginnings,
+// with which the words are found in the list.
+func listNamed(ctx context.Context, r *repository.Repository, words ...string) (l *pointList, prefixes []string, err error) {
+	if prefixes, err = resolvePoints(ctx, r, words...); err != nil {
+		return nil, nil, err
+	}
+	points, err := mover.ListPointsByID(ctx, r, prefixes...)
+	if err != nil {
+		return nil, nil, err
+	}
+	l = newPointList(points)
+	for _, p := range l.All {
+		l.length = max(l.length, len(p.ID)) // IDs that are not listed may begin with the same characters.
+	}
+	return l, prefixes, nil
+}
+
+// findPoint returns the restore point that word names: with an ID, its beginning, the name of a machine, or `latest`.
+func findPoint(ctx context.Context, r *repository.Repository, word string) (*repository.RestorePoint, error) {
+	l, prefixes, err := listNamed(ctx, r, word)
+	if err != nil {
+		return nil, err
+	}
+	return l.Find(prefixes[0])
+}
+
+func newPointList(points *mover.Points) *pointList {
+	l := &pointList{Points: points, length: shortID}
 	for l.ambiguous() {
 		l.length++
 	}
@@ -92,7 +73,7 @@ func newPointList(points []*repository.RestorePoint, unreadable error) *pointLis
 // ambiguous reports whether two restore points have the same short ID.
 func (l *pointList) ambiguous() bool {
 	seen := map[string]bool{}
-	for _, p := range l.points {
+	for _, p := range l.All {
 		if seen[l.short(p.ID)] && len(p.ID) > l.length {
 			return true
 		}
@@ -106,51 +87,12 @@ func (l *pointList) short(id string) string { return id[:min(l.length, len(id))]
 
 // warn reports restore points that cannot be read, when that does not fail the command.
 func (l *pointList) warn(w io.Writer) {
-	if l.unreadable == nil {
+	if l.Unreadable == nil {
 		return
 	}
-	for line := range strings.SplitSeq(l.unreadable.Error(), "\n") {
+	for line := range strings.SplitSeq(l.Unreadable.Error(), "\n") {
 		fmt.Fprintf(w, "warning: %s\n", human.Line(line))
 	}
-}
-
-// find returns the restore point whose ID begins with prefix.
-func (l *pointList) find(prefix string) (*repository.RestorePoint, error) {
-	if err := validPrefix(prefix); err != nil {
-		return nil, err
-	}
-	var found []*repository.RestorePoint
-	for _, p := range l.points {
-		if strings.HasPrefix(p.ID, prefix) {
-			found = append(found, p)
-		}
-	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or(l.unreadable, errclass.NotFound))
-	}
-	var ids []string
-	for _, p := range found {
-		ids = append(ids, p.ID)
-	}
-	return nil, usage("restore point %s: the IDs of %d begin like this: %s", prefix, len(found), strings.Join(ids, ", "))
-}
-
-// findAll returns the restore points that prefixes name, without duplicates.
-func (l *pointList) findAll(prefixes []string) ([]*repository.RestorePoint, error) {
-	var out []*repository.RestorePoint
-	var failures []error
-	for _, prefix := range prefixes {
-		p, err := l.find(prefix)
-		if err != nil {
-			failures = append(failures, err)
-		} else if !slices.Contains(out, p) {
-			out = append(out, p)
-		}
-	}
-	return out, errors.Join(failures...)
 }
 
 // pointItems is the form of restore points for programs.
@@ -175,9 +117,9 @@ func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *tab
 		t.header = append(t.header, "USER", "PARENT")
 	}
 	for _, p := range points {
-		id, name, disks := l.short(p.ID), human.Short(sourceName(p.Source), maxCell), human.Short(strings.Join(diskNames(p), ","), maxCell)
+		id, name, disks := l.short(p.ID), human.Short(mover.HistoryName(p.Source), maxCell), human.Short(strings.Join(mover.DiskNames(p), ","), maxCell)
 		if wide {
-			id, name, disks = p.ID, sourceName(p.Source), strings.Join(diskNames(p), ",")
+			id, name, disks = p.ID, mover.HistoryName(p.Source), strings.Join(mover.DiskNames(p), ",")
 		}
 		row := []string{
 			timeText(p.Time), id, p.Source.Host, name, disks, human.Bytes(p.DiskBytes()),
@@ -189,13 +131,6 @@ func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *tab
 		t.add(row...)
 	}
 	return t
-}
-
-func diskNames(p *repository.RestorePoint) (names []string) {
-	for _, d := range p.Disks {
-		names = append(names, d.Name)
-	}
-	return names
 }
 
 func changedBytes(p *repository.RestorePoint) (n int64) {
@@ -214,6 +149,15 @@ func parents(p *repository.RestorePoint) (ids []string) {
 	return ids
 }
 
+// fullReason returns the reason why a disk is full for a table. Without change tracking, which most disks do not have,
+// every backup is full: that is no fault, and its reason must not look like one.
+func fullReason(reason repository.FullReason) string {
+	if reason == repository.FullNoChanges {
+		return "not tracked"
+	}
+	return string(reason)
+}
+
 // pointType returns Incremental if all disks are incremental, and Full with the reasons if none is.
 func pointType(p *repository.RestorePoint) string {
 	if len(p.Disks) == 0 {
@@ -226,7 +170,7 @@ func pointType(p *repository.RestorePoint) string {
 			continue
 		}
 		full++
-		if reason := string(d.FullReason); !slices.Contains(reasons, reason) {
+		if reason := fullReason(d.FullReason); !slices.Contains(reasons, reason) {
 			reasons = append(reasons, reason)
 		}
 	}

@@ -9,19 +9,14 @@ import (
 	"log/slog"
 	"net"
 	"runtime/debug"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
-	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
-	"github.com/varvebackup/varve/internal/repository/serve"
 )
-
-// goodbye is how long clients have to finish after the server is interrupted.
-const goodbye = 10 * time.Second
 
 // serveFlags are the flags of `disk serve`.
 type serveFlags struct {
@@ -38,19 +33,19 @@ func (s *session) diskServe() *cobra.Command {
 	var f serveFlags
 	c := &cobra.Command{
 		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",
-		Long: `Export a disk of a restore point over NBD until it is interrupted. A QEMU guest can boot from
-it, and the kernel can mount it. Blocks are fetched as they are read, and some ahead.
+		Long: `Export a disk of a restore point over NBD until the command is interrupted. A QEMU guest can boot
+from it, and the kernel can mount it. Blocks are fetched when they are read, and some ahead.
 
 The export is read-only. With --overlay it is writable: what is written goes to that file, and
-nothing to the repository; the same file later goes on where it was. An overlay is for one
-disk and one export at a time; the file with .map after its name belongs to it.
+nothing to the repository. Serve with the same file to continue later. An overlay belongs to one
+disk, and to one export at a time. The file with .map after its name is a part of it.
 
-As long as it is served a restore point can be deleted without harm: a lease keeps what it holds.
-Only on a connection for reading only there is none, and a deletion ends in read errors.
+A restore point that is served can be deleted without harm, because a lease keeps its data. A
+read-only connection takes no lease: there, a deletion leads to read errors.
 
-On TCP clients are met with TLS only, and let in only with a certificate of --tls-client-ca.
---anonymous lets in everybody who reaches the address: they read the whole disk, and write with
---overlay. On a unix socket only the user who serves is let in.`,
+TCP requires TLS, and clients need a certificate of --tls-client-ca. With --anonymous, everybody
+who reaches the address can read the whole disk, and with --overlay write to it. A unix socket
+admits only the user who serves.`,
 		Example: `  # Boot from it; QEMU keeps what the guest writes until it ends
   varve disk serve 5e1f9c --socket /run/web.sock
   qemu-system-x86_64 -m 2G -snapshot \
@@ -71,14 +66,14 @@ On TCP clients are met with TLS only, and let in only with a certificate of --tl
 		},
 	}
 	s.diskFlag(c, &f.disk)
-	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; one that a killed server has left is replaced")
+	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; the socket of a server that was killed is replaced")
 	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert, --tls-key, and --tls-client-ca or --anonymous")
-	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate, and those between it and its authority, in PEM")
+	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate and its intermediates, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
-	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "let in only clients with a certificate of this authority, in PEM")
-	c.Flags().BoolVar(&f.anonymous, "anonymous", false, "let in everybody who reaches the address of --listen")
-	c.Flags().StringVar(&f.overlay, "overlay", "", "make the export writable, and keep what is written in this file")
-	c.Flags().StringVar(&f.cacheSize, "cache-size", "256Mi", "how much of the disk is kept in memory, such as 2Gi; at least 1Mi")
+	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "admit only clients with a certificate of this authority, in PEM")
+	c.Flags().BoolVar(&f.anonymous, "anonymous", false, "admit everybody who reaches the address of --listen")
+	c.Flags().StringVar(&f.overlay, "overlay", "", "make the export writable, and store what is written in this file")
+	c.Flags().StringVar(&f.cacheSize, "cache-size", "256Mi", "how much of the disk to keep in memory, such as 2Gi; at least 1Mi")
 	return c
 }
 
@@ -87,18 +82,18 @@ func (f *serveFlags) check() error {
 	case (f.socket == "") == (f.listen == ""):
 		return usage("give one of --socket and --listen")
 	case f.listen != "" && (f.cert == "" || f.key == ""):
-		return usage("--listen needs --tls-cert and --tls-key: anybody on the network could read along")
+		return usage("--listen needs --tls-cert and --tls-key: without TLS, anybody on the network could read the disk")
 	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != "" || f.anonymous):
 		return usage("--tls-cert, --tls-key, --tls-client-ca and --anonymous are for --listen")
 	case f.listen != "" && (f.clientCA == "") == !f.anonymous:
-		return usage("--listen needs --tls-client-ca, which says who is let in, or --anonymous, which lets in everybody who reaches the address: they can read the disk%s", f.andWrite())
+		return usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.andWrite())
 	}
 	var err error
 	if f.cacheBytes, err = cacheSize(f.cacheSize); err != nil {
 		return err
 	}
 	if f.cacheBytes < 1<<20 {
-		return usage("--cache-size %s: at least 1Mi", f.cacheSize)
+		return usage("--cache-size %s: give at least 1Mi", f.cacheSize)
 	}
 	return nil
 }
@@ -140,26 +135,9 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 		l, err = listenUnix(ctx, f.socket)
 	}
 	if err != nil {
-		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: errclass.ExitRefused, hint: "choose another address, or end what listens there"}
+		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: errclass.ExitFailure, hint: "choose another address, or stop the program that listens there"}
 	}
 	return l, nil
-}
-
-// oneExport is a server's only export.
-type oneExport struct {
-	name   string
-	export nbd.Export
-}
-
-func (o *oneExport) Open(_ context.Context, name string) (nbd.Export, error) {
-	if name != "" && name != o.name {
-		return nbd.Export{}, nbd.ErrUnknownExport
-	}
-	return o.export, nil
-}
-
-func (o *oneExport) List(context.Context) ([]nbd.ListedExport, error) {
-	return []nbd.ListedExport{{Name: o.name, Description: o.export.Description}}, nil
 }
 
 func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serveFlags) error {
@@ -175,58 +153,40 @@ func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serv
 		if err != nil {
 			return err
 		}
-		return s.underLease(ctx, r, p.ID, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
+		return mover.WithLease(ctx, r, p.ID, s.warn, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
 	})
 }
 
 // serveChosen serves a disk until ctx ends.
 func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
-	image, err := r.Image(ctx, *chosen)
+	export, err := mover.OpenExport(ctx, r, *chosen, mover.ExportOptions{
+		CacheBytes: f.cacheBytes, Overlay: f.overlay, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, mover.HistoryName(p.Source), timeText(p.Time)),
+	})
 	if err != nil {
-		return err
+		return overlayFailure(err)
 	}
-	below := serve.New(image, serve.Options{CacheBytes: f.cacheBytes})
-	defer below.Close()
-	export := &oneExport{name: chosen.Name, export: nbd.Export{
-		Backend: below, MultiConn: true, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, sourceName(p.Source), timeText(p.Time)),
-	}}
-	if f.overlay != "" {
-		overlay, err := serve.OpenOverlay(f.overlay, chosen.Digest, below)
-		if err != nil {
-			return overlayFailure(err)
-		}
-		defer func() { err = errors.Join(err, overlay.Close()) }()
-		export.export.Backend = overlay
-	}
+	defer func() { err = errors.Join(err, export.Close()) }()
 	l, err := f.open(ctx)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
-	log := slog.New(slog.NewTextHandler(w, nil))
-	return serveUntil(ctx, &nbd.Server{Exports: export, TLS: config, Log: log}, l)
+	return export.Serve(ctx, l, config, slog.New(slog.NewTextHandler(w, nil)))
 }
 
+// overlayFailure gives the errors of an overlay their hints.
 func overlayFailure(err error) error {
+	var overlay *mover.OverlayError
 	switch {
+	case !errors.As(err, &overlay):
+		return err
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "end the other export first, or choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "stop the other export first, or choose another file"}
 	case errors.Is(err, errclass.Invalid):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay belongs to the disk that it was made over: choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay belongs to the disk that it was made for: choose another file"}
 	case errors.Is(err, errclass.Corrupt):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay is two files, the second with .map after its name: put both back, or choose another file"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay is two files, the second with .map after its name: restore both, or choose another file"}
 	default:
 		return &failure{err: err, code: errclass.ExitFailure, hint: "the overlay is a file on this machine: check its directory"}
 	}
-}
-
-// serveUntil serves until ctx ends, and then lets clients finish their requests.
-func serveUntil(ctx context.Context, server *nbd.Server, l net.Listener) error {
-	stop := context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
-		defer cancel()
-		_ = server.Shutdown(ctx) // clients that have not finished are cut off
-	})
-	defer stop()
-	return server.Serve(context.WithoutCancel(ctx), l)
 }

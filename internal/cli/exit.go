@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -22,8 +24,19 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
+// usage returns an error for a value that cannot be used. The message says what can.
 func usage(format string, args ...any) error {
 	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage}
+}
+
+// misused returns an error for a command line that does not have the form of c. The hint leads to the help of c.
+func misused(c *cobra.Command, format string, args ...any) error {
+	shown := "arguments and flags, with examples"
+	if c.HasSubCommands() {
+		shown = "commands"
+	}
+	hint := fmt.Sprintf("`%s --help` shows its %s", c.CommandPath(), shown)
+	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage, hint: hint}
 }
 
 func failed(hint, format string, args ...any) error {
@@ -58,24 +71,21 @@ func Code(err error) int {
 	}
 }
 
-// hint returns what the user can do about an error, or "". program is the name by which the user calls this program.
-func hint(err error, program string) string {
+// hint returns what the user can do about an error, or "".
+func hint(err error) string {
 	var f *failure
 	if errors.As(err, &f) {
-		if f.hint == "" && f.code == errclass.ExitUsage {
-			return fmt.Sprintf("`%s --help` lists commands, and `--help` after a command shows its flags and examples", program)
-		}
 		return f.hint
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotInstalled:
-		return "install Varve in this cluster (README.md of its repository, \"Using it on a cluster of yours\"; not beside KubeVirt, whose place it takes), or select another cluster with --context"
+		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md; it replaces KubeVirt and cannot run beside it), or select another cluster with --context"
 	case cluster.NotFound:
 		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
 	case cluster.Exists:
 		return "choose another name, or delete the object that has it"
 	case cluster.Conflict:
-		return "the object changed meanwhile: run the command again"
+		return "the object has changed: run the command again"
 	case cluster.Forbidden:
 		return "ask for the cluster role varve-edit (or varve-view to read) in this namespace: see docs/cli.md"
 	case cluster.Unauthorized:
@@ -90,20 +100,21 @@ func hint(err error, program string) string {
 }
 
 // Report writes an error for the user, with a hint if there is one. It shows what the server said, without control
-// characters.
+// characters. program is the name that the program was started with; commands in the text begin as the user types them.
 func Report(w io.Writer, err error, program string) {
 	if err == nil {
 		return
 	}
-	if program == "kubectl-varve" {
-		program = "kubectl varve"
+	message, advice := err.Error(), hint(err)
+	if program == plugin {
+		message, advice = asPlugin(message), asPlugin(advice)
 	}
 	prefix := "error: "
-	for line := range strings.SplitSeq(err.Error(), "\n") {
+	for line := range strings.SplitSeq(message, "\n") {
 		fmt.Fprintln(w, prefix+human.Line(line))
 		prefix = strings.Repeat(" ", len(prefix))
 	}
-	if h := hint(err, program); h != "" {
-		fmt.Fprintf(w, "hint: %s\n", h)
+	if advice != "" {
+		fmt.Fprintf(w, "hint: %s\n", human.Line(advice))
 	}
 }

@@ -115,6 +115,19 @@ func (t *table) add(cells ...string) {
 	t.rows = append(t.rows, cells)
 }
 
+// noHeadersFlag adds --no-headers.
+func noHeadersFlag(c *cobra.Command, into *bool) {
+	c.Flags().BoolVar(into, "no-headers", false, "show a table without the line with the names of its columns")
+}
+
+// withoutHeader removes the header if leave says so, and returns the table.
+func (t *table) withoutHeader(leave bool) *table {
+	if leave {
+		t.header = nil
+	}
+	return t
+}
+
 func (t *table) write(w io.Writer) error {
 	rows := t.rows
 	if t.header != nil {

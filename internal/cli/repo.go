@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -18,11 +19,11 @@ import (
 func (s *session) repository() *cobra.Command {
 	return s.repositoryGroup("repo", "Create, connect to, check and maintain a repository of disks",
 		`Create, connect to, check and maintain a repository of disks: a directory, or a bucket of
-anything that speaks S3. No cluster is needed.
+any S3 storage. No cluster is needed.
 
 A repository is always encrypted. The password comes from the file of --password-file, from
-VARVE_PASSWORD, or from a prompt, and is stored nowhere: without it nobody can read what
-is in the repository. Connecting writes a file, --repo-config, that all other commands of
+VARVE_PASSWORD, or from a prompt. It is not stored anywhere: without it, nobody can read what
+is in the repository. Connecting writes the file --repo-config, which all other commands of
 varve repo and varve disk read.`,
 		`  varve repo create /mnt/backups
   varve repo connect s3://s3.example.com/backups/varve
@@ -62,7 +63,7 @@ func (s *session) repoConfig() (string, error) {
 	if path == "" {
 		dir, err := os.UserConfigDir()
 		if err != nil {
-			return "", usage("no directory for configurations: %s; give --repo-config", err)
+			return "", usage("no directory for configuration files: %s; give --repo-config", err)
 		}
 		path = filepath.Join(dir, "varve", "repository.config")
 	}
@@ -77,7 +78,7 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 			return openFailure(err)
 		}
 		if err := r.WithoutCache(); err != nil {
-			s.warn(fmt.Errorf("going on without the cache, which is slower: %w", err))
+			s.warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
 		}
 		err = f(r)
 		// An interrupted command must close what it opened, too.
@@ -110,12 +111,17 @@ func (s *session) withWritable(ctx context.Context, f func(*repository.Repositor
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
 			return &failure{
-				err: errors.New("this connection is for reading only"), code: errclass.ExitRefused,
-				hint: "`varve repo connect` without --read-only makes another one",
+				err: errors.New("this connection is read-only"), code: errclass.ExitRefused,
+				hint: "`varve repo connect` without --read-only replaces it",
 			}
 		}
 		return f(r)
 	})
+}
+
+// warn reports what does not end the command.
+func (s *session) warn(err error) {
+	fmt.Fprintf(s.Streams.Err, "warning: %s\n", human.Line(err.Error()))
 }
 
 // interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the

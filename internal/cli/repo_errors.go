@@ -15,38 +15,38 @@ import (
 
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
 const (
-	deniedHint      = "check the keys, and what they may do in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"
+	deniedHint      = "check the keys and their permissions in the bucket: `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --s3-credentials-file"
 	locationHint    = "check the location, and that its file system is mounted; `varve repo connect` selects another one"
-	unreachableHint = "check that the storage answers at this address: `varve repo connect` changes it"
+	unreachableHint = "check that the storage answers at this address; `varve repo connect` changes the address"
 )
 
-// repositoryClasses are the classes of errors of disks and of the repository. If an error has several, the first
-// counts.
-var repositoryClasses = []struct {
+// repositoryHints are what a user can do about errors of disks and of the repository. The first that an error is counts.
+var repositoryHints = []struct {
 	is   error
-	code int
 	hint string
 }{
-	{disk.ErrNotFound, errclass.ExitNotFound, ""},
-	{disk.ErrInUse, errclass.ExitRefused, "`--ignore-locks` reads a raw file or device all the same, if you know that nothing is written to it now, and that everything was"},
-	{disk.ErrBacking, errclass.ExitRefused, "`--backing FORMAT:PATH`, once for each file of the chain, allows them"},
-	{disk.ErrUnreachable, errclass.ExitUnreachable, "check that the NBD server runs, and listens at this address"},
-	{errclass.Exhausted, errclass.ExitFailure, "what an interrupted restore has finished stays: when there is space, the same command goes on"},
-	{errclass.Unknown, errclass.ExitFailure, "`varve disk list` shows whether the restore point is there"},
-	{repository.ErrPassword, errclass.ExitRefused, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
-	{repository.ErrNoBucket, errclass.ExitNotFound, "create the bucket first, or check its name"},
-	{errclass.Denied, errclass.ExitRefused, deniedHint},
-	{repository.ErrUnreachable, errclass.ExitUnreachable, unreachableHint},
-	{errclass.Corrupt, errclass.ExitFailure, "`varve repo check` names the restore points that damage touches, the others can be restored; `varve repo repair` mends what is not data"},
-	{repository.ErrChangeUsed, errclass.ExitRefused, "give --checkpoint a new name, from `varve disk checkpoint`, or let Varve name it: --track"},
-	{errclass.Conflict, errclass.ExitRefused, ""},
-	{errclass.Invalid, errclass.ExitRefused, ""},
-	{errclass.NotFound, errclass.ExitNotFound, "`varve disk list` shows the restore points that are there"},
-	{fs.ErrNotExist, errclass.ExitNotFound, locationHint},
+	{disk.ErrInUse, "`--ignore-locks` reads a raw file or device anyway; use it only if nothing writes to the disk and no data is left in a cache"},
+	{disk.ErrBacking, "`--backing FORMAT:PATH` allows a backing file; give it once for each file of the chain"},
+	{disk.ErrHasContent, "`--overwrite` overwrites the content of the target"},
+	{disk.ErrLargerTarget, "`--larger` accepts a larger target"},
+	{disk.ErrNotFound, ""},
+	{disk.ErrUnreachable, "check that the NBD server runs and listens at this address"},
+	{repository.ErrPassword, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
+	{repository.ErrNoBucket, "create the bucket first, or check its name"},
+	{repository.ErrUnreachable, unreachableHint},
+	{repository.ErrChangeUsed, "give --checkpoint a new name, from `varve disk checkpoint`, or let Varve name it: --track"},
+	{errclass.Unknown, "`varve disk list` shows whether the restore point is there"},
+	{errclass.Corrupt, "`varve repo check` lists the damaged restore points; the others can be restored. `varve repo repair` repairs everything but data"},
+	{errclass.Denied, deniedHint},
+	{errclass.Conflict, ""},
+	{errclass.Invalid, ""},
+	{errclass.NotFound, "`varve disk list` shows the restore points"},
+	{errclass.Exhausted, "make space and run the same command again: it continues where it ended"},
 }
 
 // repositoryFailure gives an error of the repository its exit code and its hint. Other errors stay as they are.
@@ -55,10 +55,16 @@ func repositoryFailure(err error) error {
 	if err == nil || errors.As(err, &f) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	for _, c := range repositoryClasses {
-		if errors.Is(err, c.is) {
-			return &failure{err: err, code: c.code, hint: c.hint}
+	if errors.Is(err, mover.ErrPrefix) || errors.Is(err, disk.ErrArgument) {
+		return &failure{err: err, code: errclass.ExitUsage}
+	}
+	for _, h := range repositoryHints {
+		if errors.Is(err, h.is) {
+			return &failure{err: err, code: errclass.ExitCode(err), hint: h.hint}
 		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return &failure{err: err, code: errclass.ExitNotFound, hint: locationHint}
 	}
 	return storageFailure(err)
 }
@@ -77,7 +83,7 @@ func storageFailure(err error) *failure {
 	if errors.Is(err, syscall.ENOSPC) && errors.As(err, &path) {
 		return &failure{
 			err: fmt.Errorf("write %s: %w", path.Path, syscall.ENOSPC), code: errclass.ExitFailure,
-			hint: "make space there and start it again: a backup is there as a whole, or not at all",
+			hint: "make space there and run the command again: no incomplete restore point is kept",
 		}
 	}
 	var answer minio.ErrorResponse
@@ -90,7 +96,7 @@ func storageFailure(err error) *failure {
 	case errors.As(err, &answer) && answer.Code == minio.NoSuchBucket:
 		return &failure{err: err, code: errclass.ExitNotFound, hint: "create the bucket first, or check its name"}
 	case errors.As(err, &certificate):
-		return &failure{err: err, code: errclass.ExitUnreachable, hint: "give the certificate of the server's authority: --s3-ca-file of `varve repo connect`"}
+		return &failure{err: err, code: errclass.ExitUnreachable, hint: "give the certificate of the server's authority with `varve repo connect --s3-ca-file`"}
 	case errors.As(err, &request), errors.As(err, &network):
 		return &failure{err: err, code: errclass.ExitUnreachable, hint: unreachableHint}
 	default:

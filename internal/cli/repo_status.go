@@ -9,15 +9,16 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
 func (s *session) repoStatus() *cobra.Command {
 	var form string
 	c := &cobra.Command{
-		Use: "status", Short: "Show what a repository is and holds",
-		Long: `Show where the repository is, how it stores, the histories in it, the bytes that are stored,
-and when it was and will be maintained.`,
+		Use: "status", Short: "Show the location, format and contents of a repository",
+		Long: `Show where the repository is, its format, the histories in it, the bytes that are stored, and
+when maintenance ran last and is due.`,
 		Example: `  varve repo status
 
   # Bytes in the storage
@@ -86,7 +87,7 @@ func (p *page) repository(s *repository.Status) {
 	p.section("Stored blobs", blobs, "none")
 	sources := &table{header: []string{"NAME", "HOST", "USER", "RESTORE POINTS", "OLDEST", "LATEST", "SIZE"}}
 	for _, h := range s.Sources {
-		sources.add(sourceName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), timeText(h.Oldest), timeText(h.Latest), human.Bytes(h.DiskBytes))
+		sources.add(mover.HistoryName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), timeText(h.Oldest), timeText(h.Latest), human.Bytes(h.DiskBytes))
 	}
 	p.section("Histories", sources, "none")
 	warnings := &table{header: []string{"WARNING"}}

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,13 +38,13 @@ func groups(c *cobra.Command) {
 			if err := c.Help(); err != nil {
 				return fmt.Errorf("show help: %w", err)
 			}
-			return usage("%s needs a command", c.CommandPath())
+			return misused(c, "%s needs a command", c.CommandPath())
 		}
 		text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
 		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
 			text += "; did you mean " + strings.Join(like, " or ") + "?"
 		}
-		return usage("%s", text)
+		return misused(c, "%s", text)
 	}
 	c.DisableFlagsInUseLine = true
 	c.SuggestionsMinimumDistance = 2
@@ -50,16 +52,22 @@ func groups(c *cobra.Command) {
 
 // rename makes help call the program what the user calls it.
 func rename(root *cobra.Command, program string) {
-	if program != "kubectl-varve" {
+	if program != plugin {
 		return
 	}
 	root.Use = program
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl varve"}
 	visit(root, func(c *cobra.Command) {
 		c.Example = strings.ReplaceAll(c.Example, "  varve ", "  kubectl varve ")
-		c.Long = strings.ReplaceAll(c.Long, "`varve ", "`kubectl varve ")
+		c.Long = asPlugin(c.Long)
 	})
 }
+
+// plugin is the name of this program as a plugin of kubectl, which its users call `kubectl varve`.
+const plugin = "kubectl-varve"
+
+// asPlugin returns a text whose commands begin as the plugin's users type them.
+func asPlugin(text string) string { return strings.ReplaceAll(text, "`varve ", "`kubectl varve ") }
 
 // visit calls f with c and every command below it.
 func visit(c *cobra.Command, f func(*cobra.Command)) {
@@ -95,13 +103,47 @@ func optionsTopic(root *cobra.Command) *cobra.Command {
 	return topic
 }
 
+// flagFailure returns a usage error for a flag that cannot be parsed, in words that do not name a parser.
+func flagFailure(c *cobra.Command, err error) error {
+	var missing *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &missing):
+		return misused(c, "--%s needs a value", missing.GetFlag().Name)
+	case errors.As(err, &invalid):
+		return usage("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid))
+	default:
+		return misused(c, "%s", err)
+	}
+}
+
+// expected says what a flag takes instead of a value that it has refused.
+func expected(err *pflag.InvalidValueError) string {
+	switch kind := err.GetFlag().Value.Type(); {
+	case errors.Is(err, strconv.ErrRange):
+		return "give a smaller number"
+	case strings.HasPrefix(kind, "int") || strings.HasPrefix(kind, "uint"):
+		return "give a whole number"
+	case strings.HasPrefix(kind, "float"):
+		return "give a number"
+	case kind == "bool":
+		return "give true or false"
+	case kind == "duration":
+		return "give a length of time, such as 90s or 2h"
+	case kind == "stringToString":
+		return "give NAME=VALUE, such as tier=1"
+	default:
+		return err.Unwrap().Error()
+	}
+}
+
 // exactArgs and the functions below are cobra's, but return a usage error.
 func exactArgs(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == n {
 			return nil
 		}
-		return usage("%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
+		return misused(c, "%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }
 
@@ -110,7 +152,7 @@ func atLeastOne(what string) cobra.PositionalArgs {
 		if len(args) >= 1 {
 			return nil
 		}
-		return usage("%s needs %s", c.CommandPath(), what)
+		return misused(c, "%s needs %s", c.CommandPath(), what)
 	}
 }
 
@@ -119,6 +161,6 @@ func atMostOne(what string) cobra.PositionalArgs {
 		if len(args) <= 1 {
 			return nil
 		}
-		return usage("%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
+		return misused(c, "%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }

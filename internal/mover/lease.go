@@ -1,0 +1,36 @@
+package mover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// WithLease calls f under a lease, which keeps what the restore point with this ID holds, so that deleting the restore
+// point does not end f. A repository that cannot be written, because its storage is full or it is damaged, can still be
+// read: then f runs without a lease, after a warning. On a read-only connection, f runs without a lease and without a
+// warning. warn may be called from another goroutine.
+func WithLease(ctx context.Context, r *repository.Repository, id string, warn func(error), f func() error) error {
+	if r.ReadOnly() {
+		return f()
+	}
+	l, err := r.Lease(ctx, id, func(err error) {
+		warn(fmt.Errorf("%w; if it is deleted, reading it may fail from now on", err))
+	})
+	switch {
+	case err == nil:
+		defer func() {
+			if left := l.Release(); left != nil {
+				warn(fmt.Errorf("%w; it ends by itself after three days", left))
+			}
+		}()
+	case errors.Is(err, errclass.NotFound) || ctx.Err() != nil:
+		return err
+	default:
+		warn(fmt.Errorf("%w; if it is deleted meanwhile, reading it may fail", err))
+	}
+	return f()
+}
