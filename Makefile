@@ -22,4 +22,16 @@ build: ## Build varve (static) and varve-launcher (cgo) into build/bin
 	CGO_ENABLED=1 $(GO) build $(GOFLAGS_VARVE) -tags libvirt_dlopen -o build/bin/varve-launcher ./cmd/varve-launcher
 	ln -sf varve build/bin/kubectl-varve
 
+PREFIX ?= /usr/local
+.PHONY: install-cli
+install-cli: ## Install build/bin/varve with its completions under PREFIX (default /usr/local)
+	install -D -m 755 build/bin/varve $(DESTDIR)$(PREFIX)/bin/varve
+	ln -sf varve $(DESTDIR)$(PREFIX)/bin/kubectl-varve
+	printf '#!/bin/sh\nexec kubectl-varve __complete "$$@"\n' > $(DESTDIR)$(PREFIX)/bin/kubectl_complete-varve
+	chmod 755 $(DESTDIR)$(PREFIX)/bin/kubectl_complete-varve
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	build/bin/varve completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/varve
+	build/bin/varve completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_varve
+	build/bin/varve completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/varve.fish
+
 include box/box.mk demo/host/host.mk deploy/deploy.mk hack/lint.mk images/guest/guest.mk images/images.mk test/peers/peers.mk test/test.mk

@@ -7,8 +7,8 @@ import (
 	"github.com/varvebackup/varve/internal/podtool"
 )
 
-// internal is `varve internal`: what Varve's own pods run.
-func internal() *cobra.Command {
+// internalCommand returns `varve internal`: what Varve's own pods run.
+func internalCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "internal",
 		Short: "Small jobs inside Varve's own pods",
@@ -16,11 +16,11 @@ func internal() *cobra.Command {
 		Example: `  varve internal hold
   varve internal install-self /shared`,
 	}
-	c.AddCommand(hold(), installSelf(), kernelBootCopy())
+	c.AddCommand(holdCommand(), installSelf(), kernelBootCopy())
 	return c
 }
 
-func hold() *cobra.Command {
+func holdCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "hold", Short: "Keep a pod running until it is told to stop", Args: cobra.NoArgs,
 		Example: `  varve internal hold`,

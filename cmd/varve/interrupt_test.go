@@ -69,7 +69,7 @@ func TestInterruption(t *testing.T) {
 	p.must("repo", "create", filepath.Join(p.dir, "blobs"))
 
 	_, report, code := p.run(`"phase":"Storing"`, "disk", "backup", "web", "root="+disk, "--progress", "json")
-	if want := "error: interrupted: no restore point of web was made\nhint: the same command again stores what is missing\n"; code != errclass.ExitInterrupted || report != want {
+	if want := "error: interrupted: no restore point of web was made\nhint: run the same command again: it stores what is missing\n"; code != errclass.ExitInterrupted || report != want {
 		t.Errorf("backup: %d: %s", code, report)
 	}
 	if list := p.must("disk", "list", "-o", "name"); list != "" {
@@ -78,7 +78,7 @@ func TestInterruption(t *testing.T) {
 	id := p.must("disk", "backup", "web", "root="+disk, "-o", "name")
 
 	_, report, code = p.run(`"phase":"Writing"`, "disk", "restore", id, out, "--progress", "json")
-	if want := "error: interrupted: " + out + " is not complete\nhint: the same command again goes on where this one ended\n"; code != errclass.ExitInterrupted || report != want {
+	if want := "error: interrupted: " + out + " is not complete\nhint: run the same command again: it continues where this one ended\n"; code != errclass.ExitInterrupted || report != want {
 		t.Errorf("restore: %d: %s", code, report)
 	}
 	if _, _, code := p.run("", "disk", "backup", "web", "root="+out); code != errclass.ExitRefused {

@@ -66,15 +66,15 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 		Streams: cli.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal, ReadPassword: s.readPassword},
 		Now:     time.Now,
 		Env:     env,
-		Servers: servers(env),
+		Servers: serverCommands(env),
 	})
 	root.SetArgs(args[1:])
 	return root.ExecuteContext(ctx)
 }
 
-// servers returns the commands of the components.
-func servers(env environment) []*cobra.Command {
-	return []*cobra.Command{controllerCommand(env), handlerCommand(env), internal()}
+// serverCommands returns the commands of the components.
+func serverCommands(env environment) []*cobra.Command {
+	return []*cobra.Command{controllerCommand(env), handlerCommand(env), internalCommand()}
 }
 
 // readPassword reads a line from the terminal without showing it. A signal ends it, and makes the terminal show input

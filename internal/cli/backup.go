@@ -18,8 +18,8 @@ func (s *session) backup() *cobra.Command {
 	return s.group("backup", "Create, list, describe and delete backups",
 		`Create, list, describe and delete backups of virtual machines.
 
-A backup writes a qcow2 file a disk, and a manifest, to a directory on a claim. Through a
-tracker it holds what changed since the tracker's last backup; without one it is full.`,
+A backup writes one qcow2 file per disk and a manifest to a directory on a claim. With a
+tracker, it holds what changed since the tracker's last backup; without one, it is full.`,
 		`  varve backup create --tracker web --pvc backups --wait
   varve backup list
   varve backup describe web-x7k2p`,
@@ -116,10 +116,10 @@ func (s *session) backupDelete() *cobra.Command {
 	return s.delete(deleting{
 		noun: "backup", argument: "the name of a backup",
 		short: "Delete backups",
-		long: `Delete backup objects. One that runs is aborted: its partial files are removed and the next
-backup starts from the same base as it did. The files of a finished backup stay on the
-claim: later incremental backups need them.`,
-		example: `  # Abort a backup, and wait until everything that it left is cleaned up
+		long: `Delete backup objects. A running backup is aborted: its partial files are removed, and the next
+backup starts from the same base. The files of a finished backup stay on the claim, because
+later incremental backups need them.`,
+		example: `  # Abort a backup, and wait until its files are removed
   varve backup delete web-x7k2p --wait`,
 		object: func() client.Object { return &backupv1.VirtualMachineBackup{} }, newList: newBackups,
 		state: func(o client.Object) (string, string) {

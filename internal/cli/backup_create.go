@@ -33,14 +33,14 @@ func (s *session) backupCreate() *cobra.Command {
 		Use: "create [NAME]", Short: "Back up a virtual machine",
 		Long: `Back up a virtual machine to a claim in its namespace.
 
---tracker makes an incremental backup: what changed since the tracker's last one. The first is
-full, and so is one of a disk whose changes were not tracked throughout; the backup then says
-why. --vm makes a full backup that no later one builds on.
+--tracker makes an incremental backup of what changed since the tracker's last backup. The first
+backup is full. A disk whose changes were not tracked all the time is also backed up in full, and
+the backup says why. --vm makes a full backup that no later one depends on.
 
-Without a name, one is made from the tracker's or the machine's.
+Without a NAME, the name begins with that of the tracker or machine.
 
-The backup runs in the cluster, whether this command waits or not. With --wait the command
-succeeds only when the backup did.`,
+The backup runs in the cluster, whether this command waits or not. With --wait, the command
+succeeds only if the backup does.`,
 		Example: `  # An incremental backup, with its progress
   varve backup create --tracker web --pvc backups --wait
 
@@ -66,7 +66,7 @@ succeeds only when the backup did.`,
 				}
 			}
 			if w.wait {
-				if err := w.run(cmd.Context(), s, "backup "+b.Name+" is done", "varve backup describe "+b.Name, untilFinal(c, b)); err != nil {
+				if err := w.run(cmd.Context(), s, "backup "+b.Name+" is done", "backup describe "+b.Name, s.untilFinal(c, b)); err != nil {
 					return err
 				}
 			}
@@ -153,7 +153,7 @@ func summary(b *backupv1.VirtualMachineBackup) string {
 }
 
 // untilFinal waits until the backup has ended, and stores its last state in b.
-func untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
+func (s *session) untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
 	uid, name := b.UID, b.Name
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, newBackups(),
@@ -167,7 +167,7 @@ func untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
 				case backupv1.BackupDone:
 					return true, nil
 				case backupv1.BackupFailed:
-					return false, failed("`varve backup describe "+name+"` shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
+					return false, failed(s.command("backup describe "+name)+" shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
 				default:
 					return false, nil
 				}

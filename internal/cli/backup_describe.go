@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -86,34 +87,13 @@ func (p *page) volumes(all []backupv1.IncludedVolume) {
 	sizes := &table{header: []string{"DISK", "TYPE", "WHY FULL", "SIZE", "MOVED"}}
 	files := &table{header: []string{"FILE", "SHA-256"}}
 	for _, v := range all {
-		sizes.add(v.Name, string(v.Type), whyFull(v.FullReason), human.Bytes(v.VirtualBytes), human.Bytes(v.MovedBytes))
+		sizes.add(v.Name, string(v.Type), backupstate.WhyFull(v.FullReason), human.Bytes(v.VirtualBytes), human.Bytes(v.MovedBytes))
 		if v.File != "" {
 			files.add(v.File, v.SHA256)
 		}
 	}
 	p.section("Disks", sizes, "none yet")
 	p.section("Files on the target", files, "")
-}
-
-// fullReasons describes each reason in words.
-var fullReasons = map[backupv1.FullReason]string{
-	backupv1.FullNoTracker:      "the backup names a machine, not a tracker",
-	backupv1.FullNoCheckpoint:   "the tracker's first backup",
-	backupv1.FullForced:         "asked for with --force-full",
-	backupv1.FullNewDisk:        "the disk was not in the base",
-	backupv1.FullBitmapLost:     "the record of changes was lost, as after a crash of the guest",
-	backupv1.FullDiskReplaced:   "the disk was replaced, or written without tracking",
-	backupv1.FullTargetReplaced: "the base is on another claim",
-	backupv1.FullParentUnknown:  "the tracker does not record where the base is",
-	backupv1.FullParentMissing:  "files of the base are not on the claim any more",
-	backupv1.FullParentChanged:  "files of the base on the claim were changed",
-}
-
-func whyFull(r backupv1.FullReason) string {
-	if text, known := fullReasons[r]; known {
-		return fmt.Sprintf("%s: %s", r, text)
-	}
-	return string(r)
 }
 
 func backupOptions(b *backupv1.VirtualMachineBackup) string {

@@ -16,6 +16,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -56,6 +57,30 @@ type session struct {
 	repo  repositoryFlags
 }
 
+// command returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
+func (s *session) command(line string) string {
+	line = "varve " + line
+	for _, f := range []struct {
+		name  string
+		value *string
+	}{{"-n", s.flags.Namespace}, {"--context", s.flags.Context}, {"--kubeconfig", s.flags.KubeConfig}} {
+		if f.value != nil && *f.value != "" {
+			line += " " + f.name + " " + shellWord(*f.value)
+		}
+	}
+	return "`" + line + "`"
+}
+
+// shellWord returns text as one word of a shell.
+func shellWord(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool {
+		return !strings.ContainsRune("-_./:@=+,%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+	}
+	return text
+}
+
 func (s *session) connect() (*cluster.Client, error) {
 	return cluster.Connect(s.flags, s.Streams.Err)
 }
@@ -64,7 +89,7 @@ func (s *session) connect() (*cluster.Client, error) {
 const isServer = "varve/server"
 
 const rootLong = `Varve backs up virtual machines on Kubernetes, incrementally forever: after one full
-backup, each next one holds what changed.
+backup, each later one holds only what changed.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not found, 4 timeout,
 5 refused, 6 no answer from the API server or the storage, 130 interrupted.`
@@ -76,7 +101,7 @@ const rootExample = `  # Which machines are there, and are their disks tracked?
   varve tracker create web --vm web
   varve backup create --tracker web --pvc backups --wait
 
-  # Without a cluster: what is in a repository of disks?
+  # Without a cluster: list the restore points in a repository of disks
   varve repo connect s3://s3.example.com/backups
   varve disk list`
 
@@ -88,6 +113,7 @@ func New(o Options) *cobra.Command {
 		Short:         "Incremental-forever backup for virtual machines on Kubernetes",
 		Long:          rootLong,
 		Example:       rootExample,
+		Version:       o.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -96,7 +122,8 @@ func New(o Options) *cobra.Command {
 	root.SetErr(o.Streams.Err)
 	// A command that only holds others is runnable, so that it can complain. Its usage must not offer that.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%s", err) })
+	root.SetVersionTemplate(s.versionInfo().String() + "\n")
+	root.SetFlagErrorFunc(flagFailure)
 	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.repository(), s.disk(), s.version())
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
@@ -114,5 +141,6 @@ func (s *session) group(use, short, long, example string, aliases []string, chil
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)
 	clusterFlags(s.flags, c.PersistentFlags())
+	s.completeFlag(c, "namespace", newNamespaces)
 	return c
 }

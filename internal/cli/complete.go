@@ -21,10 +21,11 @@ const completionTimeout = 3 * time.Second
 // completer offers words that complete what the user has typed.
 type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-func newVMs() client.ObjectList      { return &kubevirtv1.VirtualMachineList{} }
-func newBackups() client.ObjectList  { return &backupv1.VirtualMachineBackupList{} }
-func newTrackers() client.ObjectList { return &backupv1.VirtualMachineBackupTrackerList{} }
-func newClaims() client.ObjectList   { return &corev1.PersistentVolumeClaimList{} }
+func newVMs() client.ObjectList        { return &kubevirtv1.VirtualMachineList{} }
+func newBackups() client.ObjectList    { return &backupv1.VirtualMachineBackupList{} }
+func newTrackers() client.ObjectList   { return &backupv1.VirtualMachineBackupTrackerList{} }
+func newClaims() client.ObjectList     { return &corev1.PersistentVolumeClaimList{} }
+func newNamespaces() client.ObjectList { return &corev1.NamespaceList{} }
 
 // completeArgs offers the names of objects for the first most arguments.
 func (s *session) completeArgs(newList func() client.ObjectList, most int) completer {

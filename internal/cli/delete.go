@@ -51,13 +51,13 @@ func (s *session) delete(d deleting) *cobra.Command {
 				if !w.wait {
 					break
 				}
-				err := w.run(cmd.Context(), s, d.noun+" "+object.GetName()+" is gone", "varve "+d.noun+" describe "+object.GetName(), d.untilGone(c, object))
+				err := w.run(cmd.Context(), s, d.noun+" "+object.GetName()+" is gone", d.noun+" describe "+object.GetName(), d.untilGone(c, object))
 				failures = append(failures, err)
 			}
 			return errors.Join(failures...)
 		},
 	}
-	w.flags(c, "they are gone, with everything that they left", deleteTimeout)
+	w.flags(c, "they and everything that they left are gone", deleteTimeout)
 	return c
 }
 

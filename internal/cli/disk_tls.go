@@ -16,7 +16,7 @@ import (
 type nbdTLSFlags struct{ ca, cert, key string }
 
 func (f *nbdTLSFlags) flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority that vouches for the server of an nbds:// URI, in PEM (default: the system's)")
+	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority of the server of an nbds:// URI, in PEM (default: those of the system)")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "this client's certificate for the server of an nbds:// URI, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 }
@@ -66,7 +66,7 @@ func readAuthority(flag, path string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, usage("%s %s: no certificate in PEM", flag, path)
+		return nil, usage("%s %s: the file has no certificate in PEM format", flag, path)
 	}
 	return pool, nil
 }

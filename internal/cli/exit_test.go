@@ -70,3 +70,18 @@ func TestReportIsSafeForTerminals(t *testing.T) {
 		t.Errorf("reported as %q", got)
 	}
 }
+
+// A command in a text begins as the user types it.
+func TestReport_namesThePlugin(t *testing.T) {
+	t.Parallel()
+	backups := schema.GroupResource{Group: "backup.kubevirt.io", Resource: "virtualmachinebackups"}
+	for _, c := range []struct{ program, want string }{
+		{"varve", "error: use `varve vm list`: "}, {"kubectl-varve", "error: use `kubectl varve vm list`: "},
+	} {
+		var out bytes.Buffer
+		cli.Report(&out, fmt.Errorf("use `varve vm list`: %w", apierrors.NewNotFound(backups, "b")), c.program)
+		if !strings.HasPrefix(out.String(), c.want) {
+			t.Errorf("%s: reported as %q", c.program, out.String())
+		}
+	}
+}

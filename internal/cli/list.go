@@ -26,7 +26,7 @@ type listing struct {
 
 func (s *session) list(l listing) *cobra.Command {
 	var form, selector string
-	var all bool
+	var all, noHeaders bool
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: l.short, Long: l.long, Example: l.example,
 		Args:              exactArgs(0, "no argument (select with -l, or name an object to describe)"),
@@ -62,11 +62,13 @@ func (s *session) list(l listing) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withNamespaces(t, list, all).write(cmd.OutOrStdout())
+			t = withNamespaces(t, list, all)
+			return t.withoutHeader(noHeaders).write(cmd.OutOrStdout())
 		},
 	}
 	c.Flags().BoolVarP(&all, "all-namespaces", "A", false, "list the objects of all namespaces")
 	c.Flags().StringVarP(&selector, "selector", "l", "", "list only objects with these labels, such as app=web,tier!=test")
+	noHeadersFlag(c, &noHeaders)
 	outputFlag(c, &form, asTable, asWide, asJSON, asYAML, asName)
 	return c
 }

@@ -30,7 +30,7 @@ func (s *session) password(ctx context.Context, create bool) (string, error) {
 	if err != nil || !create {
 		return p, err
 	}
-	again, err := s.askPassword(ctx, "The same again: ")
+	again, err := s.askPassword(ctx, "Repeat the password: ")
 	if err != nil {
 		return "", err
 	}
@@ -46,7 +46,7 @@ func (s *session) passwordFrom(path string) (string, error) {
 		return "", usage("--password-file: %s", err)
 	}
 	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o004 != 0 {
-		fmt.Fprintf(s.Streams.Err, "warning: every user of this machine can read the password in %s: `chmod o-r` mends that\n", human.Line(path))
+		fmt.Fprintf(s.Streams.Err, "warning: every user of this machine can read the password in %s: run `chmod o-r` on it\n", human.Line(path))
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxPasswordBytes+1))
 	if err := errors.Join(err, f.Close()); err != nil {
@@ -56,11 +56,11 @@ func (s *session) passwordFrom(path string) (string, error) {
 	p := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	switch {
 	case len(text) > maxPasswordBytes:
-		return "", usage("--password-file %s: more than %d bytes", path, maxPasswordBytes)
+		return "", usage("--password-file %s: the file has more than %d bytes", path, maxPasswordBytes)
 	case p == "":
-		return "", usage("--password-file %s: it is empty", path)
+		return "", usage("--password-file %s: the file is empty", path)
 	case strings.ContainsAny(p, "\r\n"):
-		return "", usage("--password-file %s: more than one line", path)
+		return "", usage("--password-file %s: the file has more than one line", path)
 	}
 	return p, nil
 }
@@ -96,6 +96,6 @@ func (s *session) confirm(ctx context.Context, question string) error {
 		if a == "y" || a == "yes" {
 			return nil
 		}
-		return failed("", "nothing was done: the answer was not yes")
+		return failed("", "nothing was done, because the answer was not yes")
 	}
 }

@@ -16,11 +16,11 @@ const referenceIntro = `# The command line
 ` + "`varve`" + ` is one static binary. Installed as ` + "`kubectl-varve`" + ` in the PATH it also answers to ` + "`kubectl varve`" + `.
 It finds the cluster as kubectl does: ` + "`KUBECONFIG`, `--kubeconfig`, `--context`, `-n`" + `; ` + "`varve help options`" + ` lists the rest.
 
-` + "`varve repo` and `varve disk`" + ` need no cluster. They work on a repository (docs/format.md), which these flags of all of them select:
+` + "`varve repo` and `varve disk`" + ` need no cluster. They work on a repository (docs/format.md), which these flags select:
 
 | flag | default | what |
 |---|---|---|
-| ` + "`--repo-config`" + ` | ` + "`$VARVE_REPO_CONFIG`, or `varve/repository.config`" + ` in the user's directory of configurations | the file that ` + "`repo create` and `repo connect`" + ` write |
+| ` + "`--repo-config`" + ` | ` + "`$VARVE_REPO_CONFIG`, or `varve/repository.config`" + ` in the user's configuration directory | the file that ` + "`repo create` and `repo connect`" + ` write |
 | ` + "`--password-file`" + ` | ` + "`$VARVE_PASSWORD`" + `, or a prompt on a terminal | a file with the repository's password, which is never an argument |
 
 ## Output
@@ -32,17 +32,17 @@ Results go to standard output; progress, warnings and errors to standard error.
 | (none), ` + "`table`" + ` | text for people: binary units, ages; it may change between versions |
 | ` + "`wide`" + ` | the same with every column |
 | ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields; of a repository an object, or ` + "`items`" + `: sizes in bytes, times in RFC 3339 |
-| ` + "`name`" + ` | ` + "`kind.group/name`" + `, one a line; of restore points the ID |
+| ` + "`name`" + ` | ` + "`kind.group/name`" + `, one per line; of restore points the ID |
 
-` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. How that goes on, and everything
-else that takes a while, ` + "`--progress`" + ` chooses how to show:
+` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses
+how to show the progress of a wait, and of everything else that takes a while:
 
 | ` + "`--progress`" + ` | what |
 |---|---|
 | ` + "`auto`" + ` | ` + "`bar`" + ` when standard error is a terminal, else ` + "`plain`" + ` |
 | ` + "`bar`" + ` | a live bar |
 | ` + "`plain`" + ` | a line for each step and at the end, and every 10 seconds in between: ` + "`name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s, 23s left`" + ` |
-| ` + "`json`" + ` | an object a line, for each step and at the end, and every second in between |
+| ` + "`json`" + ` | one object per line, for each step and at the end, and every second in between |
 | ` + "`none`" + ` | nothing |
 
 The fields of ` + "`json`" + `, which stay as they are; others may be added:
@@ -50,7 +50,7 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 | field | what |
 |---|---|
 | ` + "`name`, `phase`, `message`" + ` | what it is about, its state in a word, and what is done or waited for; the last two may be absent |
-| ` + "`percent`, `processedBytes`, `totalBytes`" + ` | how much is done; while ` + "`totalBytes`" + ` is 0, it is not known. Of a disk's backup, the bytes that are read; of a restore, the data that is written; of ` + "`repo check` and `disk prune`" + `, the size of what was looked at |
+| ` + "`percent`, `processedBytes`, `totalBytes`" + ` | how much is done; while ` + "`totalBytes`" + ` is 0, it is not known. Of a disk's backup, the bytes that are read; of a restore, the data that is written; of ` + "`repo check` and `disk prune`" + `, the size of what was checked |
 | ` + "`bytesPerSecond`, `remainingSeconds`" + ` | how fast ` + "`processedBytes`" + ` grows at the moment (a weighted mean over about 20 seconds), and how long the rest takes at that rate; absent while unknown |
 | ` + "`scannedBytes`, `diskBytes`" + ` | of a disk's backup: what is settled of the size of the disks, read or known to be a hole or unchanged |
 | ` + "`changedBytes`, `deduplicatedBytes`" + ` | of a disk's backup: what is in blocks that are not the parent's, and what the repository had of that |
@@ -60,14 +60,14 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 
 | code | meaning |
 |---|---|
-| 0 | success: what was asked for is so (without ` + "`--wait`" + `: was accepted) |
+| 0 | success (without ` + "`--wait`" + `: the request was accepted) |
 | 1 | failure, such as a backup that failed, a damaged repository, or a cluster without Varve |
 | 2 | wrong usage: nothing was sent |
 | 3 | an object, a repository or a restore point does not exist |
-| 4 | ` + "`--timeout`" + ` is over; what was asked for goes on in the cluster |
-| 5 | refused by the API server or the repository: not valid, not allowed (a wrong password, a pin), exists already, or changed or locked by others |
+| 4 | ` + "`--timeout`" + ` has passed; the operation continues in the cluster |
+| 5 | refused by the API server or the repository: not valid, not allowed (a wrong password, a pin), already exists, or was changed or locked by others |
 | 6 | no answer from the API server or the storage |
-| 130 | interrupted; what was asked for goes on in the cluster |
+| 130 | interrupted; an operation in the cluster continues |
 
 ## Permissions
 

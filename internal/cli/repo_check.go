@@ -10,11 +10,11 @@ func (s *session) repoCheck() *cobra.Command {
 	var form string
 	var d display
 	c := &cobra.Command{
-		Use: "check", Short: "Check that everything has its place, without reading the data",
+		Use: "check", Short: "Check that every block is present, without reading the data",
 		Long: `Check a repository without reading the data: the indexes load, and every block of every
-restore point is in a blob that is there and long enough. varve disk verify reads the data too.
+restore point is in a blob that exists and is long enough. varve disk verify also reads the data.
 
-Damage is a failure (exit code 1). The parts of disks that it touches are listed, with their
+Damage is a failure (exit code 1). The command lists the damaged parts of disks with their
 restore points; -o json also lists the restore points that are good.`,
 		Example: `  varve repo check
 
@@ -25,7 +25,7 @@ restore points; -o json also lists the restore points that are good.`,
 			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &d)
 		},
 	}
-	d.flags(c, "while looking")
+	d.flags(c, "while checking")
 	outputFlag(c, &form, asTable, asJSON, asYAML)
 	return c
 }
@@ -35,16 +35,16 @@ func (s *session) diskVerify() *cobra.Command {
 	var d display
 	percent := percentage(100)
 	c := &cobra.Command{
-		Use: "verify", Short: "Read what is stored, and name the restore points that damage touches",
-		Long: `Read, decrypt and hash again what is stored: all of it, or --percent, each time
-another part, drawn at random. What several restore points share is read once. Everything
-that varve repo check looks at is looked at in any case.
+		Use: "verify", Short: "Read the stored data, and list the restore points that are damaged",
+		Long: `Read, decrypt and hash the stored data: all of it, or with --percent a different random
+part each time. Data that several restore points share is read once. The command always checks
+what varve repo check checks.
 
-Damage is a failure (exit code 1). The parts of disks that it touches are listed, with their
+Damage is a failure (exit code 1). The command lists the damaged parts of disks with their
 restore points; -o json also lists the restore points that are good.`,
 		Example: `  varve disk verify
 
-  # A look at a part, with its progress for a program
+  # Read a part, and show progress for a program
   varve disk verify --percent 10 --progress json`,
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,7 +66,7 @@ func (*percentage) Type() string     { return "percent" }
 func (p *percentage) Set(text string) error {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(n >= 0 && n <= 100) {
-		return usage("write a number from 0 to 100")
+		return usage("give a number from 0 to 100")
 	}
 	*p = percentage(n)
 	return nil

@@ -25,11 +25,11 @@ type connection struct {
 }
 
 func (n *connection) flags(c *cobra.Command) {
-	c.Flags().StringVar(&n.host, "host", "", "the host that this machine's restore points are of (default the machine's name)")
-	c.Flags().StringVar(&n.user, "user", "", "the user that this machine's restore points are of (default who runs this)")
+	c.Flags().StringVar(&n.host, "host", "", "the host to which this machine's restore points belong (default: the machine's name)")
+	c.Flags().StringVar(&n.user, "user", "", "the user to whom this machine's restore points belong (default: the user who runs this)")
 	c.Flags().BoolVar(&n.readOnly, "read-only", false, "never write to the repository through this connection")
-	c.Flags().StringVar(&n.cacheDir, "cache-dir", "", "where a cache is kept (default varve in the user's directory of caches)")
-	c.Flags().StringVar(&n.cacheSize, "cache-size", "", "how much data is cached, such as 2Gi; 0: none (default 1Gi for S3 or with --cache-dir, else 0)")
+	c.Flags().StringVar(&n.cacheDir, "cache-dir", "", "the directory of the cache (default: varve in the user's cache directory)")
+	c.Flags().StringVar(&n.cacheSize, "cache-size", "", "how much data to cache, such as 2Gi; 0 for none (default: 1Gi for S3 or with --cache-dir, else 0)")
 }
 
 // place is a repository's location, and how this machine connects to it.
@@ -97,7 +97,7 @@ func (n *connection) cache(p *place) error {
 func cacheSize(text string) (int64, error) {
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {
-		return 0, usage("--cache-size %s: write a size such as 512Mi or 2Gi, or 0", text)
+		return 0, usage("--cache-size %s: give a size such as 512Mi or 2Gi, or 0", text)
 	}
 	return q.Value(), nil
 }
@@ -126,17 +126,17 @@ func (s *session) repoConnect() *cobra.Command {
 	var f s3Flags
 	var n connection
 	c := &cobra.Command{
-		Use: "connect LOCATION", Short: "Connect to a repository that is there",
-		Long: `Connect to a repository: check the password, and write where the repository is to the file of
---repo-config, in place of what was there. The password is not in it.
+		Use: "connect LOCATION", Short: "Connect to an existing repository",
+		Long: `Connect to a repository: check the password, and write the repository's location to the file of
+--repo-config, which replaces the previous one. The password is not in the file.
 
 ` + locationHelp,
 		Example: `  varve repo connect /mnt/backups
 
-  # A second repository, on a server of one's own
+  # A second repository, on a server of your own
   varve repo connect s3://minio.lan:9000/backups/varve --s3-ca-file ca.pem --repo-config ~/second.config
 
-  # For looking only
+  # Read only
   varve repo connect /mnt/backups --read-only`,
 		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -170,7 +170,7 @@ func locationFailure(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return &failure{err: err, code: errclass.ExitNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve repo connect` connects to what is there"}
+		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve repo connect` connects to the repository that is there"}
 	}
 	return repositoryFailure(err)
 }

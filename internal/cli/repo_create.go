@@ -19,23 +19,23 @@ func (s *session) repoCreate() *cobra.Command {
 	var noConnect bool
 	c := &cobra.Command{
 		Use: "create LOCATION", Short: "Create a repository",
-		Long: `Create a repository, and connect to it. It is encrypted with a key that the password opens:
-keep the password, because nothing replaces it.
+		Long: `Create a repository, and connect to it. It is encrypted with a key that the password protects:
+keep the password, because nobody can recover it.
 
 ` + locationHelp + `
 
-A file of --repo-config that names another repository is left alone, and nothing is created.
+If the file of --repo-config names another repository, the command changes and creates nothing.
 
---object-lock has the bucket refuse to delete or overwrite what was written, for the period.`,
+With --object-lock, the bucket refuses to delete or overwrite what was written during the period.`,
 		Example: `  varve repo create /mnt/backups
 
   # In a bucket that nobody can empty for a month
   varve repo create s3://s3.eu-central-1.amazonaws.com/backups/varve --object-lock COMPLIANCE --object-lock-period 30d
 
-  # A second repository, beside the one that this machine is connected to
+  # A second repository; this machine stays connected to the first
   varve repo create /mnt/archive --repo-config ~/archive.config
 
-  # For others: do not connect this machine
+  # Without connecting this machine
   varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
 		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,7 +66,7 @@ A file of --repo-config that names another repository is left alone, and nothing
 				}
 				done.ConfigFile = p.config
 			}
-			fmt.Fprintln(cmd.ErrOrStderr(), "Keep the password: without it nobody can read what is stored here.")
+			fmt.Fprintln(cmd.ErrOrStderr(), "Keep the password: without it, nobody can read what is stored here.")
 			return done.print(cmd.OutOrStdout(), form, true)
 		},
 	}

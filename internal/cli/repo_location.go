@@ -19,10 +19,10 @@ import (
 )
 
 // locationHelp is the part of the help that `repo create` and `repo connect` share.
-const locationHelp = `LOCATION is a directory, or s3://ENDPOINT/BUCKET[/PREFIX]. The keys of S3 come from
+const locationHelp = `LOCATION is a directory, or s3://ENDPOINT/BUCKET[/PREFIX]. The keys for S3 come from
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or from the file of
 --s3-credentials-file, never from an argument. They are kept in the file of --repo-config,
-which only its owner can read. With --s3-role there are none to keep.`
+which only its owner can read. With --s3-role, none are kept.`
 
 // s3Flags are what an S3 location needs besides its address.
 type s3Flags struct {
@@ -31,11 +31,11 @@ type s3Flags struct {
 }
 
 func (f *s3Flags) flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket; empty: the server is asked")
-	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) that the server's is checked with; empty: the system's")
-	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "speak HTTP without TLS")
-	c.Flags().BoolVar(&f.role, "s3-role", false, "take keys from this machine's, container's or service account's role (IAM), whenever they are needed")
-	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, as the AWS CLI has it ([default], aws_access_key_id, aws_secret_access_key)")
+	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket (default: ask the server)")
+	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) of the server's authority (default: those of the system)")
+	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "use HTTP without TLS")
+	c.Flags().BoolVar(&f.role, "s3-role", false, "take keys from the role (IAM) of this machine, container or service account whenever they are needed")
+	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, in the format of the AWS CLI ([default], aws_access_key_id, aws_secret_access_key)")
 }
 
 func (f *s3Flags) used() bool { return *f != s3Flags{} }
@@ -49,22 +49,22 @@ func (s *session) location(text string, f *s3Flags) (repository.Location, error)
 		}
 		dir, err := filepath.Abs(text)
 		if err != nil || text == "" {
-			return none, usage("the location is no directory: write a path, or s3://endpoint/bucket/prefix")
+			return none, usage("the location is not a directory: give a path, or s3://endpoint/bucket/prefix")
 		}
 		return repository.Location{Directory: dir}, nil
 	}
 	u, err := url.Parse(text)
 	if err != nil {
-		return none, usage("the location is not a URL: write s3://endpoint/bucket/prefix")
+		return none, usage("the location is not a URL: use s3://endpoint/bucket/prefix")
 	}
 	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	switch {
 	case u.User != nil:
-		return none, usage("keys do not belong into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+		return none, usage("do not put keys into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
 	case u.Scheme != "s3":
-		return none, usage("location %s://…: write a directory, or s3://endpoint/bucket/prefix", u.Scheme)
+		return none, usage("location %s://…: give a directory, or s3://endpoint/bucket/prefix", u.Scheme)
 	case u.Host == "" || bucket == "" || u.RawQuery != "" || u.Fragment != "":
-		return none, usage("the location has no endpoint, no bucket or too much: write s3://endpoint/bucket/prefix")
+		return none, usage("the location needs an endpoint and a bucket, and takes nothing behind the prefix: use s3://endpoint/bucket/prefix")
 	}
 	if err := s3utils.CheckValidBucketName(bucket); err != nil {
 		return none, usage("bucket %s: %s", bucket, err)
@@ -91,7 +91,7 @@ func (f *s3Flags) authority(at *repository.S3) error {
 		return usage("--s3-ca-file: %s", err)
 	}
 	if !x509.NewCertPool().AppendCertsFromPEM(text) {
-		return usage("--s3-ca-file %s: no certificate in PEM form in it", f.caFile)
+		return usage("--s3-ca-file %s: the file has no certificate in PEM format", f.caFile)
 	}
 	at.RootCA = text
 	return nil
@@ -100,7 +100,7 @@ func (f *s3Flags) authority(at *repository.S3) error {
 func (s *session) keys(at *repository.S3, f *s3Flags) error {
 	if f.role {
 		if f.credentialsFile != "" || s.env("AWS_ACCESS_KEY_ID") != "" || s.env("AWS_SECRET_ACCESS_KEY") != "" {
-			return usage("--s3-role takes the keys of a role: leave out --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+			return usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 		}
 		return nil
 	}
@@ -112,7 +112,7 @@ func (s *session) keys(at *repository.S3, f *s3Flags) error {
 		}
 		v, err := credentials.NewFileAWSCredentials(f.credentialsFile, s.env("AWS_PROFILE")).GetWithContext(nil)
 		if err != nil {
-			return usage("--s3-credentials-file %s: it is not of the AWS CLI's form, or lacks the profile", f.credentialsFile)
+			return usage("--s3-credentials-file %s: the file does not have the format of the AWS CLI, or lacks the profile", f.credentialsFile)
 		}
 		at.AccessKey, at.SecretKey, at.SessionToken = v.AccessKeyID, v.SecretAccessKey, v.SessionToken
 	}
@@ -126,8 +126,8 @@ func (s *session) keys(at *repository.S3, f *s3Flags) error {
 type lockFlags struct{ mode, period string }
 
 func (f *lockFlags) flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.mode, "object-lock", "", "keep the storage from deleting what was written: GOVERNANCE (but for those who may bypass it) or COMPLIANCE (nobody)")
-	c.Flags().StringVar(&f.period, "object-lock-period", "", "with --object-lock: for how long, such as 30d; maintenance extends it for what is in use")
+	c.Flags().StringVar(&f.mode, "object-lock", "", "keep the storage from deleting what was written: GOVERNANCE (users with a special permission can) or COMPLIANCE (nobody can)")
+	c.Flags().StringVar(&f.period, "object-lock-period", "", "with --object-lock: for how long, such as 30d; maintenance extends the lock of what is in use")
 	completeFixed(c, "object-lock", "GOVERNANCE", "COMPLIANCE")
 }
 
@@ -146,7 +146,7 @@ func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, e
 	case err != nil:
 		return o, usage("--object-lock-period: %s", err)
 	case period < 24*time.Hour:
-		return o, usage("--object-lock-period %s: at least 1d", f.period)
+		return o, usage("--object-lock-period %s: give at least 1d", f.period)
 	case at.S3 == nil:
 		return o, usage("--object-lock needs a bucket with object lock: a directory cannot refuse to delete")
 	}
@@ -161,7 +161,7 @@ func days(text string) (time.Duration, error) {
 		return 0, err
 	}
 	if span.Years != 0 || span.Months != 0 {
-		return 0, errors.New("years and months have no fixed length: write weeks, days or hours, such as 30d")
+		return 0, errors.New("years and months have no fixed length: use weeks, days or hours, such as 30d")
 	}
 	hours := span.Hours + 24*(span.Days+7*span.Weeks)
 	if hours > 24*365*100 {

@@ -29,26 +29,26 @@ func (s *session) repoMaintenance() *cobra.Command {
 	var full, exclusive bool
 	c := &cobra.Command{
 		Use: "maintenance", Short: "Keep a repository small and fast",
-		Long: `Maintain a repository: merge its indexes, remove what killed processes have left half written,
-and with --full also free what no restore point refers to any more and extend object locks.
-Once an hour, and once a day with --full, are good; backups and restores may run meanwhile.
+		Long: `Maintain a repository: merge its indexes, and remove incomplete files of processes that were
+killed. With --full, also free data that no restore point refers to, and extend object locks.
+Run it once an hour, and once a day with --full. Backups and restores may run at the same time.
 
-Because another machine may have begun to use it again, what nothing refers to goes in several
-runs over two days. --exclusive says that nobody else uses the repository now: it goes at once.
-While a backup runs --exclusive refuses, and no backup begins meanwhile.
-What is half written goes after four days, or with --exclusive after an hour.`,
+Unused data is freed in several runs over two days, because another machine may have begun to use
+it again. With --exclusive, it is freed at once: nobody else may use the repository. --exclusive
+refuses to start while a backup runs, and no backup starts while it runs. Incomplete files are
+removed after four days, or with --exclusive after an hour.`,
 		Example: `  # Every hour
   varve repo maintenance
 
   # Every night
   varve repo maintenance --full
 
-  # Free space now: nobody else is at work
+  # Free space now; nobody else uses the repository
   varve repo maintenance --full --exclusive`,
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if exclusive && !full {
-				return usage("--exclusive needs --full: only that frees anything")
+				return usage("--exclusive needs --full, which is what frees data")
 			}
 			return nil
 		},
@@ -70,8 +70,8 @@ What is half written goes after four days, or with --exclusive after an hour.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&full, "full", false, "also free what no restore point refers to, and extend object locks")
-	c.Flags().BoolVar(&exclusive, "exclusive", false, "with --full: nobody else uses the repository now, so free it at once")
+	c.Flags().BoolVar(&full, "full", false, "also free data that no restore point refers to, and extend object locks")
+	c.Flags().BoolVar(&exclusive, "exclusive", false, "with --full: free it at once; nobody else may use the repository")
 	d.flags(c, "while it works")
 	outputFlag(c, &form, asJSON, asYAML)
 	return c

@@ -16,13 +16,13 @@ func (s *session) repoRepair() *cobra.Command {
 	var form string
 	var yes, dryRun bool
 	c := &cobra.Command{
-		Use: "repair", Short: "Mend a repository whose indexes, manifests or format are damaged",
-		Long: `Mend what is not data: the format from its copy, indexes from the packs, and restore points that
-are lost from their records. Nothing that can be read is removed. Damaged data cannot be mended:
-varve disk verify names the restore points that it touches.
+		Use: "repair", Short: "Repair a repository whose indexes, manifests or format are damaged",
+		Long: `Repair everything but data: the format from its copy, indexes from the packs, and lost restore
+points from their records. Nothing that can be read is removed. Damaged data cannot be repaired:
+varve disk verify lists the restore points that have it.
 
-No backup and no maintenance may run meanwhile. A look first (--dry-run) is a good idea; without
-it the command shows what it would do and asks, and where nobody can be asked it needs --yes.`,
+No backup and no maintenance may run at the same time. Use --dry-run first. Without it, the command
+shows what it would do and asks; without a terminal, it needs --yes.`,
 		Example: `  varve repo repair --dry-run
 
   # In a script
@@ -30,7 +30,7 @@ it the command shows what it would do and asks, and where nobody can be asked it
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && !dryRun && s.Streams.ReadPassword == nil {
-				return usage("repairing needs --yes or --dry-run where nobody can be asked")
+				return usage("without a terminal, repairing needs --yes or --dry-run")
 			}
 			return nil
 		},
@@ -71,8 +71,8 @@ func (s *session) repair(ctx context.Context, out, errOut io.Writer, form, confi
 	}
 	if len(report.Lost) > 0 {
 		return &failure{
-			err: fmt.Errorf("%d restore points are lost", len(report.Lost)), code: errclass.ExitFailure,
-			hint: "nothing is freed while they are recorded: `varve disk delete` with their whole IDs forgets them",
+			err: fmt.Errorf("restore points lost: %d", len(report.Lost)), code: errclass.ExitFailure,
+			hint: "maintenance frees nothing until `varve disk delete` with their whole IDs removes their records",
 		}
 	}
 	return nil

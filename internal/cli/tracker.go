@@ -20,8 +20,8 @@ func (s *session) tracker() *cobra.Command {
 	return s.group("tracker", "Create, list, describe and delete trackers",
 		`Create, list, describe and delete trackers.
 
-A tracker remembers the last backup of a virtual machine, so that the next one holds what
-changed since. Backups with different schedules or targets use a tracker each.`,
+A tracker remembers the last backup of a virtual machine, so that the next one holds only what
+changed since. Use one tracker for each schedule or target.`,
 		`  varve tracker create web --vm web
   varve tracker list`,
 		[]string{"trackers", "vmbackuptracker", "vmbackuptrackers"},
@@ -33,7 +33,7 @@ func (s *session) trackerCreate() *cobra.Command {
 	c := &cobra.Command{
 		Use: "create NAME --vm VM", Short: "Create a tracker for a virtual machine",
 		Long: `Create a tracker for a virtual machine in the same namespace. The machine need not exist yet.
-The first backup through the tracker is full, the next ones are incremental.`,
+The first backup with the tracker is full, the next ones are incremental.`,
 		Example: `  varve tracker create web-nightly --vm web`,
 		Args:    exactArgs(1, "a name for the tracker"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -169,9 +169,9 @@ func (s *session) trackerDelete() *cobra.Command {
 	return s.delete(deleting{
 		noun: "tracker", argument: "the name of a tracker",
 		short: "Delete trackers",
-		long: `Delete trackers. The backups that were made through them stay and can be restored; the next
-backup through another tracker is full. A tracker that a running backup uses goes when that
-backup has ended.`,
+		long: `Delete trackers. Backups that were made with them stay and can be restored. The first backup
+with another tracker is full. A tracker that a running backup uses is deleted when that backup
+ends.`,
 		example: `  varve tracker delete web --wait`,
 		object:  func() client.Object { return &backupv1.VirtualMachineBackupTracker{} }, newList: newTrackers,
 		state: func(o client.Object) (string, string) {

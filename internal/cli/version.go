@@ -13,6 +13,14 @@ type versionInfo struct {
 	Platform string `json:"platform"`
 }
 
+func (s *session) versionInfo() versionInfo {
+	return versionInfo{Version: s.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+}
+
+func (v versionInfo) String() string {
+	return fmt.Sprintf("varve %s (%s, %s)", v.Version, v.Go, v.Platform)
+}
+
 func (s *session) version() *cobra.Command {
 	var form string
 	c := &cobra.Command{
@@ -25,11 +33,11 @@ func (s *session) version() *cobra.Command {
   varve version -o json`,
 		Args: exactArgs(0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := versionInfo{Version: s.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+			v := s.versionInfo()
 			if form != "" {
 				return printData(c.OutOrStdout(), form, v)
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "varve %s (%s, %s)\n", v.Version, v.Go, v.Platform)
+			_, err := fmt.Fprintln(c.OutOrStdout(), v)
 			return err
 		},
 	}

@@ -21,7 +21,7 @@ func (s *session) vm() *cobra.Command {
 		`List, describe, start, stop and restart virtual machines.
 
 A machine's disks can be backed up incrementally when the column CBT (changed block
-tracking) says Enabled. PendingRestart means: restart the machine, then it will.`,
+tracking) says Enabled. PendingRestart means that you must restart the machine first.`,
 		`  varve vm list
   varve vm restart web --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},

@@ -42,7 +42,7 @@ in the machine's status, and the strategy stays.`,
 			if err != nil || !w.wait {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "varve vm describe "+args[0], s.untilReady(c, args[0]))
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "vm describe "+args[0], s.untilReady(c, args[0]))
 		},
 	}
 	w.flags(c, "the guest runs", powerTimeout)
@@ -61,7 +61,7 @@ Run strategy Always becomes Halted. With Manual and RerunOnFailure the stop is r
 the machine's status, and the strategy stays.
 
 A stop waits for a running backup to end; --wait shows that. --force does not wait: the
-backup fails, and the next one starts from the same base as it did.`,
+backup fails, and the next one starts from the same base.`,
 		Example: `  varve vm stop web --wait
 
   # At once, although a backup runs
@@ -75,7 +75,7 @@ backup fails, and the next one starts from the same base as it did.`,
 			if err != nil || !w.wait || vmi == nil {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" has stopped", "varve vm describe "+args[0], untilStopped(c, vmi))
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" has stopped", "vm describe "+args[0], untilStopped(c, vmi))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")
@@ -88,23 +88,23 @@ func (s *session) vmRestart() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "restart NAME", Short: "Restart a virtual machine",
-		Long: `Restart a virtual machine: its guest is shut down and a new instance is started. This is
-what changes of the machine's spec and of changed block tracking (PendingRestart) wait for.
+		Long: `Restart a virtual machine: its guest is shut down, and a new instance is started. Changes of
+the machine's spec and of changed block tracking (PendingRestart) apply at a restart.
 
 A restart waits for a running backup to end; --wait shows that, --force does not wait.`,
-		Example: `  # Switch changed block tracking on, then wait until it is
+		Example: `  # Apply a change of changed block tracking, and wait until it is done
   varve vm restart web --wait`,
 		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, vmi, err := s.changePower(cmd, args[0], power.Restart, force)
 			var notRunning *power.NotRunningError
 			if errors.As(err, &notRunning) {
-				return failed("`varve vm start "+args[0]+"` starts it", "%w", err)
+				return failed(s.command("vm start "+args[0])+" starts it", "%w", err)
 			}
 			if err != nil || !w.wait {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs again", "varve vm describe "+args[0], untilReplaced(c, vmi))
+			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs again", "vm describe "+args[0], untilReplaced(c, vmi))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")

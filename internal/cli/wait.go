@@ -24,7 +24,7 @@ type waiting struct {
 // flags adds --wait, --timeout and --progress. what completes "wait until".
 func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	c.Flags().BoolVar(&w.wait, "wait", false, "wait until "+what)
-	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits without end")
+	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits forever")
 	w.display.flags(c, "while waiting")
 	check := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
@@ -41,8 +41,9 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	}
 }
 
-// run shows progress while f waits, within the timeout. goal completes "until"; meanwhile is a command that shows the state later.
-func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f func(ctx context.Context, show func(progress.Report)) error) error {
+// run shows progress while f waits, within the timeout. goal completes "until"; describe is the command, without the
+// program, that shows the state later.
+func (w *waiting) run(ctx context.Context, s *session, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
 	if w.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, errTimeout)
@@ -59,12 +60,12 @@ func (w *waiting) run(ctx context.Context, s *session, goal, meanwhile string, f
 	case errors.Is(err, errTimeout):
 		return &failure{
 			err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", errTimeout, w.timeout, goal, last), code: errclass.ExitTimeout,
-			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
+			hint: "nothing was undone: " + s.command(describe) + " shows its progress",
 		}
 	case cluster.Classify(err) == cluster.Interrupted && err != nil:
 		return &failure{
 			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: errclass.ExitInterrupted,
-			hint: "nothing was undone: `" + meanwhile + "` shows how it goes on",
+			hint: "nothing was undone: " + s.command(describe) + " shows its progress",
 		}
 	default:
 		return err

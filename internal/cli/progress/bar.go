@@ -1,15 +1,30 @@
 package progress
 
 import (
+	"bytes"
 	"io"
+	"os"
 	"sync/atomic"
 	"time"
 
+	"github.com/vbauerster/cupwriter"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/varvebackup/varve/internal/cli/human"
 )
+
+// fromFirstColumn moves the cursor to the first column before the cursor moves up to draw again: a terminal that shows
+// ^C for an interrupt has left it behind that, and what is to its left would stay.
+type fromFirstColumn struct{ io.Writer }
+
+func (w fromFirstColumn) Write(p []byte) (int, error) {
+	if !bytes.HasPrefix(p, []byte("\x1b[")) {
+		return w.Writer.Write(p)
+	}
+	n, err := w.Writer.Write(append([]byte{'\r'}, p...))
+	return max(n-1, 0), err
+}
 
 // bar draws with mpb. mpb's goroutine reads the last report, which Show replaces.
 type bar struct {
@@ -25,14 +40,14 @@ type bar struct {
 func newBar(out io.Writer, terminal bool, now func() time.Time) *bar {
 	b := &bar{now: now}
 	b.last.Store(&Report{})
-	options := []mpb.ContainerOption{mpb.WithOutput(out), mpb.WithAutoRefresh()}
-	if terminal {
-		options = append(options, mpb.ForceTTY())
+	console := cupwriter.New(fromFirstColumn{out}, terminal)
+	if file, is := out.(*os.File); is {
+		console.SetTermFd(int(file.Fd()))
 	}
-	b.container = mpb.New(options...)
+	b.container = mpb.New(mpb.WithConsoleWriter(console), mpb.WithAutoRefresh())
 	b.line = b.container.New(0, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
 		mpb.PrependDecorators(decor.Any(b.head)),
-		mpb.AppendDecorators(decor.Any(b.tail), decor.Elapsed(decor.ET_STYLE_GO, decor.WCSyncSpaceR)),
+		mpb.AppendDecorators(decor.Any(b.tail), decor.Name("elapsed "), decor.Elapsed(decor.ET_STYLE_GO, decor.WCSyncWidthR)),
 	)
 	return b
 }
@@ -65,9 +80,7 @@ func (b *bar) head(s decor.Statistics) string {
 	r := b.last.Load()
 	name, phase := human.Line(r.Name), human.Line(r.Phase)
 	if r.TotalBytes == 0 {
-		if r.Message != "" {
-			phase += ": " + human.Line(r.Message)
-		}
+		phase = r.step(": ")
 		return shorten(name, s.AvailableWidth/3) + " " + phase + " "
 	}
 	return shorten(name, s.AvailableWidth/4-len(phase)) + " " + phase + " "
@@ -76,9 +89,9 @@ func (b *bar) head(s decor.Statistics) string {
 func (b *bar) tail(decor.Statistics) string {
 	text := b.meter.measured(b.now(), *b.last.Load()).amount()
 	if text == "" {
-		return ""
+		return " "
 	}
-	return " " + text + " "
+	return " " + text + ", "
 }
 
 func (b *bar) below(decor.Statistics) string {

@@ -75,6 +75,22 @@ nightly: Done 100% 3 GiB of 3 GiB
 	}
 }
 
+// Some messages of the cluster begin with the word that is the phase.
+func TestPlain_saysThePhaseOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ phase, message, want string }{
+		{"Attaching", "Attaching PersistentVolumeClaim backups", "a: Attaching PersistentVolumeClaim backups"},
+		{"Attaching", "Attaching", "a: Attaching"},
+		{"Attaching", "", "a: Attaching"},
+		{"", "a word", "a: a word"},
+		{"Attach", "Attaching a claim", "a: Attach Attaching a claim"},
+	} {
+		if got := (progress.Report{Name: "a", Phase: c.phase, Message: c.message}).String(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	var got []progress.Report
@@ -112,6 +128,20 @@ func TestBarEnds(t *testing.T) {
 	}
 }
 
+// A terminal that shows ^C has moved the cursor: nothing that is drawn later may rely on the column where it was.
+func TestBar_drawsFromTheFirstColumn(t *testing.T) {
+	t.Parallel()
+	got := show(t, progress.Bar, true)
+	for i, part := range regexp.MustCompile("\x1b\\[[0-9]+A").Split(got, -1) {
+		if i < strings.Count(got, "\x1b[J") && !strings.HasSuffix(part, "\n\r") {
+			t.Errorf("the cursor goes up after %q", part)
+		}
+	}
+	if !strings.Contains(got, "\r\x1b[") {
+		t.Errorf("the cursor never goes up: %q", got)
+	}
+}
+
 // screen receives what is drawn, and signals when a text has appeared.
 type screen struct {
 	mutex sync.Mutex
@@ -140,7 +170,7 @@ func (s *screen) end() string {
 
 func TestBarShowsTheLastReport(t *testing.T) {
 	t.Parallel()
-	s := &screen{want: " 39% 1.2 GiB of 3 GiB, 100 MiB/s, 19s left", seen: make(chan struct{})}
+	s := &screen{want: " 39% 1.2 GiB of 3 GiB, 100 MiB/s, 19s left, elapsed ", seen: make(chan struct{})}
 	now := time.Unix(1000, 0)
 	var moment atomic.Int64 // the bar draws in a goroutine of its own
 	r, err := progress.New(progress.Bar, s, true, func() time.Time { return now.Add(time.Duration(moment.Load())) })
@@ -268,7 +298,7 @@ func TestTheBarFitsItsTerminal(t *testing.T) {
 		t.Errorf("the name's control characters are drawn: %q", s.text)
 	}
 	for line := range strings.SplitSeq(s.text, "\n") {
-		line = control.ReplaceAllString(line, "")
+		line = strings.TrimPrefix(control.ReplaceAllString(line, ""), "\r")
 		if n := utf8.RuneCountInString(line); n > 80 {
 			t.Errorf("%d characters: %q", n, line)
 		}

@@ -50,11 +50,23 @@ func (s *Stored) String() string {
 
 // String returns the report as Plain shows it.
 func (r Report) String() string {
-	text := strings.Join(slices.DeleteFunc([]string{human.Line(r.Phase), human.Line(r.Message), r.amount()}, func(s string) bool { return s == "" }), " ")
+	text := strings.Join(slices.DeleteFunc([]string{r.step(" "), r.amount()}, func(s string) bool { return s == "" }), " ")
 	if r.Stored != nil {
 		text += "; " + r.Stored.String()
 	}
 	return human.Line(r.Name) + ": " + text
+}
+
+// step returns the phase and the message. A message that begins with the phase stands alone.
+func (r Report) step(between string) string {
+	phase, message := human.Line(r.Phase), human.Line(r.Message)
+	switch {
+	case message == "":
+		return phase
+	case phase == "" || message == phase || strings.HasPrefix(message, phase+" "):
+		return message
+	}
+	return phase + between + message
 }
 
 // amount returns how much is done, how fast, and how long the rest takes; "" while the total is not known.
