@@ -22,10 +22,10 @@ func controllerCommand(env environment) *cobra.Command {
 		Example: `  varve controller --kubeconfig ~/.kube/config --launcher-image varve-launcher:dev --varve-image varve:dev`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if o.Logger, err = s.logger(c.ErrOrStderr()); err != nil {
+			if o.Logger, err = s.newLogger(c.ErrOrStderr()); err != nil {
 				return err
 			}
-			if o.Config, err = s.config("controller"); err != nil {
+			if o.Config, err = s.restConfig("controller", controllerLimit); err != nil {
 				return err
 			}
 			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
@@ -39,7 +39,7 @@ func controllerCommand(env environment) *cobra.Command {
 			return controller.Run(c.Context(), o)
 		},
 	}
-	s.flags(c.Flags(), env)
+	s.addFlags(c.Flags(), env)
 	c.Flags().StringVar(&o.LauncherImage, "launcher-image", "", "the image of launcher pods (required)")
 	c.Flags().StringVar(&o.VarveImage, "varve-image", "", "the image of attachment pods and init containers (required)")
 	c.Flags().StringVar(&policy, "image-pull-policy", "", "when both images are pulled: Always, IfNotPresent or Never")

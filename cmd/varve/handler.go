@@ -17,17 +17,17 @@ func handlerCommand(env environment) *cobra.Command {
 		Example: `  varve handler --kubeconfig ~/.kube/config --node-name node1`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if o.Logger, err = s.logger(c.ErrOrStderr()); err != nil {
+			if o.Logger, err = s.newLogger(c.ErrOrStderr()); err != nil {
 				return err
 			}
-			if o.Config, err = s.config("handler"); err != nil {
+			if o.Config, err = s.restConfig("handler", handlerLimit); err != nil {
 				return err
 			}
 			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
 			return handler.Run(c.Context(), o)
 		},
 	}
-	s.flags(c.Flags(), env)
+	s.addFlags(c.Flags(), env)
 	c.Flags().StringVar(&o.NodeName, "node-name", env("NODE_NAME"), "the node that this runs on (required)")
 	c.Flags().StringVar(&o.KubeletPodsDir, "kubelet-pods-dir", "", "the kubelet's directory of pods; empty: /var/lib/kubelet/pods")
 	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup; 0: 10 minutes")

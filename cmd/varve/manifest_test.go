@@ -52,7 +52,7 @@ func TestServers_readTheirEnvironment(t *testing.T) {
 func TestServers_refuseWhatTheyDoNotKnow(t *testing.T) {
 	t.Parallel()
 	s := server{level: "loud"}
-	if _, err := s.logger(io.Discard); err == nil {
+	if _, err := s.newLogger(io.Discard); err == nil {
 		t.Error("a log level that does not exist was accepted")
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // server is what the controller and the handler have in common.
@@ -18,10 +20,10 @@ type server struct {
 	kubeconfig, namespace, metrics, health, level string
 }
 
-func (s *server) flags(f *pflag.FlagSet, env environment) {
+func (s *server) addFlags(f *pflag.FlagSet, env environment) {
 	namespace := env("POD_NAMESPACE")
 	if namespace == "" {
-		namespace = "varve"
+		namespace = layout.Namespace
 	}
 	f.StringVar(&s.kubeconfig, "kubeconfig", env("KUBECONFIG"), "how to reach the API server; empty: as a pod")
 	f.StringVar(&s.namespace, "namespace", namespace, "Varve's own namespace")
@@ -30,20 +32,33 @@ func (s *server) flags(f *pflag.FlagSet, env environment) {
 	f.StringVar(&s.level, "log-level", "info", "debug, info, warn or error")
 }
 
-func (s *server) config(component string) (*rest.Config, error) {
+// requestLimit limits the requests that a component sends to the API server. Negative numbers set no limit: the API
+// server's priority and fairness does.
+type requestLimit struct {
+	perSecond float32
+	burst     int
+}
+
+var (
+	// A restart reconciles every object at once. With client-go's default of 5 requests a second, that would take
+	// minutes.
+	handlerLimit    = requestLimit{perSecond: 100, burst: 200}
+	controllerLimit = requestLimit{perSecond: -1, burst: -1}
+)
+
+// restConfig returns how a component reaches the API server.
+func (s *server) restConfig(component string, limit requestLimit) (*rest.Config, error) {
 	c, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	c.UserAgent = "varve-" + component
-	// A restart reconciles every object at once. With client-go's default of 5 requests a second, that would take
-	// minutes.
-	c.QPS, c.Burst = 100, 200
+	c.QPS, c.Burst = limit.perSecond, limit.burst
 	return c, nil
 }
 
-// logger writes one JSON object per line, for Varve's components and the libraries below them.
-func (s *server) logger(w io.Writer) (logr.Logger, error) {
+// newLogger writes one JSON object per line, for Varve's components and the libraries below them.
+func (s *server) newLogger(w io.Writer) (logr.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.level)); err != nil {
 		return logr.Logger{}, fmt.Errorf("--log-level: %w", err)
