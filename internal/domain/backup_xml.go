@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // backupXML returns the documents of a push backup: the job's and the checkpoint's, which is empty if the backup
@@ -13,12 +15,12 @@ import (
 func backupXML(b Backup, domain diskMap) (job, checkpoint string, err error) {
 	doc := libvirtxml.DomainBackup{Push: &libvirtxml.DomainBackupPush{Disks: &libvirtxml.DomainBackupPushDisks{}}}
 	for _, want := range b.Disks {
-		found, ok := domain.find(want.Volume)
+		found, ok := domain.findVolume(want.Volume)
 		if !ok {
-			return "", "", fmt.Errorf("%w: the domain has no disk %s", ErrInvalid, want.Volume)
+			return "", "", fmt.Errorf("%w: the domain has no disk %s", errclass.Invalid, want.Volume)
 		}
 		if !found.Tracked && (b.Checkpoint != "" || want.Incremental != "") {
-			return "", "", fmt.Errorf("%w: disk %s is not tracked", ErrInvalid, want.Volume)
+			return "", "", fmt.Errorf("%w: disk %s is not tracked", errclass.Invalid, want.Volume)
 		}
 	}
 	var included []string

@@ -62,17 +62,17 @@ func parseBitmaps(answer string, disks diskMap) (bitmapsByVolume, error) {
 			}
 		}
 		if out[d.Volume] == nil {
-			return nil, fmt.Errorf("QEMU has no block node %s of disk %s", node, describe(d.Volume, d.Target))
+			return nil, fmt.Errorf("QEMU has no block node %s of disk %s", node, describeDevice(d.Volume, d.Target))
 		}
 	}
 	return out, nil
 }
 
-// assess returns the volumes on which a checkpoint's bitmap can be used, and what is wrong on the others.
-func assess(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []string, lost map[string]string) {
+// splitByDefect returns the volumes on which a checkpoint's bitmap can be used, and what is wrong on the others.
+func splitByDefect(cp Checkpoint, disks diskMap, bitmaps bitmapsByVolume) (valid []string, lost map[string]string) {
 	lost = map[string]string{}
 	for _, volume := range cp.Volumes {
-		d, ok := disks.find(volume)
+		d, ok := disks.findVolume(volume)
 		if !ok {
 			lost[volume] = "the domain has no such disk"
 			continue

@@ -30,7 +30,7 @@ func mapDisks(doc *libvirtxml.Domain) diskMap {
 		}
 		m := mappedDisk{Volume: d.Target.Dev, Target: d.Target.Dev}
 		if d.Alias != nil {
-			if name, ours := unaliased(d.Alias.Name); ours {
+			if name, ours := stripAlias(d.Alias.Name); ours {
 				m.Volume = name
 			}
 		}
@@ -42,7 +42,7 @@ func mapDisks(doc *libvirtxml.Domain) diskMap {
 	return out
 }
 
-func (m diskMap) volume(target string) string {
+func (m diskMap) volumeOf(target string) string {
 	for _, d := range m {
 		if d.Target == target {
 			return d.Volume
@@ -51,7 +51,7 @@ func (m diskMap) volume(target string) string {
 	return target
 }
 
-func (m diskMap) find(volume string) (mappedDisk, bool) {
+func (m diskMap) findVolume(volume string) (mappedDisk, bool) {
 	for _, d := range m {
 		if d.Volume == volume {
 			return d, true
@@ -85,7 +85,7 @@ func interfacesOf(doc *libvirtxml.Domain) []Interface {
 			found.MAC = strings.ToLower(i.MAC.Address)
 		}
 		if i.Alias != nil {
-			found.Name, _ = unaliased(i.Alias.Name)
+			found.Name, _ = stripAlias(i.Alias.Name)
 		}
 		out = append(out, found)
 	}

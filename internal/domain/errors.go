@@ -1,23 +1,23 @@
 package domain
 
-import "errors"
+import (
+	"errors"
 
-// The classes of errors. Every error of this package that a caller can act on wraps one of them.
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+// Errors have the classes of errclass: Invalid for a request that is not possible for this instance or disk, NotFound for
+// a domain or a backup job that does not exist, Exhausted for a full file system. These are the errors that a caller
+// answers in a way of its own.
 var (
-	// ErrNotFound: no such domain or backup job.
-	ErrNotFound = errors.New("not found")
-	// ErrCheckpointLost: a checkpoint's bitmap is missing, inconsistent or unknown; the disk needs a full backup.
-	ErrCheckpointLost = errors.New("checkpoint lost")
-	// ErrNotRunning: the domain is not running.
-	ErrNotRunning = errors.New("domain is not running")
-	// ErrBusy: another job (a backup, above all) holds the domain.
-	ErrBusy = errors.New("domain is busy")
-	// ErrNoSpace: a file system that the job writes to is full.
-	ErrNoSpace = errors.New("no space left")
+	// ErrCheckpointLost is of class Expired: a checkpoint's bitmap is missing, inconsistent or unknown; the disk needs a full backup.
+	ErrCheckpointLost = errclass.New(errclass.Expired, "checkpoint lost")
+	// ErrNotRunning is of class Conflict: the domain is not running.
+	ErrNotRunning = errclass.New(errclass.Conflict, "domain is not running")
+	// ErrBusy is of class Transient: another job (a backup, above all) holds the domain.
+	ErrBusy = errclass.New(errclass.Transient, "domain is busy")
 	// ErrAgent: the guest agent is missing, did not answer in time or refused.
 	ErrAgent = errors.New("guest agent failed")
-	// ErrClosed: the connection to libvirtd is gone; connect again.
-	ErrClosed = errors.New("connection to libvirt is closed")
-	// ErrInvalid: the request is not possible for this instance or disk; the message says what to fix.
-	ErrInvalid = errors.New("invalid")
+	// ErrClosed is of class Transient: the connection to libvirtd is gone; connect again.
+	ErrClosed = errclass.New(errclass.Transient, "connection to libvirt is closed")
 )

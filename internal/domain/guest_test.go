@@ -162,7 +162,7 @@ func (m *machine) io(volume string, commands ...string) {
 	m.Helper()
 	for _, command := range commands {
 		line := fmt.Sprintf("qemu-io -d /machine/peripheral/%s%s/virtio-backend %q", aliasPrefix, volume, command)
-		said, err := query(m.Context(), m.Session, "qemu-io", func(d *libvirt.Domain) (string, error) {
+		said, err := queryDomain(m.Context(), m.Session, "qemu-io", func(d *libvirt.Domain) (string, error) {
 			return d.QemuMonitorCommand(line, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_HMP)
 		})
 		if err != nil || strings.Contains(said, "failed") || strings.Contains(said, "rror") {
@@ -174,7 +174,7 @@ func (m *machine) io(volume string, commands ...string) {
 // suspend stops the guest's processors. When it returns, none of their disk requests is in flight.
 func (m *machine) suspend() {
 	m.Helper()
-	if err := m.with(m.Context(), "suspend", (*libvirt.Domain).Suspend); err != nil {
+	if err := m.withDomain(m.Context(), "suspend", (*libvirt.Domain).Suspend); err != nil {
 		m.Fatal(err)
 	}
 }

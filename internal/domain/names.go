@@ -46,33 +46,33 @@ func TargetDevices(disks []kubevirtv1.Disk) map[string]string {
 	out := make(map[string]string, len(disks))
 	for _, d := range disks {
 		prefix := "sd"
-		if bus(d) == "virtio" {
+		if diskBus(d) == "virtio" {
 			prefix = "vd"
 		}
-		out[d.Name] = prefix + letters(next[prefix])
+		out[d.Name] = prefix + diskLetters(next[prefix])
 		next[prefix]++
 	}
 	return out
 }
 
-// letters returns the letters of the n-th disk: a … z, aa, ab, …
-func letters(n int) string {
+// diskLetters returns the letters of the n-th disk: a … z, aa, ab, …
+func diskLetters(n int) string {
 	if n < 26 {
 		return string(rune('a' + n))
 	}
-	return letters(n/26-1) + string(rune('a'+n%26))
+	return diskLetters(n/26-1) + string(rune('a'+n%26))
 }
 
-// bus returns the bus of a disk: virtio unless the spec says otherwise.
-func bus(d kubevirtv1.Disk) string {
+// diskBus returns the bus of a disk: virtio unless the spec says otherwise.
+func diskBus(d kubevirtv1.Disk) string {
 	if d.Disk == nil || d.Disk.Bus == "" {
 		return "virtio"
 	}
 	return d.Disk.Bus
 }
 
-// unaliased returns the name in the instance behind an alias, or false for an alias that libvirt assigned.
-func unaliased(alias string) (string, bool) { return strings.CutPrefix(alias, aliasPrefix) }
+// stripAlias returns the name in the instance behind an alias, or false for an alias that libvirt assigned.
+func stripAlias(alias string) (string, bool) { return strings.CutPrefix(alias, aliasPrefix) }
 
-// describe names a volume's device in messages.
-func describe(volume, target string) string { return fmt.Sprintf("%s (%s)", volume, target) }
+// describeDevice names a volume's device in messages.
+func describeDevice(volume, target string) string { return fmt.Sprintf("%s (%s)", volume, target) }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -63,15 +64,15 @@ type Overlays struct {
 	Dir string
 }
 
-func (o *Overlays) overlay(volume string) string { return filepath.Join(o.Dir, volume+".qcow2") }
-func (o *Overlays) record(volume string) string  { return filepath.Join(o.Dir, volume+".json") }
+func (o *Overlays) overlayPath(volume string) string { return filepath.Join(o.Dir, volume+".qcow2") }
+func (o *Overlays) recordPath(volume string) string  { return filepath.Join(o.Dir, volume+".json") }
 
 // Path returns where Prepare creates the overlay of a volume.
-func (o *Overlays) Path(volume string) string { return o.overlay(volume) }
+func (o *Overlays) Path(volume string) string { return o.overlayPath(volume) }
 
 // Prepare makes the overlay of a volume ready over the raw disk at rawPath, a file or a block device of exactly
 // id.VirtualBytes bytes. It returns Kept, or why it created a new overlay. It never changes the raw disk. From
-// here on the overlay belongs to this run. No QEMU may have the disk open. ErrInvalid: the disk's size differs from
+// here on the overlay belongs to this run. No QEMU may have the disk open. errclass.Invalid: the disk's size differs from
 // id's or is not a multiple of 512.
 func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Identity, run Run) (Renewed, error) {
 	size, err := DiskSize(rawPath)
@@ -79,20 +80,20 @@ func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Ident
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
 	}
 	if size != id.VirtualBytes {
-		return "", fmt.Errorf("prepare overlay of %s: %w: %s has %d bytes, not %d", volume, ErrInvalid, rawPath, size, id.VirtualBytes)
+		return "", fmt.Errorf("prepare overlay of %s: %w: %s has %d bytes, not %d", volume, errclass.Invalid, rawPath, size, id.VirtualBytes)
 	}
 	if size == 0 || size%512 != 0 {
-		return "", fmt.Errorf("prepare overlay of %s: %w: %s has %d bytes; a disk must be a multiple of 512 bytes", volume, ErrInvalid, rawPath, size)
+		return "", fmt.Errorf("prepare overlay of %s: %w: %s has %d bytes; a disk must be a multiple of 512 bytes", volume, errclass.Invalid, rawPath, size)
 	}
-	seen, err := o.look(volume, rawPath)
+	seen, err := o.lookAt(volume, rawPath)
 	if err != nil {
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
 	}
-	why := judge(seen, id, run)
+	why := renewalReason(seen, id, run)
 	if why == Kept {
-		err = o.pass(volume, seen.record, run)
+		err = o.passToRun(volume, seen.record, run)
 	} else {
-		err = o.renew(ctx, volume, rawPath, id, run)
+		err = o.renewOverlay(ctx, volume, rawPath, id, run)
 	}
 	if err != nil {
 		return "", fmt.Errorf("prepare overlay of %s: %w", volume, err)
@@ -100,27 +101,27 @@ func (o *Overlays) Prepare(ctx context.Context, volume, rawPath string, id Ident
 	return why, nil
 }
 
-// pass hands an overlay on to the next run, which uses it as the last one left it.
-func (o *Overlays) pass(volume string, rec *record, run Run) error {
+// passToRun hands an overlay on to the next run, which uses it as the last one left it.
+func (o *Overlays) passToRun(volume string, rec *record, run Run) error {
 	if rec.Run == run.ID {
 		return nil
 	}
 	rec.Run = run.ID
-	return writeRecord(o.record(volume), rec)
+	return writeRecord(o.recordPath(volume), rec)
 }
 
 // MarkStarted durably withdraws the mark that the overlays of these volumes were closed cleanly. Call it before QEMU
 // starts: after that only MarkClean, or MarkNotStarted, makes them usable again.
 func (o *Overlays) MarkStarted(volumes []string) error {
 	for _, volume := range volumes {
-		rec, err := readRecord(o.record(volume))
+		rec, err := readRecord(o.recordPath(volume))
 		if err != nil {
 			return fmt.Errorf("mark overlay of %s as started: %w", volume, err)
 		}
 		if rec.Clean != nil {
 			rec.Clean, rec.BeforeStart = nil, rec.Clean
 		}
-		if err := writeRecord(o.record(volume), rec); err != nil {
+		if err := writeRecord(o.recordPath(volume), rec); err != nil {
 			return fmt.Errorf("mark overlay of %s as started: %w", volume, err)
 		}
 	}
@@ -142,35 +143,35 @@ func (o *Overlays) MarkNotStarted(volumes map[string]Opened) error {
 }
 
 func (o *Overlays) markNotStarted(volume string, opened Opened) error {
-	rec, err := readRecord(o.record(volume))
+	rec, err := readRecord(o.recordPath(volume))
 	if err != nil {
 		return err
 	}
 	if rec.Run != opened.Run || rec.Clean != nil || rec.BeforeStart == nil {
 		return nil
 	}
-	now, err := cleanNow(opened.RawPath, o.overlay(volume), rec.BeforeStart.Content.Seed)
+	now, err := cleanNow(opened.RawPath, o.overlayPath(volume), rec.BeforeStart.Content.Seed)
 	if err != nil || *now != *rec.BeforeStart {
 		return err
 	}
 	rec.Clean, rec.BeforeStart = now, nil
-	return writeRecord(o.record(volume), rec)
+	return writeRecord(o.recordPath(volume), rec)
 }
 
 // HandOn hands the overlay of a volume on to a run that does not open it, if the overlay belongs to the run before.
 // Prepare does the same for a disk that can be opened. It does nothing for a volume without an overlay.
 func (o *Overlays) HandOn(volume, claimUID string, run Run) error {
-	rec, err := readRecord(o.record(volume))
+	rec, err := readRecord(o.recordPath(volume))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("hand on overlay of %s: %w", volume, err)
 	}
-	if rec.Identity.ClaimUID != claimUID || !run.follows(rec.Run) {
+	if rec.Identity.ClaimUID != claimUID || !run.isNextAfter(rec.Run) {
 		return nil
 	}
-	if err := o.pass(volume, rec, run); err != nil {
+	if err := o.passToRun(volume, rec, run); err != nil {
 		return fmt.Errorf("hand on overlay of %s: %w", volume, err)
 	}
 	return nil
@@ -178,13 +179,13 @@ func (o *Overlays) HandOn(volume, claimUID string, run Run) error {
 
 // LetGo records that the guest opens the disk of a volume without its overlay, so that the overlay is never kept.
 func (o *Overlays) LetGo(volume string) error {
-	rec, err := readRecord(o.record(volume))
+	rec, err := readRecord(o.recordPath(volume))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
 		return nil
 	}
 	if err == nil {
 		rec.Run = ""
-		err = writeRecord(o.record(volume), rec)
+		err = writeRecord(o.recordPath(volume), rec)
 	}
 	if err != nil {
 		return fmt.Errorf("let go of overlay of %s: %w", volume, err)
@@ -237,24 +238,24 @@ func (o *Overlays) MarkClean(volumes map[string]Opened) error {
 
 func (o *Overlays) markClean(volume string, opened Opened) error {
 	rawPath := opened.RawPath
-	rec, err := readRecord(o.record(volume))
+	rec, err := readRecord(o.recordPath(volume))
 	if err != nil {
 		return err
 	}
 	if rec.Run != opened.Run {
-		return fmt.Errorf("%w: the overlay belongs to run %q now, not to %q", ErrInvalid, rec.Run, opened.Run)
+		return fmt.Errorf("%w: the overlay belongs to run %q now, not to %q", errclass.Invalid, rec.Run, opened.Run)
 	}
 	// Without this a power failure could bring back an older modification time. That would only void the overlay, but without need.
-	for _, path := range []string{rawPath, o.overlay(volume)} {
+	for _, path := range []string{rawPath, o.overlayPath(volume)} {
 		if err := durable.Sync(path); err != nil {
 			return err
 		}
 	}
-	if rec.Clean, err = cleanNow(rawPath, o.overlay(volume), opened.Run); err != nil {
+	if rec.Clean, err = cleanNow(rawPath, o.overlayPath(volume), opened.Run); err != nil {
 		return err
 	}
 	rec.BeforeStart = nil
-	return writeRecord(o.record(volume), rec)
+	return writeRecord(o.recordPath(volume), rec)
 }
 
 // sight is what Prepare finds out about an overlay.
@@ -267,13 +268,13 @@ type sight struct {
 	content fingerprint
 }
 
-func (o *Overlays) look(volume, rawPath string) (sight, error) {
+func (o *Overlays) lookAt(volume, rawPath string) (sight, error) {
 	var s sight
 	var err error
 	if s.raw, err = stampOf(rawPath); err != nil {
 		return s, err
 	}
-	s.qcow2, err = stampOf(o.overlay(volume))
+	s.qcow2, err = stampOf(o.overlayPath(volume))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
@@ -281,7 +282,7 @@ func (o *Overlays) look(volume, rawPath string) (sight, error) {
 		return s, err
 	}
 	s.overlay = true
-	s.record, err = readRecord(o.record(volume))
+	s.record, err = readRecord(o.recordPath(volume))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBadRecord) {
 		return s, nil
 	}
@@ -295,14 +296,14 @@ func (o *Overlays) look(volume, rawPath string) (sight, error) {
 	return s, nil
 }
 
-// judge returns why a new overlay must be created, or Kept.
-func judge(s sight, id Identity, run Run) Renewed {
+// renewalReason returns why a new overlay must be created, or Kept.
+func renewalReason(s sight, id Identity, run Run) Renewed {
 	switch {
 	case !s.overlay || s.record == nil:
 		return NewOverlay
 	case s.record.Identity != id:
 		return DiskReplaced
-	case !run.follows(s.record.Run):
+	case !run.isNextAfter(s.record.Run):
 		return UsedElsewhere
 	case s.record.Clean == nil:
 		return NotClean
@@ -312,30 +313,30 @@ func judge(s sight, id Identity, run Run) Renewed {
 	return Kept
 }
 
-// follows says that no other run used the disk between the run that an overlay knows and this one.
-func (r Run) follows(known string) bool {
+// isNextAfter says that no other run used the disk between the run that an overlay knows and this one.
+func (r Run) isNextAfter(known string) bool {
 	return r.ID != "" && known != "" && (known == r.ID || known == r.Previous)
 }
 
-// renew replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an overlay
+// renewOverlay replaces a volume's overlay. A crash at any line leaves the old overlay with its record, or an overlay
 // without a record, which counts as none.
-func (o *Overlays) renew(ctx context.Context, volume, rawPath string, id Identity, run Run) error {
-	if err := durable.Remove(o.record(volume)); err != nil {
+func (o *Overlays) renewOverlay(ctx context.Context, volume, rawPath string, id Identity, run Run) error {
+	if err := durable.Remove(o.recordPath(volume)); err != nil {
 		return err
 	}
-	tmp := o.overlay(volume) + ".new"
+	tmp := o.overlayPath(volume) + ".new"
 	if err := createOverlay(ctx, tmp, rawPath, id.VirtualBytes, tracking.ClusterSize(id.VirtualBytes)); err != nil {
 		return errors.Join(err, durable.Remove(tmp))
 	}
-	if err := durable.Rename(tmp, o.overlay(volume)); err != nil {
+	if err := durable.Rename(tmp, o.overlayPath(volume)); err != nil {
 		return err
 	}
 	// No guest ever had it open. Until one does, it may be kept under the same rules as after a clean end.
-	clean, err := cleanNow(rawPath, o.overlay(volume), run.ID)
+	clean, err := cleanNow(rawPath, o.overlayPath(volume), run.ID)
 	if err != nil {
 		return err
 	}
-	return writeRecord(o.record(volume), &record{Identity: id, Run: run.ID, Clean: clean})
+	return writeRecord(o.recordPath(volume), &record{Identity: id, Run: run.ID, Clean: clean})
 }
 
 // DiskSize returns the size in bytes of a raw disk, which is a file or a block device.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/sparse"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -107,13 +108,13 @@ func TestOverlay_isKeptOnlyForItsDisk(t *testing.T) {
 			return id
 		}, NotClean},
 		"record lost": {func(t *testing.T, o *Overlays, _ string) Identity {
-			if err := os.Remove(o.record("root")); err != nil {
+			if err := os.Remove(o.recordPath("root")); err != nil {
 				t.Fatal(err)
 			}
 			return id
 		}, NewOverlay},
 		"record torn": {func(t *testing.T, o *Overlays, _ string) Identity {
-			if err := os.Truncate(o.record("root"), 20); err != nil {
+			if err := os.Truncate(o.recordPath("root"), 20); err != nil {
 				t.Fatal(err)
 			}
 			return id
@@ -232,7 +233,7 @@ func TestDiskOf_knowsTheClaimUnderAnyVolumeName(t *testing.T) {
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)
 	prepareIn(t, o, raw, Identity{ClaimUID: "a", ContentGeneration: "1", VirtualBytes: 4 * mib})
-	if err := os.WriteFile(o.record("torn"), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(o.recordPath("torn"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -300,13 +301,13 @@ func TestOverlay_refusesAWrongSize(t *testing.T) {
 	t.Parallel()
 	o := &Overlays{Dir: t.TempDir()}
 	raw, _ := rawDisk(t, 4*mib)
-	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 8 * mib}, Run{ID: "run"}); !errors.Is(err, ErrInvalid) {
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 8 * mib}, Run{ID: "run"}); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Truncate(raw, 4*mib+100); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 4*mib + 100}, Run{ID: "run"}); !errors.Is(err, ErrInvalid) {
+	if _, err := o.Prepare(t.Context(), "root", raw, Identity{ClaimUID: "a", VirtualBytes: 4*mib + 100}, Run{ID: "run"}); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirtxml"
 	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 var threeDisks = diskMap{
@@ -81,7 +83,7 @@ func TestBackup_refusesDisks(t *testing.T) {
 		"untracked with a checkpoint": {Checkpoint: "c1", Disks: []BackupDisk{{Volume: "plain"}}},
 		"untracked incremental":       {Disks: []BackupDisk{{Volume: "plain", Incremental: "c0"}}},
 	} {
-		if _, _, err := backupXML(b, threeDisks); !errors.Is(err, ErrInvalid) {
+		if _, _, err := backupXML(b, threeDisks); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -111,7 +113,7 @@ func TestBitmaps_areAssessedPerDisk(t *testing.T) {
 		"stopped": {nil, []string{"data", "gone", "plain", "root"}},
 		"foreign": {nil, []string{"data", "gone", "plain", "root"}},
 	} {
-		valid, lost := assess(Checkpoint{Name: name, Volumes: []string{"root", "data", "plain", "gone"}}, threeDisks, bitmaps)
+		valid, lost := splitByDefect(Checkpoint{Name: name, Volumes: []string{"root", "data", "plain", "gone"}}, threeDisks, bitmaps)
 		if diff := cmp.Diff(want.valid, valid); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -189,11 +191,11 @@ func TestMergeInterfaces(t *testing.T) {
 func TestTarget_noSpaceIsRecognized(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{unix.ENOSPC, fmt.Errorf("write: %w", unix.EDQUOT), errors.New("backup job: No space left on device")} {
-		if !errors.Is(classify(err), ErrNoSpace) || !errors.Is(classify(err), err) {
-			t.Errorf("%v became %v", err, classify(err))
+		if !errors.Is(classifyWrite(err), errclass.Exhausted) || !errors.Is(classifyWrite(err), err) {
+			t.Errorf("%v became %v", err, classifyWrite(err))
 		}
 	}
-	if err := errors.New("Input/output error"); errors.Is(classify(err), ErrNoSpace) {
+	if err := errors.New("Input/output error"); errors.Is(classifyWrite(err), errclass.Exhausted) {
 		t.Error(err)
 	}
 }
@@ -234,7 +236,7 @@ func TestJudge(t *testing.T) {
 		"replaced, not clean":      {sight{true, rec(Identity{"b", "1", 512}, "r1", nil), raw, qcow2, content}, run, DiskReplaced},
 		"not clean and foreign":    {sight{true, rec(id, "r1", nil), stamp{1, 1, 1}, qcow2, content}, run, NotClean},
 	} {
-		if got := judge(c.seen, id, c.run); got != c.want {
+		if got := renewalReason(c.seen, id, c.run); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

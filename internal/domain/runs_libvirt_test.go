@@ -143,14 +143,14 @@ func TestBlockOverlay_ofAnotherDisk(t *testing.T) {
 		// Use a copy of the overlays for each case, because a renewal destroys what the next case needs.
 		o := &Overlays{Dir: filepath.Join(t.TempDir(), "cbt")}
 		run(t, "cp", "-a", m.overlays.Dir, o.Dir)
-		rec, err := readRecord(o.record("d0"))
+		rec, err := readRecord(o.recordPath("d0"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if rec.Clean.Overlay, err = stampOf(o.Path("d0")); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeRecord(o.record("d0"), rec); err != nil {
+		if err := writeRecord(o.recordPath("d0"), rec); err != nil {
 			t.Fatal(err)
 		}
 		why, err := o.Prepare(t.Context(), "d0", path, id, follows)

@@ -10,6 +10,8 @@ import (
 
 	"libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Session is a connection to a libvirtd that runs one domain.
@@ -48,11 +50,11 @@ func Connect(uri string) (*Session, error) {
 	}
 	conn, err := libvirt.NewConnect(uri)
 	if err != nil {
-		return nil, fmt.Errorf("connect to libvirt at %s: %w", uri, translate(err))
+		return nil, fmt.Errorf("connect to libvirt at %s: %w", uri, translateError(err))
 	}
 	s := &Session{conn: conn}
 	s.events = newQueue(queueLimit, s.beforeEvent)
-	if err := s.subscribe(); err != nil {
+	if err := s.subscribeEvents(); err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to libvirt's events: %w", err), s.Close())
 	}
 	return s, nil
@@ -67,13 +69,13 @@ func (s *Session) Close() error {
 	_ = s.conn.UnregisterCloseCallback()
 	s.events.close()
 	if _, err := s.conn.Close(); err != nil {
-		return fmt.Errorf("close the connection to libvirt: %w", translate(err))
+		return fmt.Errorf("close the connection to libvirt: %w", translateError(err))
 	}
 	return nil
 }
 
-// call runs f, which cannot be interrupted, and returns f's results, or the context's error if the context ends first.
-func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
+// callWithin runs f, which cannot be interrupted, and returns f's results, or the context's error if the context ends first.
+func callWithin[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -89,24 +91,24 @@ func call[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	}()
 	select {
 	case r := <-done:
-		return r.value, translate(r.err)
+		return r.value, translateError(r.err)
 	case <-ctx.Done():
 		var none T
 		return none, ctx.Err()
 	}
 }
 
-// with runs f on the domain. It translates f's error.
-func (s *Session) with(ctx context.Context, what string, f func(d *libvirt.Domain) error) error {
-	_, err := query(ctx, s, what, func(d *libvirt.Domain) (struct{}, error) { return struct{}{}, f(d) })
+// withDomain runs f on the domain. It translates f's error.
+func (s *Session) withDomain(ctx context.Context, what string, f func(d *libvirt.Domain) error) error {
+	_, err := queryDomain(ctx, s, what, func(d *libvirt.Domain) (struct{}, error) { return struct{}{}, f(d) })
 	return err
 }
 
-// query is with for an f that has a result.
-func query[T any](ctx context.Context, s *Session, what string, f func(d *libvirt.Domain) (T, error)) (T, error) {
-	value, err := call(ctx, func() (T, error) {
+// queryDomain is with for an f that has a result.
+func queryDomain[T any](ctx context.Context, s *Session, what string, f func(d *libvirt.Domain) (T, error)) (T, error) {
+	value, err := callWithin(ctx, func() (T, error) {
 		var none T
-		d, err := s.domain()
+		d, err := s.onlyDomain()
 		if err != nil {
 			return none, err
 		}
@@ -119,8 +121,8 @@ func query[T any](ctx context.Context, s *Session, what string, f func(d *libvir
 	return value, nil
 }
 
-// domain returns the only domain of this libvirtd.
-func (s *Session) domain() (*libvirt.Domain, error) {
+// onlyDomain returns the only domain of this libvirtd.
+func (s *Session) onlyDomain() (*libvirt.Domain, error) {
 	all, err := s.conn.ListAllDomains(0)
 	if err != nil {
 		return nil, err
@@ -132,9 +134,9 @@ func (s *Session) domain() (*libvirt.Domain, error) {
 		err = errors.Join(err, all[i].Free())
 	}
 	if len(all) == 0 {
-		return nil, errors.Join(fmt.Errorf("%w: libvirt has no domain", ErrNotFound), err)
+		return nil, errors.Join(fmt.Errorf("%w: libvirt has no domain", errclass.NotFound), err)
 	}
-	return nil, errors.Join(fmt.Errorf("%w: libvirt has %d domains, not 1", ErrInvalid, len(all)), err)
+	return nil, errors.Join(fmt.Errorf("%w: libvirt has %d domains, not 1", errclass.Invalid, len(all)), err)
 }
 
 // disksOf returns the domain's live document and the disks that it describes.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"libvirt.org/go/libvirt"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // How long the agent may take to answer. Each libvirt call may wait twice as long: once to synchronize, once for the command.
@@ -34,9 +36,9 @@ type agentAnswer struct {
 	interfaces []Interface
 }
 
-// ask returns the agent's answer, or its last one. It does not ask the agent while the guest is frozen (the agent
+// askAgent returns the agent's answer, or its last one. It does not ask the agent while the guest is frozen (the agent
 // would refuse) or while another call uses the agent (a freeze must not wait).
-func (a *agent) ask(d *libvirt.Domain) agentAnswer {
+func (a *agent) askAgent(d *libvirt.Domain) agentAnswer {
 	if a.mu.TryLock() {
 		if !a.frozen {
 			if answer, err := askAgent(d); err == nil {
@@ -147,7 +149,7 @@ func (s *Session) FSFrozen(_ context.Context, timeout time.Duration) (frozen boo
 // thawAfterFailure thaws a guest that may be frozen. A missing guest or agent is not a second error.
 func (s *Session) thawAfterFailure() error {
 	_, err := s.Thaw(context.Background())
-	if errors.Is(err, ErrAgent) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrAgent) || errors.Is(err, ErrNotRunning) || errors.Is(err, errclass.NotFound) {
 		return nil
 	}
 	return err
@@ -168,7 +170,7 @@ func (s *Session) Thaw(context.Context) (thawed int, err error) {
 func (s *Session) useAgent(what string, timeout time.Duration, f func(d *libvirt.Domain) error) error {
 	s.agent.mu.Lock()
 	defer s.agent.mu.Unlock()
-	return s.with(context.Background(), what, func(d *libvirt.Domain) error {
+	return s.withDomain(context.Background(), what, func(d *libvirt.Domain) error {
 		if err := setAgentTimeout(d, timeout); err != nil {
 			return err
 		}

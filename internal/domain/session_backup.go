@@ -10,17 +10,19 @@ import (
 
 	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirt"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // PrepareBackup checks a push backup and prepares everything that needs no point in time, so that begin, which a
 // frozen guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called.
 // libvirt never deletes them.
 //
-// ErrBusy: another job is running. ErrInvalid: a disk does not exist or is not tracked, or a target is no longer what
+// ErrBusy: another job is running. errclass.Invalid: a disk does not exist or is not tracked, or a target is no longer what
 // CreateTarget made. ErrNotRunning: the domain is not running.
 func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc, err error) {
 	var job, checkpoint string
-	err = s.with(ctx, "prepare backup", func(d *libvirt.Domain) error {
+	err = s.withDomain(ctx, "prepare backup", func(d *libvirt.Domain) error {
 		// libvirt would wait 30 seconds for another backup's job to end.
 		if running, err := backupJob(d); err != nil {
 			return err
@@ -41,7 +43,7 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 		if err := checkTargets(b); err != nil {
 			return err
 		}
-		return s.with(ctx, "begin backup", func(d *libvirt.Domain) error {
+		return s.withDomain(ctx, "begin backup", func(d *libvirt.Domain) error {
 			err := d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
 			if err == nil && ctx.Err() != nil {
 				// The caller has given up. A job that nobody watches would hold up the guest's writes.
@@ -70,18 +72,18 @@ func checkTargets(b Backup) error {
 // BackupJob returns the progress of the backup job, or the outcome of the last one in this run of the guest. When it
 // reports that a job has ended, QEMU has closed the target files.
 func (s *Session) BackupJob(ctx context.Context) (JobInfo, error) {
-	return query(ctx, s, "backup job", func(d *libvirt.Domain) (JobInfo, error) {
+	return queryDomain(ctx, s, "backup job", func(d *libvirt.Domain) (JobInfo, error) {
 		job, err := backupJob(d)
 		if err == nil && job.Known && !job.Active {
-			settle(d)
+			awaitCleanup(d)
 		}
 		return job, err
 	})
 }
 
-// settle waits until libvirt has cleaned up after a job. libvirt reports the end of a backup before it closes the
+// awaitCleanup waits until libvirt has cleaned up after a job. libvirt reports the end of a backup before it closes the
 // files, but it holds the domain until then, so a query to QEMU waits for that.
-func settle(d *libvirt.Domain) {
+func awaitCleanup(d *libvirt.Domain) {
 	// It fails if QEMU is gone. Then no file is open.
 	_, _ = d.QemuMonitorCommand(`{"execute":"query-status"}`, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
 }
@@ -112,14 +114,14 @@ func jobInfo(info *libvirt.DomainJobInfo) JobInfo {
 // AbortBackup asks the running backup job to end. EventBackupCompleted, with an error, reports when it has. The
 // checkpoint that the backup made stays until DeleteCheckpoint. It is no error if there is no job.
 func (s *Session) AbortBackup(ctx context.Context) error {
-	err := s.with(ctx, "abort backup", func(d *libvirt.Domain) error {
+	err := s.withDomain(ctx, "abort backup", func(d *libvirt.Domain) error {
 		if job, err := backupJob(d); err != nil || !job.Active {
 			return err
 		}
 		return d.AbortJob()
 	})
 	// The job or the guest may have ended in between.
-	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, errclass.NotFound) {
 		return nil
 	}
 	return err

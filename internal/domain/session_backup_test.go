@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/test/loop"
 )
 
@@ -55,7 +56,7 @@ func TestBackup_untrackedDiskIsLeftOut(t *testing.T) {
 		t.Error(diff)
 	}
 	err := m.tryBegin(Backup{Checkpoint: "c2", Disks: []BackupDisk{{Volume: "plain", Target: m.target("plain", "x")}}})
-	if !errors.Is(err, ErrInvalid) {
+	if !errors.Is(err, errclass.Invalid) {
 		t.Errorf("a checkpoint of an untracked disk: %v", err)
 	}
 	// Without a checkpoint the whole disk can be copied.
@@ -209,10 +210,10 @@ func TestBackup_fullTargetLeavesTheGuestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.begin(Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
-	if e := m.await(EventBackupCompleted); !errors.Is(e.Err, ErrNoSpace) {
+	if e := m.await(EventBackupCompleted); !errors.Is(e.Err, errclass.Exhausted) {
 		t.Errorf("got %v", e.Err)
 	}
-	if job, err := m.BackupJob(t.Context()); err != nil || !errors.Is(job.Err, ErrNoSpace) {
+	if job, err := m.BackupJob(t.Context()); err != nil || !errors.Is(job.Err, errclass.Exhausted) {
 		t.Errorf("got %+v, %v", job, err)
 	}
 	m.write("d0", 0x20, 5)
@@ -357,7 +358,7 @@ func TestTargetReplacedBeforeTheBackupBegins_isRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "data_file="+victim, target, "64M")
-	if err := begin(t.Context()); !errors.Is(err, ErrInvalid) {
+	if err := begin(t.Context()); !errors.Is(err, errclass.Invalid) {
 		t.Errorf("begun: %v", err)
 		m.await(EventBackupCompleted)
 	}

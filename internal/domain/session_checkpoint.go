@@ -11,12 +11,14 @@ import (
 
 	"libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Checkpoints returns the checkpoints that libvirt knows, with the disks that each is defined on, and the names of
 // the overlays' bitmaps that belong to none of them. It does not say whether a bitmap is usable: Redefine and DirtyBytes do.
 func (s *Session) Checkpoints(ctx context.Context) (known []Checkpoint, stray []string, err error) {
-	err = s.with(ctx, "list checkpoints", func(d *libvirt.Domain) error {
+	err = s.withDomain(ctx, "list checkpoints", func(d *libvirt.Domain) error {
 		disks, bitmaps, err := bitmapsOf(d)
 		if err != nil {
 			return err
@@ -59,7 +61,7 @@ func readCheckpoint(c *libvirt.DomainCheckpoint, disks diskMap) (Checkpoint, err
 	if doc.Disks != nil {
 		for _, d := range doc.Disks.Disks {
 			if d.Checkpoint == "bitmap" {
-				out.Volumes = append(out.Volumes, disks.volume(d.Name))
+				out.Volumes = append(out.Volumes, disks.volumeOf(d.Name))
 			}
 		}
 	}
@@ -76,25 +78,25 @@ func (s *Session) Redefine(ctx context.Context, cp Checkpoint) (valid []string, 
 		valid []string
 		lost  map[string]string
 	}
-	r, err := query(ctx, s, "redefine checkpoint "+cp.Name, func(d *libvirt.Domain) (result, error) {
+	r, err := queryDomain(ctx, s, "redefine checkpoint "+cp.Name, func(d *libvirt.Domain) (result, error) {
 		cp.Name = libvirtName(cp.Name)
-		valid, lost, err := redefine(d, cp)
+		valid, lost, err := redefineCheckpoint(d, cp)
 		return result{valid, lost}, err
 	})
 	return r.valid, r.lost, err
 }
 
-func redefine(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, error) {
+func redefineCheckpoint(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, error) {
 	if cp.CreationTime.IsZero() {
-		return nil, nil, fmt.Errorf("%w: no creation time", ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: no creation time", errclass.Invalid)
 	}
 	disks, bitmaps, err := bitmapsOf(d)
 	if err != nil {
 		return nil, nil, err
 	}
-	valid, lost := assess(cp, disks, bitmaps)
+	valid, lost := splitByDefect(cp, disks, bitmaps)
 	// Replace whatever libvirt knows about this checkpoint with the current facts.
-	if err := forget(d, cp.Name); err != nil {
+	if err := forgetCheckpoint(d, cp.Name); err != nil {
 		return nil, nil, err
 	}
 	var leftover []string
@@ -110,15 +112,15 @@ func redefine(d *libvirt.Domain, cp Checkpoint) ([]string, map[string]string, er
 		return nil, lost, nil
 	}
 	cp.Volumes = valid
-	err = define(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE|libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE)
+	err = defineCheckpoint(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE|libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE)
 	if err != nil {
 		return nil, nil, err
 	}
 	return valid, lost, nil
 }
 
-// define tells libvirt about a checkpoint whose bitmaps exist.
-func define(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.DomainCheckpointCreateFlags) error {
+// defineCheckpoint tells libvirt about a checkpoint whose bitmaps exist.
+func defineCheckpoint(d *libvirt.Domain, disks diskMap, cp Checkpoint, flags libvirt.DomainCheckpointCreateFlags) error {
 	doc, err := checkpointXML(cp, disks)
 	if err != nil {
 		return err
@@ -137,7 +139,7 @@ func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []st
 		return nil
 	}
 	cp.Volumes = volumes
-	if err := define(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE); err != nil {
+	if err := defineCheckpoint(d, disks, cp, libvirt.DOMAIN_CHECKPOINT_CREATE_REDEFINE); err != nil {
 		return fmt.Errorf("remove leftover bitmap: %w", err)
 	}
 	c, err := d.CheckpointLookupByName(cp.Name, 0)
@@ -150,10 +152,10 @@ func removeBitmaps(d *libvirt.Domain, disks diskMap, cp Checkpoint, volumes []st
 	return nil
 }
 
-// forget removes a checkpoint from libvirt but keeps its bitmaps.
-func forget(d *libvirt.Domain, name string) error {
+// forgetCheckpoint removes a checkpoint from libvirt but keeps its bitmaps.
+func forgetCheckpoint(d *libvirt.Domain, name string) error {
 	c, err := d.CheckpointLookupByName(name, 0)
-	if code(err) == libvirt.ERR_NO_DOMAIN_CHECKPOINT {
+	if errorNumber(err) == libvirt.ERR_NO_DOMAIN_CHECKPOINT {
 		return nil
 	}
 	if err != nil {
@@ -165,13 +167,13 @@ func forget(d *libvirt.Domain, name string) error {
 // DeleteCheckpoint removes a checkpoint and its bitmaps from all disks, including bitmaps that libvirt no longer
 // knows. An unknown name is no error. Other checkpoints are not changed. The domain must be running.
 func (s *Session) DeleteCheckpoint(ctx context.Context, name string) error {
-	return s.with(ctx, "delete checkpoint "+name, func(d *libvirt.Domain) error {
+	return s.withDomain(ctx, "delete checkpoint "+name, func(d *libvirt.Domain) error {
 		name := libvirtName(name)
 		disks, bitmaps, err := bitmapsOf(d)
 		if err != nil {
 			return err
 		}
-		if err := forget(d, name); err != nil {
+		if err := forgetCheckpoint(d, name); err != nil {
 			return err
 		}
 		var holders []string
@@ -189,7 +191,7 @@ func (s *Session) DeleteCheckpoint(ctx context.Context, name string) error {
 // An incremental backup of the volume will write that much. ErrCheckpointLost: no volume has the checkpoint's bitmap,
 // or at least one volume's bitmap is unusable; the map still has the other volumes.
 func (s *Session) DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error) {
-	return query(ctx, s, "dirty bytes since "+checkpoint, func(d *libvirt.Domain) (map[string]uint64, error) {
+	return queryDomain(ctx, s, "dirty bytes since "+checkpoint, func(d *libvirt.Domain) (map[string]uint64, error) {
 		_, bitmaps, err := bitmapsOf(d)
 		if err != nil {
 			return nil, err

@@ -55,7 +55,7 @@ func (m *machine) wantStray(want ...string) {
 // wantBitmaps fails the test unless the overlays have exactly these (volume -> names).
 func (m *machine) wantBitmaps(want map[string][]string) {
 	m.Helper()
-	bitmaps, err := query(m.Context(), m.Session, "bitmaps", bitmapsIn)
+	bitmaps, err := queryDomain(m.Context(), m.Session, "bitmaps", bitmapsIn)
 	if err != nil {
 		m.Fatal(err)
 	}

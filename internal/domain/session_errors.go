@@ -7,12 +7,14 @@ import (
 	"fmt"
 
 	"libvirt.org/go/libvirt"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // classes maps libvirt's codes to this package's classes. An error with any other code has no class.
 var classes = map[libvirt.ErrorNumber]error{
-	libvirt.ERR_NO_DOMAIN:               ErrNotFound,
-	libvirt.ERR_NO_DOMAIN_BACKUP:        ErrNotFound,
+	libvirt.ERR_NO_DOMAIN:               errclass.NotFound,
+	libvirt.ERR_NO_DOMAIN_BACKUP:        errclass.NotFound,
 	libvirt.ERR_NO_DOMAIN_CHECKPOINT:    ErrCheckpointLost,
 	libvirt.ERR_CHECKPOINT_INCONSISTENT: ErrCheckpointLost,
 	libvirt.ERR_OPERATION_INVALID:       ErrNotRunning,
@@ -26,8 +28,8 @@ var classes = map[libvirt.ErrorNumber]error{
 	libvirt.ERR_RPC:                     ErrClosed,
 }
 
-// code returns libvirt's code of an error, or ERR_OK.
-func code(err error) libvirt.ErrorNumber {
+// errorNumber returns libvirt's code of an error, or ERR_OK.
+func errorNumber(err error) libvirt.ErrorNumber {
 	var e libvirt.Error
 	if errors.As(err, &e) {
 		return e.Code
@@ -35,9 +37,9 @@ func code(err error) libvirt.ErrorNumber {
 	return libvirt.ERR_OK
 }
 
-// translate wraps an error of libvirt in one of this package's classes.
-func translate(err error) error {
-	if class, ok := classes[code(err)]; ok && !errors.Is(err, class) {
+// translateError wraps an error of libvirt in one of this package's classes.
+func translateError(err error) error {
+	if class, ok := classes[errorNumber(err)]; ok && !errors.Is(err, class) {
 		return fmt.Errorf("%w: %w", class, err)
 	}
 	return err

@@ -18,16 +18,16 @@ func (s *Session) beforeEvent(e Event) {
 	if e.Kind != EventBackupCompleted {
 		return
 	}
-	d, err := s.domain()
+	d, err := s.onlyDomain()
 	if err != nil {
 		return // no domain, no open file
 	}
-	settle(d)
+	awaitCleanup(d)
 	_ = d.Free() // fails only for an invalid handle
 }
 
-// subscribe registers the callbacks. They run on libvirt's loop, so each only translates and pushes.
-func (s *Session) subscribe() error {
+// subscribeEvents registers the callbacks. They run on libvirt's loop, so each only translates and pushes.
+func (s *Session) subscribeEvents() error {
 	if err := s.conn.RegisterCloseCallback(func(*libvirt.Connect, libvirt.ConnectCloseReason) {
 		s.events.push(Event{Kind: EventConnectionClosed})
 	}); err != nil {
@@ -103,7 +103,7 @@ func (s *Session) onJobCompleted(_ *libvirt.Connect, _ *libvirt.Domain, e *libvi
 }
 
 func (s *Session) onIOError(_ *libvirt.Connect, _ *libvirt.Domain, e *libvirt.DomainEventIOErrorReason) {
-	volume, _ := unaliased(e.DevAlias)
+	volume, _ := stripAlias(e.DevAlias)
 	s.events.push(Event{Kind: EventIOError, Volume: volume, Message: e.Reason, Paused: e.Action == libvirt.DOMAIN_EVENT_IO_ERROR_PAUSE})
 }
 
@@ -124,5 +124,5 @@ func jobError(info *libvirt.DomainJobInfo) error {
 	default:
 		words = "libvirt gives no reason"
 	}
-	return classify(fmt.Errorf("backup job: %w", errors.New(words)))
+	return classifyWrite(fmt.Errorf("backup job: %w", errors.New(words)))
 }

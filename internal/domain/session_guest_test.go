@@ -3,8 +3,7 @@
 package domain
 
 import (
-	"encoding/base64"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +17,8 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
+	"github.com/varvebackup/varve/test/guestagent"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // newGuest returns a machine that boots the test guest.
@@ -47,42 +48,17 @@ func (m *machine) boot() {
 // exec runs a command in the guest and returns its output.
 func (m *machine) exec(command string) string {
 	m.Helper()
-	var started struct{ Return struct{ PID int } }
-	m.ask(&started, "guest-exec", map[string]any{"path": "/bin/sh", "arg": []string{"-c", command}, "capture-output": true})
-	var status struct {
-		Return struct {
-			Exited   bool
-			ExitCode int
-			Out      string `json:"out-data"`
-			Err      string `json:"err-data"`
-		}
+	out, err := guestagent.Agent(m.ask).Run(m.Context(), time.Minute, command)
+	if err != nil {
+		m.Fatalf("%s: %v", command, err)
 	}
-	domaintest.Eventually(m, 60*time.Second, command, func() bool {
-		m.ask(&status, "guest-exec-status", map[string]any{"pid": started.Return.PID})
-		return status.Return.Exited
-	})
-	out, err := base64.StdEncoding.DecodeString(status.Return.Out)
-	if err != nil || status.Return.ExitCode != 0 {
-		m.Fatalf("%s: exit code %d, %v: %s", command, status.Return.ExitCode, err, status.Return.Err)
-	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(out)
 }
 
-func (m *machine) ask(reply any, name string, arguments map[string]any) {
-	m.Helper()
-	command, err := json.Marshal(map[string]any{"execute": name, "arguments": arguments})
-	if err != nil {
-		m.Fatal(err)
-	}
-	said, err := query(m.Context(), m.Session, name, func(d *libvirt.Domain) (string, error) {
-		return d.QemuAgentCommand(string(command), 10, 0)
+func (m *machine) ask(ctx context.Context, command string) (string, error) {
+	return queryDomain(ctx, m.Session, "guest agent", func(d *libvirt.Domain) (string, error) {
+		return d.QemuAgentCommand(command, 10, 0)
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(said), reply); err != nil {
-		m.Fatal(err)
-	}
 }
 
 func (m *machine) info() Info {
@@ -164,7 +140,7 @@ func hasHardware(m *machine) {
 func infoMerges(m *machine) {
 	mac := MAC(m.vmi, &m.vmi.Spec.Domain.Devices.Interfaces[0])
 	var got Info
-	domaintest.Eventually(m, 60*time.Second, "the guest has an address", func() bool {
+	wait.Until(m, 60*time.Second, "the guest has an address", func() bool {
 		got = m.info()
 		return len(got.Interfaces) == 1 && len(got.Interfaces[0].IPs) > 0
 	})
@@ -250,7 +226,7 @@ func thawedInTheGuest(m *machine) {
 	const word = "thawed by hand"
 	m.exec("(until fsfreeze --unfreeze /disks/serial-0; do sleep 0.1; done; echo " + word + " > /dev/console) >/dev/null 2>&1 &")
 	froze := m.freeze()
-	domaintest.Eventually(m, 30*time.Second, word, func() bool {
+	wait.Until(m, 30*time.Second, word, func() bool {
 		log, err := os.ReadFile(m.options.SerialLog)
 		return err == nil && strings.Contains(string(log), word)
 	})
@@ -288,8 +264,8 @@ func TestAgent_silent(t *testing.T) {
 	// A stopped agent keeps its channel open but does not answer.
 	pid := m.exec("pidof qemu-ga")
 	m.exec("(sleep 1; kill -STOP " + pid + "; sleep 25; kill -CONT " + pid + ") >/dev/null 2>&1 &")
-	domaintest.Eventually(t, 30*time.Second, "the agent is silent", func() bool {
-		_, err := query(t.Context(), m.Session, "ping", func(d *libvirt.Domain) (string, error) {
+	wait.Until(t, 30*time.Second, "the agent is silent", func() bool {
+		_, err := queryDomain(t.Context(), m.Session, "ping", func(d *libvirt.Domain) (string, error) {
 			return d.QemuAgentCommand(`{"execute":"guest-ping"}`, 1, 0)
 		})
 		return errors.Is(err, ErrAgent)

@@ -10,21 +10,23 @@ import (
 
 	"libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Start defines the domain of this document and starts it. A domain that is already running is not changed.
 func (s *Session) Start(ctx context.Context, xml string) error {
-	_, err := call(ctx, func() (struct{}, error) { return struct{}{}, s.start(xml) })
+	_, err := callWithin(ctx, func() (struct{}, error) { return struct{}{}, s.startDomain(xml) })
 	if err != nil {
 		return fmt.Errorf("start domain: %w", err)
 	}
 	return nil
 }
 
-func (s *Session) start(xml string) error {
+func (s *Session) startDomain(xml string) error {
 	var doc libvirtxml.Domain
 	if err := doc.Unmarshal(xml); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+		return fmt.Errorf("%w: %w", errclass.Invalid, err)
 	}
 	d, err := s.conn.LookupDomainByName(doc.Name)
 	if err == nil {
@@ -32,7 +34,7 @@ func (s *Session) start(xml string) error {
 		if err = errors.Join(err, d.Free()); err != nil || active {
 			return err
 		}
-	} else if code(err) != libvirt.ERR_NO_DOMAIN {
+	} else if errorNumber(err) != libvirt.ERR_NO_DOMAIN {
 		return err
 	}
 	d, err = s.conn.DomainDefineXML(xml)
@@ -49,19 +51,19 @@ const agentShutdownWait = 2 * time.Second
 // ShutdownRequest asks the guest to power off: with the power button, and through the agent if it is connected. It
 // does not wait for the guest to obey; the lifecycle event reports that.
 func (s *Session) ShutdownRequest(ctx context.Context) error {
-	button := s.with(ctx, "press the power button", func(d *libvirt.Domain) error {
+	button := s.withDomain(ctx, "press the power button", func(d *libvirt.Domain) error {
 		return d.ShutdownFlags(libvirt.DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
 	})
-	if errors.Is(button, ErrNotFound) || errors.Is(button, ErrNotRunning) {
+	if errors.Is(button, errclass.NotFound) || errors.Is(button, ErrNotRunning) {
 		return nil
 	}
-	connected, err := query(ctx, s, "look for the guest agent", agentConnected)
+	connected, err := queryDomain(ctx, s, "look for the guest agent", agentConnected)
 	if err != nil || !connected {
 		return errors.Join(button, err)
 	}
 	bounded, cancel := context.WithTimeout(ctx, agentShutdownWait)
 	defer cancel()
-	asked := s.with(bounded, "shut down through the guest agent", func(d *libvirt.Domain) error {
+	asked := s.withDomain(bounded, "shut down through the guest agent", func(d *libvirt.Domain) error {
 		return d.ShutdownFlags(libvirt.DOMAIN_SHUTDOWN_GUEST_AGENT)
 	})
 	switch {
@@ -76,10 +78,10 @@ func (s *Session) ShutdownRequest(ctx context.Context) error {
 // Destroy ends QEMU. libvirt sends SIGTERM, on which QEMU closes the disks and saves the bitmaps, and SIGKILL only if QEMU
 // has not exited after 10 seconds (virProcessKillPainfully). A domain that is not running is no error.
 func (s *Session) Destroy(ctx context.Context) error {
-	err := s.with(ctx, "destroy domain", func(d *libvirt.Domain) error {
+	err := s.withDomain(ctx, "destroy domain", func(d *libvirt.Domain) error {
 		return d.DestroyFlags(libvirt.DOMAIN_DESTROY_DEFAULT)
 	})
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotRunning) {
+	if errors.Is(err, errclass.NotFound) || errors.Is(err, ErrNotRunning) {
 		return nil
 	}
 	return err
@@ -87,7 +89,7 @@ func (s *Session) Destroy(ctx context.Context) error {
 
 // Resume resumes a paused guest. A running guest is no error.
 func (s *Session) Resume(ctx context.Context) error {
-	return s.with(ctx, "resume domain", func(d *libvirt.Domain) error {
+	return s.withDomain(ctx, "resume domain", func(d *libvirt.Domain) error {
 		state, _, err := d.GetState()
 		if err != nil || state == libvirt.DOMAIN_RUNNING {
 			return err
@@ -96,13 +98,13 @@ func (s *Session) Resume(ctx context.Context) error {
 	})
 }
 
-// Info returns the state of the domain. ErrNotFound: there is no domain. What only the agent knows is as old as its
+// Info returns the state of the domain. errclass.NotFound: there is no domain. What only the agent knows is as old as its
 // last answer.
 func (s *Session) Info(ctx context.Context) (Info, error) {
-	return query(ctx, s, "domain info", s.info)
+	return queryDomain(ctx, s, "domain info", s.domainInfo)
 }
 
-func (s *Session) info(d *libvirt.Domain) (Info, error) {
+func (s *Session) domainInfo(d *libvirt.Domain) (Info, error) {
 	state, detail, err := d.GetState()
 	if err != nil {
 		return Info{}, err
@@ -116,14 +118,14 @@ func (s *Session) info(d *libvirt.Domain) (Info, error) {
 	for _, disk := range disks {
 		block, err := d.GetBlockInfo(disk.Target, 0)
 		if err != nil {
-			return Info{}, fmt.Errorf("size of %s: %w", describe(disk.Volume, disk.Target), err)
+			return Info{}, fmt.Errorf("size of %s: %w", describeDevice(disk.Volume, disk.Target), err)
 		}
 		out.Disks = append(out.Disks, DiskInfo{Volume: disk.Volume, Target: disk.Target, VirtualBytes: block.Capacity, Tracked: disk.Tracked})
 	}
 	out.Interfaces = interfacesOf(doc)
 	out.AgentConnected = out.State != StateShutOff && channelConnected(doc)
 	if out.AgentConnected {
-		said := s.agent.ask(d)
+		said := s.agent.askAgent(d)
 		out.GuestOS = said.os
 		out.Interfaces = mergeInterfaces(out.Interfaces, said.interfaces)
 	}

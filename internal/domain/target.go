@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // TargetClusterBytes is the cluster size of a backup's files. It is the granularity of the bitmaps, so that an
@@ -20,22 +22,22 @@ import (
 const TargetClusterBytes = 64 << 10
 
 // CreateTarget creates the qcow2 file that libvirt writes a disk's backup into, with a size of virtualBytes and no
-// backing file. It fails if the file exists. ErrNoSpace: the file system is full.
+// backing file. It fails if the file exists. errclass.Exhausted: the file system is full.
 func CreateTarget(ctx context.Context, path string, virtualBytes int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
-		return fmt.Errorf("create target: %w", classify(err))
+		return fmt.Errorf("create target: %w", classifyWrite(err))
 	}
 	err = qemuImg(ctx, f, "create", "-q", "-f", "qcow2", "-o", fmt.Sprintf("compat=1.1,cluster_size=%d", TargetClusterBytes), childFile, strconv.FormatInt(virtualBytes, 10))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("create target %s: %w", path, classify(errors.Join(err, os.Remove(path))))
+		return fmt.Errorf("create target %s: %w", path, classifyWrite(errors.Join(err, os.Remove(path))))
 	}
 	return nil
 }
 
 // SetBacking makes the qcow2 file at relativeBacking, relative to path's directory, the backing file of the qcow2
 // file at path. It neither reads nor changes the data of either file. The change is durable when it returns.
-// ErrInvalid: the file is not what CreateTarget made; others can write to the target, too.
+// errclass.Invalid: the file is not what CreateTarget made; others can write to the target, too.
 func SetBacking(ctx context.Context, path, relativeBacking string) error {
 	if err := setBacking(ctx, path, relativeBacking); err != nil {
 		return fmt.Errorf("set backing file of %s to %s: %w", path, relativeBacking, err)
@@ -69,9 +71,9 @@ func plainImage(f *os.File) error {
 	case err != nil && !errors.Is(err, io.EOF):
 		return err
 	case string(b[:4]) != "QFI\xfb" || binary.BigEndian.Uint32(b[4:]) != 3:
-		return fmt.Errorf("%w: it is not the qcow2 file that Varve made", ErrInvalid)
+		return fmt.Errorf("%w: it is not the qcow2 file that Varve made", errclass.Invalid)
 	case binary.BigEndian.Uint64(b[72:]) != 0:
-		return fmt.Errorf("%w: it is not the qcow2 file that Varve made: its data is damaged or elsewhere", ErrInvalid)
+		return fmt.Errorf("%w: it is not the qcow2 file that Varve made: its data is damaged or elsewhere", errclass.Invalid)
 	}
 	return nil
 }
@@ -94,10 +96,10 @@ func qemuImg(ctx context.Context, f *os.File, args ...string) error {
 	return nil
 }
 
-// classify wraps a failed write in ErrNoSpace if the file system was full.
-func classify(err error) error {
+// classifyWrite wraps a failed write in errclass.Exhausted if the file system was full.
+func classifyWrite(err error) error {
 	if isNoSpace(err) {
-		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+		return fmt.Errorf("%w: %w", errclass.Exhausted, err)
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // Disk is the storage behind one disk of the instance.
@@ -35,10 +36,10 @@ type Options struct {
 }
 
 // DomainXML returns the libvirt document of an instance. The same input always gives the same document: UUID,
-// hardware addresses, device names and aliases are derived from the instance's namespace and names. ErrInvalid: the
+// hardware addresses, device names and aliases are derived from the instance's namespace and names. errclass.Invalid: the
 // instance asks for something that no domain can provide.
 func DomainXML(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (string, error) {
-	d, err := document(vmi, opts)
+	d, err := domainDocument(vmi, opts)
 	if err != nil {
 		return "", fmt.Errorf("domain of %s/%s: %w", vmi.Namespace, vmi.Name, err)
 	}
@@ -49,12 +50,12 @@ func DomainXML(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (string, er
 	return doc, nil
 }
 
-func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml.Domain, error) {
+func domainDocument(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml.Domain, error) {
 	spec := &vmi.Spec.Domain
 	if spec.Memory == nil || spec.Memory.Guest == nil || spec.Memory.Guest.Value() <= 0 {
-		return nil, fmt.Errorf("%w: domain.memory.guest is not set", ErrInvalid)
+		return nil, fmt.Errorf("%w: domain.memory.guest is not set", errclass.Invalid)
 	}
-	disks, err := disks(spec.Devices.Disks, opts.Disks)
+	disks, err := domainDisks(spec.Devices.Disks, opts.Disks)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,7 @@ func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml
 	if err != nil {
 		return nil, err
 	}
-	cpus, cpu := processors(spec.CPU, opts.UseEmulation)
+	cpus, cpu := cpuTopology(spec.CPU, opts.UseEmulation)
 	d := &libvirtxml.Domain{
 		Type:   "kvm",
 		Name:   Name(vmi.Namespace, vmi.Name),
@@ -79,7 +80,7 @@ func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml
 		OnPoweroff: "destroy",
 		OnReboot:   "restart",
 		OnCrash:    "destroy",
-		Devices:    devices(vmi, opts),
+		Devices:    otherDevices(vmi, opts),
 	}
 	if opts.UseEmulation {
 		d.Type = "qemu"
@@ -94,8 +95,8 @@ func document(vmi *kubevirtv1.VirtualMachineInstance, opts Options) (*libvirtxml
 	return d, nil
 }
 
-// processors returns the number of virtual CPUs and their topology. Unset numbers are 1.
-func processors(cpu *kubevirtv1.CPU, emulation bool) (uint, *libvirtxml.DomainCPU) {
+// cpuTopology returns the number of virtual CPUs and their topology. Unset numbers are 1.
+func cpuTopology(cpu *kubevirtv1.CPU, emulation bool) (uint, *libvirtxml.DomainCPU) {
 	sockets, cores, threads := uint32(1), uint32(1), uint32(1)
 	if cpu != nil {
 		sockets, cores, threads = max(1, cpu.Sockets), max(1, cpu.Cores), max(1, cpu.Threads)
@@ -117,7 +118,7 @@ func bootOS(spec *kubevirtv1.DomainSpec, opts Options) (*libvirtxml.DomainOS, er
 	}
 	out := &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: machine, Type: "hvm"}}
 	if opts.KernelPath == "" && opts.InitrdPath != "" {
-		return nil, fmt.Errorf("%w: firmware.kernelBoot names an initial RAM disk without a kernel", ErrInvalid)
+		return nil, fmt.Errorf("%w: firmware.kernelBoot names an initial RAM disk without a kernel", errclass.Invalid)
 	}
 	out.Kernel, out.Initrd = opts.KernelPath, opts.InitrdPath
 	if f := spec.Firmware; f != nil && f.KernelBoot != nil && opts.KernelPath != "" {
@@ -130,8 +131,8 @@ func bootOS(spec *kubevirtv1.DomainSpec, opts Options) (*libvirtxml.DomainOS, er
 	return out, nil
 }
 
-// devices returns all devices but the disks.
-func devices(vmi *kubevirtv1.VirtualMachineInstance, opts Options) *libvirtxml.DomainDeviceList {
+// otherDevices returns all devices but the disks.
+func otherDevices(vmi *kubevirtv1.VirtualMachineInstance, opts Options) *libvirtxml.DomainDeviceList {
 	spec := &vmi.Spec.Domain.Devices
 	out := &libvirtxml.DomainDeviceList{
 		// No USB: its controller wakes the QEMU of an idle guest a thousand times a second.
@@ -141,7 +142,7 @@ func devices(vmi *kubevirtv1.VirtualMachineInstance, opts Options) *libvirtxml.D
 		Channels:    []libvirtxml.DomainChannel{agentChannel(opts.AgentSocketDir)},
 		Serials:     []libvirtxml.DomainSerial{serialConsole(opts.SerialLog)},
 	}
-	if slices.ContainsFunc(spec.Disks, func(d kubevirtv1.Disk) bool { return bus(d) == "scsi" }) {
+	if slices.ContainsFunc(spec.Disks, func(d kubevirtv1.Disk) bool { return diskBus(d) == "scsi" }) {
 		out.Controllers = append(out.Controllers, libvirtxml.DomainController{Type: "scsi", Index: ptr.To(uint(0)), Model: "virtio-scsi"})
 	}
 	for i := range spec.Interfaces {

@@ -7,17 +7,18 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
-func disks(specs []kubevirtv1.Disk, sources []Disk) ([]libvirtxml.DomainDisk, error) {
+func domainDisks(specs []kubevirtv1.Disk, sources []Disk) ([]libvirtxml.DomainDisk, error) {
 	targets := TargetDevices(specs)
 	var out []libvirtxml.DomainDisk
 	for _, spec := range specs {
 		i := slices.IndexFunc(sources, func(s Disk) bool { return s.Volume == spec.Name })
 		if i < 0 {
-			return nil, fmt.Errorf("%w: disk %s has no volume", ErrInvalid, spec.Name)
+			return nil, fmt.Errorf("%w: disk %s has no volume", errclass.Invalid, spec.Name)
 		}
-		d, err := disk(spec, sources[i], targets[spec.Name])
+		d, err := domainDisk(spec, sources[i], targets[spec.Name])
 		if err != nil {
 			return nil, fmt.Errorf("disk %s: %w", spec.Name, err)
 		}
@@ -26,14 +27,14 @@ func disks(specs []kubevirtv1.Disk, sources []Disk) ([]libvirtxml.DomainDisk, er
 	return out, nil
 }
 
-func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDisk, error) {
+func domainDisk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDisk, error) {
 	readOnly := spec.Disk != nil && spec.Disk.ReadOnly
 	shared := spec.Shareable != nil && *spec.Shareable
 	switch {
-	case readOnly && bus(spec) == "sata":
-		return libvirtxml.DomainDisk{}, fmt.Errorf("%w: a sata disk cannot be read-only; use virtio or scsi", ErrInvalid)
+	case readOnly && diskBus(spec) == "sata":
+		return libvirtxml.DomainDisk{}, fmt.Errorf("%w: a sata disk cannot be read-only; use virtio or scsi", errclass.Invalid)
 	case source.Overlay != "" && (readOnly || shared):
-		return libvirtxml.DomainDisk{}, fmt.Errorf("%w: a read-only or shared disk cannot be tracked", ErrInvalid)
+		return libvirtxml.DomainDisk{}, fmt.Errorf("%w: a read-only or shared disk cannot be tracked", errclass.Invalid)
 	}
 	d := libvirtxml.DomainDisk{
 		Device: "disk",
@@ -46,7 +47,7 @@ func disk(spec kubevirtv1.Disk, source Disk, target string) (libvirtxml.DomainDi
 			Discard:     "unmap",
 		},
 		Source: diskSource(source),
-		Target: &libvirtxml.DomainDiskTarget{Dev: target, Bus: bus(spec)},
+		Target: &libvirtxml.DomainDiskTarget{Dev: target, Bus: diskBus(spec)},
 		Serial: spec.Serial,
 		Alias:  &libvirtxml.DomainAlias{Name: aliasPrefix + spec.Name},
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -103,7 +104,7 @@ func TestXML_refuses(t *testing.T) {
 			t.Parallel()
 			vmi, opts := fullInstance()
 			change(vmi, &opts)
-			if _, err := DomainXML(vmi, opts); !errors.Is(err, ErrInvalid) {
+			if _, err := DomainXML(vmi, opts); !errors.Is(err, errclass.Invalid) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -154,7 +155,7 @@ func TestXML_targetDevices(t *testing.T) {
 		t.Error(diff)
 	}
 	for n, want := range map[int]string{0: "a", 25: "z", 26: "aa", 51: "az", 52: "ba", 63: "bl"} {
-		if got := letters(n); got != want {
+		if got := diskLetters(n); got != want {
 			t.Errorf("disk %d: %s, want %s", n, got, want)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -607,7 +608,7 @@ func TestBackup_pauseEndsItAndTheGuestContinues(t *testing.T) {
 func TestCodes(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]codes.Code{
-		domain.ErrInvalid: codes.InvalidArgument, domain.ErrNotRunning: codes.FailedPrecondition, domain.ErrBusy: codes.Unavailable,
+		errclass.Invalid: codes.InvalidArgument, domain.ErrNotRunning: codes.FailedPrecondition, domain.ErrBusy: codes.Unavailable,
 		domain.ErrClosed: codes.Unavailable, context.DeadlineExceeded: codes.DeadlineExceeded, context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
 	} {
 		if got := status.Code(failure(err)); got != want {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/push"
 )
@@ -101,9 +102,9 @@ func (l *Launcher) Exit(context.Context, *pb.ExitRequest) (*pb.ExitResponse, err
 // codeOf maps the classes of errors to gRPC codes.
 func codeOf(err error) codes.Code {
 	switch {
-	case errors.Is(err, push.ErrRequest), errors.Is(err, domain.ErrInvalid):
+	case errors.Is(err, push.ErrRequest), errors.Is(err, errclass.Invalid):
 		return codes.InvalidArgument
-	case errors.Is(err, domain.ErrNotRunning), errors.Is(err, domain.ErrNotFound), errors.Is(err, domain.ErrCheckpointLost):
+	case errors.Is(err, domain.ErrNotRunning), errors.Is(err, errclass.NotFound), errors.Is(err, domain.ErrCheckpointLost):
 		return codes.FailedPrecondition
 	case errors.Is(err, domain.ErrBusy), errors.Is(err, domain.ErrClosed):
 		return codes.Unavailable

@@ -97,7 +97,7 @@ func (l *Libvirt) start(tb testing.TB) {
 	if err := l.cmd.Start(); err != nil {
 		tb.Fatalf("start libvirtd: %v", err)
 	}
-	Eventually(tb, 20*time.Second, "libvirtd listens", func() bool {
+	eventually(tb, 20*time.Second, "libvirtd listens", func() bool {
 		conn, err := net.Dial("unix", libvirtSocket)
 		return err == nil && conn.Close() == nil
 	})
@@ -149,7 +149,7 @@ func killQEMU(tb testing.TB) {
 			tb.Errorf("kill QEMU: %v", err)
 		}
 	}
-	Eventually(tb, 20*time.Second, "QEMU is gone", func() bool { return len(qemuPIDs(tb)) == 0 })
+	eventually(tb, 20*time.Second, "QEMU is gone", func() bool { return len(qemuPIDs(tb)) == 0 })
 }
 
 // GuestKernel returns the test guest's kernel and initial RAM disk.
@@ -164,8 +164,8 @@ func GuestKernel(tb testing.TB) (kernel, initrd string) {
 	return kernel, initrd
 }
 
-// Eventually waits until a condition holds, and fails the test if it does not hold in time.
-func Eventually(tb testing.TB, within time.Duration, what string, holds func() bool) {
+// eventually waits until a condition holds, and fails the test if it does not hold in time. Tests have test/wait, which this package cannot import.
+func eventually(tb testing.TB, within time.Duration, what string, holds func() bool) {
 	tb.Helper()
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 const (
@@ -95,7 +96,7 @@ func (j *Job) abortUntilIdle() error {
 
 // gone says that no domain is running that could answer.
 func gone(err error) bool {
-	return errors.Is(err, domain.ErrNotRunning) || errors.Is(err, domain.ErrNotFound) || errors.Is(err, domain.ErrClosed)
+	return errors.Is(err, domain.ErrNotRunning) || errors.Is(err, errclass.NotFound) || errors.Is(err, domain.ErrClosed)
 }
 
 // settle waits for the news of the guest's end, because that end fails the job before the launcher learns about it.

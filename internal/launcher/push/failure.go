@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
@@ -112,5 +112,5 @@ func classify(err error, s sight) *Failure {
 }
 
 func isFull(err error) bool {
-	return errors.Is(err, domain.ErrNoSpace) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	return errors.Is(err, errclass.Exhausted) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }

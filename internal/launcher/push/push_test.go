@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
@@ -225,7 +226,7 @@ func TestFailures(t *testing.T) {
 			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 		}, want: pb.Backup_BASE_LOST, says: "data"},
 		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
-		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", domain.ErrNoSpace) }, want: pb.Backup_TARGET_FULL, says: "free then): delete old backups"},
+		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free then): delete old backups"},
 		"aborted while preparing": {
 			arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
 			want:    pb.Backup_ABORTED, says: "aborted",
@@ -261,7 +262,7 @@ func TestFailures(t *testing.T) {
 			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
 		"job fails for want of space": {
-			arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", domain.ErrNoSpace)) },
+			arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", errclass.Exhausted)) },
 			want:    pb.Backup_TARGET_FULL, begun: true,
 		},
 		"job fails": {
