@@ -33,7 +33,7 @@ type options struct {
 	worker         bool
 }
 
-func parse(args []string, output io.Writer) (options, error) {
+func parseOptions(args []string, output io.Writer) (options, error) {
 	var o options
 	f := flag.NewFlagSet("varve-launcher", flag.ContinueOnError)
 	f.SetOutput(output)
@@ -56,7 +56,7 @@ func parse(args []string, output io.Writer) (options, error) {
 }
 
 func main() {
-	o, err := parse(os.Args[1:], os.Stderr)
+	o, err := parseOptions(os.Args[1:], os.Stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return
 	}
@@ -85,7 +85,7 @@ func runInit(o options, log *slog.Logger) int {
 		return 1
 	}
 	if status.Signal != 0 {
-		report(o, log, termination{End: "CRASHED", Message: fmt.Sprintf("the launcher was killed by signal %d (%s)", status.Signal, status.Signal)})
+		writeTermination(o, log, termination{End: "CRASHED", Message: fmt.Sprintf("the launcher was killed by signal %d (%s)", status.Signal, status.Signal)})
 	}
 	return status.Code
 }

@@ -15,16 +15,16 @@ import (
 
 func TestFlags(t *testing.T) {
 	t.Parallel()
-	o, err := parse([]string{"--log-level=debug", "--libvirtd=/x"}, io.Discard)
+	o, err := parseOptions([]string{"--log-level=debug", "--libvirtd=/x"}, io.Discard)
 	if err != nil || o.logLevel != slog.LevelDebug || o.libvirtd != "/x" || o.socket != layout.Socket || o.worker {
 		t.Errorf("%+v, %v", o, err)
 	}
 	for _, args := range [][]string{{"copy"}, {"--nonsense"}, {"--log-level=loud"}} {
-		if _, err := parse(args, io.Discard); err == nil {
+		if _, err := parseOptions(args, io.Discard); err == nil {
 			t.Errorf("%v were accepted", args)
 		}
 	}
-	if _, err := parse([]string{"--help"}, io.Discard); !errors.Is(err, flag.ErrHelp) {
+	if _, err := parseOptions([]string{"--help"}, io.Discard); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("help: %v", err)
 	}
 }
@@ -32,7 +32,7 @@ func TestFlags(t *testing.T) {
 func TestTermination_fitsWhatTheKubeletReads(t *testing.T) {
 	t.Parallel()
 	o := options{terminationLog: filepath.Join(t.TempDir(), "log")}
-	report(o, slog.New(slog.DiscardHandler), termination{End: "CRASHED", Message: strings.Repeat("x", 10000)})
+	writeTermination(o, slog.New(slog.DiscardHandler), termination{End: "CRASHED", Message: strings.Repeat("x", 10000)})
 	data, err := os.ReadFile(o.terminationLog)
 	if err != nil || len(data) > 4096 || !strings.HasPrefix(string(data), `{"end":"CRASHED","message":"xxx`) || !strings.HasSuffix(string(data), "\"}\n") {
 		t.Errorf("%d bytes, %v", len(data), err)

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/guestagent"
 )
 
 // launcherVariable is the environment variable that makes the test binary the launcher.
@@ -352,68 +352,20 @@ func (p *pod) guest(script string) string {
 	return out
 }
 
-// begun is the agent's answer to guest-exec.
-type begun struct {
-	Return struct{ Pid int }
-}
-
-func (p *pod) exec(script string) (begun, error) {
-	var answer begun
-	err := p.agent(map[string]any{"execute": "guest-exec", "arguments": map[string]any{
-		"path": "/bin/sh", "arg": []string{"-c", script}, "capture-output": true,
-	}}, &answer)
-	return answer, err
-}
-
 // fire runs a shell command in the guest and does not wait for its end.
 func (p *pod) fire(script string) {
 	p.Helper()
-	if _, err := p.exec(script); err != nil {
+	if _, err := guestagent.Agent(p.agent).Start(p.Context(), script); err != nil {
 		p.Fatalf("in the guest: %s: %v", script, err)
 	}
 }
 
 func (p *pod) tryGuest(script string) (string, error) {
-	begun, err := p.exec(script)
-	if err != nil {
-		return "", err
-	}
-	var now struct {
-		Return struct {
-			Exited   bool
-			Exitcode int
-			OutData  string `json:"out-data"`
-			ErrData  string `json:"err-data"`
-		}
-	}
-	for deadline := time.Now().Add(60 * time.Second); !now.Return.Exited; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			return "", fmt.Errorf("it does not end (%w)", err)
-		}
-		// A guest does not answer while it is paused for a moment.
-		err = p.agent(map[string]any{"execute": "guest-exec-status", "arguments": map[string]any{"pid": begun.Return.Pid}}, &now)
-	}
-	if err != nil {
-		return "", err
-	}
-	out, err := base64.StdEncoding.DecodeString(now.Return.OutData)
-	if now.Return.Exitcode != 0 {
-		said, _ := base64.StdEncoding.DecodeString(now.Return.ErrData)
-		return string(out), fmt.Errorf("exit code %d: %s", now.Return.Exitcode, said)
-	}
-	return string(out), err
+	return guestagent.Agent(p.agent).Run(p.Context(), time.Minute, script)
 }
 
-func (p *pod) agent(command, answer any) error {
-	line, err := json.Marshal(command)
-	if err != nil {
-		return err
-	}
-	said, err := p.domain().QemuAgentCommand(string(line), 10, 0)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(said), answer)
+func (p *pod) agent(_ context.Context, command string) (string, error) {
+	return p.domain().QemuAgentCommand(command, 10, 0)
 }
 
 // domain returns the guest, through the test's own connection to the launcher's libvirtd.

@@ -16,8 +16,8 @@ type termination struct {
 	NeverStarted bool `json:"neverStarted,omitempty"`
 }
 
-// report writes the termination message. The kubelet reads at most 4096 bytes of it.
-func report(o options, log *slog.Logger, t termination) {
+// writeTermination writes the termination message. The kubelet reads at most 4096 bytes of it.
+func writeTermination(o options, log *slog.Logger, t termination) {
 	const most = 2000 // JSON may escape it and make it longer
 	if len(t.Message) > most {
 		t.Message = t.Message[:most]

@@ -33,18 +33,18 @@ const (
 
 // runWorker runs one guest and returns the exit code.
 func runWorker(ctx context.Context, o options, log *slog.Logger) int {
-	outcome, err := work(ctx, o, log)
+	outcome, err := runGuest(ctx, o, log)
 	if err != nil {
 		log.Error("launcher failed", "error", err)
-		report(o, log, termination{End: "START_FAILED", Message: err.Error()})
+		writeTermination(o, log, termination{End: "START_FAILED", Message: err.Error()})
 		return 1
 	}
-	report(o, log, termination{End: outcome.End.String(), Message: outcome.Message, NeverStarted: outcome.NeverStarted})
+	writeTermination(o, log, termination{End: outcome.End.String(), Message: outcome.Message, NeverStarted: outcome.NeverStarted})
 	return outcome.ExitCode
 }
 
-func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, error) {
-	listener, err := listen(ctx, o.socket)
+func runGuest(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, error) {
+	listener, err := listenAt(ctx, o.socket)
 	if err != nil {
 		return launcher.Outcome{}, err
 	}
@@ -55,7 +55,7 @@ func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, e
 		return launcher.Outcome{}, errors.Join(err, listener.Close())
 	}
 	l := launcher.New(launcher.Config{
-		Connect:  func() (launcher.Guest, error) { return connect(o.libvirtURI) },
+		Connect:  func() (launcher.Guest, error) { return connectGuest(o.libvirtURI) },
 		Overlays: &domain.Overlays{Dir: layout.OverlayDir},
 		Images:   launcher.QEMUImages{},
 		OpenTarget: func(name string) (*target.Volume, error) {
@@ -74,7 +74,7 @@ func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, e
 	go func() { served <- server.Serve(listener) }()
 
 	outcome := l.Run(ctx)
-	drain(server)
+	drainCalls(server)
 	if err := <-served; err != nil {
 		log.Warn("serve", "error", err)
 	}
@@ -84,7 +84,7 @@ func work(ctx context.Context, o options, log *slog.Logger) (launcher.Outcome, e
 	return outcome, nil
 }
 
-func connect(uri string) (launcher.Guest, error) {
+func connectGuest(uri string) (launcher.Guest, error) {
 	session, err := domain.Connect(uri)
 	if err != nil {
 		return nil, err // not session: a nil pointer in an interface is not nil
@@ -92,8 +92,8 @@ func connect(uri string) (launcher.Guest, error) {
 	return session, nil
 }
 
-// listen listens at path, and replaces a socket that an earlier container left.
-func listen(ctx context.Context, path string) (net.Listener, error) {
+// listenAt listens at path, and replaces a socket that an earlier container left.
+func listenAt(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -107,8 +107,8 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// drain gives calls in progress some time to be answered.
-func drain(server *grpc.Server) {
+// drainCalls gives calls in progress some time to be answered.
+func drainCalls(server *grpc.Server) {
 	stopped := make(chan struct{})
 	go func() {
 		server.GracefulStop()

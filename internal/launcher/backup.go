@@ -20,8 +20,8 @@ func errNotUp(what string) error {
 	return status.Errorf(codes.FailedPrecondition, "%s: the guest does not run or is being stopped", what)
 }
 
-// ready says that backups can begin and checkpoints can be changed.
-func (l life) ready() bool { return l.up() && !l.stop && l.phase != pb.State_SHUTTING_DOWN }
+// isReady says that backups can begin and checkpoints can be changed.
+func (l life) isReady() bool { return l.isUp() && !l.stop && l.phase != pb.State_SHUTTING_DOWN }
 
 // BeginBackup implements launcher.proto.
 func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*pb.Backup, error) {
@@ -35,21 +35,21 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 			return nil, status.Errorf(codes.AlreadyExists, "the backup with UID %s runs", job.UID())
 		}
 	}
-	if !l.currentLife().ready() {
+	if !l.currentLife().isReady() {
 		return nil, errNotUp("begin backup")
 	}
 	// The job outlives this call. It ends with the guest, with a failure or with success.
 	job, err := push.New(context.Background(), l.pushConfig(), req)
 	if err != nil {
-		return nil, failure(err)
+		return nil, grpcError(err)
 	}
-	l.change(func() { l.job = job })
+	l.changeState(func() { l.job = job })
 	l.work.Go(func() {
 		job.Run()
 		l.wakeRefresher() // a checkpoint was created, or deleted again
 	})
 	// The guest may have ended, or its stop begun, since the check above.
-	if now := l.currentLife(); now.ended() {
+	if now := l.currentLife(); now.hasEnded() {
 		job.GuestEnded(guestEnd(now))
 	}
 	return job.Snapshot(), nil
@@ -63,7 +63,7 @@ func (l *Launcher) pushConfig() push.Config {
 		Disks:          l.start.disks,
 		AgentConnected: l.agentConnected,
 		OpenTarget:     l.cfg.OpenTarget,
-		Changed:        func() { l.change(func() {}) },
+		Changed:        func() { l.changeState(func() {}) },
 	}
 }
 
@@ -91,7 +91,7 @@ func (l *Launcher) ForgetBackup(_ context.Context, req *pb.ForgetBackupRequest) 
 	case job.Running():
 		return nil, status.Error(codes.FailedPrecondition, "the backup runs: abort it first")
 	default:
-		l.change(func() { l.job = nil })
+		l.changeState(func() { l.job = nil })
 	}
 	return &pb.ForgetBackupResponse{}, nil
 }
@@ -110,7 +110,7 @@ func (l *Launcher) RedefineCheckpoints(ctx context.Context, req *pb.RedefineChec
 	for _, c := range req.Checkpoints {
 		valid, lost, err := l.guest.Redefine(ctx, domain.Checkpoint{Name: c.Name, CreationTime: c.CreationTime.AsTime(), Volumes: c.Volumes})
 		if err != nil {
-			return nil, failure(err)
+			return nil, grpcError(err)
 		}
 		out.Results = append(out.Results, &pb.RedefineCheckpointsResponse_Result{Name: c.Name, Valid: valid, Lost: lost})
 	}
@@ -129,7 +129,7 @@ func (l *Launcher) DeleteCheckpoints(ctx context.Context, req *pb.DeleteCheckpoi
 	defer cancel()
 	for _, name := range req.Names {
 		if err := l.guest.DeleteCheckpoint(ctx, name); err != nil {
-			return nil, failure(err)
+			return nil, grpcError(err)
 		}
 	}
 	return &pb.DeleteCheckpointsResponse{}, nil
@@ -137,7 +137,7 @@ func (l *Launcher) DeleteCheckpoints(ctx context.Context, req *pb.DeleteCheckpoi
 
 // checkpointsFree returns an error if checkpoints must not be changed now.
 func (l *Launcher) checkpointsFree(what string) error {
-	if !l.currentLife().ready() {
+	if !l.currentLife().isReady() {
 		return errNotUp(what)
 	}
 	if job := l.currentJob(); job != nil && job.Running() {

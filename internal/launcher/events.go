@@ -15,8 +15,8 @@ const (
 	refreshTimeout = 20 * time.Second
 )
 
-// follow handles events until ctx ends or the channel is closed.
-func (l *Launcher) follow(ctx context.Context, events <-chan domain.Event) {
+// followEvents handles events until ctx ends or the channel is closed.
+func (l *Launcher) followEvents(ctx context.Context, events <-chan domain.Event) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -25,24 +25,24 @@ func (l *Launcher) follow(ctx context.Context, events <-chan domain.Event) {
 			if !open {
 				return
 			}
-			l.handle(e)
+			l.handleEvent(e)
 		}
 	}
 }
 
-func (l *Launcher) handle(e domain.Event) {
+func (l *Launcher) handleEvent(e domain.Event) {
 	l.cfg.Log.Debug("event", "kind", e.Kind, "state", e.State, "reason", e.Reason, "volume", e.Volume, "message", e.Message, "error", e.Err)
 	switch e.Kind {
 	case domain.EventLifecycle:
-		l.change(func() { l.life = l.life.domain(e.State, e.Reason) })
+		l.changeState(func() { l.life = l.life.afterReport(e.State, e.Reason) })
 	case domain.EventIOError:
-		l.change(func() { l.life = l.life.ioError(e.Volume, e.Message) })
+		l.changeState(func() { l.life = l.life.ioError(e.Volume, e.Message) })
 	case domain.EventAgent:
-		l.change(func() { l.info.AgentConnected = e.Connected })
+		l.changeState(func() { l.info.AgentConnected = e.Connected })
 	case domain.EventConnectionClosed:
 		l.work.Go(func() { l.libvirtLost("the connection to libvirtd was lost") })
 	case domain.EventResync:
-		l.work.Go(l.resync)
+		l.work.Go(l.resyncPaused)
 	case domain.EventBackupCompleted, domain.EventThreshold:
 		// These concern the backup only.
 	}
@@ -52,9 +52,9 @@ func (l *Launcher) handle(e domain.Event) {
 	l.wakeRefresher()
 }
 
-// resync tells a backup what a lost event would have told it: that its guest is paused. (The backup finds the end of
+// resyncPaused tells a backup what a lost event would have told it: that its guest is paused. (The backup finds the end of
 // its job itself, and the refresher finds the rest.)
-func (l *Launcher) resync() {
+func (l *Launcher) resyncPaused() {
 	job := l.currentJob()
 	if job == nil || !job.Running() {
 		return
@@ -89,7 +89,7 @@ func (l *Launcher) refreshLoop(ctx context.Context) {
 		case <-l.refresh:
 		case <-ticker.C():
 		}
-		if l.currentLife().up() {
+		if l.currentLife().isUp() {
 			l.readAgain(ctx)
 		}
 	}
@@ -110,7 +110,7 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		l.cfg.Log.Debug("read checkpoints", "error", err)
 	}
 	known := err == nil
-	l.change(func() {
+	l.changeState(func() {
 		if known {
 			l.checkpoints, l.strayBitmaps = checkpoints, stray
 		} else {
@@ -120,7 +120,7 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		if info.State != domain.StateShutOff {
 			l.info = info
 		}
-		l.life = l.life.domain(info.State, info.Reason)
+		l.life = l.life.afterReport(info.State, info.Reason)
 	})
 }
 
@@ -136,7 +136,7 @@ func (l *Launcher) watchLibvirt(ctx context.Context) {
 
 // libvirtLost ends QEMU and with it the guest, so that no guest runs without control.
 func (l *Launcher) libvirtLost(message string) {
-	if l.currentLife().ended() {
+	if l.currentLife().hasEnded() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), emulatorGrace)
@@ -144,5 +144,5 @@ func (l *Launcher) libvirtLost(message string) {
 	if err := l.cfg.EndEmulators(ctx); err != nil {
 		message += "; " + err.Error()
 	}
-	l.change(func() { l.life = l.life.lost(message) })
+	l.changeState(func() { l.life = l.life.afterLoss(message) })
 }

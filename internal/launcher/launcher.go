@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/push"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -96,7 +97,7 @@ type Launcher struct {
 	// connected is closed when guest is set or connecting has failed for good.
 	connected chan struct{}
 	guest     Guest
-	freezer   *push.Freezer
+	freezer   *freeze.Freezer
 	// guestLife ends with the guest.
 	guestLife    context.Context //nolint:containedctx // the guest's life, not a call's
 	endGuestLife context.CancelFunc
@@ -151,24 +152,24 @@ type Outcome struct {
 func (l *Launcher) Run(ctx context.Context) Outcome {
 	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	l.work.Go(func() { l.connect(watch) })
+	l.work.Go(func() { l.connectSession(watch) })
 	l.work.Go(func() { l.watchLibvirt(watch) })
 	select {
 	case <-l.ended:
 	case <-ctx.Done():
-		l.Stop(l.grace())
+		l.Stop(l.gracePeriod())
 		<-l.ended
 	}
 	l.afterEnd()
-	l.linger()
+	l.lingerAtEnd()
 	close(l.leave)
 	cancel()
 	l.work.Wait()
 	l.freezerWait()
-	return l.outcome()
+	return l.finalOutcome()
 }
 
-func (l *Launcher) outcome() Outcome {
+func (l *Launcher) finalOutcome() Outcome {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Outcome{ExitCode: l.life.exitCode(), End: l.life.end, Message: l.life.message, NeverStarted: l.start == nil}
@@ -191,7 +192,7 @@ func (l *Launcher) afterEnd() {
 	}
 }
 
-func (l *Launcher) linger() {
+func (l *Launcher) lingerAtEnd() {
 	timer := l.cfg.Clock.NewTimer(lingerTime)
 	defer timer.Stop()
 	select {
@@ -206,26 +207,26 @@ func (l *Launcher) freezerWait() {
 	}
 }
 
-// connect opens the session and then follows the domain's events until ctx ends or the channel is closed.
-func (l *Launcher) connect(ctx context.Context) {
-	guest, err := l.dial(ctx)
+// connectSession opens the session and then follows the domain's events until ctx ends or the channel is closed.
+func (l *Launcher) connectSession(ctx context.Context) {
+	guest, err := l.dialUntilAnswered(ctx)
 	if err != nil {
-		l.change(func() { l.life = l.life.lost(err.Error()) })
+		l.changeState(func() { l.life = l.life.afterLoss(err.Error()) })
 		close(l.connected)
 		return
 	}
 	l.guest = guest
-	l.freezer = push.NewFreezer(l.guestLife, guest, l.cfg.Clock, l.cfg.Log, func() { l.change(func() {}) })
+	l.freezer = freeze.New(l.guestLife, guest, l.cfg.Clock, l.cfg.Log, func() { l.changeState(func() {}) })
 	close(l.connected)
 	l.work.Go(func() { l.refreshLoop(ctx) })
-	l.follow(ctx, guest.Events())
+	l.followEvents(ctx, guest.Events())
 	if err := guest.Close(); err != nil {
 		l.cfg.Log.Debug("connection to libvirt", "error", err)
 	}
 }
 
-// dial retries until libvirtd answers.
-func (l *Launcher) dial(ctx context.Context) (Guest, error) {
+// dialUntilAnswered retries until libvirtd answers.
+func (l *Launcher) dialUntilAnswered(ctx context.Context) (Guest, error) {
 	const every = 100 * time.Millisecond
 	deadline := l.cfg.Clock.Now().Add(connectTimeout)
 	for {
@@ -249,13 +250,13 @@ func (l *Launcher) dial(ctx context.Context) (Guest, error) {
 	}
 }
 
-// change runs f, which changes the state, with the mutex held, and wakes everyone who waits for a change. If f ends
+// changeState runs f, which changes the state, with the mutex held, and wakes everyone who waits for a change. If f ends
 // the guest, everything that lives with the guest ends.
-func (l *Launcher) change(f func()) {
+func (l *Launcher) changeState(f func()) {
 	l.mu.Lock()
-	wasEnded := l.life.ended()
+	wasEnded := l.life.hasEnded()
 	f()
-	ended := l.life.ended() && !wasEnded
+	ended := l.life.hasEnded() && !wasEnded
 	state, job := l.life, l.job
 	close(l.changed)
 	l.changed = make(chan struct{})
@@ -272,7 +273,7 @@ func (l *Launcher) change(f func()) {
 }
 
 func guestEnd(state life) push.GuestEnd {
-	if state.clean() {
+	if state.endedClean() {
 		return push.GuestShutDown
 	}
 	return push.GuestCrashed

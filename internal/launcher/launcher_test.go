@@ -611,11 +611,11 @@ func TestCodes(t *testing.T) {
 		errclass.Invalid: codes.InvalidArgument, domain.ErrNotRunning: codes.FailedPrecondition, domain.ErrBusy: codes.Unavailable,
 		domain.ErrClosed: codes.Unavailable, context.DeadlineExceeded: codes.DeadlineExceeded, context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
 	} {
-		if got := status.Code(failure(err)); got != want {
+		if got := status.Code(grpcError(err)); got != want {
 			t.Errorf("%v: %v, want %v", err, got, want)
 		}
 	}
-	if failure(nil) != nil {
+	if grpcError(nil) != nil {
 		t.Error("nil is no error")
 	}
 }

@@ -21,23 +21,23 @@ type life struct {
 	trouble string
 }
 
-func (l life) ended() bool { return l.phase == pb.State_ENDED }
+func (l life) hasEnded() bool { return l.phase == pb.State_ENDED }
 
-// up says that the guest exists: it is running, paused or shutting down.
-func (l life) up() bool {
+// isUp says that the guest exists: it is running, paused or shutting down.
+func (l life) isUp() bool {
 	return l.phase == pb.State_RUNNING || l.phase == pb.State_PAUSED || l.phase == pb.State_SHUTTING_DOWN
 }
 
-func (l life) ending(end pb.State_End, message string) life {
-	if l.ended() {
+func (l life) afterEnd(end pb.State_End, message string) life {
+	if l.hasEnded() {
 		return l
 	}
 	l.phase, l.end, l.message = pb.State_ENDED, end, message
 	return l
 }
 
-// starting records that Start was called.
-func (l life) starting() life {
+// afterStartCall records that Start was called.
+func (l life) afterStartCall() life {
 	if l.phase == pb.State_IDLE {
 		l.phase = pb.State_STARTING
 	}
@@ -45,10 +45,10 @@ func (l life) starting() life {
 }
 
 // startFailed records that the guest never started.
-func (l life) startFailed(err error) life { return l.ending(pb.State_START_FAILED, err.Error()) }
+func (l life) startFailed(err error) life { return l.afterEnd(pb.State_START_FAILED, err.Error()) }
 
-// started records that libvirt has created the domain.
-func (l life) started() life {
+// afterStart records that libvirt has created the domain.
+func (l life) afterStart() life {
 	if l.phase == pb.State_STARTING {
 		l.phase = pb.State_RUNNING
 		if l.stop {
@@ -58,12 +58,12 @@ func (l life) started() life {
 	return l
 }
 
-// stopping records that Shutdown was called. A guest that has not been started yet ends here.
-func (l life) stopping() life {
+// afterShutdownCall records that Shutdown was called. A guest that has not been started yet ends here.
+func (l life) afterShutdownCall() life {
 	l.stop = true
 	switch l.phase {
 	case pb.State_IDLE:
-		return l.ending(pb.State_REQUESTED_SHUTDOWN, "stopped before the guest was started")
+		return l.afterEnd(pb.State_REQUESTED_SHUTDOWN, "stopped before the guest was started")
 	case pb.State_RUNNING, pb.State_PAUSED:
 		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
 	case pb.State_STARTING, pb.State_SHUTTING_DOWN, pb.State_ENDED:
@@ -72,18 +72,18 @@ func (l life) stopping() life {
 	return l
 }
 
-// killing records that the guest is about to be destroyed.
-func (l life) killing() life {
+// beforeKill records that the guest is about to be destroyed.
+func (l life) beforeKill() life {
 	l.kill = true
 	return l
 }
 
-// lost records that libvirt is gone, and the guest with it.
-func (l life) lost(message string) life {
+// afterLoss records that libvirt is gone, and the guest with it.
+func (l life) afterLoss(message string) life {
 	if l.phase == pb.State_IDLE || l.phase == pb.State_STARTING {
-		return l.ending(pb.State_START_FAILED, message)
+		return l.afterEnd(pb.State_START_FAILED, message)
 	}
-	return l.ending(pb.State_CRASHED, message)
+	return l.afterEnd(pb.State_CRASHED, message)
 }
 
 // ioError records an I/O error, which a pause may follow.
@@ -95,10 +95,10 @@ func (l life) ioError(volume, why string) life {
 	return l
 }
 
-// domain records the state that libvirt reports. It ignores reports until the guest is started: a domain that is
+// afterReport records the state that libvirt reports. It ignores reports until the guest is started: a domain that is
 // being created pauses and, if that fails, shuts off, and Start itself reports the failure.
-func (l life) domain(state domain.State, reason domain.Reason) life {
-	if !l.up() {
+func (l life) afterReport(state domain.State, reason domain.Reason) life {
+	if !l.isUp() {
 		return l
 	}
 	switch state {
@@ -114,7 +114,7 @@ func (l life) domain(state domain.State, reason domain.Reason) life {
 		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
 		l.panicked = l.panicked || reason == domain.ReasonCrashed
 	case domain.StateShutOff:
-		return l.ending(l.endOf(reason))
+		return l.afterEnd(l.endOf(reason))
 	}
 	return l
 }
@@ -149,8 +149,8 @@ func (l life) endOf(reason domain.Reason) (pb.State_End, string) {
 	return pb.State_CRASHED, fmt.Sprintf("the domain was ended from outside (%s)", reason)
 }
 
-// clean says that QEMU closed its disks by itself, as far as libvirt knows.
-func (l life) clean() bool {
+// endedClean says that QEMU closed its disks by itself, as far as libvirt knows.
+func (l life) endedClean() bool {
 	return l.end == pb.State_GUEST_SHUTDOWN || l.end == pb.State_REQUESTED_SHUTDOWN || l.end == pb.State_KILLED
 }
 

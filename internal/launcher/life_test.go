@@ -12,16 +12,16 @@ import (
 type step func(life) life
 
 func is(state domain.State, reason domain.Reason) step {
-	return func(l life) life { return l.domain(state, reason) }
+	return func(l life) life { return l.afterReport(state, reason) }
 }
 
 func TestLife(t *testing.T) {
 	t.Parallel()
 	var (
-		start    = step(life.starting)
-		up       = step(life.started)
-		stop     = step(life.stopping)
-		kill     = step(life.killing)
+		start    = step(life.afterStartCall)
+		up       = step(life.afterStart)
+		stop     = step(life.afterShutdownCall)
+		kill     = step(life.beforeKill)
 		running  = is(domain.StateRunning, "")
 		ioPause  = is(domain.StatePaused, domain.ReasonIOError)
 		poweroff = is(domain.StateShuttingDown, "")
@@ -30,7 +30,7 @@ func TestLife(t *testing.T) {
 		gone     = is(domain.StateShutOff, domain.ReasonDestroyed)
 		died     = is(domain.StateShutOff, domain.ReasonCrashed)
 		failed   = is(domain.StateShutOff, domain.ReasonFailed)
-		lost     = step(func(l life) life { return l.lost("libvirtd died") })
+		lost     = step(func(l life) life { return l.afterLoss("libvirtd died") })
 		refused  = step(func(l life) life { return l.startFailed(errors.New("no disk")) })
 	)
 	for name, c := range map[string]struct {
@@ -76,10 +76,10 @@ func TestLife(t *testing.T) {
 			for _, s := range c.steps {
 				l = s(l)
 			}
-			if l.phase != c.phase || l.end != c.end || l.clean() != c.clean || l.exitCode() != c.code {
-				t.Errorf("%v %v clean %v code %d, want %+v", l.phase, l.end, l.clean(), l.exitCode(), c)
+			if l.phase != c.phase || l.end != c.end || l.endedClean() != c.clean || l.exitCode() != c.code {
+				t.Errorf("%v %v clean %v code %d, want %+v", l.phase, l.end, l.endedClean(), l.exitCode(), c)
 			}
-			if l.ended() && l.message == "" {
+			if l.hasEnded() && l.message == "" {
 				t.Error("ended without a word")
 			}
 		})
@@ -88,11 +88,11 @@ func TestLife(t *testing.T) {
 
 func TestLife_pauseSaysWhy(t *testing.T) {
 	t.Parallel()
-	l := life{}.starting().started().ioError("root", "enospc").domain(domain.StatePaused, domain.ReasonIOError)
+	l := life{}.afterStartCall().afterStart().ioError("root", "enospc").afterReport(domain.StatePaused, domain.ReasonIOError)
 	if want := "paused: I/O error on disk root: enospc"; l.message != want {
 		t.Errorf("%q, want %q", l.message, want)
 	}
-	if l = l.domain(domain.StateRunning, ""); l.message != "" {
+	if l = l.afterReport(domain.StateRunning, ""); l.message != "" {
 		t.Errorf("after it: %q", l.message)
 	}
 }

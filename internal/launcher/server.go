@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
 
@@ -11,10 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/launcher/push"
 )
 
 // watchEvery is the minimum time between two states of one Watch.
@@ -25,7 +22,7 @@ func (l *Launcher) Register(s grpc.ServiceRegistrar) { pb.RegisterLauncherServer
 
 // Start implements launcher.proto.
 func (l *Launcher) Start(ctx context.Context, req *pb.StartRequest) (*pb.StartResponse, error) {
-	s := l.begin(req)
+	s := l.beginStart(req)
 	if s == nil { // stopped before the start
 		return &pb.StartResponse{}, nil
 	}
@@ -51,7 +48,7 @@ func (l *Launcher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[p
 				return err
 			}
 			sent = state
-			if done := l.pause(ctx); done {
+			if done := l.awaitSendTime(ctx); done {
 				return status.FromContextError(ctx.Err()).Err()
 			}
 		}
@@ -65,8 +62,8 @@ func (l *Launcher) Watch(_ *pb.WatchRequest, stream grpc.ServerStreamingServer[p
 	}
 }
 
-// pause waits until the next state may be sent, and says whether the caller is gone.
-func (l *Launcher) pause(ctx context.Context) bool {
+// awaitSendTime waits until the next state may be sent, and says whether the caller is gone.
+func (l *Launcher) awaitSendTime(ctx context.Context) bool {
 	timer := l.cfg.Clock.NewTimer(watchEvery)
 	defer timer.Stop()
 	select {
@@ -99,26 +96,9 @@ func (l *Launcher) Exit(context.Context, *pb.ExitRequest) (*pb.ExitResponse, err
 	return &pb.ExitResponse{}, nil
 }
 
-// codeOf maps the classes of errors to gRPC codes.
-func codeOf(err error) codes.Code {
-	switch {
-	case errors.Is(err, push.ErrRequest), errors.Is(err, errclass.Invalid):
-		return codes.InvalidArgument
-	case errors.Is(err, domain.ErrNotRunning), errors.Is(err, errclass.NotFound), errors.Is(err, domain.ErrCheckpointLost):
-		return codes.FailedPrecondition
-	case errors.Is(err, domain.ErrBusy), errors.Is(err, domain.ErrClosed):
-		return codes.Unavailable
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	}
-	return codes.Internal
-}
-
-func failure(err error) error {
+func grpcError(err error) error {
 	if err == nil {
 		return nil
 	}
-	return status.Error(codeOf(err), err.Error())
+	return status.Error(errclass.GRPCCode(err), err.Error())
 }

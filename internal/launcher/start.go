@@ -40,15 +40,15 @@ type start struct {
 	tracked map[string]domain.Opened
 }
 
-// begin starts the guest, once. The start continues no matter what happens to the caller.
-func (l *Launcher) begin(req *pb.StartRequest) *start {
+// beginStart starts the guest, once. The start continues no matter what happens to the caller.
+func (l *Launcher) beginStart(req *pb.StartRequest) *start {
 	var begun *start
-	l.change(func() {
-		if l.start != nil || l.life.ended() {
+	l.changeState(func() {
+		if l.start != nil || l.life.hasEnded() {
 			return
 		}
 		l.start = &start{done: make(chan struct{}), grace: defaultGrace}
-		l.life = l.life.starting()
+		l.life = l.life.afterStartCall()
 		begun = l.start
 	})
 	if begun == nil {
@@ -65,9 +65,9 @@ func (l *Launcher) runStart(s *start, req *pb.StartRequest) {
 	defer cancel()
 	s.err = l.startGuest(ctx, s, req)
 	if s.err != nil {
-		l.change(func() { l.life = l.life.startFailed(s.err) })
+		l.changeState(func() { l.life = l.life.startFailed(s.err) })
 	} else {
-		l.change(func() { l.life = l.life.started() })
+		l.changeState(func() { l.life = l.life.afterStart() })
 		l.wakeRefresher()
 	}
 	close(s.done)
@@ -85,7 +85,7 @@ func (l *Launcher) startGuest(ctx context.Context, s *start, req *pb.StartReques
 	if err != nil {
 		return err
 	}
-	xml, err := domain.DomainXML(vmi, l.options(vmi, req, disks))
+	xml, err := domain.DomainXML(vmi, l.domainOptions(vmi, req, disks))
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (l *Launcher) markNotStarted(s *start) error {
 	return l.cfg.Overlays.MarkNotStarted(s.tracked)
 }
 
-func (l *Launcher) options(vmi *kubevirtv1.VirtualMachineInstance, req *pb.StartRequest, disks []domain.Disk) domain.Options {
+func (l *Launcher) domainOptions(vmi *kubevirtv1.VirtualMachineInstance, req *pb.StartRequest, disks []domain.Disk) domain.Options {
 	opts := domain.Options{UseEmulation: req.UseEmulation, Disks: disks, SerialLog: l.cfg.SerialLog}
 	if firmware := vmi.Spec.Domain.Firmware; firmware != nil && firmware.KernelBoot != nil && firmware.KernelBoot.Container != nil {
 		if firmware.KernelBoot.Container.KernelPath != "" {
@@ -189,7 +189,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 		disks = append(disks, disk)
 		known[v.Name] = push.Disk{RawPath: disk.RawPath, VirtualBytes: size, Tracked: tracked}
 	}
-	l.change(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
+	l.changeState(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
 	return disks, errors.Join(errs...)
 }
 
@@ -280,7 +280,7 @@ func (l *Launcher) markStarted(s *start, disks []domain.Disk, req *pb.StartReque
 	if len(volumes) == 0 {
 		return nil
 	}
-	l.change(func() { s.tracked = tracked })
+	l.changeState(func() { s.tracked = tracked })
 	return l.cfg.Overlays.MarkStarted(volumes)
 }
 
@@ -289,7 +289,7 @@ func (l *Launcher) markClean() error {
 	l.mu.Lock()
 	state, s, stopped := l.life, l.start, l.stop
 	l.mu.Unlock()
-	if s == nil || len(s.tracked) == 0 || !state.clean() {
+	if s == nil || len(s.tracked) == 0 || !state.endedClean() {
 		return nil
 	}
 	if stopped != nil && stopped.mayBeDirty() {
@@ -306,8 +306,8 @@ func makeOverlayDir(dir string) error {
 	return nil
 }
 
-// grace returns how long the guest has to shut down if nobody says otherwise.
-func (l *Launcher) grace() time.Duration {
+// gracePeriod returns how long the guest has to shut down if nobody says otherwise.
+func (l *Launcher) gracePeriod() time.Duration {
 	l.mu.Lock()
 	s := l.start
 	l.mu.Unlock()

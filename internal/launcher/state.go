@@ -9,15 +9,15 @@ import (
 
 // State returns everything that is known now, and a channel that is closed at the next change.
 func (l *Launcher) State() (*pb.State, <-chan struct{}) {
-	frozen := l.frozen()
+	frozen := l.isFrozen()
 	l.mu.Lock()
 	s := &pb.State{
 		Phase: l.life.phase, End: l.life.end, Message: l.life.message,
-		AgentConnected: l.info.AgentConnected && l.life.up(),
-		Interfaces:     interfaces(l.info.Interfaces),
+		AgentConnected: l.info.AgentConnected && l.life.isUp(),
+		Interfaces:     toInterfaces(l.info.Interfaces),
 		GuestOs:        guestOS(l.info.GuestOS),
-		Disks:          disks(l.info.Disks, l.start),
-		Checkpoints:    checkpoints(l.checkpoints),
+		Disks:          toDisks(l.info.Disks, l.start),
+		Checkpoints:    toCheckpoints(l.checkpoints),
 		StrayBitmaps:   l.strayBitmaps,
 		Frozen:         frozen,
 	}
@@ -29,7 +29,7 @@ func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 	return s, changed
 }
 
-func (l *Launcher) frozen() bool {
+func (l *Launcher) isFrozen() bool {
 	select {
 	case <-l.connected:
 		return l.freezer != nil && l.freezer.Frozen()
@@ -38,7 +38,7 @@ func (l *Launcher) frozen() bool {
 	}
 }
 
-func interfaces(from []domain.Interface) []*pb.Interface {
+func toInterfaces(from []domain.Interface) []*pb.Interface {
 	var out []*pb.Interface
 	for _, i := range from {
 		out = append(out, &pb.Interface{Name: i.Name, Mac: i.MAC, GuestName: i.GuestName, Ips: i.IPs, FromAgent: i.FromAgent})
@@ -53,8 +53,8 @@ func guestOS(os *domain.GuestOS) *pb.GuestOS {
 	return &pb.GuestOS{Id: os.ID, Name: os.Name, PrettyName: os.PrettyName, Version: os.Version, KernelRelease: os.KernelRelease}
 }
 
-// disks combines libvirt's data with why an overlay was renewed at this start.
-func disks(from []domain.DiskInfo, s *start) []*pb.Disk {
+// toDisks combines libvirt's data with why an overlay was renewed at this start.
+func toDisks(from []domain.DiskInfo, s *start) []*pb.Disk {
 	var out []*pb.Disk
 	for _, d := range from {
 		disk := &pb.Disk{Volume: d.Volume, Target: d.Target, VirtualBytes: d.VirtualBytes, Tracked: d.Tracked}
@@ -66,7 +66,7 @@ func disks(from []domain.DiskInfo, s *start) []*pb.Disk {
 	return out
 }
 
-func checkpoints(from []domain.Checkpoint) []*pb.Checkpoint {
+func toCheckpoints(from []domain.Checkpoint) []*pb.Checkpoint {
 	var out []*pb.Checkpoint
 	for _, c := range from {
 		out = append(out, &pb.Checkpoint{Name: c.Name, CreationTime: timestamppb.New(c.CreationTime), Volumes: c.Volumes})

@@ -45,10 +45,10 @@ func (s *stop) mayBeDirty() bool {
 func (l *Launcher) Stop(grace time.Duration) {
 	deadline := l.cfg.Clock.Now().Add(grace)
 	var begun *stop
-	l.change(func() {
-		l.life = l.life.stopping()
+	l.changeState(func() {
+		l.life = l.life.afterShutdownCall()
 		switch {
-		case l.stop == nil && !l.life.ended():
+		case l.stop == nil && !l.life.hasEnded():
 			l.stop = &stop{deadline: deadline, sooner: make(chan struct{}), finished: make(chan struct{})}
 			begun = l.stop
 		case l.stop != nil && deadline.Before(l.stop.deadline):
@@ -75,12 +75,12 @@ func (l *Launcher) stopGuest(s *stop) {
 		return
 	}
 	l.failJob()
-	for !l.currentLife().ended() {
+	for !l.currentLife().hasEnded() {
 		if left, _ := l.timeLeft(s); left <= 0 {
-			l.destroy(s)
+			l.destroyGuest(s)
 			return
 		}
-		l.ask()
+		l.askToShutDown()
 		left, sooner := l.timeLeft(s)
 		timer := l.cfg.Clock.NewTimer(max(0, min(left, askEvery)))
 		select {
@@ -118,8 +118,8 @@ func (l *Launcher) failJob() {
 	}
 }
 
-// ask asks once. A paused guest cannot react, so it is resumed.
-func (l *Launcher) ask() {
+// askToShutDown asks once. A paused guest cannot react, so it is resumed.
+func (l *Launcher) askToShutDown() {
 	ctx, cancel := context.WithTimeout(l.guestLife, askTimeout)
 	defer cancel()
 	if err := l.guest.Resume(ctx); err != nil {
@@ -130,9 +130,9 @@ func (l *Launcher) ask() {
 	}
 }
 
-// destroy kills the guest.
-func (l *Launcher) destroy(s *stop) {
-	l.change(func() { l.life = l.life.killing() })
+// destroyGuest kills the guest.
+func (l *Launcher) destroyGuest(s *stop) {
+	l.changeState(func() { l.life = l.life.beforeKill() })
 	giveUp := l.cfg.Clock.Now().Add(giveUpAfter)
 	begun := l.cfg.Clock.Now()
 	for {
@@ -156,7 +156,7 @@ func (l *Launcher) destroy(s *stop) {
 		l.wakeRefresher()
 		if l.cfg.Clock.Now().After(giveUp) {
 			message := fmt.Sprintf("libvirt could not end the guest: %v", err)
-			l.change(func() { l.life = l.life.ending(pb.State_CRASHED, message) })
+			l.changeState(func() { l.life = l.life.afterEnd(pb.State_CRASHED, message) })
 			return
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,9 +90,7 @@ func TestProcess_stopKillsWhatIgnoresSIGTERM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !strings.Contains(out.String(), "ready") {
-		time.Sleep(5 * time.Millisecond)
-	}
+	wait.Until(t, time.Minute, "the shell to be ready", func() bool { return strings.Contains(out.String(), "ready") })
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	p.Stop(ctx)
@@ -136,7 +136,8 @@ func TestEndEmulators(t *testing.T) {
 	obeys := emulator(t, dir, "qemu-obeys", fmt.Sprintf("trap 'echo clean >%s; exit 0' TERM; echo ready; %s", proof, forever))
 	ignores := emulator(t, dir, "qemu-ignores", `trap "" TERM; echo ready; `+forever)
 	stranger := emulator(t, dir, "stranger", "echo ready; "+forever)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	// Long enough for a shell to handle SIGTERM on a machine that is busy with other tests.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if err := EndEmulators(ctx, dir); err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func Run(path string, args []string) (Status, error) {
 			_ = child.Signal(s)
 			continue
 		}
-		status, ended, err := reap(child.Pid)
+		status, ended, err := reapZombies(child.Pid)
 		if err != nil {
 			return Status{}, err
 		}
@@ -61,8 +61,8 @@ func Run(path string, args []string) (Status, error) {
 	return Status{}, errors.New("signals ended")
 }
 
-// reap reaps all current zombies. SIGCHLD is not queued: one may stand for many.
-func reap(child int) (status Status, ended bool, err error) {
+// reapZombies reaps all current zombies. SIGCHLD is not queued: one may stand for many.
+func reapZombies(child int) (status Status, ended bool, err error) {
 	for {
 		var ws unix.WaitStatus
 		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
@@ -96,7 +96,7 @@ func endTheRest(signals <-chan os.Signal) {
 	timer := time.NewTimer(lastGrace)
 	defer timer.Stop()
 	for {
-		if _, _, err := reap(0); err != nil || !hasChildren() {
+		if _, _, err := reapZombies(0); err != nil || !hasChildren() {
 			return
 		}
 		select {

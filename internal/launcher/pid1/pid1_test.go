@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // The tests run an init in a separate process, because it reaps every child that it gets. A sub-reaper adopts orphans as PID 1 does.
@@ -100,17 +102,12 @@ func TestRun_reapsOrphans(t *testing.T) {
 	t.Parallel()
 	cmd, out := start(t, `for i in $(seq 20); do (sleep 0.1 & ) ; done; echo ready; sleep 2`)
 	line(t, out)
-	deadline := time.Now().Add(4 * time.Second)
-	for {
-		living, zombies := childrenOf(t, cmd.Process.Pid)
-		if living == 1 && zombies == 0 {
-			break
+	wait.Succeeds(t, 4*time.Second, "the shell to be the only child", func() error {
+		if living, zombies := childrenOf(t, cmd.Process.Pid); living != 1 || zombies != 0 {
+			return fmt.Errorf("%d living children and %d zombies", living, zombies)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d living children and %d zombies, want only the shell", living, zombies)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 func childrenOf(t *testing.T, parent int) (living, zombies int) {

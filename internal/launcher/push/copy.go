@@ -7,12 +7,11 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
 const (
-	// progressEvery is how often libvirt is asked for the job's progress.
-	progressEvery = 250 * time.Millisecond
 	// idlePolls is how many "no job runs" answers make the job count as ended although no event said so.
 	idlePolls = 4
 	// failedPolls is how many calls may fail before the backup does, if the job is not seen active in between.
@@ -20,14 +19,12 @@ const (
 	// stalledAfter is how long the job may copy nothing. While the job runs, a guest's write to a cluster that is not
 	// copied yet waits for the target, so a target that hangs holds up the guest. This bounds how long.
 	stalledAfter = time.Minute
-	// callTimeout bounds one short call to libvirt.
-	callTimeout = 10 * time.Second
 )
 
-// copy waits for the end of libvirt's job. An event is only a reason to check; what libvirt says about the job
+// awaitCopy waits for the end of libvirt's job. An event is only a reason to check; what libvirt says about the job
 // counts, because an event may be lost, or be a late one of an earlier job.
-func (j *Job) copy(ctx context.Context) error {
-	ticker := j.cfg.Clock.NewTicker(progressEvery)
+func (j *Job) awaitCopy(ctx context.Context) error {
+	ticker := j.cfg.Clock.NewTicker(backupjob.PollInterval)
 	defer ticker.Stop()
 	var idle, failed int
 	moved := movement{since: j.cfg.Clock.Now()}
@@ -40,17 +37,17 @@ func (j *Job) copy(ctx context.Context) error {
 			event = &err
 		case <-ticker.C():
 		}
-		job, err := j.backupJob(ctx)
+		job, err := j.watcher.Job(ctx)
 		switch {
 		case err != nil:
 			if failed++; failed > failedPolls || event != nil {
-				return fmt.Errorf("watch backup job: %w", errors.Join(err, deref(event)))
+				return fmt.Errorf("watch backup job: %w", errors.Join(err, valueOf(event)))
 			}
 		case job.Active:
 			failed, idle = 0, 0
-			j.report(job)
-			if moved.stalled(job, j.cfg.Clock.Now()) {
-				return stalled()
+			j.reportProgress(job)
+			if moved.hasStalled(job, j.cfg.Clock.Now()) {
+				return stalledFailure()
 			}
 		case event != nil:
 			return j.jobEnded(job, *event)
@@ -68,29 +65,23 @@ type movement struct {
 	since     time.Time
 }
 
-func (m *movement) stalled(job domain.JobInfo, now time.Time) bool {
+func (m *movement) hasStalled(job domain.JobInfo, now time.Time) bool {
 	if job.ProcessedBytes != m.processed {
 		m.processed, m.since = job.ProcessedBytes, now
 	}
 	return now.Sub(m.since) >= stalledAfter
 }
 
-func deref(err *error) error {
+func valueOf(err *error) error {
 	if err == nil {
 		return nil
 	}
 	return *err
 }
 
-func (j *Job) backupJob(ctx context.Context) (domain.JobInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return j.cfg.Guest.BackupJob(ctx)
-}
-
-// report includes the bytes that will be hashed in the total from the beginning, so that the total stays the same.
-func (j *Job) report(job domain.JobInfo) {
-	j.update(func(b *pb.Backup) {
+// reportProgress includes the bytes that will be hashed in the total from the beginning, so that the total stays the same.
+func (j *Job) reportProgress(job domain.JobInfo) {
+	j.updateState(func(b *pb.Backup) {
 		b.TotalBytes, b.ProcessedBytes = job.TotalBytes+j.progress.sealBytes, job.ProcessedBytes
 	})
 }
@@ -106,7 +97,7 @@ func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
 	case !job.Known:
 		return errors.New("backup job: it ended and libvirt does not know how")
 	}
-	j.update(func(b *pb.Backup) {
+	j.updateState(func(b *pb.Backup) {
 		b.TotalBytes = max(b.TotalBytes, job.TotalBytes+j.progress.sealBytes)
 		b.ProcessedBytes = b.TotalBytes - j.progress.sealBytes
 	})

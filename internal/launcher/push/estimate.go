@@ -26,23 +26,23 @@ func targetBytes(dataBytes, virtualBytes uint64) uint64 {
 		fixed       = 4 * cluster // header, refcount table, first refcount block, first L1 cluster
 		tableCovers = entries * cluster
 	)
-	clusters := ceil(min(dataBytes, virtualBytes), cluster)
-	tables := min(ceil(virtualBytes, tableCovers), clusters)
-	l1 := ceil(ceil(virtualBytes, tableCovers), entries)
-	blocks := ceil(clusters+tables+l1+4, refcounts)
+	clusters := ceilDiv(min(dataBytes, virtualBytes), cluster)
+	tables := min(ceilDiv(virtualBytes, tableCovers), clusters)
+	l1 := ceilDiv(ceilDiv(virtualBytes, tableCovers), entries)
+	blocks := ceilDiv(clusters+tables+l1+4, refcounts)
 	return (clusters+tables+l1+blocks)*cluster + fixed
 }
 
-func ceil(n, unit uint64) uint64 { return (n + unit - 1) / unit }
+func ceilDiv(n, unit uint64) uint64 { return (n + unit - 1) / unit }
 
-// estimate returns how many bytes the target needs. An incremental volume needs its dirty bytes. The error is a
+// estimateBytes returns how many bytes the target needs. An incremental volume needs its dirty bytes. The error is a
 // *Failure with BASE_LOST if a bitmap is unusable.
-func (j *Job) estimate(ctx context.Context) (uint64, error) {
+func (j *Job) estimateBytes(ctx context.Context) (uint64, error) {
 	var dirty map[string]uint64
-	if wanted := incremental(j.req); len(wanted) > 0 {
+	if wanted := incrementalVolumes(j.req); len(wanted) > 0 {
 		var err error
 		dirty, err = j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
-		if lost := missing(wanted, dirty); isLost(err) || (err == nil && len(lost) > 0) {
+		if lost := withoutCount(wanted, dirty); isLost(err) || (err == nil && len(lost) > 0) {
 			return 0, baseLost(lost, wanted, err)
 		}
 		if err != nil {
@@ -73,8 +73,8 @@ func (j *Job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[strin
 
 func isLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
 
-// missing returns the wanted volumes without a dirty count.
-func missing(wanted []string, dirty map[string]uint64) []string {
+// withoutCount returns the wanted volumes without a dirty count.
+func withoutCount(wanted []string, dirty map[string]uint64) []string {
 	var names []string
 	for _, name := range wanted {
 		if _, ok := dirty[name]; !ok {
@@ -92,12 +92,12 @@ func checkSpace(need, free uint64) error {
 	return &Failure{
 		Kind: pb.Backup_INSUFFICIENT_SPACE,
 		Message: fmt.Sprintf("the backup needs about %s (%d bytes) and the target has %s (%d bytes) free: delete old backups from it or use a larger claim",
-			human(need), need, human(free), free),
+			formatBytes(need), need, formatBytes(free), free),
 	}
 }
 
-// human formats a number of bytes with a binary unit.
-func human(n uint64) string {
+// formatBytes formats a number of bytes with a binary unit.
+func formatBytes(n uint64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
 	}

@@ -24,8 +24,8 @@ type Failure struct { //nolint:errname // its name on the wire
 
 func (f *Failure) Error() string { return f.Message }
 
-// apply writes the failure into a backup's state.
-func (f *Failure) apply(b *pb.Backup) {
+// applyTo writes the failure into a backup's state.
+func (f *Failure) applyTo(b *pb.Backup) {
 	b.Phase, b.Failure, b.Message = pb.Backup_FAILED, f.Kind, f.Message
 	for _, v := range b.Volumes {
 		v.BaseLost = slices.Contains(f.Lost, v.Volume)
@@ -43,7 +43,7 @@ func Stopped() *Failure {
 	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped"}
 }
 
-func stalled() *Failure {
+func stalledFailure() *Failure {
 	return &Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("nothing was copied for %s, while the guest's writes may wait for the target", stalledAfter)}
 }
 
@@ -90,10 +90,10 @@ type sight struct {
 	freeKnown bool
 }
 
-// classify derives the failure from an error and what is known. A cause from outside comes first, because everything
+// classifyFailure derives the failure from an error and what is known. A cause from outside comes first, because everything
 // that fails afterwards follows from it. Then comes the guest's end, which fails libvirt's job with many different
 // messages. The target comes last.
-func classify(err error, s sight) *Failure {
+func classifyFailure(err error, s sight) *Failure {
 	var f *Failure
 	switch {
 	case errors.As(s.cause, &f):
@@ -104,7 +104,7 @@ func classify(err error, s sight) *Failure {
 		return f
 	case isFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
 		return &Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
-			"the target ran out of space while the backup was written (%s free then): delete old backups from it or use a larger claim", human(s.freeBytes))}
+			"the target ran out of space while the backup was written (%s free then): delete old backups from it or use a larger claim", formatBytes(s.freeBytes))}
 	case errors.Is(err, target.ErrInvalid):
 		return &Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
@@ -199,7 +200,7 @@ type bench struct {
 	guest   *fakeGuest
 	images  *fakeImages
 	dir     string
-	freezer *Freezer
+	freezer *freeze.Freezer
 	life    context.Context
 	endLife context.CancelFunc
 	cfg     Config
@@ -226,7 +227,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	b.freezer = NewFreezer(b.life, b.guest, clock.RealClock{}, log, func() {})
+	b.freezer = freeze.New(b.life, b.guest, clock.RealClock{}, log, func() {})
 	b.cfg = Config{
 		Guest: b.guest, Images: b.images, Freezer: b.freezer, Clock: clock.RealClock{}, Log: log,
 		Disks:          map[string]Disk{},

@@ -15,8 +15,8 @@ import (
 // sealAtOnce is how many files are hashed at the same time. More would only make the target's disk seek.
 const sealAtOnce = 2
 
-// finish makes the backup durable and visible. The backup exists from the rename on.
-func (j *Job) finish(ctx context.Context) error {
+// publish makes the backup durable and visible. The backup exists from the rename on.
+func (j *Job) publish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -24,7 +24,7 @@ func (j *Job) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := j.seal(ctx)
+	sealed, err := j.sealFiles(ctx)
 	if err != nil {
 		return causeOr(ctx, err)
 	}
@@ -33,12 +33,12 @@ func (j *Job) finish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	digest, err := j.progress.volume.Commit(j.req.Directory, j.manifest(parent, sealed))
+	digest, err := j.progress.volume.Commit(j.req.Directory, j.buildManifest(parent, sealed))
 	if err != nil {
 		return err
 	}
 	j.progress.partial = false
-	j.update(func(b *pb.Backup) {
+	j.updateState(func(b *pb.Backup) {
 		b.ManifestSha256 = digest
 		for i, v := range b.Volumes {
 			v.File = layout.BackupFile(j.req.Directory, v.Volume)
@@ -49,15 +49,15 @@ func (j *Job) finish(ctx context.Context) error {
 	return j.progress.volume.Close()
 }
 
-// seal makes the files durable and hashes them. Nothing changes them afterwards.
-func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
+// sealFiles makes the files durable and hashes them. Nothing changes them afterwards.
+func (j *Job) sealFiles(ctx context.Context) ([]target.Sealed, error) {
 	sealed := make([]target.Sealed, len(j.req.Volumes))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sealAtOnce)
 	for i, v := range j.req.Volumes {
 		group.Go(func() error {
 			var err error
-			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume), j.hashed)
+			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume), j.reportHashed)
 			return err
 		})
 	}
@@ -67,9 +67,9 @@ func (j *Job) seal(ctx context.Context) ([]target.Sealed, error) {
 	return sealed, nil
 }
 
-// hashed reports bytes that were read for hashing. The total that they count against is an upper bound.
-func (j *Job) hashed(bytes int) {
-	j.update(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
+// reportHashed reports bytes that were read for hashing. The total that they count against is an upper bound.
+func (j *Job) reportHashed(bytes int) {
+	j.updateState(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
 }
 
 // causeOr returns why the context was canceled, or err if it was not.
@@ -80,7 +80,7 @@ func causeOr(ctx context.Context, err error) error {
 	return err
 }
 
-func (j *Job) manifest(parent *manifest.Parent, sealed []target.Sealed) manifest.Manifest {
+func (j *Job) buildManifest(parent *manifest.Parent, sealed []target.Sealed) manifest.Manifest {
 	state := j.Snapshot()
 	m := manifest.Manifest{
 		Namespace: j.req.Namespace, VM: j.req.Vm,

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -19,11 +20,11 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 	}{
 		"held": {func(*bench) {}, pb.Backup_FROZEN},
 		"libvirt begins after the watchdog has thawed": {func(b *bench) {
-			b.before("BeginBackup", func() { time.Sleep(frozenAtMost + time.Second) })
+			b.before("BeginBackup", func() { time.Sleep(freeze.Limit + time.Second) })
 		}, pb.Backup_THAWED_EARLY},
 		"the watchdog thaws, and somebody else freezes again": {func(b *bench) {
 			b.before("BeginBackup", func() {
-				time.Sleep(frozenAtMost + time.Second)
+				time.Sleep(freeze.Limit + time.Second)
 				b.guest.set(func() { b.guest.frozen = true })
 			})
 		}, pb.Backup_THAWED_EARLY},
@@ -37,25 +38,25 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["Thaw"] = errors.New("no answer") }) })
 		}, pb.Backup_THAWED_EARLY},
 		"the agent answers the thaw late, as Windows does": {func(b *bench) {
-			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + time.Second) }
+			b.guest.on["Thaw"] = func() { time.Sleep(freeze.ThawPatience + time.Second) }
 		}, pb.Backup_FROZEN},
 		"the guest admits it late, while the copy goes on": {func(b *bench) {
 			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
 			b.guest.on["Thaw"] = func() {
-				time.Sleep(thawPatience + time.Second)
+				time.Sleep(freeze.ThawPatience + time.Second)
 				b.guest.set(func() { b.guest.frozen = false })
 			}
 			done := b.guest.on["BeginBackup"]
 			b.guest.on["BeginBackup"] = func() { time.AfterFunc(20*time.Second, done) }
 		}, pb.Backup_THAWED_EARLY},
 		"the agent has not answered the thaw when the backup ends": {func(b *bench) {
-			b.guest.on["Thaw"] = func() { time.Sleep(thawPatience + answerPatience + time.Minute) }
+			b.guest.on["Thaw"] = func() { time.Sleep(freeze.ThawPatience + freeze.AnswerPatience + time.Minute) }
 		}, pb.Backup_THAWED_EARLY},
 		"the guest has nothing to freeze": {func(b *bench) { b.guest.fileSystems = 0 }, pb.Backup_FREEZE_FAILED},
 		"the guest admits it only when it is thawed": {func(b *bench) {
 			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
 			b.guest.on["Thaw"] = func() {
-				time.AfterFunc(thawEvery/2, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
+				time.AfterFunc(250*time.Millisecond, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
 			}
 		}, pb.Backup_THAWED_EARLY},
 		"somebody else had frozen it, and thaws it": {func(b *bench) {
@@ -88,66 +89,18 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 	}
 }
 
-// A hook in the guest that fails after the thaw makes the agent refuse each thaw of a guest that is not frozen.
-func TestFreezer_endsWhenTheAgentRefusesToThawAThawedGuest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.guest.fail["Thaw"] = errors.New("fsfreeze hook has failed with status 1")
-		b.guest.on["Thaw"] = func() { b.guest.set(func() { b.guest.frozen = false }) }
-		for range 2 {
-			frozen := frozenNow(t, b)
-			frozen.Thaw()
-			if err := frozen.ThawedEarly(); err == nil || errors.Is(err, errUnanswered) {
-				t.Errorf("it was refused: %v", err)
-			}
-		}
-		if n := b.guest.count("Thaw"); n != 2 {
-			t.Errorf("%d thaws of two freezes", n)
-		}
-	})
-}
-
-// The watchdog thaws while the agent is still busy with the freeze.
-func TestFreezer_freezeMayOutlastTheWatchdog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.guest.on["Freeze"] = func() { time.Sleep(frozenAtMost + time.Second) }
-		frozen := frozenNow(t, b)
-		frozen.Thaw()
-		if frozen.ThawedEarly() == nil {
-			t.Error("the watchdog has thawed, and the freeze held")
-		}
-	})
-}
-
-func TestThawedEarly_guestThatEndsConfirmsNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		frozen := frozenNow(t, b)
-		b.endLife()
-		b.freezer.Wait()
-		frozen.Thaw()
-		if err := frozen.ThawedEarly(); !errors.Is(err, errLifeEnded) {
-			t.Error(err)
-		}
-	})
-}
-
 // libvirt's begin times out before the watchdog has to thaw.
 func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
 	t.Parallel()
-	if most := freezeTimeout + beginFrozenTimeout + confirmTimeout; most >= frozenAtMost {
-		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, frozenAtMost)
+	if most := freeze.Timeout + beginFrozenTimeout + freeze.ConfirmTimeout; most >= freeze.Limit {
+		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, freeze.Limit)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		j := b.job(request())
 		began := time.Now()
 		err := j.beginJob(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, frozenNow(t, b))
-		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took >= frozenAtMost {
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took >= freeze.Limit {
 			t.Errorf("%v after %s", err, took)
 		}
 		b.endLife()
@@ -155,7 +108,7 @@ func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
 	})
 }
 
-func frozenNow(t *testing.T, b *bench) *Frozen {
+func frozenNow(t *testing.T, b *bench) *freeze.Frozen {
 	t.Helper()
 	frozen, err := b.freezer.Freeze(t.Context())
 	if err != nil {

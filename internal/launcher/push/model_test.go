@@ -117,7 +117,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 		Uid: uid, Name: uid, Namespace: "ns", Vm: "vm", Tracker: tracker, Checkpoint: tracker + uid,
 		Volumes: []*pb.BackupVolume{{Volume: "root", FullReason: "NoCheckpoint"}}, TargetVolume: "x", Directory: "vm/" + uid, SkipQuiesce: true,
 	}
-	// As handler/kubevirtbackup plans it: the bitmap must be valid, and the claim must be the base's by UID.
+	// As handler/backup plans it: the bitmap must be valid, and the claim must be the base's by UID.
 	if base != nil && m.guest.bitmaps[base.checkpoint] != nil && base.claim == claim {
 		req.BaseCheckpoint, req.BaseBackupUid, req.BaseDirectory, req.BaseManifestSha256 = base.checkpoint, base.uid, base.directory, base.digest
 		req.Volumes[0].Incremental, req.Volumes[0].FullReason = true, ""
@@ -125,7 +125,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 	content := maps.Clone(m.guest.disk)
 	m.guest.during = during
 	got := m.run(req, claim)
-	// As controller/kubevirtbackup decides it: the tracker moves only after DONE, and only while the claim is still the one that was written.
+	// As controller/backup decides it: the tracker moves only after DONE, and only while the claim is still the one that was written.
 	if got.Phase != pb.Backup_DONE || m.claims[slot] != claim {
 		delete(m.guest.bitmaps, req.Checkpoint)
 		return

@@ -29,7 +29,7 @@ func (j *Job) checkParent() error {
 		v.Incremental, v.FullReason = false, string(parentReason(problem))
 		j.cfg.Log.Warn("the disk's backup is full", "backup", j.req.Name, "uid", j.req.Uid, "volume", v.Volume, "reason", v.FullReason, "error", problem)
 	}
-	j.update(func(b *pb.Backup) {
+	j.updateState(func(b *pb.Backup) {
 		for i, v := range j.req.Volumes {
 			b.Volumes[i].Incremental = v.Incremental
 			if broken[v.Volume] != nil {
@@ -48,7 +48,7 @@ func parentReason(problem error) backupv1.FullReason {
 }
 
 func (j *Job) brokenChains() (map[string]error, error) {
-	wanted := incremental(j.req)
+	wanted := incrementalVolumes(j.req)
 	if len(wanted) == 0 {
 		return nil, nil
 	}
@@ -63,7 +63,7 @@ func (j *Job) brokenChains() (map[string]error, error) {
 // linkToParent sets the backing files of the incremental files and returns the manifest's entry for the parent. The
 // parent must still be there: somebody may have removed it while data was copied.
 func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
-	wanted := incremental(j.req)
+	wanted := incrementalVolumes(j.req)
 	if len(wanted) == 0 {
 		return nil, nil
 	}

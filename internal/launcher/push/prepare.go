@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
@@ -19,12 +21,12 @@ const (
 	// beginTimeout bounds virDomainBackupBegin. libvirt itself gives up on a busy domain after 30 s.
 	beginTimeout = 60 * time.Second
 	// beginFrozenTimeout bounds it while the guest is frozen. Together with the time to freeze, and to ask whether
-	// somebody else's freeze held, it is below frozenAtMost.
+	// somebody else's freeze held, it is below freeze.Limit.
 	beginFrozenTimeout = 15 * time.Second
 )
 
-// prepare makes the target and libvirt's job ready. The guest does not notice it.
-func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
+// prepareTarget makes the target and libvirt's job ready. The guest does not notice it.
+func (j *Job) prepareTarget(ctx context.Context) (domain.BeginFunc, error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
 	volume, err := j.cfg.OpenTarget(j.req.TargetVolume)
@@ -38,7 +40,7 @@ func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 	if err := j.checkParent(); err != nil {
 		return nil, err
 	}
-	need, err := j.estimate(ctx)
+	need, err := j.estimateBytes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -60,20 +62,20 @@ func (j *Job) prepare(ctx context.Context) (domain.BeginFunc, error) {
 			return nil, fmt.Errorf("volume %s: %w", v.Volume, err)
 		}
 	}
-	return j.cfg.Guest.PrepareBackup(ctx, j.plan())
+	return j.cfg.Guest.PrepareBackup(ctx, j.backupPlan())
 }
 
 func (j *Job) targetPath(volume string) string {
 	return j.progress.volume.Path(target.PartialFile(j.req.Directory, volume))
 }
 
-// begin fixes the point in time, with the guest frozen if possible.
-func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
+// fixPointInTime fixes the point in time, with the guest frozen if possible.
+func (j *Job) fixPointInTime(ctx context.Context, begin domain.BeginFunc) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	frozen, quiesce, message := j.freeze(ctx)
-	j.update(func(b *pb.Backup) { b.Quiesce, b.QuiesceMessage = quiesce, message })
+	frozen, quiesce, message := j.freezeGuest(ctx)
+	j.updateState(func(b *pb.Backup) { b.Quiesce, b.QuiesceMessage = quiesce, message })
 
 	pointInTime := j.cfg.Clock.Now()
 	j.progress.begun = true
@@ -81,14 +83,14 @@ func (j *Job) begin(ctx context.Context, begin domain.BeginFunc) error {
 		return j.beginFailed(err)
 	}
 	j.cfg.Log.Info("point in time fixed", "backup", j.req.Name, "uid", j.req.Uid, "quiesce", quiesce.String(), "begin", j.cfg.Clock.Since(pointInTime), "frozenMillis", j.Snapshot().FrozenMillis)
-	j.update(func(b *pb.Backup) {
+	j.updateState(func(b *pb.Backup) {
 		b.Phase, b.PointInTime = pb.Backup_COPYING, timestamppb.New(pointInTime)
 	})
 	return nil
 }
 
 // beginJob begins libvirt's job and thaws the guest at once, even if the begin panics.
-func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
+func (j *Job) beginJob(begin domain.BeginFunc, frozen *freeze.Frozen) error {
 	if frozen == nil {
 		return j.beginWithin(beginTimeout, begin)
 	}
@@ -96,7 +98,7 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 	var doubt error
 	defer func() {
 		frozenFor, early := frozen.Thaw(), frozen.ThawedEarly()
-		if errors.Is(early, errUnanswered) {
+		if errors.Is(early, freeze.ErrUnanswered) {
 			early = nil // confirmFreeze waits for the answer.
 		}
 		j.judgeFreeze(frozenFor, doubt, early)
@@ -114,7 +116,7 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *Frozen) error {
 // says whether the guest was frozen at the point in time.
 func (j *Job) confirmFreeze(ctx context.Context) {
 	if frozen := j.progress.frozen; frozen != nil {
-		frozenFor := frozen.awaitThaw(ctx, answerPatience)
+		frozenFor := frozen.AwaitThaw(ctx, freeze.AnswerPatience)
 		j.judgeFreeze(frozenFor, frozen.ThawedEarly())
 	}
 }
@@ -122,7 +124,7 @@ func (j *Job) confirmFreeze(ctx context.Context) {
 // judgeFreeze notes how long the guest was frozen, and what speaks against a freeze that held.
 func (j *Job) judgeFreeze(frozenFor time.Duration, doubts ...error) {
 	doubt := errors.Join(doubts...)
-	j.update(func(b *pb.Backup) {
+	j.updateState(func(b *pb.Backup) {
 		b.FrozenMillis = frozenFor.Milliseconds()
 		if doubt != nil {
 			b.Quiesce = pb.Backup_THAWED_EARLY
@@ -133,13 +135,13 @@ func (j *Job) judgeFreeze(frozenFor time.Duration, doubts ...error) {
 
 // beginWithin ignores an abort: half a begin is worse than a complete one that is undone.
 func (j *Job) beginWithin(limit time.Duration, begin domain.BeginFunc) error {
-	ctx, cancel := j.bounded(limit)
+	ctx, cancel := j.boundedContext(limit)
 	defer cancel()
 	return begin(ctx)
 }
 
-// freeze never fails a backup. Without a freeze the backup is crash consistent, and the state says so.
-func (j *Job) freeze(ctx context.Context) (*Frozen, pb.Backup_Quiesce, string) {
+// freezeGuest never fails a backup. Without a freeze the backup is crash consistent, and the state says so.
+func (j *Job) freezeGuest(ctx context.Context) (*freeze.Frozen, pb.Backup_Quiesce, string) {
 	switch {
 	case j.req.SkipQuiesce:
 		return nil, pb.Backup_SKIPPED, ""
@@ -156,7 +158,7 @@ func (j *Job) freeze(ctx context.Context) (*Frozen, pb.Backup_Quiesce, string) {
 	return frozen, pb.Backup_FROZEN, ""
 }
 
-func (j *Job) plan() domain.Backup {
+func (j *Job) backupPlan() domain.Backup {
 	b := domain.Backup{Checkpoint: j.req.Checkpoint}
 	for _, v := range j.req.Volumes {
 		disk := domain.BackupDisk{Volume: v.Volume, Target: j.targetPath(v.Volume)}
@@ -170,15 +172,15 @@ func (j *Job) plan() domain.Backup {
 
 // beginFailed finds out which disks have lost their base, if that is why the begin failed.
 func (j *Job) beginFailed(err error) error {
-	wanted := incremental(j.req)
+	wanted := incrementalVolumes(j.req)
 	if !isLost(err) || len(wanted) == 0 {
 		return err // the error says what was attempted
 	}
-	ctx, cancel := j.bounded(callTimeout)
+	ctx, cancel := j.boundedContext(backupjob.CallTimeout)
 	defer cancel()
 	dirty, dirtyErr := j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
 	if dirtyErr != nil && !isLost(dirtyErr) {
 		return baseLost(nil, wanted, err)
 	}
-	return baseLost(missing(wanted, dirty), wanted, err)
+	return baseLost(withoutCount(wanted, dirty), wanted, err)
 }

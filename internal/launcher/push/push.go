@@ -6,7 +6,7 @@
 // durable, writes the manifest and gives the directory its final name. A backup ends DONE or FAILED. Neither leaves
 // a job, a partial directory or a paused guest behind, and a failed one leaves no checkpoint.
 //
-// The guest always comes first. It is frozen for a bounded time (Freezer). If the guest pauses because the target is
+// The guest always comes first. It is frozen for a bounded time (package freeze). If the guest pauses because the target is
 // out of space, the backup fails and the guest continues. The end of the guest ends the backup.
 //
 // A Job has one goroutine, Run. Any goroutine may call its other methods.
@@ -24,6 +24,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
@@ -31,14 +33,10 @@ import (
 // Guest is what a backup needs of the guest's domain. domain.Session implements it. Its errors wrap the classes of
 // package domain. Each call is bounded by its context or by itself.
 type Guest interface {
-	Agent
-	Info(ctx context.Context) (domain.Info, error)
-	Resume(ctx context.Context) error
+	freeze.Agent
+	backupjob.Guest
 	PrepareBackup(ctx context.Context, b domain.Backup) (domain.BeginFunc, error)
-	BackupJob(ctx context.Context) (domain.JobInfo, error)
-	AbortBackup(ctx context.Context) error
 	DirtyBytes(ctx context.Context, checkpoint string) (map[string]uint64, error)
-	DeleteCheckpoint(ctx context.Context, name string) error
 }
 
 // Images creates and changes the target's qcow2 files.
@@ -63,7 +61,7 @@ type Disk struct {
 type Config struct {
 	Guest   Guest
 	Images  Images
-	Freezer *Freezer
+	Freezer *freeze.Freezer
 	Clock   clock.WithTicker
 	Log     *slog.Logger
 	// Disks are the guest's disks, by volume.
@@ -87,6 +85,7 @@ type Job struct {
 	done   chan struct{}
 	// completed holds the last event about the end of libvirt's job.
 	completed chan error
+	watcher   *backupjob.Watcher
 
 	mu    sync.Mutex
 	state *pb.Backup
@@ -104,7 +103,7 @@ type progress struct {
 	// begun: libvirt was asked to begin, so that a checkpoint may exist.
 	begun bool
 	// frozen is the freeze of this backup, or nil.
-	frozen *Frozen
+	frozen *freeze.Frozen
 	// copied: libvirt's job has ended.
 	copied bool
 	// sealBytes is the estimate, in bytes, of what finish reads for hashing.
@@ -125,19 +124,21 @@ const (
 
 // New returns a backup that Run will carry out. ctx bounds its work, but not its cleanup. An error says what is wrong with the request.
 func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
-	if err := validate(req, cfg.Disks); err != nil {
+	if err := validateRequest(req, cfg.Disks); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	req = proto.CloneOf(req) // Run makes a disk full in it if the disk's parent is missing
+	completed := make(chan error, 1)
 	return &Job{
 		cfg: cfg, req: req, ctx: ctx, cancel: cancel,
-		done: make(chan struct{}), completed: make(chan error, 1),
-		state: &pb.Backup{Uid: req.Uid, Phase: pb.Backup_PREPARING, Volumes: planned(req, cfg.Disks)},
+		done: make(chan struct{}), completed: completed,
+		watcher: &backupjob.Watcher{Guest: cfg.Guest, Clock: cfg.Clock, Completed: completed},
+		state:   &pb.Backup{Uid: req.Uid, Phase: pb.Backup_PREPARING, Volumes: plannedVolumes(req, cfg.Disks)},
 	}, nil
 }
 
-func planned(req *pb.BeginBackupRequest, disks map[string]Disk) []*pb.BackedUpVolume {
+func plannedVolumes(req *pb.BeginBackupRequest, disks map[string]Disk) []*pb.BackedUpVolume {
 	var volumes []*pb.BackedUpVolume
 	for _, v := range req.Volumes {
 		volumes = append(volumes, &pb.BackedUpVolume{
@@ -201,17 +202,12 @@ func (j *Job) Deliver(e domain.Event) {
 		}
 	case e.Kind == domain.EventIOError && e.Paused:
 		j.cancel(&pausedError{disk: e.Volume, why: e.Message})
-	case e.Kind == domain.EventLifecycle && pausedByTrouble(e.State, e.Reason):
+	case e.Kind == domain.EventLifecycle && backupjob.IsPausedByIOError(e.State, e.Reason):
 		j.cancel(&pausedError{})
 	}
 }
 
-// pausedByTrouble says that an I/O error paused the guest.
-func pausedByTrouble(s domain.State, r domain.Reason) bool {
-	return s == domain.StatePaused && r == domain.ReasonIOError
-}
-
-func (j *Job) update(change func(*pb.Backup)) {
+func (j *Job) updateState(change func(*pb.Backup)) {
 	j.mu.Lock()
 	change(j.state)
 	j.mu.Unlock()
@@ -221,20 +217,20 @@ func (j *Job) update(change func(*pb.Backup)) {
 // Run carries out the backup and returns when it has ended and everything is cleaned up.
 func (j *Job) Run() {
 	defer j.cancel(nil)
-	err := j.protected()
+	err := j.runProtected()
 	if err != nil {
-		failure := j.cleanup(err)
+		failure := j.cleanUp(err)
 		j.cfg.Log.Warn("backup failed", "backup", j.req.Name, "uid", j.req.Uid, "failure", failure.Kind.String(), "message", failure.Message)
-		j.update(failure.apply)
+		j.updateState(failure.applyTo)
 	} else {
-		j.update(func(b *pb.Backup) { b.Phase = pb.Backup_DONE })
+		j.updateState(func(b *pb.Backup) { b.Phase = pb.Backup_DONE })
 	}
 	close(j.done)
 	j.cfg.Changed()
 }
 
-// protected turns a panic into a failed backup: a bug here must not end the guest.
-func (j *Job) protected() (err error) {
+// runProtected turns a panic into a failed backup: a bug here must not end the guest.
+func (j *Job) runProtected() (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			j.cfg.Log.Error("backup panicked", "panic", p, "stack", string(debug.Stack()))
@@ -245,27 +241,27 @@ func (j *Job) protected() (err error) {
 }
 
 func (j *Job) run(ctx context.Context) error {
-	begin, err := j.prepare(ctx)
+	begin, err := j.prepareTarget(ctx)
 	if err != nil {
 		return err
 	}
-	if err := j.begin(ctx, begin); err != nil {
+	if err := j.fixPointInTime(ctx, begin); err != nil {
 		return err
 	}
 	begun := j.cfg.Clock.Now()
-	if err := j.copy(ctx); err != nil {
+	if err := j.awaitCopy(ctx); err != nil {
 		return err
 	}
 	copied := j.cfg.Clock.Now()
-	j.update(func(b *pb.Backup) { b.Phase, b.CopyMillis = pb.Backup_FINISHING, copied.Sub(begun).Milliseconds() })
-	if err := j.finish(ctx); err != nil {
+	j.updateState(func(b *pb.Backup) { b.Phase, b.CopyMillis = pb.Backup_FINISHING, copied.Sub(begun).Milliseconds() })
+	if err := j.publish(ctx); err != nil {
 		return err
 	}
-	j.update(func(b *pb.Backup) { b.SealMillis = j.cfg.Clock.Since(copied).Milliseconds() })
+	j.updateState(func(b *pb.Backup) { b.SealMillis = j.cfg.Clock.Since(copied).Milliseconds() })
 	return nil
 }
 
-// bounded returns a context for calls that must not be cut off in the middle. It ends after d, and not with the backup.
-func (j *Job) bounded(d time.Duration) (context.Context, context.CancelFunc) {
+// boundedContext returns a context for calls that must not be cut off in the middle. It ends after d, and not with the backup.
+func (j *Job) boundedContext(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(j.ctx), d)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
@@ -441,24 +442,6 @@ func TestQuiesce(t *testing.T) {
 	}
 }
 
-// A failed freeze may have frozen something. It is thawed at once, not when the watchdog fires.
-func TestARefusedFreezeIsThawedAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.guest.fail["Freeze"] = domain.ErrAgent
-		if _, err := b.freezer.Freeze(t.Context()); !errors.Is(err, domain.ErrAgent) {
-			t.Error(err)
-		}
-		synctest.Wait()
-		if b.guest.frozen || b.freezer.Frozen() || b.guest.count("Thaw") != 1 {
-			t.Errorf("calls: %v", b.guest.calls)
-		}
-		b.endLife()
-		b.freezer.Wait()
-	})
-}
-
 // A begin that hangs does not keep the guest frozen.
 func TestQuiesce_guestIsThawedWhileTheBeginHangs(t *testing.T) {
 	t.Parallel()
@@ -467,7 +450,7 @@ func TestQuiesce_guestIsThawedWhileTheBeginHangs(t *testing.T) {
 		j := b.job(request())
 		b.guest.on["BeginBackup"] = func() { time.Sleep(time.Hour) }
 		go j.Run()
-		time.Sleep(frozenAtMost + time.Second)
+		time.Sleep(freeze.Limit + time.Second)
 		synctest.Wait()
 		b.guest.set(func() {
 			if b.guest.frozen {
@@ -529,7 +512,7 @@ func TestEstimate_boundsARealFile(t *testing.T) {
 func TestFormatBytes(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536 << 20: "1.5 GiB", 1 << 62: "4096.0 PiB"} {
-		if got := human(n); got != want {
+		if got := formatBytes(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -33,7 +34,7 @@ func TestStall_freesTheGuest(t *testing.T) {
 				if got.Failure != pb.Backup_TARGET_STALLED || !strings.Contains(got.Message, "nothing was copied for 1m0s") {
 					t.Errorf("%v", got)
 				}
-				if least := movesFor + stalledAfter; aborted < least || aborted > least+2*progressEvery {
+				if least := movesFor + stalledAfter; aborted < least || aborted > least+2*backupjob.PollInterval {
 					t.Errorf("aborted after %s, want %s", aborted, least)
 				}
 				if b.guest.count("DeleteCheckpoint cp2") != 1 {
@@ -72,14 +73,14 @@ func TestStray_jobThatBeginsLateIsAborted(t *testing.T) {
 	for frozen, limit := range map[bool]time.Duration{true: beginFrozenTimeout, false: beginTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
-			const late = abortTimeout / 2
+			const late = backupjob.AbortTimeout / 2
 			b.agent, b.guest.beginTakes = frozen, limit+late
 			started := time.Now()
 			got := b.run(b.job(request()))
 			if got.Failure != pb.Backup_HYPERVISOR_ERROR || b.guest.job.Active || b.guest.count("DeleteCheckpoint cp2") != 1 {
 				t.Errorf("frozen %v: %v, job %+v", frozen, got, b.guest.job)
 			}
-			if took := time.Since(started); took < limit+late || took > limit+late+2*progressEvery {
+			if took := time.Since(started); took < limit+late || took > limit+late+2*backupjob.PollInterval {
 				t.Errorf("frozen %v: ended after %s, libvirt had begun after %s", frozen, took, limit+late)
 			}
 			if thawed := time.Duration(got.FrozenMillis) * time.Millisecond; frozen && (thawed < limit || thawed > limit+time.Second) {

@@ -1,10 +1,10 @@
 package push
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -12,10 +12,10 @@ import (
 const maxVolumes = 64
 
 // ErrRequest is the error that New's errors wrap.
-var ErrRequest = errors.New("invalid backup request")
+var ErrRequest = errclass.New(errclass.Invalid, "invalid backup request")
 
-// validate rejects a request that a later step could not carry out.
-func validate(req *pb.BeginBackupRequest, disks map[string]Disk) error {
+// validateRequest rejects a request that a later step could not carry out.
+func validateRequest(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	switch {
 	case req.Uid == "" || req.Vm == "":
 		return fmt.Errorf("%w: no uid or vm", ErrRequest)
@@ -50,8 +50,8 @@ func validateVolumes(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	return nil
 }
 
-// incremental returns the volumes that start from the base checkpoint.
-func incremental(req *pb.BeginBackupRequest) []string {
+// incrementalVolumes returns the volumes that start from the base checkpoint.
+func incrementalVolumes(req *pb.BeginBackupRequest) []string {
 	var names []string
 	for _, v := range req.Volumes {
 		if v.Incremental {

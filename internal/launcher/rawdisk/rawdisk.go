@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 const (
@@ -29,7 +31,7 @@ func EnsureFile(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return create(path)
+		return createBlank(path)
 	case err != nil:
 		return fmt.Errorf("open disk: %w", err)
 	case !info.Mode().IsRegular():
@@ -52,7 +54,7 @@ func EnsureDevice(path string) error {
 	return nil
 }
 
-func create(path string) error {
+func createBlank(path string) error {
 	dir := filepath.Dir(path)
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -69,7 +71,7 @@ func create(path string) error {
 	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("create disk: %w", err)
 	}
-	if err := syncDir(dir); err != nil {
+	if err := durable.Sync(dir); err != nil {
 		return fmt.Errorf("create disk %s: %w", path, err)
 	}
 	return nil
@@ -87,12 +89,4 @@ func writeSparse(path string, size int64) error {
 		return err
 	}
 	return errors.Join(f.Truncate(size), f.Sync(), f.Close())
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

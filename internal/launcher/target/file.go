@@ -43,7 +43,7 @@ func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (S
 	group.Go(f.Sync)
 	group.Go(func() error {
 		var err error
-		sealed.SHA256, err = hash(ctx, f, read)
+		sealed.SHA256, err = hashAndPunch(ctx, f, read)
 		return err
 	})
 	err = group.Wait()
@@ -51,7 +51,7 @@ func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (S
 		err = f.Sync() // the holes
 	}
 	if err == nil {
-		sealed.AllocatedBytes, err = allocated(f)
+		sealed.AllocatedBytes, err = allocatedBytes(f)
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
 		return Sealed{}, fmt.Errorf("seal file %s: %w", name, err)
@@ -59,8 +59,8 @@ func (v *Volume) Seal(ctx context.Context, name string, read func(bytes int)) (S
 	return sealed, nil
 }
 
-// hash returns the SHA-256 of the file's content and frees its zero blocks.
-func hash(ctx context.Context, f *os.File, read func(bytes int)) (string, error) {
+// hashAndPunch returns the SHA-256 of the file's content and frees its zero blocks.
+func hashAndPunch(ctx context.Context, f *os.File, read func(bytes int)) (string, error) {
 	h := sha256.New()
 	buf := make([]byte, hashBuffer)
 	for at := int64(0); ; at += int64(len(buf)) {
@@ -83,7 +83,7 @@ func hash(ctx context.Context, f *os.File, read func(bytes int)) (string, error)
 	}
 }
 
-func allocated(f *os.File) (uint64, error) {
+func allocatedBytes(f *os.File) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return 0, err

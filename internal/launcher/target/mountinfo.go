@@ -40,7 +40,7 @@ func parseMount(line string) (mount, error) {
 	if !ok || len(fields) < 6 || len(super) < 2 {
 		return mount{}, fmt.Errorf("mountinfo: %q is not understood", line)
 	}
-	m := mount{point: unescape(fields[4]), readOnly: hasOption(fields[5], "ro")}
+	m := mount{point: unescapeOctal(fields[4]), readOnly: hasOption(fields[5], "ro")}
 	if len(super) > 2 && hasOption(super[len(super)-1], "ro") {
 		m.readOnly = true
 	}
@@ -51,7 +51,7 @@ func hasOption(options, option string) bool {
 	return slices.Contains(strings.Split(options, ","), option)
 }
 
-// unescape undoes the kernel's octal escapes of space, tab, newline and backslash.
-func unescape(s string) string {
+// unescapeOctal undoes the kernel's octal escapes of space, tab, newline and backslash.
+func unescapeOctal(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }

@@ -44,10 +44,10 @@ func (v *Volume) Manifest(directory string) (*manifest.Manifest, string, error) 
 	if err != nil {
 		return nil, "", fmt.Errorf("read manifest of %s: %w", directory, err)
 	}
-	return m, digest(data), nil
+	return m, sha256Hex(data), nil
 }
 
-func digest(data []byte) string {
+func sha256Hex(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
@@ -123,7 +123,7 @@ func (v *Volume) verifiedManifest(parent Parent) (m *manifest.Manifest, problem,
 		return nil, fmt.Errorf("%w: %s: %w", ErrParentChanged, parent.Directory, err), nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("read manifest of %s: %w", parent.Directory, err)
-	case digest(data) != parent.ManifestSHA256:
+	case sha256Hex(data) != parent.ManifestSHA256:
 		return nil, fmt.Errorf("%w: the manifest of %s is not the one that was written", ErrParentChanged, parent.Directory), nil
 	}
 	if m, err = manifest.Decode(data); err != nil {

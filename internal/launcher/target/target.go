@@ -39,14 +39,14 @@ func Open(dir, mountInfo string) (*Volume, error) {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	v := &Volume{path: dir, root: root}
-	if err := v.check(mountInfo); err != nil {
+	if err := v.checkMount(mountInfo); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return v, nil
 }
 
-// check checks what is already open, so that nothing can change between the check and the use.
-func (v *Volume) check(mountInfo string) error {
+// checkMount checks what is already open, so that nothing can change between the check and the use.
+func (v *Volume) checkMount(mountInfo string) error {
 	info, err := os.Open(mountInfo)
 	if err != nil {
 		return fmt.Errorf("check target volume: %w", err)
@@ -116,12 +116,12 @@ func (v *Volume) Begin(directory, backupUID string) error {
 	if err := v.holdsNoOther(directory, backupUID); err != nil {
 		return err
 	}
-	for _, name := range []string{directory, partial(directory)} {
+	for _, name := range []string{directory, partialName(directory)} {
 		if err := v.root.RemoveAll(name); err != nil {
 			return v.writeError("remove what an earlier attempt left", err)
 		}
 	}
-	if err := v.root.MkdirAll(partial(directory), 0o755); err != nil {
+	if err := v.root.MkdirAll(partialName(directory), 0o755); err != nil {
 		return v.writeError("create directory", err)
 	}
 	return nil
@@ -157,20 +157,20 @@ func (v *Volume) Commit(directory string, m manifest.Manifest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := v.writeDurably(path.Join(partial(directory), layout.BackupManifest), data); err != nil {
+	if err := v.writeDurably(path.Join(partialName(directory), layout.BackupManifest), data); err != nil {
 		return "", v.writeError("write manifest", err)
 	}
-	if err := v.syncDir(partial(directory)); err != nil {
+	if err := v.syncDir(partialName(directory)); err != nil {
 		return "", v.writeError("sync directory", err)
 	}
-	if err := v.root.Rename(partial(directory), directory); err != nil {
+	if err := v.root.Rename(partialName(directory), directory); err != nil {
 		return "", v.writeError("rename directory", err)
 	}
 	if err := v.syncUpwards(directory); err != nil {
 		// A backup that failed must not look complete.
-		return "", v.writeError("sync directory", errors.Join(err, v.root.Rename(directory, partial(directory))))
+		return "", v.writeError("sync directory", errors.Join(err, v.root.Rename(directory, partialName(directory))))
 	}
-	return digest(data), nil
+	return sha256Hex(data), nil
 }
 
 // syncUpwards makes the directory's name durable. The parents up to the root may be new as well.
@@ -184,7 +184,7 @@ func (v *Volume) syncUpwards(directory string) error {
 
 // Discard removes a backup's partial directory and, if it is then empty, the machine's directory.
 func (v *Volume) Discard(directory string) error {
-	if err := v.root.RemoveAll(partial(directory)); err != nil {
+	if err := v.root.RemoveAll(partialName(directory)); err != nil {
 		return v.writeError("remove directory", err)
 	}
 	if parent := path.Dir(directory); parent != "." {
@@ -193,11 +193,11 @@ func (v *Volume) Discard(directory string) error {
 	return nil
 }
 
-func partial(directory string) string { return directory + layout.PartialSuffix }
+func partialName(directory string) string { return directory + layout.PartialSuffix }
 
 // PartialFile returns the path of a volume's file while the backup runs, relative to the root.
 func PartialFile(directory, volume string) string {
-	return layout.BackupFile(partial(directory), volume)
+	return layout.BackupFile(partialName(directory), volume)
 }
 
 func (v *Volume) writeDurably(name string, data []byte) error {

@@ -1,4 +1,8 @@
-package push
+// Package freeze freezes the file systems of a guest for the moment at which a backup is taken, and makes sure that the
+// guest never stays frozen: not when a caller hangs, not when the agent refuses, and not when the launcher stops.
+//
+// All methods are safe for concurrent use.
+package freeze
 
 import (
 	"context"
@@ -12,33 +16,34 @@ import (
 )
 
 const (
-	// freezeTimeout is how long the guest agent has to freeze the file systems.
-	freezeTimeout = 10 * time.Second
-	// frozenAtMost is the time after the request at which the watchdog thaws the guest no matter what.
-	frozenAtMost = 30 * time.Second
+	// Timeout is how long the guest agent has to freeze the file systems.
+	Timeout = 10 * time.Second
+	// Limit is the time after the request at which the watchdog thaws the guest no matter what.
+	Limit = 30 * time.Second
+	// ConfirmTimeout is how long the guest agent has to confirm that a guest that somebody else froze is still
+	// frozen.
+	ConfirmTimeout = 2 * time.Second
+	// ThawPatience is how long Thaw waits for the answer of the agent before it leaves the thaw to the watchdog.
+	ThawPatience = 5 * time.Second
+	// AnswerPatience is how long a backup waits in the end for the answer to a thaw, which Windows gives when all that
+	// prepared for the freeze is done. It is above what one attempt takes.
+	AnswerPatience = 25 * time.Second
+
 	// thawTimeout bounds one attempt to thaw, and thawEvery is the pause between two attempts.
 	thawTimeout = 5 * time.Second
 	thawEvery   = 500 * time.Millisecond
-	// confirmTimeout is how long the guest agent has to confirm that a guest that somebody else froze is still
-	// frozen.
-	confirmTimeout = 2 * time.Second
-	// answerPatience is how long a backup waits in the end for the answer to a thaw, which Windows gives when all that
-	// prepared for the freeze is done. It is above what one attempt takes.
-	answerPatience = 25 * time.Second
-	// thawPatience is how long a backup waits for the thaw of its guest before it continues and leaves the thaw to
-	// the watchdog.
-	thawPatience = 5 * time.Second
 )
 
 var (
+	// ErrFrozen says that the guest is still frozen for an earlier backup.
+	ErrFrozen = errors.New("the guest is still frozen")
+	// ErrUnanswered says that nobody knows yet whether the guest was frozen until the thaw.
+	ErrUnanswered = errors.New("its agent has not answered the thaw")
+
 	// errNothingFrozen: ZFS, FAT and network file systems, for instance, cannot be frozen.
 	errNothingFrozen = errors.New("the guest has no file system that its agent can freeze")
-	errUnanswered    = errors.New("its agent has not answered the thaw")
-	errLifeEnded     = errors.New("the guest ended before its agent answered the thaw")
+	errGuestEnded    = errors.New("the guest ended before its agent answered the thaw")
 )
-
-// ErrFrozen says that the guest is still frozen for an earlier backup.
-var ErrFrozen = errors.New("the guest is still frozen")
 
 // Agent freezes and thaws the guest's file systems.
 type Agent interface {
@@ -59,13 +64,13 @@ type Freezer struct {
 	// life ends with the guest.
 	life context.Context //nolint:containedctx // the guest's life, not a call's
 
-	mu      sync.Mutex
-	current *Frozen
-	holders sync.WaitGroup
+	mu        sync.Mutex
+	current   *Frozen
+	watchdogs sync.WaitGroup
 }
 
-// NewFreezer returns the freezer of a guest whose life ends with life. It calls changed whenever Frozen changes.
-func NewFreezer(life context.Context, agent Agent, c clock.WithTicker, log *slog.Logger, changed func()) *Freezer {
+// New returns the freezer of a guest whose life ends with life. It calls changed whenever Frozen changes.
+func New(life context.Context, agent Agent, c clock.WithTicker, log *slog.Logger, changed func()) *Freezer {
 	return &Freezer{agent: agent, clock: c, log: log, changed: changed, life: life}
 }
 
@@ -77,7 +82,7 @@ func (f *Freezer) Frozen() bool {
 }
 
 // Wait returns when the freezer has no goroutine left, which is soon after life has ended.
-func (f *Freezer) Wait() { f.holders.Wait() }
+func (f *Freezer) Wait() { f.watchdogs.Wait() }
 
 // Frozen is a frozen guest. Thaw must be called.
 type Frozen struct {
@@ -103,22 +108,22 @@ type Frozen struct {
 // thawed later. After an error the guest is not frozen, or is being thawed.
 func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
 	z := &Frozen{clock: f.clock, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
-	if !f.claim(z) {
+	if !f.beginFreeze(z) {
 		return nil, ErrFrozen
 	}
-	ctx, cancel := context.WithTimeout(ctx, freezeTimeout+thawTimeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout+thawTimeout)
 	defer cancel()
-	foreign, err := f.agent.FSFrozen(ctx, freezeTimeout)
+	foreign, err := f.agent.FSFrozen(ctx, Timeout)
 	if err != nil {
-		f.drop()
+		f.endFreeze()
 		return nil, fmt.Errorf("ask whether it is frozen: %w", err)
 	}
 	z.foreign, z.since = foreign, f.clock.Now()
-	f.holders.Go(func() { f.hold(z) })
+	f.watchdogs.Go(func() { f.watchFreeze(z) })
 	if foreign {
 		return z, nil
 	}
-	if z.count, err = f.agent.Freeze(ctx, freezeTimeout); err != nil {
+	if z.count, err = f.agent.Freeze(ctx, Timeout); err != nil {
 		// A freeze that failed or came too late may still have frozen something.
 		z.Thaw()
 		return nil, fmt.Errorf("freeze: %w", err)
@@ -131,7 +136,7 @@ func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
 	return z, nil
 }
 
-func (f *Freezer) claim(z *Frozen) bool {
+func (f *Freezer) beginFreeze(z *Frozen) bool {
 	f.mu.Lock()
 	if f.current != nil {
 		f.mu.Unlock()
@@ -143,16 +148,16 @@ func (f *Freezer) claim(z *Frozen) bool {
 	return true
 }
 
-func (f *Freezer) drop() {
+func (f *Freezer) endFreeze() {
 	f.mu.Lock()
 	f.current = nil
 	f.mu.Unlock()
 	f.changed()
 }
 
-// hold is the watchdog of one freeze.
-func (f *Freezer) hold(z *Frozen) {
-	timer := f.clock.NewTimer(frozenAtMost)
+// watchFreeze is the watchdog of one freeze.
+func (f *Freezer) watchFreeze(z *Frozen) {
+	timer := f.clock.NewTimer(Limit)
 	defer timer.Stop()
 	frozen := 0
 	select {
@@ -160,14 +165,14 @@ func (f *Freezer) hold(z *Frozen) {
 		frozen = z.count
 	case <-timer.C():
 		close(z.expired)
-		f.log.Error("guest frozen for too long, thawing it", "limit", frozenAtMost)
+		f.log.Error("guest frozen for too long, thawing it", "limit", Limit)
 	case <-f.life.Done():
 	}
 	if !z.foreign {
 		z.early = f.keepThawing(frozen)
 	}
 	z.after = f.clock.Since(z.since)
-	f.drop()
+	f.endFreeze()
 	close(z.thawed)
 }
 
@@ -194,7 +199,7 @@ func (f *Freezer) keepThawing(frozen int) (early error) {
 			timer.Stop()
 		}
 	}
-	return errors.Join(early, errLifeEnded)
+	return errors.Join(early, errGuestEnded)
 }
 
 func (f *Freezer) thawOnce() (int, error) {
@@ -212,9 +217,9 @@ func (f *Freezer) isThawed() bool {
 
 // askFrozen asks the agent whether the guest is frozen, no matter who froze it.
 func (f *Freezer) askFrozen(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*confirmTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*ConfirmTimeout)
 	defer cancel()
-	return f.agent.FSFrozen(ctx, confirmTimeout)
+	return f.agent.FSFrozen(ctx, ConfirmTimeout)
 }
 
 // StillFrozen returns nil if a guest that somebody else froze is still frozen. Otherwise it says why that is
@@ -235,27 +240,27 @@ func (z *Frozen) Foreign() bool { return z.foreign }
 
 // ThawedEarly returns nil if the guest was frozen from Freeze until Thaw. Otherwise it says why that is doubtful:
 // this freezer thawed it at the limit, it thawed by itself, somebody else thawed it, or its agent has not answered the
-// thaw, which is errUnanswered. Call it after Thaw.
+// thaw, which is ErrUnanswered. Call it after Thaw.
 func (z *Frozen) ThawedEarly() error {
 	select {
 	case <-z.expired:
-		return fmt.Errorf("it was frozen for %s, which is the limit", frozenAtMost)
+		return fmt.Errorf("it was frozen for %s, which is the limit", Limit)
 	default:
 	}
 	select {
 	case <-z.thawed:
 		return z.early
 	default:
-		return errUnanswered
+		return ErrUnanswered
 	}
 }
 
 // Thaw requests the thaw and waits for it for a while. It returns how long the guest was frozen: from the request to
 // freeze until the agent answered the thaw, or until now if it has not answered. That is an upper bound of what a
 // writer in the guest felt.
-func (z *Frozen) Thaw() time.Duration { return z.awaitThaw(context.Background(), thawPatience) }
+func (z *Frozen) Thaw() time.Duration { return z.AwaitThaw(context.Background(), ThawPatience) }
 
-func (z *Frozen) awaitThaw(ctx context.Context, patience time.Duration) time.Duration {
+func (z *Frozen) AwaitThaw(ctx context.Context, patience time.Duration) time.Duration {
 	z.once.Do(func() { close(z.release) })
 	timer := z.clock.NewTimer(patience)
 	defer timer.Stop()

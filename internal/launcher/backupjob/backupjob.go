@@ -1,0 +1,108 @@
+// Package backupjob watches and ends the backup job of a libvirt domain, and frees the guest after a failed one. It does
+// not know what the job copies, or where to.
+//
+// libvirt runs one backup job of a domain at a time, and continues it when its caller has given up.
+package backupjob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+const (
+	// PollInterval is how often libvirt is asked about the job.
+	PollInterval = 250 * time.Millisecond
+	// CallTimeout bounds one short call to libvirt.
+	CallTimeout = 10 * time.Second
+	// AbortTimeout is how long libvirt's job may take to end after an abort.
+	AbortTimeout = 30 * time.Second
+)
+
+// Guest is the guest's domain. domain.Session implements it.
+type Guest interface {
+	Info(ctx context.Context) (domain.Info, error)
+	Resume(ctx context.Context) error
+	BackupJob(ctx context.Context) (domain.JobInfo, error)
+	AbortBackup(ctx context.Context) error
+	DeleteCheckpoint(ctx context.Context, name string) error
+}
+
+// Watcher asks about the job of a guest and ends it.
+type Watcher struct {
+	Guest Guest
+	Clock clock.WithTicker
+	// Completed has an event when libvirt says that a job has ended. The event may be lost, or be a late one of an
+	// earlier job.
+	Completed <-chan error
+}
+
+// Job returns what libvirt says about the job.
+func (w *Watcher) Job(ctx context.Context) (domain.JobInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	return w.Guest.BackupJob(ctx)
+}
+
+// AbortUntilIdle aborts the job until libvirt has none, or the guest has ended. It gives up after AbortTimeout.
+func (w *Watcher) AbortUntilIdle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, AbortTimeout)
+	defer cancel()
+	for {
+		job, err := w.Job(ctx)
+		switch {
+		case IsGone(err), err == nil && !job.Active:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("the backup job does not end: %w", ctx.Err())
+		}
+		// Try again each time: libvirt refuses while it is still busy beginning the job.
+		if IsGone(w.Guest.AbortBackup(ctx)) {
+			return nil
+		}
+		timer := w.Clock.NewTimer(PollInterval)
+		select {
+		case <-timer.C():
+		case <-w.Completed:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// FreeGuest resumes the guest if an I/O error paused it, and deletes a checkpoint, unless its name is empty. A guest that
+// has ended needs neither.
+func (w *Watcher) FreeGuest(ctx context.Context, checkpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	var errs []error
+	info, err := w.Guest.Info(ctx)
+	if err == nil && IsPausedByIOError(info.State, info.Reason) {
+		err = w.Guest.Resume(ctx)
+	}
+	if err != nil && !IsGone(err) {
+		errs = append(errs, fmt.Errorf("resume the guest: %w", err))
+	}
+	if checkpoint != "" {
+		if err := w.Guest.DeleteCheckpoint(ctx, checkpoint); err != nil && !IsGone(err) {
+			errs = append(errs, fmt.Errorf("delete checkpoint %s: %w", checkpoint, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// IsGone reports whether an error says that no domain is running that could answer.
+func IsGone(err error) bool {
+	return errors.Is(err, domain.ErrNotRunning) || errors.Is(err, errclass.NotFound) || errors.Is(err, domain.ErrClosed)
+}
+
+// IsPausedByIOError reports whether an I/O error paused the guest.
+func IsPausedByIOError(s domain.State, r domain.Reason) bool {
+	return s == domain.StatePaused && r == domain.ReasonIOError
+}
