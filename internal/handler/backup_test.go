@@ -19,6 +19,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -229,7 +230,7 @@ func TestBackup_launchersLastReportDecides(t *testing.T) {
 		s.Backup.Phase, s.Backup.Failure, s.Backup.Message = pb.Backup_FAILED, pb.Backup_GUEST_SHUTDOWN, "the guest powered off"
 	})
 	w.untilPhase(b, "CopyFailed")
-	if b.Status.Reason != "GuestShutdown" || !strings.HasPrefix(b.Status.Message, "the guest powered off: ") {
+	if end := backupstate.GuestShutdown(b.Status.SourceName, ""); b.Status.Reason != "GuestShutdown" || b.Status.Message != end.Message {
 		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
 	}
 	w.until(func() error { return want(w.launcher.count("Exit") > 0, "the launcher is not released") })

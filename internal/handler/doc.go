@@ -4,12 +4,13 @@
 // It reconciles the VirtualMachineInstances of its node and their VirtualMachineBackups, and nothing else: its
 // caches hold no other node's objects. Each part has its own package:
 //
-//	link        the connection to each launcher and its last state
-//	mount       paths, mounts and sockets below the kubelet's directory; handles untrusted paths safely
-//	instance    start, status, stop, utility volumes, checkpoints after a start
-//	backup      the phases Starting, Copying and Pruning of a backup
-//	checkpoint  keeps trackers, libvirt's checkpoints and bitmaps in agreement
-//	metric      Prometheus metrics
+//	launcherclient  the connection to each launcher and its last state
+//	mount           paths, mounts and sockets below the kubelet's directory; handles untrusted paths safely
+//	attachment      finds the volume of a target claim on this node
+//	instance        start, status, stop, utility volumes, checkpoints after a start
+//	kubevirtbackup  the phases Starting, Copying and Pruning of a VirtualMachineBackup
+//	checkpoint      keeps trackers, libvirt's checkpoints and bitmaps in agreement
+//	metric          Prometheus metrics
 //
 // The handler may be killed at any moment. It keeps no state but the mounts, and decides everything again from the
 // objects, the launchers and the kernel's mount table.

@@ -35,22 +35,19 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// DefaultStopWaitsForBackup is how long a stop waits for a running backup unless Options sets another value.
-const DefaultStopWaitsForBackup = 10 * time.Minute
-
 // Options are what Run needs.
 type Options struct {
 	// Config connects to the API server. Required.
 	Config *rest.Config
 	// NodeName is the node that the handler runs on. Required.
 	NodeName string
-	// Namespace is Varve's own namespace, which has the KubeVirt object. Default: varve.
+	// Namespace is Varve's own namespace, which has the KubeVirt object. Default: layout.Namespace.
 	Namespace string
 	// KubeletPodsDir is the kubelet's pods directory, at the same path as on the node. Default: layout.KubeletPods.
 	KubeletPodsDir string
 	// MetricsAddress and HealthAddress are host:port to serve plain HTTP on. "0" or empty: not served.
 	MetricsAddress, HealthAddress string
-	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: DefaultStopWaitsForBackup.
+	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
 	// Timing limits how long a launcher may be silent. Default: launcherclient.DefaultTiming.
 	Timing launcherclient.Timing
@@ -65,10 +62,10 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Config == nil || o.NodeName == "" {
 		return o, errors.New("handler: a configuration and the node's name are required")
 	}
-	o.Namespace = orDefault(o.Namespace, "varve")
+	o.Namespace = orDefault(o.Namespace, layout.Namespace)
 	o.KubeletPodsDir = orDefault(o.KubeletPodsDir, layout.KubeletPods)
 	o.MetricsAddress, o.HealthAddress = orDefault(o.MetricsAddress, "0"), orDefault(o.HealthAddress, "0")
-	o.StopWaitsForBackup = orDefault(o.StopWaitsForBackup, DefaultStopWaitsForBackup)
+	o.StopWaitsForBackup = orDefault(o.StopWaitsForBackup, layout.StopWaitsForBackup)
 	o.Timing = orDefault(o.Timing, launcherclient.DefaultTiming())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -99,13 +96,13 @@ func Run(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("handler: %w", err)
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
-	links := launcherclient.New(mounts, o.Timing, o.Clock)
-	defer links.Close()
-	mgr, err := manager(o)
+	launchers := launcherclient.New(mounts, o.Timing, o.Clock)
+	defer launchers.Close()
+	mgr, err := newManager(o)
 	if err != nil {
 		return fmt.Errorf("handler: %w", err)
 	}
-	if err := add(mgr, o, links, mounts); err != nil {
+	if err := addReconcilers(mgr, o, launchers, mounts); err != nil {
 		return fmt.Errorf("handler: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -114,8 +111,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// manager returns a manager without leader election whose caches hold only this node's objects.
-func manager(o Options) (ctrl.Manager, error) {
+// newManager returns a manager without leader election whose caches hold only this node's objects.
+func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
 		if err := f(scheme); err != nil {
@@ -143,7 +140,7 @@ func manager(o Options) (ctrl.Manager, error) {
 	return mgr, mgr.AddReadyzCheck("ping", healthz.Ping)
 }
 
-func add(mgr ctrl.Manager, o Options, links *launcherclient.Links, mounts *mount.Mounts) error {
+func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clients, mounts *mount.Mounts) error {
 	measures, err := metric.New(o.Registry)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
@@ -152,14 +149,14 @@ func add(mgr ctrl.Manager, o Options, links *launcherclient.Links, mounts *mount
 	keeper := &checkpoint.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Events: recorder, Discarded: measures.Discarded}
 	instances := &instance.Reconciler{
 		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,
-		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Links: links, Mounts: mounts, Keeper: keeper,
+		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Mounts: mounts, Keeper: keeper,
 		Events: recorder, Measures: measures, Clock: o.Clock, Log: o.Logger.WithName("instance"),
 	}
 	if err := instances.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the instance reconciler: %w", err)
 	}
 	backups := &kubevirtbackup.Reconciler{
-		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Links: links, Keeper: keeper,
+		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Keeper: keeper,
 		Partial: mounts, Events: recorder, Measures: measures, Clock: o.Clock,
 	}
 	if err := backups.Setup(mgr); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -28,6 +27,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var (
@@ -135,11 +135,9 @@ func (w *world) create(obj client.Object) {
 
 func (w *world) claim(name, volume string) *corev1.PersistentVolumeClaim {
 	w.t.Helper()
-	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
+	pvc := gen.Claim(gen.Meta(w.ns, name))
 	pvc.Annotations = map[string]string{layout.AnnotationContentGeneration: "7"}
-	pvc.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	pvc.Spec.VolumeName = volume
-	pvc.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	w.create(pvc)
 	return pvc
 }
@@ -147,18 +145,11 @@ func (w *world) claim(name, volume string) *corev1.PersistentVolumeClaim {
 // instance makes a tracked instance with one disk and hands it over to the node, as the controller does.
 func (w *world) instance(name string) *kubevirtv1.VirtualMachineInstance {
 	w.t.Helper()
-	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{
-		Namespace: w.ns, Name: name, Finalizers: []string{layout.FinalizerInstance},
-		Labels:      map[string]string{layout.LabelNodeName: w.node},
-		Annotations: map[string]string{layout.AnnotationTracking: "true"},
-	}}
-	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	vmi := gen.VirtualMachineInstance(gen.Meta(w.ns, name), gen.Guest(gen.Disk("root", "root")))
+	vmi.Finalizers = []string{layout.FinalizerInstance}
+	vmi.Labels = map[string]string{layout.LabelNodeName: w.node}
+	vmi.Annotations = map[string]string{layout.AnnotationTracking: "true"}
 	vmi.Spec.TerminationGracePeriodSeconds = ptr.To(int64(42))
-	vmi.Spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "root"}}
-	vmi.Spec.Domain.Devices.Disks[0].Disk = &kubevirtv1.DiskTarget{Bus: "virtio"}
-	vmi.Spec.Volumes = []kubevirtv1.Volume{{Name: "root"}}
-	vmi.Spec.Volumes[0].PersistentVolumeClaim = &kubevirtv1.PersistentVolumeClaimVolumeSource{}
-	vmi.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = "root"
 	w.create(vmi)
 	controlplane.Update(w.t, w.client, vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
 		v.Status.Phase, v.Status.NodeName = kubevirtv1.PhaseScheduled, w.node
@@ -243,8 +234,7 @@ func (w *world) tracker(name string, disks ...string) *backupv1.VirtualMachineBa
 
 func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.VirtualMachineBackupTracker {
 	w.t.Helper()
-	tr := &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
-	tr.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: machine}
+	tr := gen.Tracker(gen.Meta(w.ns, name), machine)
 	w.create(tr)
 	if len(disks) > 0 {
 		controlplane.Update(w.t, w.client, tr, true, func(tr *backupv1.VirtualMachineBackupTracker) {
@@ -261,12 +251,10 @@ func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.Virtu
 // uses no tracker.
 func (w *world) backup(name string, tr *backupv1.VirtualMachineBackupTracker) *backupv1.VirtualMachineBackup {
 	w.t.Helper()
-	b := &backupv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Finalizers: []string{backupv1.BackupFinalizer}}}
-	b.Spec.PVCName = "target"
-	if tr == nil {
-		b.Spec.Source = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
-	} else {
-		b.Spec.BackupTracker = tr.Name
+	b := gen.Backup(gen.Meta(w.ns, name))
+	b.Finalizers = []string{backupv1.BackupFinalizer}
+	if tr != nil {
+		gen.SetTracker(tr.Name)(b)
 	}
 	w.create(b)
 	controlplane.Update(w.t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {

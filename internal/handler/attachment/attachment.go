@@ -65,7 +65,7 @@ func findPod(ctx context.Context, live client.Reader, node string, v Volume) (*c
 	name := layout.AttachmentPod(v.Instance, v.InstanceUID, v.Name)
 	pod := &corev1.Pod{}
 	if err := live.Get(ctx, types.NamespacedName{Namespace: v.Namespace, Name: name}, pod); err != nil {
-		return nil, absent(err, "attachment pod "+name)
+		return nil, orNotAttached(err, "attachment pod "+name)
 	}
 	switch {
 	case !instancepod.IsAttachment(pod, v.Instance, v.InstanceUID, v.Name) || !instancepod.HoldsClaim(pod, v.Claim):
@@ -82,14 +82,14 @@ func findPod(ctx context.Context, live client.Reader, node string, v Volume) (*c
 func boundVolume(ctx context.Context, live client.Reader, name types.NamespacedName) (*corev1.PersistentVolume, error) {
 	claim := &corev1.PersistentVolumeClaim{}
 	if err := live.Get(ctx, name, claim); err != nil {
-		return nil, absent(err, "claim "+name.Name)
+		return nil, orNotAttached(err, "claim "+name.Name)
 	}
 	if claim.Spec.VolumeName == "" {
 		return nil, fmt.Errorf("claim %s is not bound: %w", name.Name, mount.ErrNotAttached)
 	}
 	volume := &corev1.PersistentVolume{}
 	if err := live.Get(ctx, types.NamespacedName{Name: claim.Spec.VolumeName}, volume); err != nil {
-		return nil, absent(err, "volume "+claim.Spec.VolumeName)
+		return nil, orNotAttached(err, "volume "+claim.Spec.VolumeName)
 	}
 	ref := volume.Spec.ClaimRef
 	if ref == nil || ref.Namespace != claim.Namespace || ref.Name != claim.Name || ref.UID != claim.UID {
@@ -118,7 +118,7 @@ func pluginDirectory(volume *corev1.PersistentVolume) (string, error) {
 	return "", fmt.Errorf("volume %s: its kind of storage cannot be a target; use CSI, local, NFS, iSCSI or Fibre Channel", volume.Name)
 }
 
-func absent(err error, what string) error {
+func orNotAttached(err error, what string) error {
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: %w", what, mount.ErrNotAttached)
 	}

@@ -17,9 +17,9 @@ const (
 	renewedWritten       = "WrittenWithoutOverlay"
 )
 
-// redefinition returns the tracker's checkpoint as the launcher must know it, with those of its disks that the
+// redefinitionOf returns the tracker's checkpoint as the launcher must know it, with those of its disks that the
 // guest has and that are tracked. It returns nil if the tracker has no checkpoint or none of its disks is left.
-func redefinition(tracker *backupv1.VirtualMachineBackupTracker, disks []*launcherpb.Disk) *launcherpb.Checkpoint {
+func redefinitionOf(tracker *backupv1.VirtualMachineBackupTracker, disks []*launcherpb.Disk) *launcherpb.Checkpoint {
 	latest := tracker.Status.LatestCheckpoint
 	if latest == nil {
 		return nil
@@ -36,9 +36,9 @@ func redefinition(tracker *backupv1.VirtualMachineBackupTracker, disks []*launch
 	return c
 }
 
-// lost returns which of the requested disks cannot be trusted, and why. A disk that the launcher says nothing about
+// lostDisks returns which of the requested disks cannot be trusted, and why. A disk that the launcher says nothing about
 // is not trusted either.
-func lost(asked *launcherpb.Checkpoint, results []*launcherpb.RedefineCheckpointsResponse_Result, disks []*launcherpb.Disk) []backupv1.DiscardedDisk {
+func lostDisks(asked *launcherpb.Checkpoint, results []*launcherpb.RedefineCheckpointsResponse_Result, disks []*launcherpb.Disk) []backupv1.DiscardedDisk {
 	var result *launcherpb.RedefineCheckpointsResponse_Result
 	if i := slices.IndexFunc(results, func(r *launcherpb.RedefineCheckpointsResponse_Result) bool { return r.GetName() == asked.GetName() }); i >= 0 {
 		result = results[i]
@@ -52,12 +52,12 @@ func lost(asked *launcherpb.Checkpoint, results []*launcherpb.RedefineCheckpoint
 		if seen == "" {
 			seen = "the bitmap could not be validated"
 		}
-		all = append(all, discarded(volume, seen, disks))
+		all = append(all, discardedDisk(volume, seen, disks))
 	}
 	return all
 }
 
-func discarded(volume, seen string, disks []*launcherpb.Disk) backupv1.DiscardedDisk {
+func discardedDisk(volume, seen string, disks []*launcherpb.Disk) backupv1.DiscardedDisk {
 	const most = 512
 	seen = string([]rune(seen)[:min(most, len([]rune(seen)))])
 	d := backupv1.DiscardedDisk{Volume: volume, Reason: backupv1.FullBitmapLost, Message: seen}
@@ -103,9 +103,9 @@ func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint stri
 	return gone
 }
 
-// unreferenced returns the names of libvirt's checkpoints, and of bitmaps that libvirt does not know, that no
+// unreferencedCheckpoints returns the names of libvirt's checkpoints, and of bitmaps that libvirt does not know, that no
 // tracker names.
-func unreferenced(state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) []string {
+func unreferencedCheckpoints(state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) []string {
 	var names []string
 	for _, c := range state.GetCheckpoints() {
 		names = append(names, c.GetName())

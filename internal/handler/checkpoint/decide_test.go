@@ -29,7 +29,7 @@ func TestRedefinition_hasOnlyDisksThatTheGuestTracks(t *testing.T) {
 		{tracker("k", "b"), nil},
 		{tracker(""), nil},
 	} {
-		if diff := cmp.Diff(test.want, redefinition(&test.tracker, disks).GetVolumes()); diff != "" {
+		if diff := cmp.Diff(test.want, redefinitionOf(&test.tracker, disks).GetVolumes()); diff != "" {
 			t.Errorf("%+v: %s", test.tracker.Status.LatestCheckpoint, diff)
 		}
 	}
@@ -49,7 +49,7 @@ func TestLostDisks_areThoseThatAreNotValid(t *testing.T) {
 		{Volume: "lost"},
 	}
 	got := map[string]backupv1.FullReason{}
-	for _, d := range lost(asked, results, disks) {
+	for _, d := range lostDisks(asked, results, disks) {
 		got[d.Volume] = d.Reason
 		if d.Message == "" {
 			t.Errorf("%s: no message", d.Volume)
@@ -61,7 +61,7 @@ func TestLostDisks_areThoseThatAreNotValid(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if n := len(lost(asked, nil, nil)); n != len(asked.GetVolumes()) {
+	if n := len(lostDisks(asked, nil, nil)); n != len(asked.GetVolumes()) {
 		t.Errorf("a launcher that answers nothing lost %d disks", n)
 	}
 }
@@ -89,7 +89,7 @@ func TestUnreferencedCheckpoints_areThoseThatNoTrackerNames(t *testing.T) {
 	t.Parallel()
 	state := &pb.State{Checkpoints: []*pb.Checkpoint{{Name: "k1"}, {Name: "stray"}}, StrayBitmaps: []string{"k2", "forgotten"}}
 	trackers := []backupv1.VirtualMachineBackupTracker{tracker("k1", "a"), tracker("k2", "a"), tracker("")}
-	if diff := cmp.Diff([]string{"stray", "forgotten"}, unreferenced(state, trackers)); diff != "" {
+	if diff := cmp.Diff([]string{"stray", "forgotten"}, unreferencedCheckpoints(state, trackers)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -6,6 +6,6 @@
 // is missing or inconsistent is removed from the tracker's checkpoint, so that its next backup is full. A
 // checkpoint that no tracker names is deleted.
 //
-// Callers hold the launcher link's Checkpoints lock. Trackers are always read from the API server: an outdated
+// Callers hold the lock Checkpoints of the launcher's client. Trackers are always read from the API server: an outdated
 // tracker would make a new checkpoint look unreferenced.
 package checkpoint

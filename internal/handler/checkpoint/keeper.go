@@ -44,18 +44,18 @@ func (k *Keeper) Trackers(ctx context.Context, machine types.NamespacedName) ([]
 
 // Validate defines the trackers' checkpoints in libvirt again and discards the disks whose bitmap cannot be
 // trusted. It returns the trackers as they are afterwards.
-func (k *Keeper) Validate(ctx context.Context, l *launcherclient.Link, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
+func (k *Keeper) Validate(ctx context.Context, l *launcherclient.Client, state *launcherpb.State, trackers []backupv1.VirtualMachineBackupTracker) ([]backupv1.VirtualMachineBackupTracker, error) {
 	asked := make([]*launcherpb.Checkpoint, len(trackers))
 	request := &launcherpb.RedefineCheckpointsRequest{}
 	for i := range trackers {
-		if asked[i] = redefinition(&trackers[i], state.GetDisks()); asked[i] != nil {
+		if asked[i] = redefinitionOf(&trackers[i], state.GetDisks()); asked[i] != nil {
 			request.Checkpoints = append(request.Checkpoints, asked[i])
 		}
 	}
 	if len(request.GetCheckpoints()) == 0 {
 		return trackers, nil
 	}
-	response, err := l.Client().RedefineCheckpoints(ctx, request)
+	response, err := l.RPC().RedefineCheckpoints(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("redefine checkpoints: %w", err)
 	}
@@ -63,7 +63,7 @@ func (k *Keeper) Validate(ctx context.Context, l *launcherclient.Link, state *la
 		if asked[i] == nil {
 			continue
 		}
-		disks := lost(asked[i], response.GetResults(), state.GetDisks())
+		disks := lostDisks(asked[i], response.GetResults(), state.GetDisks())
 		if err := k.Discard(ctx, &trackers[i], asked[i].GetName(), disks); err != nil {
 			return nil, err
 		}
@@ -101,12 +101,12 @@ func (k *Keeper) Discard(ctx context.Context, tracker *backupv1.VirtualMachineBa
 		return fmt.Errorf("discard disks from tracker %s/%s: %w", tracker.Namespace, tracker.Name, err)
 	}
 	for _, d := range gone {
-		k.report(ctx, tracker, d)
+		k.reportDiscard(ctx, tracker, d)
 	}
 	return nil
 }
 
-func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, d backupv1.DiscardedDisk) {
+func (k *Keeper) reportDiscard(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, d backupv1.DiscardedDisk) {
 	k.Discarded(d.Reason)
 	const note = "The checkpoint of volume %s is discarded (%s): %s. Its next backup with tracker %s is full."
 	machine := &kubevirtv1.VirtualMachine{}
@@ -122,7 +122,7 @@ func (k *Keeper) report(ctx context.Context, tracker *backupv1.VirtualMachineBac
 
 // Prune deletes every checkpoint of libvirt and every bitmap in the overlays that none of the machine's trackers
 // names. No backup may be running whose checkpoint is not on its tracker yet.
-func (k *Keeper) Prune(ctx context.Context, l *launcherclient.Link, machine types.NamespacedName) error {
+func (k *Keeper) Prune(ctx context.Context, l *launcherclient.Client, machine types.NamespacedName) error {
 	// Read the state first: a checkpoint in it was made before the trackers are read.
 	state, err := l.Fresh(ctx)
 	if err != nil {
@@ -132,11 +132,11 @@ func (k *Keeper) Prune(ctx context.Context, l *launcherclient.Link, machine type
 	if err != nil {
 		return err
 	}
-	names := unreferenced(state, trackers)
+	names := unreferencedCheckpoints(state, trackers)
 	if len(names) == 0 {
 		return nil
 	}
-	if _, err := l.Client().DeleteCheckpoints(ctx, &launcherpb.DeleteCheckpointsRequest{Names: names}); err != nil {
+	if _, err := l.RPC().DeleteCheckpoints(ctx, &launcherpb.DeleteCheckpointsRequest{Names: names}); err != nil {
 		return fmt.Errorf("delete the checkpoints %v of %s: %w", names, machine, err)
 	}
 	return nil

@@ -11,13 +11,14 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// gather reads what the decision needs, and returns the backup that delays a stop, or nil.
-func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link) (input, *backupv1.VirtualMachineBackup, error) {
+// gatherInput reads what the decision needs, and returns the backup that delays a stop, or nil.
+func (r *Reconciler) gatherInput(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) (input, *backupv1.VirtualMachineBackup, error) {
 	seen := l.Snapshot()
 	in := input{
 		Now: r.Clock.Now(), Instance: vmi, State: seen.State, Answers: seen.Err == nil,
@@ -25,22 +26,22 @@ func (r *Reconciler) gather(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	}
 	var err error
 	if seen.State.GetPhase() == launcherpb.State_ENDED {
-		in.Unreported, err = r.unreported(ctx, vmi)
+		in.Unreported, err = r.hasUnreportedBackup(ctx, vmi)
 		return in, nil, err
 	}
 	if vmi.DeletionTimestamp.IsZero() {
 		return in, nil, nil
 	}
-	holder, err := r.holder(ctx, vmi)
+	holder, err := r.findHolder(ctx, vmi)
 	if holder != nil {
 		in.Holder = holder.Name
 	}
 	return in, holder, err
 }
 
-// holder returns the running backup that holds the instance, or nil. It reads live: a backup that has ended must
+// findHolder returns the running backup that holds the instance, or nil. It reads live: a backup that has ended must
 // not delay a stop, and one that runs must not be overlooked.
-func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, error) {
+func (r *Reconciler) findHolder(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, error) {
 	tracking := vmi.Status.ChangedBlockTracking
 	if tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName == "" {
 		return nil, nil
@@ -56,17 +57,15 @@ func (r *Reconciler) holder(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	if lock := tracking.BackupStatus.BackupMsg; lock != nil && *lock != layout.BackupLock(b.UID) {
 		return nil, nil // a later backup of the same name
 	}
-	switch b.Status.Phase {
-	case backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying:
-		return b, nil
-	default:
+	if !backupstate.FindPhase(b.Status.Phase).NeedsGuest {
 		// The data is on the target or never will be. What is left to do does not need the guest.
 		return nil, nil
 	}
+	return b, nil
 }
 
-// unreported reports whether the outcome of a backup of the instance still has to be read from the launcher.
-func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (bool, error) {
+// hasUnreportedBackup reports whether the outcome of a backup of the instance still has to be read from the launcher.
+func (r *Reconciler) hasUnreportedBackup(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (bool, error) {
 	var all backupv1.VirtualMachineBackupList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(vmi.Namespace)); err != nil {
 		return false, fmt.Errorf("list backups: %w", err)
@@ -80,8 +79,8 @@ func (r *Reconciler) unreported(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	return false, nil
 }
 
-// act asks the launcher for what was decided. An error, such as a launcher that does not answer, is retried.
-func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
+// applyDecision asks the launcher for what was decided. An error, such as a launcher that does not answer, is retried.
+func (r *Reconciler) applyDecision(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, d decision, holder *backupv1.VirtualMachineBackup) (*problem, error) {
 	switch d.Action {
 	case start:
 		return r.startGuest(ctx, vmi, l)
@@ -92,13 +91,13 @@ func (r *Reconciler) act(ctx context.Context, vmi *kubevirtv1.VirtualMachineInst
 	return nil, nil
 }
 
-func (r *Reconciler) stopGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, d decision, holder *backupv1.VirtualMachineBackup) error {
+func (r *Reconciler) stopGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, d decision, holder *backupv1.VirtualMachineBackup) error {
 	if d.Abort && holder != nil {
-		if _, err := l.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(holder.UID)}); err != nil {
+		if _, err := l.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(holder.UID)}); err != nil {
 			return fmt.Errorf("abort backup %s: %w", holder.Name, err)
 		}
 	}
-	if _, err := l.Client().Shutdown(ctx, &launcherpb.ShutdownRequest{GraceSeconds: d.Grace}); err != nil {
+	if _, err := l.RPC().Shutdown(ctx, &launcherpb.ShutdownRequest{GraceSeconds: d.Grace}); err != nil {
 		return fmt.Errorf("shut the guest down: %w", err)
 	}
 	r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "ShuttingDown", "Stop", "The guest was asked to shut down; it is killed after %d seconds.", d.Grace)

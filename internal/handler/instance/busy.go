@@ -13,14 +13,14 @@ type mountKey struct {
 	name string
 }
 
-// busy remembers since when mounts have been busy. Its zero value is ready to use. It is safe for concurrent use.
-type busy struct {
+// busyMounts remembers since when mounts have been busy. Its zero value is ready to use. It is safe for concurrent use.
+type busyMounts struct {
 	mu    sync.Mutex
 	first map[mountKey]time.Time
 }
 
-// since returns when the mount was first seen busy, which is now if it was not seen busy before.
-func (b *busy) since(k mountKey, now time.Time) time.Time {
+// busySince returns when the mount was first seen busy, which is now if it was not seen busy before.
+func (b *busyMounts) busySince(k mountKey, now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.first == nil {
@@ -33,7 +33,7 @@ func (b *busy) since(k mountKey, now time.Time) time.Time {
 	return now
 }
 
-func (b *busy) clear(k mountKey) {
+func (b *busyMounts) clearBusy(k mountKey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.first, k)

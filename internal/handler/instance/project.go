@@ -64,12 +64,12 @@ type view struct {
 	Reviewed bool
 }
 
-// project returns the instance's status with the handler's fields updated. It does not change the instance.
-func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
+// projectStatus returns the instance's status with the handler's fields updated. It does not change the instance.
+func projectStatus(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 	s := v.Instance.Status.DeepCopy()
 	state := v.Launcher.State
 	if state == nil {
-		synchronize(v, s)
+		setSynchronized(v, s)
 		return s
 	}
 	runs := guestRuns(state)
@@ -80,15 +80,15 @@ func project(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 		})
 	}
 	setConditions(v, s)
-	synchronize(v, s)
+	setSynchronized(v, s)
 	s.FSFreezeStatus = ""
 	if state.GetFrozen() {
 		s.FSFreezeStatus = "frozen"
 	}
 	if runs {
-		s.Interfaces = interfaces(state.GetInterfaces())
+		s.Interfaces = interfaceStatus(state.GetInterfaces())
 		s.GuestOSInfo = guestOS(state.GetGuestOs())
-		s.VolumeStatus = disks(v.Instance, state.GetDisks())
+		s.VolumeStatus = volumeStatus(v.Instance, state.GetDisks())
 		setNotTracked(v, s)
 	}
 	s.ChangedBlockTracking = trackingStatus(v)
@@ -99,7 +99,7 @@ func guestRuns(state *launcherpb.State) bool {
 	return state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
 }
 
-func set(s *kubevirtv1.VirtualMachineInstanceStatus, now time.Time, t kubevirtv1.ConditionType, status corev1.ConditionStatus, reason, message string) {
+func setCondition(s *kubevirtv1.VirtualMachineInstanceStatus, now time.Time, t kubevirtv1.ConditionType, status corev1.ConditionStatus, reason, message string) {
 	s.Conditions = condition.Set(s.Conditions, kubevirtv1.Condition{Type: t, Status: status, Reason: reason, Message: message}, now)
 }
 
@@ -118,24 +118,24 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	if v.Launcher.Err != nil && state.GetPhase() != launcherpb.State_ENDED && v.Now.Sub(v.Launcher.Since) > silence {
 		ready, reason, message = corev1.ConditionFalse, ReasonLauncherSilent, v.Launcher.Err.Error()
 	}
-	set(s, v.Now, kubevirtv1.ConditionReady, ready, reason, message)
+	setCondition(s, v.Now, kubevirtv1.ConditionReady, ready, reason, message)
 	if state.GetPhase() == launcherpb.State_PAUSED {
-		set(s, v.Now, kubevirtv1.ConditionPaused, corev1.ConditionTrue, ReasonGuestPaused, state.GetMessage())
+		setCondition(s, v.Now, kubevirtv1.ConditionPaused, corev1.ConditionTrue, ReasonGuestPaused, state.GetMessage())
 	} else {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionPaused)
 	}
 	if state.GetAgentConnected() {
-		set(s, v.Now, kubevirtv1.ConditionAgentConnected, corev1.ConditionTrue, "", "")
+		setCondition(s, v.Now, kubevirtv1.ConditionAgentConnected, corev1.ConditionTrue, "", "")
 	} else {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionAgentConnected)
 	}
-	set(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve does not move running guests")
+	setCondition(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve does not move running guests")
 	switch {
 	case v.Decision.Delayed != "":
-		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
+		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
 	case condition.True(s.Conditions, kubevirtv1.ConditionStopDelayed):
 		// Keep it as False: the controller counts the guest's grace period from here.
-		set(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
+		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
 	}
 }
 
@@ -151,29 +151,29 @@ func setNotTracked(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionDiskNotTracked)
 		return
 	}
-	set(s, v.Now, kubevirtv1.ConditionDiskNotTracked, corev1.ConditionTrue, ReasonDiskSize, strings.Join(reasons, "; "))
+	setCondition(s, v.Now, kubevirtv1.ConditionDiskNotTracked, corev1.ConditionTrue, ReasonDiskSize, strings.Join(reasons, "; "))
 }
 
-// synchronize sets the condition that says whether the node could do what the object asks.
-func synchronize(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
+// setSynchronized sets the condition that says whether the node could do what the object asks.
+func setSynchronized(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	state := v.Launcher.State
 	ended := state.GetPhase() == launcherpb.State_ENDED
 	switch {
 	case ended && state.GetEnd() == launcherpb.State_START_FAILED:
-		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonStartFailed, state.GetMessage())
+		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonStartFailed, state.GetMessage())
 	case ended:
 		// A launcher that exits after its guest is expected to be silent.
 	case v.Launcher.Err != nil:
-		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonLauncherSilent,
+		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonLauncherSilent,
 			fmt.Sprintf("the launcher does not answer, it is tried again: %v", v.Launcher.Err))
 	case v.Problem != nil:
-		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, v.Problem.Reason, v.Problem.Message)
+		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, v.Problem.Reason, v.Problem.Message)
 	case state != nil:
-		set(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionTrue, "", "")
+		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionTrue, "", "")
 	}
 }
 
-func interfaces(all []*launcherpb.Interface) []kubevirtv1.InterfaceStatus {
+func interfaceStatus(all []*launcherpb.Interface) []kubevirtv1.InterfaceStatus {
 	var out []kubevirtv1.InterfaceStatus
 	for _, i := range all {
 		s := kubevirtv1.InterfaceStatus{MAC: i.GetMac(), Name: i.GetName(), IPs: slices.Clone(i.GetIps()), InterfaceName: i.GetGuestName(), InfoSource: "domain"}
@@ -198,9 +198,9 @@ func guestOS(g *launcherpb.GuestOS) kubevirtv1.GuestOSInfo {
 	}
 }
 
-// disks merges the guest's disks into the volume status: one entry for each volume of the spec, then the utility
+// volumeStatus merges the guest's disks into the volume status: one entry for each volume of the spec, then the utility
 // volumes as they are.
-func disks(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) []kubevirtv1.VolumeStatus {
+func volumeStatus(vmi *kubevirtv1.VirtualMachineInstance, reported []*launcherpb.Disk) []kubevirtv1.VolumeStatus {
 	var out []kubevirtv1.VolumeStatus
 	old := func(name string) kubevirtv1.VolumeStatus {
 		for _, s := range vmi.Status.VolumeStatus {

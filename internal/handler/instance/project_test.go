@@ -128,7 +128,7 @@ func TestConditions_followTheLauncher(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			test.view.Now, test.view.Instance = now, vmi()
-			s := project(test.view)
+			s := projectStatus(test.view)
 			if diff := cmp.Diff(test.want, conditions(s)); diff != "" {
 				t.Error(diff)
 			}
@@ -136,7 +136,7 @@ func TestConditions_followTheLauncher(t *testing.T) {
 			later := test.view
 			later.Instance = vmi()
 			later.Instance.Status = *s
-			if diff := cmp.Diff(s, project(later)); diff != "" {
+			if diff := cmp.Diff(s, projectStatus(later)); diff != "" {
 				t.Errorf("not stable: %s", diff)
 			}
 		})
@@ -147,7 +147,7 @@ func TestStopDelayed_keepsTheTimeWhenItEnds(t *testing.T) {
 	t.Parallel()
 	v := vmi()
 	v.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionStopDelayed, Status: corev1.ConditionTrue}}
-	s := project(view{Now: now, Instance: v, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_SHUTTING_DOWN}}})
+	s := projectStatus(view{Now: now, Instance: v, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_SHUTTING_DOWN}}})
 	c := condition.Find(s.Conditions, kubevirtv1.ConditionStopDelayed)
 	if c == nil || c.Status != corev1.ConditionFalse || !c.LastTransitionTime.Time.Equal(now) {
 		t.Errorf("%+v", c)
@@ -159,7 +159,7 @@ func TestVolumeStatus_keepsUtilityVolumes(t *testing.T) {
 	v := vmi(tracks(""))
 	utility := kubevirtv1.VolumeStatus{Name: "backup-1", Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "p"}}
 	v.Status.VolumeStatus = []kubevirtv1.VolumeStatus{utility}
-	got := disks(v, []*pb.Disk{{Volume: "root", Target: "vda", VirtualBytes: 5}, {Volume: "invented", Target: "vdz"}})
+	got := volumeStatus(v, []*pb.Disk{{Volume: "root", Target: "vda", VirtualBytes: 5}, {Volume: "invented", Target: "vdz"}})
 	want := []kubevirtv1.VolumeStatus{
 		{Name: "root", Target: "vda", Size: 5, Phase: kubevirtv1.VolumeReady, PersistentVolumeClaimInfo: &kubevirtv1.PersistentVolumeClaimInfo{}},
 		utility,
@@ -174,11 +174,11 @@ func TestUrgent_isOnlyWhatSomebodyWaitsFor(t *testing.T) {
 	old := vmi().Status
 	next := old
 	next.GuestOSInfo.Name = "Debian"
-	if urgent(&old, &next) {
+	if isUrgent(&old, &next) {
 		t.Error("the guest's name is not urgent")
 	}
 	next.Phase = kubevirtv1.PhaseScheduled
-	if !urgent(&old, &next) {
+	if !isUrgent(&old, &next) {
 		t.Error("a phase is urgent")
 	}
 }

@@ -20,13 +20,11 @@ import (
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // retryInterval is the pause before a retry of something that cannot be done now.
 const retryInterval = time.Second
-
-// conflictInterval is the pause before the retry of a pass that worked on an outdated object from the cache.
-const conflictInterval = 100 * time.Millisecond
 
 // Reconciler drives the instances of one node.
 type Reconciler struct {
@@ -38,16 +36,16 @@ type Reconciler struct {
 	// Cached reads the instances and backups of this node; writes go to the API server.
 	Cached client.Client
 	// Live reads from the API server.
-	Live     client.Reader
-	Links    *launcherclient.Links
-	Mounts   Mounts
-	Keeper   *checkpoint.Keeper
-	Events   events.EventRecorder
-	Measures *metric.Set
-	Clock    clock.PassiveClock
-	Log      logr.Logger
+	Live      client.Reader
+	Launchers *launcherclient.Clients
+	Mounts    Mounts
+	Keeper    *checkpoint.Keeper
+	Events    events.EventRecorder
+	Measures  *metric.Set
+	Clock     clock.PassiveClock
+	Log       logr.Logger
 
-	busy busy
+	busy busyMounts
 	mu   sync.Mutex
 	// written holds when each instance's status was last written.
 	written map[types.NamespacedName]time.Time
@@ -60,7 +58,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	err := r.Cached.Get(ctx, req.NamespacedName, vmi)
 	if apierrors.IsNotFound(err) {
-		return r.gone(ctx, req.NamespacedName)
+		return r.cleanUpGone(ctx, req.NamespacedName)
 	}
 	if err != nil {
 		return ctrl.Result{}, err
@@ -69,21 +67,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if !ok {
 		return ctrl.Result{}, nil
 	}
-	r.Links.Retain(req.NamespacedName, pod)
+	r.Launchers.Retain(req.NamespacedName, pod)
 	var result ctrl.Result
 	if vmi.Status.Phase.Final() {
 		result, err = r.afterEnd(ctx, vmi, pod)
 	} else {
-		result, err = r.live(ctx, vmi, pod)
-	}
-	if apierrors.IsConflict(err) {
-		// The cache is behind. Its next event brings the newer object.
-		return ctrl.Result{RequeueAfter: conflictInterval}, nil
+		result, err = r.reconcileLive(ctx, vmi, pod)
 	}
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("instance %s: %w", req.NamespacedName, err)
+		err = fmt.Errorf("instance %s: %w", req.NamespacedName, err)
 	}
-	return result, nil
+	return reconcile.RetryConflict(result, err)
 }
 
 // launcherPod returns the instance's launcher pod on this node, once the controller has handed the instance over.
@@ -104,9 +98,9 @@ func launcherPod(vmi *kubevirtv1.VirtualMachineInstance, node string) (types.UID
 	return "", false
 }
 
-// gone cleans up after an instance that no longer exists.
-func (r *Reconciler) gone(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
-	r.Links.Retain(name, "")
+// cleanUpGone cleans up after an instance that no longer exists.
+func (r *Reconciler) cleanUpGone(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
+	r.Launchers.Retain(name, "")
 	r.mu.Lock()
 	delete(r.written, name)
 	r.mu.Unlock()
@@ -116,39 +110,39 @@ func (r *Reconciler) gone(ctx context.Context, name types.NamespacedName) (ctrl.
 // afterEnd unmounts the volumes of an instance in a final phase. The controller does everything else.
 func (r *Reconciler) afterEnd(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
 	next := vmi.DeepCopy()
-	_, again, err := r.volumes(ctx, vmi, pod, r.Links.Get(pod), &next.Status)
+	_, again, err := r.syncVolumes(ctx, vmi, pod, r.Launchers.Get(pod), &next.Status)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: again}, r.write(ctx, vmi, next)
+	return ctrl.Result{RequeueAfter: again}, r.writeStatus(ctx, vmi, next)
 }
 
-// live takes an instance that runs, or is to run, one step further.
-func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
-	l, err := r.Links.Ensure(pod, client.ObjectKeyFromObject(vmi))
+// reconcileLive takes an instance that runs, or is to run, one step further.
+func (r *Reconciler) reconcileLive(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID) (ctrl.Result, error) {
+	l, err := r.Launchers.Ensure(pod, client.ObjectKeyFromObject(vmi))
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	in, holder, err := r.gather(ctx, vmi, l)
+	in, holder, err := r.gatherInput(ctx, vmi, l)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	v := view{Now: in.Now, Launcher: l.Snapshot(), Decision: decide(in)}
 	var failed error
-	if v.Problem, failed = r.act(ctx, vmi, l, v.Decision, holder); failed != nil {
+	if v.Problem, failed = r.applyDecision(ctx, vmi, l, v.Decision, holder); failed != nil {
 		v.Problem = &problem{ReasonLauncherSilent, failed.Error()}
 	}
 	if v.Decision.Action != exit {
-		if err := r.review(ctx, vmi, l, v.Launcher); err != nil {
+		if err := r.reviewCheckpoints(ctx, vmi, l, v.Launcher); err != nil {
 			failed = errors.Join(failed, err)
 			if v.Problem == nil {
 				v.Problem = &problem{ReasonReviewFailed, fmt.Sprintf("the checkpoints of the machine's trackers could not be validated, it is tried again: %v", err)}
 			}
 		}
 	}
-	v.Reviewed = r.isReviewed(pod) || held(vmi)
+	v.Reviewed = r.isReviewed(pod) || isHeld(vmi)
 	next := vmi.DeepCopy()
-	trouble, again, err := r.volumes(ctx, vmi, pod, l, &next.Status)
+	trouble, again, err := r.syncVolumes(ctx, vmi, pod, l, &next.Status)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(failed, err)
 	}
@@ -158,22 +152,22 @@ func (r *Reconciler) live(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 		again = retryInterval
 	}
 	v.Instance = next
-	next.Status = *project(v)
+	next.Status = *projectStatus(v)
 	wait := r.holdBack(vmi, next)
 	if wait == 0 {
-		if err := r.write(ctx, vmi, next); err != nil {
+		if err := r.writeStatus(ctx, vmi, next); err != nil {
 			return ctrl.Result{}, errors.Join(failed, err)
 		}
 		r.afterWrite(ctx, vmi, l, v)
 	}
-	return ctrl.Result{RequeueAfter: soonest(again, wait, r.untilWake(v))}, failed
+	return ctrl.Result{RequeueAfter: soonestNonzero(again, wait, r.untilWake(v))}, failed
 }
 
 // afterWrite does what must not happen before status is written.
-func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, v view) {
+func (r *Reconciler) afterWrite(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, v view) {
 	if v.Decision.Action == exit {
 		// The launcher also ends by itself, so an error here is nothing new.
-		_, err := l.Client().Exit(ctx, &launcherpb.ExitRequest{})
+		_, err := l.RPC().Exit(ctx, &launcherpb.ExitRequest{})
 		r.Log.V(1).Info("the launcher may exit", "instance", client.ObjectKeyFromObject(vmi), "error", err)
 	}
 }
@@ -187,11 +181,11 @@ func (r *Reconciler) untilWake(v view) time.Duration {
 	if v.Launcher.Err != nil {
 		waits = append(waits, silence)
 	}
-	return soonest(waits...)
+	return soonestNonzero(waits...)
 }
 
-// soonest returns the least of the nonzero durations.
-func soonest(all ...time.Duration) time.Duration {
+// soonestNonzero returns the least of the nonzero durations.
+func soonestNonzero(all ...time.Duration) time.Duration {
 	var least time.Duration
 	for _, d := range all {
 		if d > 0 && (least == 0 || d < least) {

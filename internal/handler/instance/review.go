@@ -15,15 +15,15 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// review brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest
+// reviewCheckpoints brings libvirt's checkpoints and the machine's trackers into agreement, once after each start of a guest
 // and again after a tracker was deleted. It waits until the launcher reports the guest's disks, because without
 // them nothing can be validated. It also waits while a backup holds the instance: the backup does the same for
 // itself.
-func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link, seen launcherclient.Snapshot) error {
+func (r *Reconciler) reviewCheckpoints(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, seen launcherclient.Snapshot) error {
 	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
 	}
-	if held(vmi) || r.isReviewed(l.Launcher()) {
+	if isHeld(vmi) || r.isReviewed(l.Launcher()) {
 		return nil
 	}
 	l.Checkpoints.Lock()
@@ -33,19 +33,19 @@ func (r *Reconciler) review(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	if err := r.Live.Get(ctx, name, now); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if now.UID != vmi.UID || held(now) {
+	if now.UID != vmi.UID || isHeld(now) {
 		return nil
 	}
 	// A tracker that is deleted from here on triggers another review.
 	r.setReviewed(l.Launcher(), true)
-	if err := r.agree(ctx, name, l, seen.State); err != nil {
+	if err := r.alignCheckpoints(ctx, name, l, seen.State); err != nil {
 		r.setReviewed(l.Launcher(), false)
 		return fmt.Errorf("review checkpoints: %w", err)
 	}
 	return nil
 }
 
-func (r *Reconciler) agree(ctx context.Context, machine types.NamespacedName, l *launcherclient.Link, state *launcherpb.State) error {
+func (r *Reconciler) alignCheckpoints(ctx context.Context, machine types.NamespacedName, l *launcherclient.Client, state *launcherpb.State) error {
 	trackers, err := r.Keeper.Trackers(ctx, machine)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func reportsDisks(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.Stat
 	return true
 }
 
-func held(vmi *kubevirtv1.VirtualMachineInstance) bool {
+func isHeld(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return vmi.Status.ChangedBlockTracking != nil && vmi.Status.ChangedBlockTracking.BackupStatus != nil
 }
 

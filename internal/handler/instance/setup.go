@@ -33,7 +33,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(ofBackup)).
 		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
-		WatchesRawSource(source.Func(r.links)).
+		WatchesRawSource(source.Func(r.watchLaunchers)).
 		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
 		Complete(r)
 	if err != nil {
@@ -68,8 +68,8 @@ func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []ctrl
 	return requests
 }
 
-// links wakes the reconciler whenever a launcher reports something new.
-func (r *Reconciler) links(_ context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
-	r.Links.Subscribe(func(instance types.NamespacedName) { queue.Add(ctrl.Request{NamespacedName: instance}) })
+// watchLaunchers wakes the reconciler whenever a launcher reports something new.
+func (r *Reconciler) watchLaunchers(_ context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
+	r.Launchers.Subscribe(func(instance types.NamespacedName) { queue.Add(ctrl.Request{NamespacedName: instance}) })
 	return nil
 }

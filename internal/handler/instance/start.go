@@ -19,13 +19,10 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// configurationName is the name of the KubeVirt object.
-const configurationName = "kubevirt"
-
 // startGuest tells the launcher to start the guest. A problem is shown in status, for the user or until the next
 // attempt.
-func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Link) (*problem, error) {
-	sources, missing, err := r.sources(ctx, vmi)
+func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) (*problem, error) {
+	sources, missing, err := r.readDiskSources(ctx, vmi)
 	if err != nil || missing != nil {
 		return missing, err
 	}
@@ -42,7 +39,7 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	if err != nil {
 		return nil, fmt.Errorf("encode the instance: %w", err)
 	}
-	_, err = l.Client().Start(ctx, &launcherpb.StartRequest{
+	_, err = l.RPC().Start(ctx, &launcherpb.StartRequest{
 		Instance: encoded, UseEmulation: emulate,
 		ChangedBlockTracking: vmi.Annotations[layout.AnnotationTracking] == "true",
 		Disks:                sources,
@@ -51,7 +48,7 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	case codes.OK:
 		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Started", "Start", "The guest was started on node %s.", r.NodeName)
 		return nil, nil
-	case codes.FailedPrecondition, codes.InvalidArgument:
+	case codes.FailedPrecondition, codes.InvalidArgument, codes.NotFound:
 		message := status.Convert(err).Message()
 		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonStartFailed, "Start", "%s", message)
 		return &problem{ReasonStartFailed, message}, nil
@@ -59,9 +56,9 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	return nil, fmt.Errorf("start the guest: %w", err)
 }
 
-// sources reads the claims of the disks from the API server, because their identity decides whether an overlay is
+// readDiskSources reads the claims of the disks from the API server, because their identity decides whether an overlay is
 // trusted.
-func (r *Reconciler) sources(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]*launcherpb.DiskSource, *problem, error) {
+func (r *Reconciler) readDiskSources(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]*launcherpb.DiskSource, *problem, error) {
 	var all []*launcherpb.DiskSource
 	for _, v := range vmi.Spec.Volumes {
 		if v.PersistentVolumeClaim == nil {
@@ -104,12 +101,12 @@ func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1
 // useEmulation reads the setting at each start, so that a change takes effect without a restart of the handler.
 func (r *Reconciler) useEmulation(ctx context.Context) (bool, error) {
 	kv := &kubevirtv1.KubeVirt{}
-	err := r.Live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: configurationName}, kv)
+	err := r.Live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: layout.Configuration}, kv)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read KubeVirt %s/%s: %w", r.Namespace, configurationName, err)
+		return false, fmt.Errorf("read KubeVirt %s/%s: %w", r.Namespace, layout.Configuration, err)
 	}
 	dev := kv.Spec.Configuration.DeveloperConfiguration
 	return dev != nil && dev.UseEmulation, nil

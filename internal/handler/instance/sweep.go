@@ -47,7 +47,7 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 	for i := range all.Items {
 		for pod := range all.Items[i].Status.ActivePods {
 			owned[pod] = true
-			if l := r.Links.Get(pod); l != nil && !all.Items[i].Status.Phase.Final() {
+			if l := r.Launchers.Get(pod); l != nil && !all.Items[i].Status.Phase.Final() {
 				guests[launcherpb.State_Phase_name[int32(l.Snapshot().State.GetPhase())]]++
 			}
 		}
@@ -58,7 +58,7 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	abandoned, err := r.abandoned(ctx, mounted, owned)
+	abandoned, err := r.findAbandonedPods(ctx, mounted, owned)
 	if err != nil {
 		return err
 	}
@@ -69,16 +69,16 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 		if !abandoned[pod] {
 			continue
 		}
-		errs = append(errs, r.clear(pod, names))
+		errs = append(errs, r.unmountAll(pod, names))
 	}
 	r.Measures.Mounts(count)
 	return errors.Join(errs...)
 }
 
-// abandoned returns the launcher pods with mounts that no instance names. The cache has only instances with the
-// node's label, which may be missing for a moment. So before anything is unmounted, abandoned lists every instance
+// findAbandonedPods returns the launcher pods with mounts that no instance names. The cache has only instances with the
+// node's label, which may be missing for a moment. So before anything is unmounted, it lists every instance
 // in the cluster. That is rare.
-func (r *Reconciler) abandoned(ctx context.Context, mounted map[types.UID][]string, owned map[types.UID]bool) (map[types.UID]bool, error) {
+func (r *Reconciler) findAbandonedPods(ctx context.Context, mounted map[types.UID][]string, owned map[types.UID]bool) (map[types.UID]bool, error) {
 	candidates := map[types.UID]bool{}
 	for pod := range mounted {
 		if !owned[pod] {
@@ -100,10 +100,10 @@ func (r *Reconciler) abandoned(ctx context.Context, mounted map[types.UID][]stri
 	return candidates, nil
 }
 
-// clear removes everything that is mounted for a pod. It leaves what is busy to the next sweep.
-func (r *Reconciler) clear(pod types.UID, names []string) error {
+// unmountAll removes everything that is mounted for a pod. It leaves what is busy to the next sweep.
+func (r *Reconciler) unmountAll(pod types.UID, names []string) error {
 	for _, name := range names {
-		if err := r.detach(pod, name, nil); errors.Is(err, mount.ErrBusy) {
+		if err := r.detachVolume(pod, name, nil); errors.Is(err, mount.ErrBusy) {
 			return nil
 		} else if err != nil {
 			return err

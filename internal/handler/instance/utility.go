@@ -30,9 +30,9 @@ type Mounts interface {
 	All() (map[types.UID][]string, error)
 }
 
-// wanted returns the utility volumes that must be in the launcher. There are none if the guest has ended. A volume
+// wantedVolumes returns the utility volumes that must be in the launcher. There are none if the guest has ended. A volume
 // in the spec whose phase is Detaching or UnMountedFromPod has lost its attachment pod, and is left out.
-func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
+func wantedVolumes(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 	var names []string
 	if ended {
 		return nil
@@ -48,11 +48,11 @@ func wanted(vmi *kubevirtv1.VirtualMachineInstance, ended bool) []string {
 	return names
 }
 
-// volumes mounts and unmounts the instance's utility volumes and writes the result into status. The returned
+// syncVolumes mounts and unmounts the instance's utility volumes and writes the result into status. The returned
 // duration is when to look again, or 0.
-func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
+func (r *Reconciler) syncVolumes(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Client, status *kubevirtv1.VirtualMachineInstanceStatus) (*problem, time.Duration, error) {
 	ended := status.Phase.Final()
-	keep := wanted(vmi, ended)
+	keep := wantedVolumes(vmi, ended)
 	mounted, err := r.Mounts.Names(pod)
 	if err != nil {
 		return nil, 0, err
@@ -63,7 +63,7 @@ func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 		if slices.Contains(keep, name) {
 			continue
 		}
-		if err := r.detach(pod, name, l); err != nil {
+		if err := r.detachVolume(pod, name, l); err != nil {
 			again = retryInterval
 			trouble = &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s cannot be unmounted yet: %v", name, err)}
 		}
@@ -82,35 +82,35 @@ func (r *Reconciler) volumes(ctx context.Context, vmi *kubevirtv1.VirtualMachine
 			continue
 		}
 		if !slices.Contains(keep, s.Name) {
-			if detachable(s.Phase) && !slices.Contains(mounted, s.Name) {
+			if mayBeInLauncher(s.Phase) && !slices.Contains(mounted, s.Name) {
 				s.Phase, s.Reason, s.Message = kubevirtv1.VolumeUnMountedFromPod, "", ""
 				r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "UtilityVolumeUnmounted", "Unmount", "Utility volume %s was unmounted from the launcher.", s.Name)
 			}
 			continue
 		}
-		if p := r.attach(ctx, vmi, pod, l, s, slices.Contains(mounted, s.Name)); p != nil {
+		if p := r.attachVolume(ctx, vmi, pod, l, s, slices.Contains(mounted, s.Name)); p != nil {
 			trouble, again = p, retryInterval
 		}
 	}
 	return trouble, again, nil
 }
 
-// detachable reports whether a volume in this phase may be in the launcher. The controller writes the phases before
+// mayBeInLauncher reports whether a volume in this phase may be in the launcher. The controller writes the phases before
 // and after.
-func detachable(p kubevirtv1.VolumePhase) bool {
+func mayBeInLauncher(p kubevirtv1.VolumePhase) bool {
 	return p == kubevirtv1.VolumeAttachedToNode || p == kubevirtv1.VolumeMountedToPod || p == kubevirtv1.VolumeDetaching
 }
 
-// attach mounts one volume that is attached to the node. If something prevents it, the volume's status says so and
+// attachVolume mounts one volume that is attached to the node. If something prevents it, the volume's status says so and
 // it is retried.
-func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
+func (r *Reconciler) attachVolume(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Client, s *kubevirtv1.VolumeStatus, mounted bool) *problem {
 	if (s.Phase != kubevirtv1.VolumeAttachedToNode && s.Phase != kubevirtv1.VolumeMountedToPod) || s.HotplugVolume.AttachPodUID == "" {
 		return nil
 	}
 	if mounted && s.Phase == kubevirtv1.VolumeMountedToPod {
 		return nil
 	}
-	if err := r.mount(ctx, vmi, pod, l, s); err != nil {
+	if err := r.mountVolume(ctx, vmi, pod, l, s); err != nil {
 		s.Reason, s.Message = ReasonMountFailed, err.Error()
 		return &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s: %v", s.Name, err)}
 	}
@@ -119,7 +119,7 @@ func (r *Reconciler) attach(ctx context.Context, vmi *kubevirtv1.VirtualMachineI
 	return nil
 }
 
-func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Link, s *kubevirtv1.VolumeStatus) error {
+func (r *Reconciler) mountVolume(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod types.UID, l *launcherclient.Client, s *kubevirtv1.VolumeStatus) error {
 	i := slices.IndexFunc(vmi.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == s.Name })
 	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
 		Namespace: vmi.Namespace, Instance: vmi.Name, InstanceUID: vmi.UID,
@@ -142,29 +142,29 @@ func (r *Reconciler) mount(ctx context.Context, vmi *kubevirtv1.VirtualMachineIn
 	return r.Mounts.Attach(pod, s.Name, source)
 }
 
-// detach unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although
+// detachVolume unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although
 // the launcher runs no backup.
-func (r *Reconciler) detach(pod types.UID, name string, l *launcherclient.Link) error {
+func (r *Reconciler) detachVolume(pod types.UID, name string, l *launcherclient.Client) error {
 	key := mountKey{pod, name}
 	err := r.Mounts.Detach(pod, name, false)
 	if err == nil || !errors.Is(err, mount.ErrBusy) {
-		r.busy.clear(key)
+		r.busy.clearBusy(key)
 		return err
 	}
-	if since := r.busy.since(key, r.Clock.Now()); r.Clock.Since(since) < lazyAfter || backupRuns(l) {
+	if since := r.busy.busySince(key, r.Clock.Now()); r.Clock.Since(since) < lazyAfter || backupRuns(l) {
 		return err
 	}
 	r.Log.Info("a utility volume stays busy, it is unmounted lazily", "pod", pod, "volume", name)
 	if err := r.Mounts.Detach(pod, name, true); err != nil {
 		return err
 	}
-	r.busy.clear(key)
+	r.busy.clearBusy(key)
 	return nil
 }
 
 // backupRuns reports whether the launcher may still be writing to a target. A launcher that does not answer is dead
 // or unknown; its writes end with its pod.
-func backupRuns(l *launcherclient.Link) bool {
+func backupRuns(l *launcherclient.Client) bool {
 	if l == nil {
 		return false
 	}

@@ -46,7 +46,7 @@ func TestVolumes_withoutAttachmentPodAreUnmounted(t *testing.T) {
 	})
 	pass := func() (phases map[string]kubevirtv1.VolumePhase, again time.Duration) {
 		t.Helper()
-		_, again, err := r.volumes(t.Context(), v, "launcher", nil, &v.Status)
+		_, again, err := r.syncVolumes(t.Context(), v, "launcher", nil, &v.Status)
 		if err != nil {
 			t.Fatal(err)
 		}

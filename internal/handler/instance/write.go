@@ -10,17 +10,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // writeInterval is the minimum time between two writes of one instance's status that nobody waits for.
 const writeInterval = time.Second
 
-// write sends the changed fields of status. The write fails if somebody has written the object since it was read.
-func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
+// writeStatus sends the changed fields of status. The write fails if somebody has written the object since it was read.
+func (r *Reconciler) writeStatus(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
 	if equality.Semantic.DeepEqual(old.Status, next.Status) {
 		return nil
 	}
-	patch := client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})
+	patch := reconcile.MergeFrom(old)
 	if err := r.Cached.Status().Patch(ctx, next, patch); err != nil {
 		return client.IgnoreNotFound(err)
 	}
@@ -36,7 +37,7 @@ func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMac
 // holdBack returns how long a change that nobody waits for must be delayed, so that a busy launcher does not flood
 // the API server.
 func (r *Reconciler) holdBack(old, next *kubevirtv1.VirtualMachineInstance) time.Duration {
-	if urgent(&old.Status, &next.Status) || equality.Semantic.DeepEqual(old.Status, next.Status) {
+	if isUrgent(&old.Status, &next.Status) || equality.Semantic.DeepEqual(old.Status, next.Status) {
 		return 0
 	}
 	r.mu.Lock()
@@ -48,8 +49,8 @@ func (r *Reconciler) holdBack(old, next *kubevirtv1.VirtualMachineInstance) time
 	return max(0, writeInterval-r.Clock.Since(last))
 }
 
-// urgent reports whether others act on the change.
-func urgent(old, next *kubevirtv1.VirtualMachineInstanceStatus) bool {
+// isUrgent reports whether others act on the change.
+func isUrgent(old, next *kubevirtv1.VirtualMachineInstanceStatus) bool {
 	same := func(a, b kubevirtv1.Condition) bool {
 		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
 	}

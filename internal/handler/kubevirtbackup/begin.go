@@ -13,18 +13,19 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// begin plans a backup and tells the launcher to begin it.
-func (r *Reconciler) begin(ctx context.Context, s *scene) (ctrl.Result, error) {
-	s.link.Checkpoints.Lock()
-	defer s.link.Checkpoints.Unlock()
-	if ok, err := r.confirm(ctx, s); err != nil || !ok {
+// beginBackup plans a backup and tells the launcher to begin it.
+func (r *Reconciler) beginBackup(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	s.launcher.Checkpoints.Lock()
+	defer s.launcher.Checkpoints.Unlock()
+	if ok, err := r.confirmStarting(ctx, s); err != nil || !ok {
 		return ctrl.Result{}, err
 	}
-	state, err := s.link.Fresh(ctx)
+	state, err := s.launcher.Fresh(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -33,38 +34,38 @@ func (r *Reconciler) begin(ctx context.Context, s *scene) (ctrl.Result, error) {
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
 	if other := state.GetBackup(); other != nil {
-		return r.displace(ctx, s, other)
+		return r.endEarlierBackup(ctx, s, other)
 	}
 	if p := state.GetPhase(); p != launcherpb.State_RUNNING && p != launcherpb.State_PAUSED {
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
-	p, err := r.plan(ctx, s)
+	p, err := r.planBackup(ctx, s)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if len(p.Volumes) == 0 {
-		return r.fail(ctx, s, Failure{Reason: backupv1.ReasonNoEligibleDisk, Message: "no disk of the running guest is tracked"})
+		return r.failBackup(ctx, s, backupstate.NoEligibleDisk(s.backup.Status.SourceName))
 	}
-	return r.tell(ctx, s, p)
+	return r.tellLauncher(ctx, s, p)
 }
 
-// confirm reads the backup live, so that a cache that is behind does not make the handler begin a backup that has
+// confirmStarting reads the backup live, so that a cache that is behind does not make the handler begin a backup that has
 // ended.
-func (r *Reconciler) confirm(ctx context.Context, s *scene) (bool, error) {
+func (r *Reconciler) confirmStarting(ctx context.Context, s *gathered) (bool, error) {
 	live := &backupv1.VirtualMachineBackup{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(s.backup), live); err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
 	ok := live.UID == s.backup.UID && live.Status.Phase == backupv1.BackupStarting && live.DeletionTimestamp.IsZero()
-	if ok && !holds(live, s.instance) {
+	if ok && !holdsInstance(live, s.instance) {
 		return false, fmt.Errorf("the backup does not hold instance %s/%s", s.instance.Namespace, s.instance.Name)
 	}
 	s.backup, s.before = live, live.DeepCopy()
 	return ok, nil
 }
 
-// holds reports whether the instance's lock is the backup's.
-func holds(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
+// holdsInstance reports whether the instance's lock is the backup's.
+func holdsInstance(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) bool {
 	tracking := vmi.Status.ChangedBlockTracking
 	if tracking == nil || tracking.BackupStatus == nil || tracking.BackupStatus.BackupName != b.Name {
 		return false
@@ -73,13 +74,13 @@ func holds(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInsta
 	return tracking.BackupStatus.BackupMsg == nil || *tracking.BackupStatus.BackupMsg == layout.BackupLock(b.UID)
 }
 
-// displace ends another backup in the launcher: the lock says that it is over.
-func (r *Reconciler) displace(ctx context.Context, s *scene, other *launcherpb.Backup) (ctrl.Result, error) {
+// endEarlierBackup ends another backup in the launcher: the lock says that it is over.
+func (r *Reconciler) endEarlierBackup(ctx context.Context, s *gathered, other *launcherpb.Backup) (ctrl.Result, error) {
 	var err error
 	if other.GetPhase() == launcherpb.Backup_DONE || other.GetPhase() == launcherpb.Backup_FAILED {
-		_, err = s.link.Client().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: other.GetUid()})
+		_, err = s.launcher.RPC().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: other.GetUid()})
 	} else {
-		_, err = s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: other.GetUid()})
+		_, err = s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: other.GetUid()})
 	}
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("end the earlier backup %s: %w", other.GetUid(), err)
@@ -87,50 +88,51 @@ func (r *Reconciler) displace(ctx context.Context, s *scene, other *launcherpb.B
 	return ctrl.Result{RequeueAfter: beginInterval}, nil
 }
 
-// plan validates the checkpoints of the machine's trackers and decides how to back up each disk.
-func (r *Reconciler) plan(ctx context.Context, s *scene) (Plan, error) {
-	in := Input{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks()}
+// planBackup validates the checkpoints of the machine's trackers and decides how to back up each disk.
+func (r *Reconciler) planBackup(ctx context.Context, s *gathered) (plan, error) {
+	in := planInput{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks()}
 	trackers, err := r.Keeper.Trackers(ctx, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName})
 	if err != nil {
-		return Plan{}, err
+		return plan{}, err
 	}
-	if trackers, err = r.Keeper.Validate(ctx, s.link, s.state, trackers); err != nil {
-		return Plan{}, err
+	if trackers, err = r.Keeper.Validate(ctx, s.launcher, s.state, trackers); err != nil {
+		return plan{}, err
 	}
 	for i := range trackers {
-		if planned(s.backup, &trackers[i]) {
+		if isPlannedTracker(s.backup, &trackers[i]) {
 			in.Tracker = &trackers[i].Status
 		}
 	}
-	return plan(in), nil
+	return planDisks(in), nil
 }
 
-// planned reports whether t is the tracker that the controller planned the backup with, and not a later one of the
+// isPlannedTracker reports whether t is the tracker that the controller planned the backup with, and not a later one of the
 // same name.
-func planned(b *backupv1.VirtualMachineBackup, t *backupv1.VirtualMachineBackupTracker) bool {
+func isPlannedTracker(b *backupv1.VirtualMachineBackup, t *backupv1.VirtualMachineBackupTracker) bool {
 	return t.Name == b.Spec.BackupTracker && (b.Status.TrackerUID == "" || b.Status.TrackerUID == t.UID)
 }
 
-// tell records the plan and calls BeginBackup.
-func (r *Reconciler) tell(ctx context.Context, s *scene, p Plan) (ctrl.Result, error) {
+// tellLauncher records the plan and calls BeginBackup.
+func (r *Reconciler) tellLauncher(ctx context.Context, s *gathered, p plan) (ctrl.Result, error) {
 	// Record the plan first: only volumes in the plan are mirrored from the launcher.
-	p.record(&s.backup.Status)
-	s.backup.Status.Reason, s.backup.Status.Message = backupv1.ReasonStarting, "the node prepares the point in time"
-	if err := r.write(ctx, s); err != nil {
+	p.recordIn(&s.backup.Status)
+	starting := backupstate.Starting(r.NodeName)
+	s.backup.Status.Reason, s.backup.Status.Message = starting.Reason, starting.Message
+	if err := r.writeStatus(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
 	s.before = s.backup.DeepCopy()
-	job, err := s.link.Client().BeginBackup(ctx, p.request(s.backup, layout.BackupUtilityVolume(s.backup.UID)))
+	job, err := s.launcher.RPC().BeginBackup(ctx, p.beginRequest(s.backup, layout.BackupUtilityVolume(s.backup.UID)))
 	switch code := status.Code(err); code {
 	case codes.OK:
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.Unimplemented, codes.NotFound, codes.OutOfRange:
-		return r.fail(ctx, s, Failure{Reason: backupv1.ReasonHypervisorError, Message: "the launcher refuses the backup: " + status.Convert(err).Message()})
+		return r.failBackup(ctx, s, backupstate.LauncherRefused(status.Convert(err).Message()))
 	default:
 		return ctrl.Result{}, fmt.Errorf("begin: %w", err)
 	}
 	if s.backup.Spec.BackupTracker != "" {
 		for _, v := range p.Volumes {
-			if !v.Incremental() {
+			if !v.incremental() {
 				r.Measures.Fallback(v.FullReason)
 			}
 		}
@@ -139,38 +141,35 @@ func (r *Reconciler) tell(ctx context.Context, s *scene, p Plan) (ctrl.Result, e
 		// The next pass judges the outcome, with everything in view.
 		return ctrl.Result{RequeueAfter: beginInterval}, nil
 	}
-	mirror(s.backup, job)
-	return ctrl.Result{RequeueAfter: beginInterval}, r.write(ctx, s)
+	mirrorJob(s.backup, job)
+	return ctrl.Result{RequeueAfter: beginInterval}, r.writeStatus(ctx, s)
 }
 
-// replan handles a base that libvirt refused although it was validated. It discards the disks from the tracker, so
+// replanWithoutBase handles a base that libvirt refused although it was validated. It discards the disks from the tracker, so
 // that the next plan is full for them, and the job is begun again. Each round turns at least one disk full, so the
 // number of disks limits the rounds.
-func (r *Reconciler) replan(ctx context.Context, s *scene, job *launcherpb.Backup) (ctrl.Result, error) {
-	volumes := unusable(s.backup.Status.IncludedVolumes, job)
+func (r *Reconciler) replanWithoutBase(ctx context.Context, s *gathered, job *launcherpb.Backup) (ctrl.Result, error) {
+	volumes := disksWithLostBase(s.backup.Status.IncludedVolumes, job)
 	if len(volumes) == 0 {
-		return r.fail(ctx, s, Failure{
-			Reason:  backupv1.ReasonHypervisorError,
-			Message: "the launcher lost the base of a backup without incremental disks: " + job.GetMessage(),
-		})
+		return r.failBackup(ctx, s, backupstate.BaseLostWithoutIncrement(job.GetMessage()))
 	}
-	s.link.Checkpoints.Lock()
-	defer s.link.Checkpoints.Unlock()
-	if ok, err := r.confirm(ctx, s); err != nil || !ok {
+	s.launcher.Checkpoints.Lock()
+	defer s.launcher.Checkpoints.Unlock()
+	if ok, err := r.confirmStarting(ctx, s); err != nil || !ok {
 		return ctrl.Result{}, err
 	}
-	if err := r.discard(ctx, s, volumes, job.GetMessage()); err != nil {
+	if err := r.discardDisks(ctx, s, volumes, job.GetMessage()); err != nil {
 		return ctrl.Result{}, err
 	}
-	if _, err := s.link.Client().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+	if _, err := s.launcher.RPC().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: string(s.backup.UID)}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("forget the attempt: %w", err)
 	}
 	return ctrl.Result{RequeueAfter: retryInterval}, nil
 }
 
-// unusable returns the incremental disks whose base is lost: those that the launcher names, or all of them if it
+// disksWithLostBase returns the incremental disks whose base is lost: those that the launcher names, or all of them if it
 // names none.
-func unusable(planned []backupv1.IncludedVolume, job *launcherpb.Backup) []string {
+func disksWithLostBase(planned []backupv1.IncludedVolume, job *launcherpb.Backup) []string {
 	var named, all []string
 	for _, v := range planned {
 		if v.Type != backupv1.Incremental {
@@ -187,7 +186,7 @@ func unusable(planned []backupv1.IncludedVolume, job *launcherpb.Backup) []strin
 	return all
 }
 
-func (r *Reconciler) discard(ctx context.Context, s *scene, volumes []string, seen string) error {
+func (r *Reconciler) discardDisks(ctx context.Context, s *gathered, volumes []string, seen string) error {
 	trackers, err := r.Keeper.Trackers(ctx, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName})
 	if err != nil || s.backup.Status.BaseCheckpoint == nil {
 		return err
@@ -200,7 +199,7 @@ func (r *Reconciler) discard(ctx context.Context, s *scene, volumes []string, se
 		disks = append(disks, backupv1.DiscardedDisk{Volume: v, Reason: backupv1.FullBitmapLost, Message: seen})
 	}
 	for i := range trackers {
-		if !planned(s.backup, &trackers[i]) {
+		if !isPlannedTracker(s.backup, &trackers[i]) {
 			continue
 		}
 		return r.Keeper.Discard(ctx, &trackers[i], s.backup.Status.BaseCheckpoint.Name, disks)

@@ -7,7 +7,7 @@
 //
 // What to do with a backup follows from the object on the API server and from what the launcher reports about the
 // job with the object's UID. So a handler that restarts at any line continues where the last one stopped: if the
-// job was begun, the handler finds it by its UID, and otherwise begins it. The launcher's link is locked from the
+// job was begun, the handler finds it by its UID, and otherwise begins it. The launcher's client is locked from the
 // decision to begin until the launcher has answered, so that nobody deletes the checkpoint that the plan relies on.
 //
 // Nothing here moves a tracker forward. The controller does that, after Copied.

@@ -9,20 +9,21 @@ import (
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// mirror writes what the launcher reports about a running or finished job into the backup's status. It leaves the
+// mirrorJob writes what the launcher reports about a running or finished job into the backup's status. It leaves the
 // phase of a failed job to the caller, who knows the reasons.
-func mirror(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
+func mirrorJob(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	s := &b.Status
 	switch job.GetPhase() {
 	case launcherpb.Backup_COPYING:
-		s.Phase, s.Reason, s.Message = backupv1.BackupCopying, backupv1.ReasonCopying, "data is being copied"
+		enterPhase(b, backupv1.BackupCopying, backupstate.Copying())
 	case launcherpb.Backup_FINISHING:
-		s.Phase, s.Reason, s.Message = backupv1.BackupCopying, backupv1.ReasonCopying, "the copied files are being hashed and made durable"
+		enterPhase(b, backupv1.BackupCopying, backupstate.Sealing())
 	case launcherpb.Backup_DONE:
-		s.Phase, s.Reason, s.Message = backupv1.BackupCopied, backupv1.ReasonFinishing, "all data is on the target"
+		enterPhase(b, backupv1.BackupCopied, backupstate.Copied())
 	case launcherpb.Backup_PHASE_UNSPECIFIED, launcherpb.Backup_PREPARING, launcherpb.Backup_FAILED:
 	}
 	if t := job.GetPointInTime(); t.IsValid() && t.AsTime().Unix() > 0 {
@@ -89,31 +90,34 @@ func mirrorFallback(planned *backupv1.IncludedVolume, told *launcherpb.BackedUpV
 }
 
 func mirrorQuiesce(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
-	c := metav1.Condition{Type: backupv1.ConditionQuiesced, Status: metav1.ConditionFalse, ObservedGeneration: b.Generation, Message: job.GetQuiesceMessage()}
-	message := "the backup is crash consistent"
-	switch job.GetQuiesce() {
+	var quiesced backupstate.State
+	status := metav1.ConditionFalse
+	switch message := job.GetQuiesceMessage(); job.GetQuiesce() {
 	case launcherpb.Backup_FROZEN:
-		c.Status, c.Reason, message = metav1.ConditionTrue, backupv1.ReasonFrozen, "the guest agent froze the file systems"
+		status, quiesced = metav1.ConditionTrue, backupstate.Frozen(message)
 		b.Status.FrozenMillis = ptr.To(job.GetFrozenMillis())
 	case launcherpb.Backup_SKIPPED:
-		c.Reason, message = backupv1.ReasonQuiesceSkipped, "spec.skipQuiesce: the backup is crash consistent"
+		quiesced = backupstate.QuiesceSkipped(message)
 	case launcherpb.Backup_AGENT_ABSENT:
-		c.Reason, message = backupv1.ReasonAgentAbsent, "no guest agent answers: the backup is crash consistent; install qemu-guest-agent"
+		quiesced = backupstate.AgentAbsent(message)
 	case launcherpb.Backup_FREEZE_FAILED:
-		c.Reason = backupv1.ReasonFreezeFailed
+		quiesced = backupstate.FreezeFailed(message)
 	case launcherpb.Backup_THAWED_EARLY:
-		c.Reason = backupv1.ReasonThawedEarly
+		quiesced = backupstate.ThawedEarly(message)
 		b.Status.FrozenMillis = ptr.To(job.GetFrozenMillis())
 	case launcherpb.Backup_QUIESCE_UNSPECIFIED:
 		return
 	}
-	if c.Message == "" {
-		c.Message = message
-	}
-	meta.SetStatusCondition(&b.Status.Conditions, c)
+	meta.SetStatusCondition(&b.Status.Conditions, metav1.Condition{
+		Type: backupv1.ConditionQuiesced, Status: status, ObservedGeneration: b.Generation, Reason: quiesced.Reason, Message: quiesced.Message,
+	})
 }
 
-// fail sets the backup to CopyFailed.
-func fail(b *backupv1.VirtualMachineBackup, f Failure) {
-	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, f.Reason, advised(f)
+// enterCopyFailed sets the backup to CopyFailed.
+func enterCopyFailed(b *backupv1.VirtualMachineBackup, end backupstate.State) {
+	enterPhase(b, backupv1.BackupCopyFailed, end)
+}
+
+func enterPhase(b *backupv1.VirtualMachineBackup, phase backupv1.BackupPhase, state backupstate.State) {
+	b.Status.Phase, b.Status.Reason, b.Status.Message = phase, state.Reason, state.Message
 }

@@ -6,50 +6,46 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Failure is why a backup failed: a reason of api/backup/v1alpha1 and a message for people.
-type Failure struct {
-	Reason, Message string
-}
-
-// failed translates the launcher's failure. The launcher knows what happened to the job, and the objects tell who
+// stateOfFailure translates the launcher's failure. The launcher knows what happened to the job, and the objects tell who
 // wanted it. An abort comes from the user's deletion or from a forced stop. A stop comes from a user or from the
 // pod.
-func failed(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, job *launcherpb.Backup) Failure {
-	f := Failure{Reason: backupv1.ReasonHypervisorError, Message: job.GetMessage()}
+func stateOfFailure(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, job *launcherpb.Backup) backupstate.State {
+	message := job.GetMessage()
+	if message == "" {
+		message = fmt.Sprintf("The launcher reports %s", job.GetFailure())
+	}
 	switch job.GetFailure() {
 	case launcherpb.Backup_ABORTED:
-		f = aborted(b, vmi)
+		return stateOfAbort(b, vmi)
 	case launcherpb.Backup_STOPPED:
-		f = stopped(vmi)
+		return stateOfStop(b, vmi)
 	case launcherpb.Backup_INSUFFICIENT_SPACE:
-		f.Reason = backupv1.ReasonInsufficientSpace
+		return backupstate.InsufficientSpace(message)
 	case launcherpb.Backup_TARGET_FULL:
-		f.Reason = backupv1.ReasonTargetFull
+		return backupstate.TargetFull(message)
 	case launcherpb.Backup_TARGET_INVALID:
-		f.Reason = backupv1.ReasonTargetInvalid
+		return backupstate.TargetInvalid(message)
 	case launcherpb.Backup_TARGET_STALLED:
-		f.Reason = backupv1.ReasonTargetStalled
+		return backupstate.TargetStalled(message)
 	case launcherpb.Backup_GUEST_SHUTDOWN:
-		f.Reason = backupv1.ReasonGuestShutdown
+		return backupstate.GuestShutdown(b.Status.SourceName, "")
 	case launcherpb.Backup_GUEST_CRASHED:
-		f.Reason = backupv1.ReasonGuestCrashed
+		return backupstate.GuestCrashed(b.Status.SourceName, "")
 	case launcherpb.Backup_FAILURE_UNSPECIFIED, launcherpb.Backup_HYPERVISOR_ERROR, launcherpb.Backup_BASE_LOST:
 	}
-	if f.Message == "" {
-		f.Message = fmt.Sprintf("the launcher reports %s", job.GetFailure())
-	}
-	return f
+	return backupstate.HypervisorError(message)
 }
 
-func aborted(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) Failure {
-	if b.DeletionTimestamp.IsZero() && forced(vmi) {
-		return stopped(vmi)
+func stateOfAbort(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) backupstate.State {
+	if b.DeletionTimestamp.IsZero() && isStopForced(vmi) {
+		return stateOfStop(b, vmi)
 	}
-	return Failure{Reason: backupv1.ReasonAborted, Message: "the backup was deleted while it ran"}
+	return backupstate.Aborted(b.Name)
 }
 
 // targetLost reports whether the backup's target is no longer in the launcher, or is about to be taken out of it. A
@@ -65,59 +61,41 @@ func targetLost(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachine
 	})
 }
 
-func detached() Failure {
-	return Failure{Reason: backupv1.ReasonTargetDetached, Message: "the pod that holds the target on the node ended while the backup ran"}
-}
-
-// stopped returns the failure of a backup whose guest is being stopped. vmi may be nil.
-func stopped(vmi *kubevirtv1.VirtualMachineInstance) Failure {
+// stateOfStop returns how a backup ends whose guest is being stopped. vmi may be nil.
+func stateOfStop(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance) backupstate.State {
+	machine := b.Status.SourceName
 	switch {
-	case forced(vmi):
-		return Failure{Reason: backupv1.ReasonStopForced, Message: "the virtual machine was stopped with force while the backup ran"}
+	case isStopForced(vmi):
+		return backupstate.StopForced(machine)
 	case vmi == nil:
-		return Failure{Reason: backupv1.ReasonVMDeleted, Message: "the virtual machine instance is gone"}
+		return backupstate.InstanceDeleted(machine)
 	case !vmi.DeletionTimestamp.IsZero():
-		return Failure{Reason: backupv1.ReasonVMDeleted, Message: "the virtual machine is being stopped"}
+		return backupstate.MachineStopped(machine)
 	}
-	return Failure{Reason: backupv1.ReasonGuestShutdown, Message: "the guest was shut down from outside, as when its pod is deleted"}
+	return backupstate.GuestShutdown(machine, backupstate.ShutdownFromOutside)
 }
 
-func forced(vmi *kubevirtv1.VirtualMachineInstance) bool {
+func isStopForced(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return vmi != nil && !vmi.DeletionTimestamp.IsZero() && vmi.Annotations[layout.AnnotationForceStop] == "true"
 }
 
-// guestGone reports whether the guest that a backup was started on has ended for good, and how that makes the
-// backup fail. state is the last one that the launcher reported, or nil. vmi is nil if no instance of the name
-// exists.
-func guestGone(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) (Failure, bool) {
-	switch {
-	case vmi == nil || vmi.UID != b.Status.InstanceUID:
-		return stopped(nil), true
-	case state.GetPhase() == launcherpb.State_ENDED:
-		return ended(vmi, state), true
-	case vmi.Status.Phase == kubevirtv1.PhaseSucceeded:
-		return Failure{Reason: backupv1.ReasonGuestShutdown, Message: "the guest shut down while the backup ran"}, true
-	case vmi.Status.Phase == kubevirtv1.PhaseFailed:
-		message := "the guest or its pod died while the backup ran"
-		if vmi.Status.Reason != "" {
-			message += " (" + vmi.Status.Reason + ")"
-		}
-		return Failure{Reason: backupv1.ReasonGuestCrashed, Message: message}, true
+// guestGone reports whether the guest that a backup was started on has ended for good, and how the backup ends then.
+// state is the last one that the launcher reported, or nil. The launcher knows better than the instance how the guest
+// ended. vmi is nil if no instance of the name exists.
+func guestGone(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) (backupstate.State, bool) {
+	if vmi != nil && vmi.UID == b.Status.InstanceUID && state.GetPhase() == launcherpb.State_ENDED {
+		return stateOfEnd(b, vmi, state), true
 	}
-	return Failure{}, false
+	return backupstate.GuestEnd(b.Status.SourceName, b.Status.InstanceUID, vmi)
 }
 
-func ended(vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) Failure {
-	f := Failure{Reason: backupv1.ReasonGuestCrashed, Message: "the guest crashed while the backup ran"}
+func stateOfEnd(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachineInstance, state *launcherpb.State) backupstate.State {
 	switch state.GetEnd() {
 	case launcherpb.State_GUEST_SHUTDOWN:
-		f = Failure{Reason: backupv1.ReasonGuestShutdown, Message: "the guest shut down while the backup ran"}
+		return backupstate.GuestShutdown(b.Status.SourceName, "")
 	case launcherpb.State_REQUESTED_SHUTDOWN, launcherpb.State_KILLED:
-		f = stopped(vmi)
+		return stateOfStop(b, vmi)
 	case launcherpb.State_END_UNSPECIFIED, launcherpb.State_CRASHED, launcherpb.State_START_FAILED:
-		if state.GetMessage() != "" {
-			f.Message += ": " + state.GetMessage()
-		}
 	}
-	return f
+	return backupstate.GuestCrashed(b.Status.SourceName, state.GetMessage())
 }

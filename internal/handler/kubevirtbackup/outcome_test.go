@@ -9,8 +9,10 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/backupevents"
 )
 
 func deleted() metav1.ObjectMeta {
@@ -60,14 +62,17 @@ func TestOutcome_everyFailureHasItsReason(t *testing.T) {
 		if r.deleted {
 			b.ObjectMeta = deleted()
 		}
-		f := failed(b, r.vmi, &pb.Backup{Failure: r.failure})
+		f := stateOfFailure(b, r.vmi, &pb.Backup{Failure: r.failure})
 		if f.Reason != r.want || f.Message == "" {
 			t.Errorf("%s (deleted %v): %+v, want %s", r.failure, r.deleted, f, r.want)
 		}
 		// The launcher's message about a target's space contains its own advice.
 		space := f.Reason == backupv1.ReasonInsufficientSpace || f.Reason == backupv1.ReasonTargetFull
-		if text := advised(f); !space && (!strings.HasPrefix(text, f.Message) || !strings.Contains(text, "create another backup")) {
-			t.Errorf("%s says %q, and not what to do", f.Reason, text)
+		if !space && !strings.Contains(f.Message, "create another backup") {
+			t.Errorf("%s says %q, and not what to do", f.Reason, f.Message)
+		}
+		if !backupstate.Writes(backupstate.Handler, f.Reason) {
+			t.Errorf("%s is no reason of the handler's", f.Reason)
 		}
 	}
 	for value, name := range pb.Backup_Failure_name {
@@ -75,7 +80,7 @@ func TestOutcome_everyFailureHasItsReason(t *testing.T) {
 			t.Errorf("%s has no row", name)
 		}
 	}
-	if f := failed(&backupv1.VirtualMachineBackup{}, runs, &pb.Backup{Failure: pb.Backup_TARGET_FULL, Message: "words"}); f.Message != "words" {
+	if f := stateOfFailure(&backupv1.VirtualMachineBackup{}, runs, &pb.Backup{Failure: pb.Backup_TARGET_FULL, Message: "words"}); f.Message != "words" {
 		t.Errorf("the launcher's words are lost: %+v", f)
 	}
 }
@@ -130,7 +135,7 @@ func TestMirrorJob_neverShowsARunningJobAsDone(t *testing.T) {
 	} {
 		b := &backupv1.VirtualMachineBackup{}
 		b.Status.Phase = backupv1.BackupStarting
-		mirror(b, &pb.Backup{Phase: test.phase, TotalBytes: test.total, ProcessedBytes: test.have})
+		mirrorJob(b, &pb.Backup{Phase: test.phase, TotalBytes: test.total, ProcessedBytes: test.have})
 		var percent string
 		if b.Status.Progress != nil {
 			percent = b.Status.Progress.Percent
@@ -138,16 +143,41 @@ func TestMirrorJob_neverShowsARunningJobAsDone(t *testing.T) {
 		if percent != test.percent || b.Status.Phase != test.want {
 			t.Errorf("%+v: %s %s", test, percent, b.Status.Phase)
 		}
+		if !backupstate.MayWrite(backupstate.Handler, backupv1.BackupStarting, b.Status.Phase) {
+			t.Errorf("a handler may not go from Starting to %s", b.Status.Phase)
+		}
 	}
 }
 
-// A guest that was stopped may have been killed before it saved its bitmaps, for example by a forced deletion of
-// its pod.
-func TestAdvice_promisesNoBaseAfterTheGuestsEnd(t *testing.T) {
+// TestOutcome_readsLikeTheControllers: the controller has the same test.
+func TestOutcome_readsLikeTheControllers(t *testing.T) {
 	t.Parallel()
-	for _, reason := range []string{backupv1.ReasonStopForced, backupv1.ReasonGuestShutdown} {
-		if text := advised(Failure{Reason: reason, Message: "it ended"}); !strings.Contains(text, "if the guest ended cleanly, and is full otherwise") {
-			t.Errorf("%s says %q", reason, text)
+	for _, e := range backupevents.All("b", "vm") {
+		vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "vmi"}, Status: kubevirtv1.VirtualMachineInstanceStatus{Phase: kubevirtv1.PhaseRunning}}
+		b := &backupv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+		b.Status.Phase, b.Status.SourceName, b.Status.InstanceUID = backupv1.BackupCopying, "vm", "vmi"
+		vmi = e.Happen(b, vmi)
+		end, gone := guestGone(b, vmi, nil)
+		if b.DeletionTimestamp != nil {
+			end, gone = stateOfFailure(b, vmi, &pb.Backup{Failure: pb.Backup_ABORTED, Message: "the backup was aborted"}), true
 		}
+		if end != e.Want || !gone {
+			t.Errorf("%s: %v, %+v, want %+v", e.Name, gone, end, e.Want)
+		}
+	}
+}
+
+// TestOutcome_ofAShutdownReadsTheSame: the launcher reports it in the job and in its state, and the instance shows it.
+func TestOutcome_ofAShutdownReadsTheSame(t *testing.T) {
+	t.Parallel()
+	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "vmi"}}
+	b := &backupv1.VirtualMachineBackup{}
+	b.Status.SourceName, b.Status.InstanceUID = "vm", "vmi"
+	job := stateOfFailure(b, vmi, &pb.Backup{Failure: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup"})
+	state, _ := guestGone(b, vmi, &pb.State{Phase: pb.State_ENDED, End: pb.State_GUEST_SHUTDOWN})
+	vmi.Status.Phase = kubevirtv1.PhaseSucceeded
+	instance, _ := guestGone(b, vmi, nil)
+	if job != state || state != instance {
+		t.Errorf("%+v\n%+v\n%+v", job, state, instance)
 	}
 }

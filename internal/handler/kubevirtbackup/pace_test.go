@@ -52,9 +52,9 @@ func TestProgress_isWrittenEveryFiveSecondsAtMost(t *testing.T) {
 		if second >= 2 {
 			job.Phase, job.TotalBytes, job.ProcessedBytes = pb.Backup_COPYING, 100, uint64(second)
 		}
-		s := &scene{backup: b.DeepCopy(), before: b, instance: &kubevirtv1.VirtualMachineInstance{}, link: &launcherclient.Link{}, state: &pb.State{Phase: pb.State_RUNNING, Backup: job}}
+		s := &gathered{backup: b.DeepCopy(), before: b, instance: &kubevirtv1.VirtualMachineInstance{}, launcher: &launcherclient.Client{}, state: &pb.State{Phase: pb.State_RUNNING, Backup: job}}
 		before := len(written)
-		result, err := r.copy(t.Context(), s)
+		result, err := r.superviseJob(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}

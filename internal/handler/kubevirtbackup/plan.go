@@ -9,8 +9,8 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
-// Input is everything that a plan depends on.
-type Input struct {
+// planInput is everything that a plan depends on.
+type planInput struct {
 	// Spec is the backup's.
 	Spec backupv1.VirtualMachineBackupSpec
 	// Base is the checkpoint that the controller fixed as the base, or nil.
@@ -24,34 +24,34 @@ type Input struct {
 	Disks []*launcherpb.Disk
 }
 
-// Plan says how each disk is backed up.
-type Plan struct {
+// plan says how each disk is backed up.
+type plan struct {
 	// Volumes are the tracked disks, in the guest's order. If empty, there is nothing to back up.
-	Volumes []Volume
+	Volumes []plannedVolume
 	// Base is the checkpoint that the incremental volumes start from, or nil if no volume is incremental.
 	Base *backupv1.Checkpoint
 }
 
-// Volume is one disk of a plan: incremental, or full for a reason.
-type Volume struct {
+// plannedVolume is one disk of a plan: incremental, or full for a reason.
+type plannedVolume struct {
 	Name         string
 	FullReason   backupv1.FullReason
 	VirtualBytes int64
 }
 
-// Incremental reports whether only what has changed is copied.
-func (v Volume) Incremental() bool { return v.FullReason == "" }
+// incremental reports whether only what has changed is copied.
+func (v plannedVolume) incremental() bool { return v.FullReason == "" }
 
-// plan decides disk by disk: if one has lost its base, only that one is full. A disk that is not tracked is left
+// planDisks decides disk by disk: if one has lost its base, only that one is full. A disk that is not tracked is left
 // out, because it cannot be backed up at a point in time that a later increment could start from.
-func plan(in Input) Plan {
-	var p Plan
+func planDisks(in planInput) plan {
+	var p plan
 	for _, d := range in.Disks {
 		if !d.GetTracked() {
 			continue
 		}
-		v := Volume{Name: d.GetVolume(), FullReason: fullReason(in, d.GetVolume()), VirtualBytes: int64(d.GetVirtualBytes())} //nolint:gosec // a disk's size
-		if v.Incremental() {
+		v := plannedVolume{Name: d.GetVolume(), FullReason: fullReason(in, d.GetVolume()), VirtualBytes: int64(d.GetVirtualBytes())} //nolint:gosec // a disk's size
+		if v.incremental() {
 			p.Base = in.Tracker.LatestCheckpoint
 		}
 		p.Volumes = append(p.Volumes, v)
@@ -60,7 +60,7 @@ func plan(in Input) Plan {
 }
 
 // fullReason says why a disk cannot be incremental. It returns an empty reason if it can.
-func fullReason(in Input, volume string) backupv1.FullReason {
+func fullReason(in planInput, volume string) backupv1.FullReason {
 	switch {
 	case in.Spec.BackupTracker == "":
 		return backupv1.FullNoTracker
@@ -89,7 +89,7 @@ func fullReason(in Input, volume string) backupv1.FullReason {
 // unprovenTarget says why the target cannot be the one that holds the base. It returns an empty reason if the
 // target is the same claim; the launcher then looks for the files on it. An incremental without its parent beside
 // it is no backup.
-func unprovenTarget(in Input, base *backupv1.BackupTarget) backupv1.FullReason {
+func unprovenTarget(in planInput, base *backupv1.BackupTarget) backupv1.FullReason {
 	switch {
 	case base == nil || base.PVCUID == "" || base.Directory == "" || base.ManifestSHA256 == "":
 		return backupv1.FullParentUnknown
@@ -99,8 +99,8 @@ func unprovenTarget(in Input, base *backupv1.BackupTarget) backupv1.FullReason {
 	return ""
 }
 
-// request returns what to tell the launcher.
-func (p Plan) request(b *backupv1.VirtualMachineBackup, target string) *launcherpb.BeginBackupRequest {
+// beginRequest returns what to tell the launcher.
+func (p plan) beginRequest(b *backupv1.VirtualMachineBackup, target string) *launcherpb.BeginBackupRequest {
 	r := &launcherpb.BeginBackupRequest{
 		Uid: string(b.UID), Name: b.Name, Namespace: b.Namespace,
 		Vm: b.Status.SourceName, Tracker: b.Spec.BackupTracker, Checkpoint: b.Status.CheckpointName,
@@ -111,17 +111,17 @@ func (p Plan) request(b *backupv1.VirtualMachineBackup, target string) *launcher
 		r.BaseDirectory, r.BaseManifestSha256 = p.Base.Target.Directory, p.Base.Target.ManifestSHA256
 	}
 	for _, v := range p.Volumes {
-		r.Volumes = append(r.Volumes, &launcherpb.BackupVolume{Volume: v.Name, Incremental: v.Incremental(), FullReason: string(v.FullReason)})
+		r.Volumes = append(r.Volumes, &launcherpb.BackupVolume{Volume: v.Name, Incremental: v.incremental(), FullReason: string(v.FullReason)})
 	}
 	return r
 }
 
-// record writes the plan into a backup's status.
-func (p Plan) record(s *backupv1.VirtualMachineBackupStatus) {
+// recordIn writes the plan into a backup's status.
+func (p plan) recordIn(s *backupv1.VirtualMachineBackupStatus) {
 	s.BackupType, s.IncludedVolumes = backupv1.Full, nil
 	for _, v := range p.Volumes {
 		kind := backupv1.Full
-		if v.Incremental() {
+		if v.incremental() {
 			kind, s.BackupType = backupv1.Incremental, backupv1.Incremental
 		}
 		s.IncludedVolumes = append(s.IncludedVolumes, backupv1.IncludedVolume{

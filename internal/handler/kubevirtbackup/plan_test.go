@@ -29,29 +29,29 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 	lost := []backupv1.DiscardedDisk{{Volume: "a", Reason: backupv1.FullBitmapLost}, {Volume: "b", Reason: backupv1.FullDiskReplaced}}
 	tests := []struct {
 		name string
-		in   Input
+		in   planInput
 		// want is the full reason of each of the disks a and b. Empty means incremental.
 		want map[string]backupv1.FullReason
 	}{
-		{"no tracker", Input{}, map[string]backupv1.FullReason{"a": "NoTracker", "b": "NoTracker"}},
+		{"no tracker", planInput{}, map[string]backupv1.FullReason{"a": "NoTracker", "b": "NoTracker"}},
 		{
 			"the first backup of a tracker",
-			Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{}},
+			planInput{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{}},
 			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
 		},
 		{
 			"the tracker went",
-			Input{Spec: tracked, Base: base("a", "b")},
+			planInput{Spec: tracked, Base: base("a", "b")},
 			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
 		},
 		{
 			"all incremental",
-			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			planInput{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
 			map[string]backupv1.FullReason{"a": "", "b": ""},
 		},
 		{
 			"forced",
-			Input{
+			planInput{
 				Spec: backupv1.VirtualMachineBackupSpec{BackupTracker: "tr", ForceFullBackup: true}, Base: base("a", "b"),
 				Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")},
 			},
@@ -59,22 +59,22 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 		},
 		{
 			"a new disk",
-			Input{Spec: tracked, Base: base("a"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a")}},
+			planInput{Spec: tracked, Base: base("a"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a")}},
 			map[string]backupv1.FullReason{"a": "", "b": "NewDisk"},
 		},
 		{
 			"one disk was discarded",
-			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("b"), Discarded: lost[:1]}},
+			planInput{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("b"), Discarded: lost[:1]}},
 			map[string]backupv1.FullReason{"a": "BitmapLost", "b": ""},
 		},
 		{
 			"every disk was discarded",
-			Input{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{Discarded: lost}},
+			planInput{Spec: tracked, Base: base("a", "b"), Tracker: &backupv1.VirtualMachineBackupTrackerStatus{Discarded: lost}},
 			map[string]backupv1.FullReason{"a": "BitmapLost", "b": "DiskReplaced"},
 		},
 		{
 			"the tracker has another checkpoint than the controller read",
-			Input{
+			planInput{
 				Spec: tracked, Base: base("a", "b"),
 				Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: &backupv1.Checkpoint{Name: "tr-9", Disks: []string{"a", "b"}}},
 			},
@@ -82,22 +82,22 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 		},
 		{
 			"the claim was made anew, or is another",
-			Input{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.PVCUID = "claim-0" })},
+			planInput{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.PVCUID = "claim-0" })},
 			map[string]backupv1.FullReason{"a": "TargetReplaced", "b": "TargetReplaced"},
 		},
 		{
 			"an older version recorded no target",
-			Input{Spec: tracked, Base: older, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: older}},
+			planInput{Spec: tracked, Base: older, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: older}},
 			map[string]backupv1.FullReason{"a": "ParentUnknown", "b": "ParentUnknown"},
 		},
 		{
 			"no manifest is recorded",
-			Input{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.ManifestSHA256 = "" })},
+			planInput{Spec: tracked, Base: base("a", "b"), Tracker: baseOn(func(t *backupv1.BackupTarget) { t.ManifestSHA256 = "" })},
 			map[string]backupv1.FullReason{"a": "ParentUnknown", "b": "ParentUnknown"},
 		},
 		{
 			"the controller read no checkpoint",
-			Input{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
+			planInput{Spec: tracked, Tracker: &backupv1.VirtualMachineBackupTrackerStatus{LatestCheckpoint: base("a", "b")}},
 			map[string]backupv1.FullReason{"a": "NoCheckpoint", "b": "NoCheckpoint"},
 		},
 	}
@@ -108,11 +108,11 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 				{Volume: "a", Tracked: true, VirtualBytes: 10}, {Volume: "cdrom"}, {Volume: "b", Tracked: true, VirtualBytes: 20},
 			}
 			test.in.TargetUID = "claim-1"
-			p := plan(test.in)
+			p := planDisks(test.in)
 			got, incremental := map[string]backupv1.FullReason{}, false
 			for _, v := range p.Volumes {
 				got[v.Name] = v.FullReason
-				incremental = incremental || v.Incremental()
+				incremental = incremental || v.incremental()
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
@@ -121,11 +121,11 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 				t.Errorf("base %+v although incremental is %v", p.Base, incremental)
 			}
 			b := &backupv1.VirtualMachineBackup{Spec: test.in.Spec}
-			if r := p.request(b, "backup-1"); (r.GetBaseCheckpoint() == "tr-1" && r.GetBaseBackupUid() == "uid-1" &&
+			if r := p.beginRequest(b, "backup-1"); (r.GetBaseCheckpoint() == "tr-1" && r.GetBaseBackupUid() == "uid-1" &&
 				r.GetBaseDirectory() == "vm/b-1" && r.GetBaseManifestSha256() == "digest") != incremental {
 				t.Errorf("request %+v", r)
 			}
-			if p.record(&b.Status); (b.Status.BackupType == backupv1.Incremental) != incremental {
+			if p.recordIn(&b.Status); (b.Status.BackupType == backupv1.Incremental) != incremental {
 				t.Errorf("type %s", b.Status.BackupType)
 			}
 		})
@@ -136,13 +136,13 @@ func TestPlan_eachRoundTurnsADiskFull(t *testing.T) {
 	t.Parallel()
 	planned := []backupv1.IncludedVolume{{Name: "a", Type: backupv1.Incremental}, {Name: "b", Type: backupv1.Incremental}, {Name: "c", Type: backupv1.Full}}
 	named := &launcherpb.Backup{Volumes: []*launcherpb.BackedUpVolume{{Volume: "b", BaseLost: true}, {Volume: "c", BaseLost: true}, {Volume: "x", BaseLost: true}}}
-	if diff := cmp.Diff([]string{"b"}, unusable(planned, named)); diff != "" {
+	if diff := cmp.Diff([]string{"b"}, disksWithLostBase(planned, named)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"a", "b"}, unusable(planned, &launcherpb.Backup{})); diff != "" {
+	if diff := cmp.Diff([]string{"a", "b"}, disksWithLostBase(planned, &launcherpb.Backup{})); diff != "" {
 		t.Error(diff)
 	}
-	if got := unusable(planned[2:], named); got != nil {
+	if got := disksWithLostBase(planned[2:], named); got != nil {
 		t.Errorf("a full backup has no base to lose: %v", got)
 	}
 }
@@ -152,7 +152,7 @@ func TestPlan_replacedTrackerGivesNoBase(t *testing.T) {
 	b := &backupv1.VirtualMachineBackup{}
 	b.Spec.BackupTracker, b.Status.TrackerUID = "daily", "first"
 	for tracker, want := range map[[2]string]bool{{"daily", "first"}: true, {"daily", "second"}: false, {"weekly", "first"}: false} {
-		if got := planned(b, &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Name: tracker[0], UID: types.UID(tracker[1])}}); got != want {
+		if got := isPlannedTracker(b, &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Name: tracker[0], UID: types.UID(tracker[1])}}); got != want {
 			t.Errorf("%v: %v", tracker, got)
 		}
 	}
@@ -195,7 +195,7 @@ func TestMirror_takesOverALostParent(t *testing.T) {
 	} {
 		test.planned.Name, test.told.Volume, test.want.Name = "a", "a", "a"
 		b := &backupv1.VirtualMachineBackup{Status: backupv1.VirtualMachineBackupStatus{IncludedVolumes: []backupv1.IncludedVolume{test.planned}}}
-		mirror(b, &launcherpb.Backup{Phase: launcherpb.Backup_DONE, ManifestSha256: "digest", Volumes: []*launcherpb.BackedUpVolume{test.told}})
+		mirrorJob(b, &launcherpb.Backup{Phase: launcherpb.Backup_DONE, ManifestSha256: "digest", Volumes: []*launcherpb.BackedUpVolume{test.told}})
 		if diff := cmp.Diff(test.want, b.Status.IncludedVolumes[0]); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}

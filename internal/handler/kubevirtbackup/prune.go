@@ -9,19 +9,20 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// prune removes what the backup leaves on the node: checkpoints that no tracker names any more (the base after a
+// pruneNode removes what the backup leaves on the node: checkpoints that no tracker names any more (the base after a
 // success, the new one after a failure), the job's state in the launcher, and an unfinished directory on the
 // target.
-func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
+func (r *Reconciler) pruneNode(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	if _, gone := guestGone(s.backup, s.instance, s.state); !gone {
-		if s.link == nil || s.state == nil || s.err != nil {
-			return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
+		if s.launcher == nil || s.state == nil || s.err != nil {
+			return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the launcher's client reports its silence
 		}
 		if err := r.pruneLauncher(ctx, s); err != nil {
 			return ctrl.Result{}, err
@@ -32,24 +33,24 @@ func (r *Reconciler) prune(ctx context.Context, s *scene) (ctrl.Result, error) {
 		return ctrl.Result{}, err
 	}
 	s.backup.Status.Phase = backupv1.BackupPruned
-	return ctrl.Result{}, r.write(ctx, s)
+	return ctrl.Result{}, r.writeStatus(ctx, s)
 }
 
-func (r *Reconciler) pruneLauncher(ctx context.Context, s *scene) error {
-	s.link.Checkpoints.Lock()
-	defer s.link.Checkpoints.Unlock()
+func (r *Reconciler) pruneLauncher(ctx context.Context, s *gathered) error {
+	s.launcher.Checkpoints.Lock()
+	defer s.launcher.Checkpoints.Unlock()
 	uid := string(s.backup.UID)
 	if job := s.job(); job != nil && job.GetPhase() != launcherpb.Backup_DONE && job.GetPhase() != launcherpb.Backup_FAILED {
 		// The controller gave up the backup while it ran. Its files and its checkpoint must not appear later.
-		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: uid}); err != nil {
+		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: uid}); err != nil {
 			return fmt.Errorf("abort: %w", err)
 		}
 		return errors.New("the abandoned job is still ending")
 	}
-	if err := r.Keeper.Prune(ctx, s.link, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName}); err != nil {
+	if err := r.Keeper.Prune(ctx, s.launcher, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName}); err != nil {
 		return err
 	}
-	if _, err := s.link.Client().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: uid}); err != nil {
+	if _, err := s.launcher.RPC().ForgetBackup(ctx, &launcherpb.ForgetBackupRequest{Uid: uid}); err != nil {
 		return fmt.Errorf("forget the job: %w", err)
 	}
 	return nil
@@ -59,7 +60,7 @@ func (r *Reconciler) pruneLauncher(ctx context.Context, s *scene) error {
 // launcher. After a success there is none, because it was renamed. If the claim is no longer on this node, nobody
 // can remove the directory. The message of a failed backup then says so, and whoever looks at the claim later finds
 // a directory that ends in ".partial".
-func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
+func (r *Reconciler) removePartial(ctx context.Context, s *gathered) error {
 	b := s.backup
 	if b.Status.Directory == "" {
 		return nil
@@ -73,7 +74,7 @@ func (r *Reconciler) removePartial(ctx context.Context, s *scene) error {
 	}
 	if errors.Is(err, mount.ErrNotAttached) || errors.Is(err, attachment.ErrForeign) {
 		if b.Status.Result == backupv1.BackupUnsuccessful {
-			b.Status.Message += fmt.Sprintf("; %s%s on claim %s could not be looked for: the claim is not on the node any more", b.Status.Directory, layout.PartialSuffix, b.Spec.PVCName)
+			b.Status.Message += " " + backupstate.PartialFilesMayStay(b.Status.Directory+layout.PartialSuffix, b.Spec.PVCName)
 		}
 		return nil
 	}

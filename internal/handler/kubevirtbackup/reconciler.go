@@ -15,11 +15,13 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // progressInterval is the minimum time between two writes of a running backup's progress. A change of phase is
@@ -29,7 +31,7 @@ const progressInterval = 5 * time.Second
 // beginInterval is the pause before the handler looks again at a job that the launcher was just told to begin.
 const beginInterval = time.Second
 
-// retryInterval is the pause before the handler asks again a launcher that does not answer. The launcher's link
+// retryInterval is the pause before the handler asks again a launcher that does not answer. The launcher's client
 // wakes the reconciler earlier if it answers.
 const retryInterval = 2 * time.Second
 
@@ -47,34 +49,34 @@ type Reconciler struct {
 	// Cached reads the backups and instances of this node; writes go to the API server.
 	Cached client.Client
 	// Live reads from the API server.
-	Live     client.Reader
-	Links    *launcherclient.Links
-	Keeper   *checkpoint.Keeper
-	Partial  Partial
-	Events   events.EventRecorder
-	Measures *metric.Set
-	Clock    clock.PassiveClock
+	Live      client.Reader
+	Launchers *launcherclient.Clients
+	Keeper    *checkpoint.Keeper
+	Partial   Partial
+	Events    events.EventRecorder
+	Measures  *metric.Set
+	Clock     clock.PassiveClock
 
 	mu      sync.Mutex
 	written map[types.UID]time.Time
 }
 
-// scene is everything that one pass depends on.
-type scene struct {
+// gathered is everything that one pass depends on.
+type gathered struct {
 	backup *backupv1.VirtualMachineBackup
 	// before is backup as it was read, for the patch.
 	before *backupv1.VirtualMachineBackup
 	// instance is the instance with the machine's name, or nil. It may not be the one that the backup was started
 	// on.
 	instance *kubevirtv1.VirtualMachineInstance
-	// link is nil unless the backup's own instance has a launcher on this node.
-	link  *launcherclient.Link
-	state *launcherpb.State
-	err   error
+	// launcher is nil unless the backup's own instance has a launcher on this node.
+	launcher *launcherclient.Client
+	state    *launcherpb.State
+	err      error
 }
 
 // job returns what the launcher reports about this backup, or nil.
-func (s *scene) job() *launcherpb.Backup {
+func (s *gathered) job() *launcherpb.Backup {
 	if j := s.state.GetBackup(); j.GetUid() == string(s.backup.UID) {
 		return j
 	}
@@ -87,38 +89,34 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Cached.Get(ctx, req.NamespacedName, b); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if b.Status.NodeName != r.NodeName || !ours(b.Status.Phase) {
-		r.forget(b.UID)
+	if b.Status.NodeName != r.NodeName || !endedByHandler(b.Status.Phase) {
+		r.forgetBackup(b.UID)
 		return ctrl.Result{}, nil
 	}
-	s, err := r.look(ctx, b)
+	s, err := r.gatherInput(ctx, b)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	var result ctrl.Result
 	if b.Status.Phase == backupv1.BackupPruning {
-		result, err = r.prune(ctx, s)
+		result, err = r.pruneNode(ctx, s)
 	} else {
-		result, err = r.copy(ctx, s)
-	}
-	if apierrors.IsConflict(err) {
-		// The cache is behind. Its next event brings the newer object.
-		return ctrl.Result{RequeueAfter: 100 * time.Millisecond}, nil
+		result, err = r.superviseJob(ctx, s)
 	}
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("backup %s in phase %s: %w", req.NamespacedName, b.Status.Phase, err)
+		err = fmt.Errorf("backup %s in phase %s: %w", req.NamespacedName, b.Status.Phase, err)
 	}
-	return result, nil
+	return reconcile.RetryConflict(result, err)
 }
 
-// ours reports whether it is for the handler to end the phase.
-func ours(p backupv1.BackupPhase) bool {
-	return p == backupv1.BackupStarting || p == backupv1.BackupCopying || p == backupv1.BackupPruning
+// endedByHandler reports whether it is for the handler to end the phase.
+func endedByHandler(p backupv1.BackupPhase) bool {
+	return backupstate.FindPhase(p).Owner == backupstate.Handler
 }
 
-// look gathers what the decisions need.
-func (r *Reconciler) look(ctx context.Context, b *backupv1.VirtualMachineBackup) (*scene, error) {
-	s := &scene{backup: b, before: b.DeepCopy()}
+// gatherInput gathers what the decisions need.
+func (r *Reconciler) gatherInput(ctx context.Context, b *backupv1.VirtualMachineBackup) (*gathered, error) {
+	s := &gathered{backup: b, before: b.DeepCopy()}
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	// Read live: the decisions are about an instance that may end or be replaced at this moment.
 	err := r.Live.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.SourceName}, vmi)
@@ -135,8 +133,8 @@ func (r *Reconciler) look(ctx context.Context, b *backupv1.VirtualMachineBackup)
 		if node != r.NodeName {
 			continue
 		}
-		if s.link = r.Links.Get(pod); s.link != nil {
-			seen := s.link.Snapshot()
+		if s.launcher = r.Launchers.Get(pod); s.launcher != nil {
+			seen := s.launcher.Snapshot()
 			s.state, s.err = seen.State, seen.Err
 			break
 		}
@@ -144,97 +142,97 @@ func (r *Reconciler) look(ctx context.Context, b *backupv1.VirtualMachineBackup)
 	return s, nil
 }
 
-// copy handles Starting and Copying.
-func (r *Reconciler) copy(ctx context.Context, s *scene) (ctrl.Result, error) {
+// superviseJob handles Starting and Copying.
+func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	switch job := s.job(); {
 	case job.GetPhase() == launcherpb.Backup_FAILED && job.GetFailure() == launcherpb.Backup_BASE_LOST && s.backup.Status.Phase == backupv1.BackupStarting && s.err == nil:
-		return r.replan(ctx, s, job)
+		return r.replanWithoutBase(ctx, s, job)
 	case job.GetPhase() == launcherpb.Backup_FAILED:
-		mirror(s.backup, job)
+		mirrorJob(s.backup, job)
 		if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
-			return r.fail(ctx, s, detached())
+			return r.failBackup(ctx, s, backupstate.TargetDetached())
 		}
-		return r.fail(ctx, s, failed(s.backup, s.instance, job))
+		return r.failBackup(ctx, s, stateOfFailure(s.backup, s.instance, job))
 	case job.GetPhase() == launcherpb.Backup_DONE:
-		mirror(s.backup, job)
-		return ctrl.Result{}, r.write(ctx, s)
+		mirrorJob(s.backup, job)
+		return ctrl.Result{}, r.writeStatus(ctx, s)
 	}
-	if f, gone := guestGone(s.backup, s.instance, s.state); gone {
-		return r.fail(ctx, s, f)
+	if end, gone := guestGone(s.backup, s.instance, s.state); gone {
+		return r.failBackup(ctx, s, end)
 	}
-	if s.link == nil || s.state == nil || s.err != nil {
+	if s.launcher == nil || s.state == nil || s.err != nil {
 		// Nothing is known about the job now. The controller's deadline limits the wait.
-		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
+		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the launcher's client reports its silence
 	}
 	if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
 		return r.abandonTarget(ctx, s)
 	}
 	if s.job() == nil {
-		return r.noJob(ctx, s)
+		return r.handleUnknownJob(ctx, s)
 	}
 	if !s.backup.DeletionTimestamp.IsZero() {
-		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
 			return ctrl.Result{}, fmt.Errorf("abort: %w", err)
 		}
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
-	return r.progress(ctx, s)
+	return r.mirrorProgress(ctx, s)
 }
 
 // abandonTarget ends a backup whose target is being taken off the node. It aborts the job first: the volume cannot
 // be unmounted while QEMU writes to it. It writes the cause at once, because the volume may be attached again
 // before the job has ended.
-func (r *Reconciler) abandonTarget(ctx context.Context, s *scene) (ctrl.Result, error) {
+func (r *Reconciler) abandonTarget(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	if s.job() != nil {
-		if _, err := s.link.Client().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
 			return ctrl.Result{}, fmt.Errorf("abort after the target was lost: %w", err)
 		}
 	}
-	return r.fail(ctx, s, detached())
+	return r.failBackup(ctx, s, backupstate.TargetDetached())
 }
 
-// noJob handles a launcher that answers and does not know the backup.
-func (r *Reconciler) noJob(ctx context.Context, s *scene) (ctrl.Result, error) {
+// handleUnknownJob handles a launcher that answers and does not know the backup.
+func (r *Reconciler) handleUnknownJob(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	switch {
 	case !s.backup.DeletionTimestamp.IsZero():
-		return r.fail(ctx, s, aborted(s.backup, s.instance))
+		return r.failBackup(ctx, s, stateOfAbort(s.backup, s.instance))
 	case !s.instance.DeletionTimestamp.IsZero():
 		// A backup that has not begun does not delay a stop.
-		return r.fail(ctx, s, stopped(s.instance))
+		return r.failBackup(ctx, s, stateOfStop(s.backup, s.instance))
 	case s.backup.Status.Phase == backupv1.BackupCopying:
 		return r.confirmLost(ctx, s)
 	}
-	return r.begin(ctx, s)
+	return r.beginBackup(ctx, s)
 }
 
 // confirmLost fails a backup in Copying whose job the launcher does not know, after it has asked the launcher
 // again.
-func (r *Reconciler) confirmLost(ctx context.Context, s *scene) (ctrl.Result, error) {
-	fresh, err := s.link.Fresh(ctx)
+func (r *Reconciler) confirmLost(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	fresh, err := s.launcher.Fresh(ctx)
 	if err != nil || fresh.GetBackup().GetUid() == string(s.backup.UID) {
-		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the link reports the launcher's silence
+		return ctrl.Result{RequeueAfter: retryInterval}, nil //nolint:nilerr // the launcher's client reports its silence
 	}
-	return r.fail(ctx, s, Failure{Reason: backupv1.ReasonHypervisorError, Message: "the launcher does not know the backup any more"})
+	return r.failBackup(ctx, s, backupstate.JobLost())
 }
 
-// progress mirrors a running job, at most once per progressInterval unless the phase changes.
-func (r *Reconciler) progress(ctx context.Context, s *scene) (ctrl.Result, error) {
-	mirror(s.backup, s.job())
+// mirrorProgress mirrors a running job, at most once per progressInterval unless the phase changes.
+func (r *Reconciler) mirrorProgress(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	mirrorJob(s.backup, s.job())
 	if s.backup.Status.Phase == s.before.Status.Phase {
-		if wait := r.holdBack(s.backup.UID); wait > 0 {
+		if wait := r.untilNextProgress(s.backup.UID); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 	}
-	// A stalled job must be noticed even though its link has nothing to report.
-	return ctrl.Result{RequeueAfter: 30 * time.Second}, r.write(ctx, s)
+	// A stalled job must be noticed even though its launcher has nothing to report.
+	return ctrl.Result{RequeueAfter: 30 * time.Second}, r.writeStatus(ctx, s)
 }
 
-func (r *Reconciler) fail(ctx context.Context, s *scene, f Failure) (ctrl.Result, error) {
-	fail(s.backup, f)
-	return ctrl.Result{}, r.write(ctx, s)
+func (r *Reconciler) failBackup(ctx context.Context, s *gathered, end backupstate.State) (ctrl.Result, error) {
+	enterCopyFailed(s.backup, end)
+	return ctrl.Result{}, r.writeStatus(ctx, s)
 }
 
-func (r *Reconciler) holdBack(uid types.UID) time.Duration {
+func (r *Reconciler) untilNextProgress(uid types.UID) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, ok := r.written[uid]
@@ -244,7 +242,7 @@ func (r *Reconciler) holdBack(uid types.UID) time.Duration {
 	return progressInterval - r.Clock.Since(last)
 }
 
-func (r *Reconciler) forget(uid types.UID) {
+func (r *Reconciler) forgetBackup(uid types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.written, uid)

@@ -20,32 +20,32 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("handler-backup").
 		For(&backupv1.VirtualMachineBackup{}).
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []ctrl.Request {
-			return r.of(ctx, client.ObjectKeyFromObject(obj))
+			return r.requestsForInstance(ctx, client.ObjectKeyFromObject(obj))
 		})).
-		WatchesRawSource(source.Func(r.links)).
+		WatchesRawSource(source.Func(r.watchLaunchers)).
 		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
 		Complete(r)
 }
 
-// of returns requests for the instance's backups that are in one of the handler's phases.
-func (r *Reconciler) of(ctx context.Context, instance types.NamespacedName) []ctrl.Request {
+// requestsForInstance returns requests for the instance's backups that are in one of the handler's phases.
+func (r *Reconciler) requestsForInstance(ctx context.Context, instance types.NamespacedName) []ctrl.Request {
 	var all backupv1.VirtualMachineBackupList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(instance.Namespace)); err != nil {
 		return nil // The cache fails only when the manager stops.
 	}
 	var requests []ctrl.Request
 	for i := range all.Items {
-		if s := &all.Items[i].Status; s.SourceName == instance.Name && ours(s.Phase) {
+		if s := &all.Items[i].Status; s.SourceName == instance.Name && endedByHandler(s.Phase) {
 			requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
 		}
 	}
 	return requests
 }
 
-// links wakes the reconciler whenever a launcher reports something new.
-func (r *Reconciler) links(ctx context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
-	r.Links.Subscribe(func(instance types.NamespacedName) {
-		for _, request := range r.of(ctx, instance) {
+// watchLaunchers wakes the reconciler whenever a launcher reports something new.
+func (r *Reconciler) watchLaunchers(ctx context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
+	r.Launchers.Subscribe(func(instance types.NamespacedName) {
+		for _, request := range r.requestsForInstance(ctx, instance) {
 			queue.Add(request)
 		}
 	})

@@ -12,15 +12,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// write sends the changed fields of the backup's status. The write fails if somebody has written the backup since
+// writeStatus sends the changed fields of the backup's status. The write fails if somebody has written the backup since
 // it was read.
-func (r *Reconciler) write(ctx context.Context, s *scene) error {
+func (r *Reconciler) writeStatus(ctx context.Context, s *gathered) error {
 	if equality.Semantic.DeepEqual(s.backup.Status, s.before.Status) {
 		return nil
 	}
-	patch := client.MergeFromWithOptions(s.before, client.MergeFromWithOptimisticLock{})
+	patch := reconcile.MergeFrom(s.before)
 	if err := r.Cached.Status().Patch(ctx, s.backup, patch); err != nil {
 		return client.IgnoreNotFound(err)
 	}
@@ -32,13 +33,13 @@ func (r *Reconciler) write(ctx context.Context, s *scene) error {
 	r.mu.Unlock()
 	r.countFallbacks(s)
 	if s.backup.Status.Phase != s.before.Status.Phase {
-		r.report(s)
+		r.reportPhase(s)
 	}
 	return nil
 }
 
 // countFallbacks counts the disks that became full although they were planned as incremental.
-func (r *Reconciler) countFallbacks(s *scene) {
+func (r *Reconciler) countFallbacks(s *gathered) {
 	for _, v := range s.backup.Status.IncludedVolumes {
 		i := slices.IndexFunc(s.before.Status.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.Name && isIncremental(w) })
 		if i >= 0 && v.Type == backupv1.Full {
@@ -47,8 +48,8 @@ func (r *Reconciler) countFallbacks(s *scene) {
 	}
 }
 
-// report reports a new phase once it is written.
-func (r *Reconciler) report(s *scene) {
+// reportPhase reports a new phase once it is written.
+func (r *Reconciler) reportPhase(s *gathered) {
 	b := s.backup
 	switch b.Status.Phase {
 	case backupv1.BackupCopied:

@@ -14,30 +14,30 @@ const (
 	maxPoints = 1 << 10
 )
 
-// bound cuts what a launcher reported down to the most that an honest one can report, so that a dishonest one
+// boundState cuts what a launcher reported down to the most that an honest one can report, so that a dishonest one
 // cannot fill up other people's objects and memory.
-func bound(s *launcherpb.State) *launcherpb.State {
-	s.Message = text(s.GetMessage(), maxText)
-	s.Interfaces = parts(s.GetInterfaces(), maxParts)
+func boundState(s *launcherpb.State) *launcherpb.State {
+	s.Message = boundText(s.GetMessage(), maxText)
+	s.Interfaces = firstParts(s.GetInterfaces(), maxParts)
 	for _, i := range s.GetInterfaces() {
-		i.Name, i.Mac, i.GuestName = text(i.GetName(), maxShort), text(i.GetMac(), maxShort), text(i.GetGuestName(), maxShort)
-		i.Ips = texts(i.GetIps())
+		i.Name, i.Mac, i.GuestName = boundText(i.GetName(), maxShort), boundText(i.GetMac(), maxShort), boundText(i.GetGuestName(), maxShort)
+		i.Ips = boundTexts(i.GetIps())
 	}
 	if os := s.GetGuestOs(); os != nil {
-		os.Id, os.Name, os.PrettyName = text(os.GetId(), maxShort), text(os.GetName(), maxShort), text(os.GetPrettyName(), maxShort)
-		os.Version, os.KernelRelease = text(os.GetVersion(), maxShort), text(os.GetKernelRelease(), maxShort)
+		os.Id, os.Name, os.PrettyName = boundText(os.GetId(), maxShort), boundText(os.GetName(), maxShort), boundText(os.GetPrettyName(), maxShort)
+		os.Version, os.KernelRelease = boundText(os.GetVersion(), maxShort), boundText(os.GetKernelRelease(), maxShort)
 	}
-	s.Disks = parts(s.GetDisks(), maxParts)
+	s.Disks = firstParts(s.GetDisks(), maxParts)
 	for _, d := range s.GetDisks() {
-		d.Volume, d.Target = text(d.GetVolume(), maxShort), text(d.GetTarget(), maxShort)
-		d.OverlayRenewed, d.NotTracked = text(d.GetOverlayRenewed(), maxShort), text(d.GetNotTracked(), maxText)
+		d.Volume, d.Target = boundText(d.GetVolume(), maxShort), boundText(d.GetTarget(), maxShort)
+		d.OverlayRenewed, d.NotTracked = boundText(d.GetOverlayRenewed(), maxShort), boundText(d.GetNotTracked(), maxText)
 	}
 	if len(s.GetCheckpoints()) > maxPoints {
 		s.Checkpoints = s.GetCheckpoints()[:maxPoints]
 	}
-	s.StrayBitmaps = parts(s.GetStrayBitmaps(), maxPoints)
+	s.StrayBitmaps = firstParts(s.GetStrayBitmaps(), maxPoints)
 	for i := range s.GetStrayBitmaps() {
-		s.StrayBitmaps[i] = text(s.StrayBitmaps[i], maxText)
+		s.StrayBitmaps[i] = boundText(s.StrayBitmaps[i], maxText)
 	}
 	boundBackup(s.GetBackup())
 	return s
@@ -47,30 +47,30 @@ func boundBackup(b *launcherpb.Backup) {
 	if b == nil {
 		return
 	}
-	b.Uid, b.Message, b.QuiesceMessage = text(b.GetUid(), maxShort), text(b.GetMessage(), maxText), text(b.GetQuiesceMessage(), maxText)
-	b.Volumes = parts(b.GetVolumes(), maxParts)
+	b.Uid, b.Message, b.QuiesceMessage = boundText(b.GetUid(), maxShort), boundText(b.GetMessage(), maxText), boundText(b.GetQuiesceMessage(), maxText)
+	b.Volumes = firstParts(b.GetVolumes(), maxParts)
 	for _, v := range b.GetVolumes() {
-		v.Volume, v.File, v.Sha256 = text(v.GetVolume(), maxShort), text(v.GetFile(), maxText), text(v.GetSha256(), maxShort)
+		v.Volume, v.File, v.Sha256 = boundText(v.GetVolume(), maxShort), boundText(v.GetFile(), maxText), boundText(v.GetSha256(), maxShort)
 	}
 }
 
-func parts[T any](all []T, most int) []T {
+func firstParts[T any](all []T, most int) []T {
 	if len(all) > most {
 		return all[:most]
 	}
 	return all
 }
 
-func texts(all []string) []string {
-	all = parts(all, maxParts)
+func boundTexts(all []string) []string {
+	all = firstParts(all, maxParts)
 	for i := range all {
-		all[i] = text(all[i], maxShort)
+		all[i] = boundText(all[i], maxShort)
 	}
 	return all
 }
 
-// text cuts s to at most n bytes, never inside a character.
-func text(s string, n int) string {
+// boundText cuts s to at most n bytes, never inside a character.
+func boundText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

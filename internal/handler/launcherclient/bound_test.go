@@ -22,7 +22,7 @@ func TestBoundState_keepsAnHonestState(t *testing.T) {
 		Backup:      &pb.Backup{Uid: "u", Volumes: []*pb.BackedUpVolume{{Volume: "root", Sha256: strings.Repeat("a", 64), File: "f"}}},
 	}
 	want := proto.Clone(s)
-	if diff := cmp.Diff(want, bound(s), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, boundState(s), protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -36,7 +36,7 @@ func TestBoundState_cutsADishonestState(t *testing.T) {
 		s.Disks = append(s.Disks, &pb.Disk{Volume: long})
 		s.Backup.Volumes = append(s.Backup.Volumes, &pb.BackedUpVolume{File: long})
 	}
-	got := bound(s)
+	got := boundState(s)
 	if n := proto.Size(got); n > 256<<10 {
 		t.Errorf("%d bytes are left", n)
 	}

@@ -25,18 +25,18 @@ var (
 	errSilent = errors.New("the launcher does not answer")
 )
 
-// Link is the connection to one launcher.
-type Link struct {
+// Client is the connection to one launcher.
+type Client struct {
 	// Checkpoints is held by whoever changes the guest's checkpoints or begins a backup, from the decision until it
 	// has taken effect. Otherwise a checkpoint that one is about to use could look unreferenced to another.
 	Checkpoints sync.Mutex
 
-	links    *Links
+	clients  *Clients
 	launcher types.UID
 	instance types.NamespacedName
 	conn     *grpc.ClientConn
-	client   launcherpb.LauncherClient
-	ctx      context.Context //nolint:containedctx // the link's lifetime, not a call's
+	rpc      launcherpb.LauncherClient
+	ctx      context.Context //nolint:containedctx // the client's lifetime, not a call's
 	cancel   context.CancelFunc
 
 	mu   sync.Mutex
@@ -54,21 +54,21 @@ type Snapshot struct {
 	Since time.Time
 }
 
-func newLink(links *Links, launcher types.UID, instance types.NamespacedName) (*Link, error) {
-	dial := func(ctx context.Context, _ string) (net.Conn, error) { return links.dialer.Dial(ctx, launcher) }
-	retry := backoff.Config{BaseDelay: links.timing.Retry, Multiplier: 1, MaxDelay: links.timing.Retry}
+func newClient(clients *Clients, launcher types.UID, instance types.NamespacedName) (*Client, error) {
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return clients.dialer.Dial(ctx, launcher) }
+	retry := backoff.Config{BaseDelay: clients.timing.Retry, Multiplier: 1, MaxDelay: clients.timing.Retry}
 	conn, err := grpc.NewClient("passthrough:///launcher",
 		grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: links.timing.First}),
-		grpc.WithUnaryInterceptor(deadline))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: clients.timing.First}),
+		grpc.WithUnaryInterceptor(withCallTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("connect to launcher pod %s: %w", launcher, err)
 	}
-	k := &Link{links: links, launcher: launcher, instance: instance, conn: conn, client: launcherpb.NewLauncherClient(conn)}
-	k.ctx, k.cancel = context.WithCancel(context.Background())
-	return k, nil
+	c := &Client{clients: clients, launcher: launcher, instance: instance, conn: conn, rpc: launcherpb.NewLauncherClient(conn)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c, nil
 }
 
 // callTimeout returns how long a launcher may take for one call. Start makes overlays and waits for libvirt.
@@ -83,55 +83,55 @@ func callTimeout(method string) time.Duration {
 	return 15 * time.Second
 }
 
-func deadline(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func withCallTimeout(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout(method))
 	defer cancel()
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// Client returns the client that calls the launcher. Every call has a deadline.
-func (k *Link) Client() launcherpb.LauncherClient { return k.client }
+// RPC returns the client that calls the launcher. Every call has a deadline.
+func (c *Client) RPC() launcherpb.LauncherClient { return c.rpc }
 
 // Launcher returns the launcher pod's UID.
-func (k *Link) Launcher() types.UID { return k.launcher }
+func (c *Client) Launcher() types.UID { return c.launcher }
 
 // Snapshot returns what is known now, without waiting.
-func (k *Link) Snapshot() Snapshot {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.seen
+func (c *Client) Snapshot() Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen
 }
 
 // Fresh asks the launcher for its state. The state that it returns was sent after Fresh was called.
-func (k *Link) Fresh(ctx context.Context) (*launcherpb.State, error) {
-	ctx, cancel := context.WithTimeout(ctx, k.links.timing.First)
+func (c *Client) Fresh(ctx context.Context) (*launcherpb.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.clients.timing.First)
 	defer cancel()
-	stream, err := k.client.Watch(ctx, &launcherpb.WatchRequest{})
+	stream, err := c.rpc.Watch(ctx, &launcherpb.WatchRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask launcher pod %s for its state: %w", k.launcher, err)
+		return nil, fmt.Errorf("ask launcher pod %s for its state: %w", c.launcher, err)
 	}
 	state, err := stream.Recv()
 	if err != nil {
-		return nil, fmt.Errorf("ask launcher pod %s for its state: %w", k.launcher, err)
+		return nil, fmt.Errorf("ask launcher pod %s for its state: %w", c.launcher, err)
 	}
-	return bound(state), nil
+	return boundState(state), nil
 }
 
-// run follows the launcher until the link is closed.
-func (k *Link) run() {
-	defer k.conn.Close() //nolint:errcheck // nothing is lost with it
+// followUntilClosed follows the launcher until the client is closed.
+func (c *Client) followUntilClosed() {
+	defer c.conn.Close() //nolint:errcheck // nothing is lost with it
 	for {
-		err := k.follow(k.ctx)
-		if k.ctx.Err() != nil {
+		err := c.followStream(c.ctx)
+		if c.ctx.Err() != nil {
 			return
 		}
 		if errors.Is(err, errIdle) {
 			continue
 		}
-		k.failed(err)
-		retry := time.NewTimer(k.links.timing.Retry)
+		c.recordFailure(err)
+		retry := time.NewTimer(c.clients.timing.Retry)
 		select {
-		case <-k.ctx.Done():
+		case <-c.ctx.Done():
 			retry.Stop()
 			return
 		case <-retry.C:
@@ -139,59 +139,59 @@ func (k *Link) run() {
 	}
 }
 
-// follow opens one stream and reads it until it fails or is silent.
-func (k *Link) follow(ctx context.Context) error {
+// followStream opens one stream and reads it until it fails or is silent.
+func (c *Client) followStream(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silent := time.AfterFunc(k.links.timing.First, func() { cancel(errSilent) })
+	silent := time.AfterFunc(c.clients.timing.First, func() { cancel(errSilent) })
 	defer silent.Stop()
-	stream, err := k.client.Watch(ctx, &launcherpb.WatchRequest{})
+	stream, err := c.rpc.Watch(ctx, &launcherpb.WatchRequest{})
 	if err != nil {
-		return reason(ctx, err)
+		return streamEndCause(ctx, err)
 	}
 	var idle *time.Timer
 	for {
 		state, err := stream.Recv()
 		if err != nil {
-			return reason(ctx, err)
+			return streamEndCause(ctx, err)
 		}
 		if idle == nil {
 			silent.Stop()
-			idle = time.AfterFunc(k.links.timing.Idle, func() { cancel(errIdle) })
+			idle = time.AfterFunc(c.clients.timing.Idle, func() { cancel(errIdle) })
 			defer idle.Stop()
 		}
-		idle.Reset(k.links.timing.Idle)
-		k.heard(bound(state))
+		idle.Reset(c.clients.timing.Idle)
+		c.recordState(boundState(state))
 	}
 }
 
-// reason returns why this side ended the stream, if it did, and otherwise what the transport reports.
-func reason(ctx context.Context, err error) error {
+// streamEndCause returns why this side ended the stream, if it did, and otherwise what the transport reports.
+func streamEndCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errIdle) || errors.Is(cause, errSilent) {
 		return cause
 	}
 	return err
 }
 
-func (k *Link) heard(state *launcherpb.State) {
-	k.mu.Lock()
-	same := k.seen.Err == nil && proto.Equal(k.seen.State, state)
-	k.seen = Snapshot{State: state}
-	k.mu.Unlock()
+func (c *Client) recordState(state *launcherpb.State) {
+	c.mu.Lock()
+	same := c.seen.Err == nil && proto.Equal(c.seen.State, state)
+	c.seen = Snapshot{State: state}
+	c.mu.Unlock()
 	if !same {
-		k.links.changed(k.instance)
+		c.clients.notifySubscribers(c.instance)
 	}
 }
 
-func (k *Link) failed(err error) {
-	k.mu.Lock()
-	first := k.seen.Err == nil
-	k.seen.Err = err
+func (c *Client) recordFailure(err error) {
+	c.mu.Lock()
+	first := c.seen.Err == nil
+	c.seen.Err = err
 	if first {
-		k.seen.Since = k.links.clock.Now()
+		c.seen.Since = c.clients.clock.Now()
 	}
-	k.mu.Unlock()
+	c.mu.Unlock()
 	if first {
-		k.links.changed(k.instance)
+		c.clients.notifySubscribers(c.instance)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,67 +66,57 @@ func (f *fakeLauncher) Shutdown(ctx context.Context, _ *pb.ShutdownRequest) (*pb
 
 var fast = Timing{First: 200 * time.Millisecond, Idle: 50 * time.Millisecond, Retry: 10 * time.Millisecond}
 
-func eventually(t *testing.T, what string, check func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if check() {
-			return
-		}
-	}
-	t.Fatalf("not in time: %s", what)
-}
-
-func TestASilentStreamIsOpenedAnewAndAHangIsNoticed(t *testing.T) {
+func TestClient_reopensASilentStreamAndNoticesAHang(t *testing.T) {
 	f := serve(t)
-	links := New(f, fast, clock.RealClock{})
-	defer links.Close()
+	clients := New(f, fast, clock.RealClock{})
+	defer clients.Close()
 	var changes atomic.Int64
-	links.Subscribe(func(types.NamespacedName) { changes.Add(1) })
-	k, err := links.Ensure("pod", types.NamespacedName{Name: "vm"})
+	clients.Subscribe(func(types.NamespacedName) { changes.Add(1) })
+	c, err := clients.Ensure("pod", types.NamespacedName{Name: "vm"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "three streams", func() bool { return f.streams.Load() >= 3 })
-	if s := k.Snapshot(); s.Err != nil || s.State.GetPhase() != pb.State_RUNNING {
+	wait.Until(t, 10*time.Second, "three streams", func() bool { return f.streams.Load() >= 3 })
+	if s := c.Snapshot(); s.Err != nil || s.State.GetPhase() != pb.State_RUNNING {
 		t.Fatalf("silence alone is no failure: %+v", s)
 	}
 	if n := changes.Load(); n != 1 {
 		t.Errorf("told of %d changes, there was one", n)
 	}
-	if _, err := k.Client().Shutdown(context.Background(), &pb.ShutdownRequest{}); err != nil {
+	if _, err := c.RPC().Shutdown(context.Background(), &pb.ShutdownRequest{}); err != nil {
 		t.Error(err)
 	}
 	f.mute.Store(true)
-	eventually(t, "the hang is seen", func() bool { return errors.Is(k.Snapshot().Err, errSilent) })
-	if k.Snapshot().State == nil || changes.Load() != 2 {
-		t.Errorf("the last state is kept, and the failure told once: %+v, %d", k.Snapshot(), changes.Load())
+	wait.Until(t, 10*time.Second, "the hang is seen", func() bool { return errors.Is(c.Snapshot().Err, errSilent) })
+	if c.Snapshot().State == nil || changes.Load() != 2 {
+		t.Errorf("the last state is kept, and the failure told once: %+v, %d", c.Snapshot(), changes.Load())
 	}
-	if _, err := k.Fresh(context.Background()); err == nil {
+	if _, err := c.Fresh(context.Background()); err == nil {
 		t.Error("a fresh state came from a mute launcher")
 	}
 	f.mute.Store(false)
-	eventually(t, "it answers again", func() bool { return k.Snapshot().Err == nil })
+	wait.Until(t, 10*time.Second, "it answers again", func() bool { return c.Snapshot().Err == nil })
 }
 
 func TestClients_areKeptForOnePodOnly(t *testing.T) {
 	f := serve(t)
-	links := New(f, fast, clock.RealClock{})
+	clients := New(f, fast, clock.RealClock{})
 	vm := types.NamespacedName{Name: "vm"}
 	for _, pod := range []types.UID{"old", "new", "other"} {
 		instance := vm
 		if pod == "other" {
 			instance.Name = "other"
 		}
-		if _, err := links.Ensure(pod, instance); err != nil {
+		if _, err := clients.Ensure(pod, instance); err != nil {
 			t.Fatal(err)
 		}
 	}
-	links.Retain(vm, "new")
-	if links.Get("old") != nil || links.Get("new") == nil || links.Get("other") == nil {
-		t.Error("the wrong links are left")
+	clients.Retain(vm, "new")
+	if clients.Get("old") != nil || clients.Get("new") == nil || clients.Get("other") == nil {
+		t.Error("the wrong clients are left")
 	}
-	links.Close()
-	if _, err := links.Ensure("late", vm); err == nil {
-		t.Error("a link was made after Close")
+	clients.Close()
+	if _, err := clients.Ensure("late", vm); err == nil {
+		t.Error("a client was made after Close")
 	}
 }

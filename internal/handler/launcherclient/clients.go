@@ -30,85 +30,85 @@ func DefaultTiming() Timing {
 	return Timing{First: 5 * time.Second, Idle: 15 * time.Second, Retry: time.Second}
 }
 
-// Links are the connections of one node.
-type Links struct {
+// Clients are the connections of one node.
+type Clients struct {
 	dialer Dialer
 	timing Timing
 	clock  clock.PassiveClock
 
 	mu          sync.Mutex
-	links       map[types.UID]*Link
+	byPod       map[types.UID]*Client
 	subscribers []func(instance types.NamespacedName)
 	closed      bool
 	running     sync.WaitGroup
 }
 
-// New returns an empty set of links. Close ends them.
-func New(dialer Dialer, timing Timing, now clock.PassiveClock) *Links {
-	return &Links{dialer: dialer, timing: timing, clock: now, links: map[types.UID]*Link{}}
+// New returns an empty set of clients. Close ends them.
+func New(dialer Dialer, timing Timing, now clock.PassiveClock) *Clients {
+	return &Clients{dialer: dialer, timing: timing, clock: now, byPod: map[types.UID]*Client{}}
 }
 
-// Subscribe registers f, which is called with the instance whose link has changed. f must not block.
-func (l *Links) Subscribe(f func(instance types.NamespacedName)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.subscribers = append(l.subscribers, f)
+// Subscribe registers f, which is called with the instance about whose launcher something new is known. f must not block.
+func (c *Clients) Subscribe(f func(instance types.NamespacedName)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subscribers = append(c.subscribers, f)
 }
 
-// Ensure returns the link to a launcher pod, and creates it if there is none.
-func (l *Links) Ensure(launcher types.UID, instance types.NamespacedName) (*Link, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if k, ok := l.links[launcher]; ok {
-		return k, nil
+// Ensure returns the client of a launcher pod, and creates it if there is none.
+func (c *Clients) Ensure(launcher types.UID, instance types.NamespacedName) (*Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if client, ok := c.byPod[launcher]; ok {
+		return client, nil
 	}
-	if l.closed {
+	if c.closed {
 		return nil, context.Canceled
 	}
-	k, err := newLink(l, launcher, instance)
+	client, err := newClient(c, launcher, instance)
 	if err != nil {
 		return nil, err
 	}
-	l.links[launcher] = k
-	l.running.Go(k.run)
-	return k, nil
+	c.byPod[launcher] = client
+	c.running.Go(client.followUntilClosed)
+	return client, nil
 }
 
-// Get returns the link to a launcher pod, or nil.
-func (l *Links) Get(launcher types.UID) *Link {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.links[launcher]
+// Get returns the client of a launcher pod, or nil.
+func (c *Clients) Get(launcher types.UID) *Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byPod[launcher]
 }
 
-// Retain closes the links of an instance to every pod but launcher. If launcher is "", it closes them all.
-func (l *Links) Retain(instance types.NamespacedName, launcher types.UID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for pod, k := range l.links {
-		if k.instance == instance && pod != launcher {
-			k.cancel()
-			delete(l.links, pod)
+// Retain closes the clients of an instance to every pod but launcher. If launcher is "", it closes them all.
+func (c *Clients) Retain(instance types.NamespacedName, launcher types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for pod, client := range c.byPod {
+		if client.instance == instance && pod != launcher {
+			client.cancel()
+			delete(c.byPod, pod)
 		}
 	}
 }
 
-// Close closes every link and waits until they have ended.
-func (l *Links) Close() {
-	l.mu.Lock()
-	l.closed = true
-	for pod, k := range l.links {
-		k.cancel()
-		delete(l.links, pod)
+// Close closes every client and waits until they have ended.
+func (c *Clients) Close() {
+	c.mu.Lock()
+	c.closed = true
+	for pod, client := range c.byPod {
+		client.cancel()
+		delete(c.byPod, pod)
 	}
-	l.mu.Unlock()
-	l.running.Wait()
+	c.mu.Unlock()
+	c.running.Wait()
 }
 
-func (l *Links) changed(instance types.NamespacedName) {
-	l.mu.Lock()
-	subscribers := l.subscribers
-	l.mu.Unlock()
+func (c *Clients) notifySubscribers(instance types.NamespacedName) {
+	c.mu.Lock()
+	subscribers := c.subscribers
+	c.mu.Unlock()
 	for _, f := range subscribers {
 		f(instance)
 	}

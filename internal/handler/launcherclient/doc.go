@@ -1,8 +1,8 @@
 // Package launcherclient keeps the handler in touch with the launchers of its node: it has one connection per launcher pod,
 // and the latest state that the launcher reported on it.
 //
-// A link connects, follows the launcher's Watch stream, and reconnects for as long as it exists. Subscribers are
-// told of every change. They read the state itself with [Link.Snapshot], so that nothing queues up. A stream that
+// A client connects, follows the launcher's Watch stream, and reconnects for as long as it exists. Subscribers are
+// told of every change. They read the state itself with [Client.Snapshot], so that nothing queues up. A stream that
 // is silent for [Timing].Idle is opened again. The launcher answers a new stream at once, so a launcher or a
 // connection that hangs is noticed within Idle + First, whatever the transport reports. Every call has a deadline.
 //

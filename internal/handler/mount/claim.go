@@ -32,20 +32,20 @@ type Source struct {
 // String describes the source for people.
 func (s Source) String() string { return fmt.Sprintf("volume %s of pod %s", s.Volume, s.Pod) }
 
-// claim opens the root of a persistent volume as the kubelet mounted it for a pod:
+// openClaim opens the root of a persistent volume as the kubelet mounted it for a pod:
 //
 //	<pods>/<pod>/volumes/<plugin>/<persistent volume>[/mount]
 //
 // The last level exists only for CSI. The directory must be a mount point. One that merely exists is left from
 // before the kubelet mounted the volume or after it unmounted it, and a backup written there would fill the node's
 // own disk.
-func (m *Mounts) claim(s Source) (*os.File, error) {
+func (m *Mounts) openClaim(s Source) (*os.File, error) {
 	for what, name := range map[string]string{"plugin": s.Plugin, "persistent volume": s.Volume} {
-		if err := element(name); err != nil {
+		if err := checkElement(name); err != nil {
 			return nil, fmt.Errorf("%s: %w", what, err)
 		}
 	}
-	rel, err := below(s.Pod, "volumes", s.Plugin, s.Volume)
+	rel, err := joinBelow(s.Pod, "volumes", s.Plugin, s.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (m *Mounts) RemovePartial(source Source, directory string) error {
 	if !filepath.IsLocal(directory) || directory == "." || strings.HasSuffix(directory, "/") {
 		return fmt.Errorf("%w: %q is not a relative directory", ErrUnsafePath, directory)
 	}
-	claim, err := m.claim(source)
+	claim, err := m.openClaim(source)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func Open(podsDir string) (*Mounts, error) {
 func (m *Mounts) Close() error { return m.root.Close() }
 
 func (m *Mounts) utilityDir(launcher types.UID) (*os.File, error) {
-	rel, err := below(launcher, strings.TrimPrefix(layout.NodeUtilityDir("", launcher), string(launcher)))
+	rel, err := joinBelow(launcher, strings.TrimPrefix(layout.NodeUtilityDir("", launcher), string(launcher)))
 	if err != nil {
 		return nil, err
 	}
@@ -92,10 +92,10 @@ func (m *Mounts) Cover(launcher types.UID) error {
 // the claim, or no longer has it mounted, and ErrUnsafePath if somebody put something else in the place of the
 // mount point.
 func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
-	if err := element(name); err != nil {
+	if err := checkElement(name); err != nil {
 		return err
 	}
-	source, err := m.claim(from)
+	source, err := m.openClaim(from)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	if covered, err := isTmpfsMount(dir); err != nil || !covered {
 		return errors.Join(err, fmt.Errorf("utility directory of pod %s is not covered", launcher))
 	}
-	if err := unix.Mkdirat(fd(dir), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := unix.Mkdirat(fdOf(dir), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("make the mount point %s: %w", name, err)
 	}
 	target, err := openDir(dir, name)
@@ -119,7 +119,7 @@ func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 		return fmt.Errorf("mount point %s: %w", name, err)
 	}
 	defer target.Close() //nolint:errcheck // a handle
-	mounted, same, err := compare(target, source)
+	mounted, same, err := compareMounts(target, source)
 	switch {
 	case err != nil:
 		return err
@@ -128,12 +128,12 @@ func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	case mounted:
 		return fmt.Errorf("mount point %s: %w: another volume is mounted there", name, ErrBusy)
 	}
-	return clone(source, target, name)
+	return cloneMount(source, target, name)
 }
 
-// clone mounts source over target. It sets the flags before the mount becomes visible anywhere.
-func clone(source, target *os.File, name string) error {
-	tree, err := unix.OpenTree(fd(source), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+// cloneMount mounts source over target. It sets the flags before the mount becomes visible anywhere.
+func cloneMount(source, target *os.File, name string) error {
+	tree, err := unix.OpenTree(fdOf(source), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("clone the mount for %s: %w", name, err)
 	}
@@ -146,7 +146,7 @@ func clone(source, target *os.File, name string) error {
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return fmt.Errorf("restrict the mount for %s: %w", name, err)
 	}
-	if err := unix.MoveMount(tree, "", fd(target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(tree, "", fdOf(target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mount at %s: %w", name, err)
 	}
 	return nil
@@ -162,7 +162,7 @@ func (m *Mounts) Attached(launcher types.UID, name string) (bool, error) {
 // gone has nothing mounted. Detach returns ErrBusy if the launcher uses the volume. With lazy, the mount disappears
 // at once and is released when its last user is done.
 func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
-	if err := element(name); err != nil {
+	if err := checkElement(name); err != nil {
 		return err
 	}
 	dir, err := m.utilityDir(launcher)
@@ -197,7 +197,7 @@ func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
 // removeMountPoint removes an empty directory. If the launcher has filled it, or replaced it by something else, it
 // stays and goes with the pod.
 func removeMountPoint(dir *os.File, name string) error {
-	err := unix.Unlinkat(fd(dir), name, unix.AT_REMOVEDIR)
+	err := unix.Unlinkat(fdOf(dir), name, unix.AT_REMOVEDIR)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.ENOTDIR):
 		return nil
@@ -220,7 +220,7 @@ func (m *Mounts) Uncover(launcher types.UID) error {
 		return nil
 	}
 	// The parent is the kubelet's own directory: no launcher can write there.
-	rel, err := below(launcher, strings.TrimPrefix(path.Dir(at), path.Join(m.podsDir, string(launcher))))
+	rel, err := joinBelow(launcher, strings.TrimPrefix(path.Dir(at), path.Join(m.podsDir, string(launcher))))
 	if err != nil {
 		return err
 	}

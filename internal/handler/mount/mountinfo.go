@@ -60,17 +60,17 @@ func parsePoint(line string) (Point, error) {
 	if !ok || len(left) < 6 || len(right) < 2 {
 		return Point{}, fmt.Errorf("mount table: line %q is not understood", line)
 	}
-	return Point{Path: unescape(left[4]), Root: unescape(left[3]), Type: right[0], Source: unescape(right[1])}, nil
+	return Point{Path: unescapePath(left[4]), Root: unescapePath(left[3]), Type: right[0], Source: unescapePath(right[1])}, nil
 }
 
-// unescape undoes the kernel's \ooo for space, tab, newline, backslash and #.
-func unescape(s string) string {
+// unescapePath undoes the kernel's \ooo for space, tab, newline, backslash and #.
+func unescapePath(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
 	}
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
-		if c, ok := octal(s[i:]); ok {
+		if c, ok := unescapeOctal(s[i:]); ok {
 			b.WriteByte(c)
 			i += 3
 			continue
@@ -80,8 +80,8 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// octal reads an escape at the start of s.
-func octal(s string) (byte, bool) {
+// unescapeOctal reads an escape at the start of s.
+func unescapeOctal(s string) (byte, bool) {
 	if len(s) < 4 || s[0] != '\\' || s[1] > '3' {
 		return 0, false
 	}

@@ -42,7 +42,7 @@ func FuzzUnescape(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		got := unescape(s)
+		got := unescapePath(s)
 		if len(got) > len(s) {
 			t.Errorf("%q grew to %q", s, got)
 		}
@@ -55,11 +55,11 @@ func FuzzUnescape(f *testing.F) {
 func TestCheckElement_takesOneElement(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", ".", "..", "a/b", "/", "a\x00", strings.Repeat("x", 256)} {
-		if err := element(name); !errors.Is(err, ErrUnsafePath) {
+		if err := checkElement(name); !errors.Is(err, ErrUnsafePath) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if err := element("backup-0123"); err != nil {
+	if err := checkElement("backup-0123"); err != nil {
 		t.Error(err)
 	}
 }

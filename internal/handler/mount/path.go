@@ -19,8 +19,8 @@ var ErrUnsafePath = errors.New("path is not safe to follow")
 // maxName is the length of the longest file name that Linux accepts, in bytes.
 const maxName = 255
 
-// element checks that name is a single path element, so that joining it cannot lead elsewhere.
-func element(name string) error {
+// checkElement checks that name is a single path element, so that joining it cannot lead elsewhere.
+func checkElement(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > maxName || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("%w: %q is not a file name", ErrUnsafePath, name)
 	}
@@ -50,18 +50,18 @@ func openBelow(dir int, rel string, flags uint64) (*os.File, error) {
 
 // openDir is openBelow for a directory.
 func openDir(dir *os.File, rel string) (*os.File, error) {
-	return openBelow(fd(dir), rel, unix.O_DIRECTORY)
+	return openBelow(fdOf(dir), rel, unix.O_DIRECTORY)
 }
 
-func fd(f *os.File) int { return int(f.Fd()) }
+func fdOf(f *os.File) int { return int(f.Fd()) }
 
 // procPath returns a path to an open file for system calls that take no descriptor. The path is a magic link of
 // this process, so nobody else can redirect it.
-func procPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(fd(f)) }
+func procPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(fdOf(f)) }
 
-// below joins elements relative to the pod's directory, after checking that the pod's UID is a single element.
-func below(pod types.UID, rest ...string) (string, error) {
-	if err := element(string(pod)); err != nil {
+// joinBelow joins elements relative to the pod's directory, after checking that the pod's UID is a single element.
+func joinBelow(pod types.UID, rest ...string) (string, error) {
+	if err := checkElement(string(pod)); err != nil {
 		return "", fmt.Errorf("pod UID: %w", err)
 	}
 	return path.Join(append([]string{string(pod)}, rest...)...), nil

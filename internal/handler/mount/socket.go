@@ -15,17 +15,17 @@ import (
 // Dial connects to the launcher's socket. The launcher owns the socket's directory and could put a link to another
 // service's socket there. So Dial refuses links, and connects to the very file that it has checked.
 func (m *Mounts) Dial(ctx context.Context, launcher types.UID) (net.Conn, error) {
-	rel, err := below(launcher, strings.TrimPrefix(layout.NodeSocket("", launcher), string(launcher)))
+	rel, err := joinBelow(launcher, strings.TrimPrefix(layout.NodeSocket("", launcher), string(launcher)))
 	if err != nil {
 		return nil, err
 	}
-	socket, err := openBelow(fd(m.root), rel, 0)
+	socket, err := openBelow(fdOf(m.root), rel, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket of launcher pod %s: %w", launcher, err)
 	}
 	defer socket.Close() //nolint:errcheck // a handle
 	var s unix.Stat_t
-	if err := unix.Fstat(fd(socket), &s); err != nil {
+	if err := unix.Fstat(fdOf(socket), &s); err != nil {
 		return nil, fmt.Errorf("socket of launcher pod %s: %w", launcher, err)
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFSOCK {

@@ -9,7 +9,7 @@ import (
 
 func statx(f *os.File) (unix.Statx_t, error) {
 	var s unix.Statx_t
-	if err := unix.Statx(fd(f), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_TYPE, &s); err != nil {
+	if err := unix.Statx(fdOf(f), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_TYPE, &s); err != nil {
 		return s, fmt.Errorf("stat %s: %w", f.Name(), err)
 	}
 	return s, nil
@@ -28,14 +28,14 @@ func isTmpfsMount(f *os.File) (bool, error) {
 		return false, err
 	}
 	var s unix.Statfs_t
-	if err := unix.Fstatfs(fd(f), &s); err != nil {
+	if err := unix.Fstatfs(fdOf(f), &s); err != nil {
 		return false, fmt.Errorf("stat the file system of %s: %w", f.Name(), err)
 	}
 	return s.Type == unix.TMPFS_MAGIC, nil
 }
 
-// compare reports whether anything is mounted at target, and whether that is the directory source.
-func compare(target, source *os.File) (mounted, same bool, err error) {
+// compareMounts reports whether anything is mounted at target, and whether that is the directory source.
+func compareMounts(target, source *os.File) (mounted, same bool, err error) {
 	t, err := statx(target)
 	if err != nil {
 		return false, false, err
