@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -27,7 +28,7 @@ func setupLocks(mgr ctrl.Manager, opts Options, a access) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup-lock"+opts.ControllerSuffix).
 		For(&kubevirtv1.VirtualMachineInstance{}).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstanceOfBackup), builder.WithPredicates(lineMoves())).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstanceOfBackup), builder.WithPredicates(queueMoves())).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
@@ -38,14 +39,14 @@ type abandoned struct {
 	volume string // one at a time; the write triggers the next
 }
 
-func (a abandoned) any() bool { return a.lock || a.volume != "" }
+func (a abandoned) hasAny() bool { return a.lock || a.volume != "" }
 
 // findAbandoned compares an instance with the backups that use it. holder is the backup that the lock names, or
 // nil. used has the names of the utility volumes of backups that have not ended.
 func findAbandoned(instance *kubevirtv1.VirtualMachineInstance, holder *backupv1.VirtualMachineBackup, used map[string]bool) abandoned {
 	var found abandoned
 	if lock := lockOf(instance); lock != nil {
-		found.lock = holder == nil || holder.Status.Phase.Final() || !owns(holder, lock)
+		found.lock = holder == nil || holder.Status.Phase.Final() || !lockBelongsTo(holder, lock)
 	}
 	for _, u := range instance.Spec.UtilityVolumes {
 		if u.Type != nil && *u.Type == kubevirtv1.UtilityVolumeBackup && !used[u.Name] {
@@ -59,36 +60,36 @@ func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	// First look in the cache: there is almost always nothing to do. Then read live, and read the instance before
 	// the backups, because a backup exists before its lock does.
 	for _, c := range []client.Reader{r.cached, r.live} {
-		instance, err := get(ctx, c, req.NamespacedName, &kubevirtv1.VirtualMachineInstance{})
+		instance, err := getOrNil(ctx, c, req.NamespacedName, &kubevirtv1.VirtualMachineInstance{})
 		if err != nil || instance == nil {
 			return ctrl.Result{}, err
 		}
 		if lockOf(instance) == nil && len(instance.Spec.UtilityVolumes) == 0 {
 			return ctrl.Result{}, nil
 		}
-		holder, used, err := r.users(ctx, c, instance)
+		holder, used, err := r.findUsers(ctx, c, instance)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		found := findAbandoned(instance, holder, used)
-		if !found.any() {
+		if !found.hasAny() {
 			return ctrl.Result{}, nil
 		}
 		if c == r.live {
-			return r.release(ctx, instance, found)
+			return r.releaseAbandoned(ctx, instance, found)
 		}
 	}
 	return ctrl.Result{}, nil
 }
 
-// users returns the backup that the instance's lock names, or nil, and the names of the utility volumes that belong
+// findUsers returns the backup that the instance's lock names, or nil, and the names of the utility volumes that belong
 // to backups that have not ended. With the live reader it lists all those backups. That happens only after somebody
 // removed a finalizer by hand.
-func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, map[string]bool, error) {
+func (r *lockReconciler) findUsers(ctx context.Context, c client.Reader, instance *kubevirtv1.VirtualMachineInstance) (*backupv1.VirtualMachineBackup, map[string]bool, error) {
 	var holder *backupv1.VirtualMachineBackup
 	if lock := lockOf(instance); lock != nil {
 		var err error
-		holder, err = get(ctx, c, types.NamespacedName{Namespace: instance.Namespace, Name: lock.BackupName}, &backupv1.VirtualMachineBackup{})
+		holder, err = getOrNil(ctx, c, types.NamespacedName{Namespace: instance.Namespace, Name: lock.BackupName}, &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -108,7 +109,7 @@ func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *k
 		return holder, used, nil
 	}
 	for _, u := range instance.Spec.UtilityVolumes {
-		backups, err := r.unfinished(ctx, instance.Namespace, byVolume, u.Name)
+		backups, err := r.listUnfinished(ctx, instance.Namespace, byVolume, u.Name)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -117,39 +118,32 @@ func (r *lockReconciler) users(ctx context.Context, c client.Reader, instance *k
 	return holder, used, nil
 }
 
-func (r *lockReconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, found abandoned) (ctrl.Result, error) {
+func (r *lockReconciler) releaseAbandoned(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, found abandoned) (ctrl.Result, error) {
 	var refused error
 	if found.lock {
 		err := r.releaseLock(ctx, instance)
 		if err == nil || !reconcile.IsRefusal(err) || found.volume == "" {
-			return retryUnlessDone(err) // the write wakes this controller again for the volume
+			return retryLostRace(err) // the write wakes this controller again for the volume
 		}
 		refused = err // the volume may still be detached
 	}
-	if err := detach(ctx, r.cached, instance, found.volume); err != nil {
-		return retry(errors.Join(refused, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
+	if err := detachVolume(ctx, r.cached, instance, found.volume); err != nil {
+		return retryLostRace(errors.Join(refused, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
 	}
 	r.events.Eventf(instance, nil, warning, EventVolumeReleased, "Detach", "Utility volume %s belongs to no VirtualMachineBackup that runs.", found.volume)
-	return retryUnlessDone(refused)
+	return retryLostRace(refused)
 }
 
 func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	name := lockOf(instance).BackupName
-	err := unlock(ctx, r.cached, instance)
+	err := unlockInstance(ctx, r.cached, instance)
 	switch {
 	case err == nil:
 		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
 		return nil
 	case reconcile.IsRefusal(err):
 		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock",
-			"Removing the lock of VirtualMachineBackup %s was refused, and is tried again: %v", name, rootCause(err))
+			"%s", backupstate.RequestRefused("Removing the lock of VirtualMachineBackup "+name, rootCause(err)).Message)
 	}
 	return fmt.Errorf("release the lock of backup %s: %w", name, err)
-}
-
-func retryUnlessDone(err error) (ctrl.Result, error) {
-	if err == nil {
-		return ctrl.Result{}, nil
-	}
-	return retry(err)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -15,83 +14,81 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// conflictDelay is how long a reconciler waits before it retries after a lost race.
-const conflictDelay = 50 * time.Millisecond
-
-// apply makes one write. Every write carries the resource version that the decision was based on.
-func (r *reconciler) apply(ctx context.Context, in *Input, d Decision) error {
+// applyStep makes one write. Every write carries the resource version that the decision was based on.
+func (r *reconciler) applyStep(ctx context.Context, in *input, d decision) error {
 	switch d.Step {
-	case StepHold:
-		return edit(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) {
+	case stepAddFinalizer:
+		return patchObject(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) {
 			controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
 		})
-	case StepLetGo:
-		return edit(ctx, r.cached, in.Backup, letGo)
-	case StepProtectTracker:
-		return edit(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+	case stepRemoveFinalizer:
+		return patchObject(ctx, r.cached, in.Backup, releaseBackup)
+	case stepProtectTracker:
+		return patchObject(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
 			controllerutil.AddFinalizer(t, layout.FinalizerTracker)
 		})
-	case StepAttach:
-		return edit(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
+	case stepAttach:
+		return patchObject(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
 			i.Spec.UtilityVolumes = append(i.Spec.UtilityVolumes, *d.Volume)
 		})
-	case StepDetach:
-		return r.detach(ctx, in, d.Volume)
-	case StepLock:
-		return r.lock(ctx, in, d.Lock)
-	case StepUnlock:
-		return unlock(ctx, r.cached, in.Instance)
-	case StepMoveTracker:
+	case stepDetach:
+		return r.detachTarget(ctx, in, d.Volume)
+	case stepLock:
+		return r.lockInstance(ctx, in, d.Lock)
+	case stepUnlock:
+		return unlockInstance(ctx, r.cached, in.Instance)
+	case stepMoveTracker:
 		return r.moveTracker(ctx, in, d.Checkpoint)
-	case StepStatus:
+	case stepStatus:
 		return r.writeStatus(ctx, in, d.Status)
 	default:
 		return fmt.Errorf("unknown step %q", d.Step)
 	}
 }
 
-// letGo makes an ended backup leave the caches, and lets it go if it is deleted.
-func letGo(b *backupv1.VirtualMachineBackup) {
+// releaseBackup makes an ended backup leave the caches, and lets it go if it is deleted.
+func releaseBackup(b *backupv1.VirtualMachineBackup) {
 	controllerutil.RemoveFinalizer(b, backupv1.BackupFinalizer)
 	metav1.SetMetaDataLabel(&b.ObjectMeta, layout.LabelEnded, "true")
 }
 
-// edit writes the difference that change makes. It fails with a conflict if somebody has written the object in the
+// patchObject writes the difference that change makes. It fails with a conflict if somebody has written the object in the
 // meantime.
-func edit[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
+func patchObject[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
 	changed := obj.DeepCopyObject().(T)
 	change(changed)
-	return c.Patch(ctx, changed, client.MergeFromWithOptions(obj, client.MergeFromWithOptimisticLock{}))
+	return c.Patch(ctx, changed, reconcile.MergeFrom(obj))
 }
 
-// editStatus is edit for the status subresource.
-func editStatus[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
+// patchStatus is edit for the status subresource.
+func patchStatus[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
 	changed := obj.DeepCopyObject().(T)
 	change(changed)
-	return c.Status().Patch(ctx, changed, client.MergeFromWithOptions(obj, client.MergeFromWithOptimisticLock{}))
+	return c.Status().Patch(ctx, changed, reconcile.MergeFrom(obj))
 }
 
-func (r *reconciler) detach(ctx context.Context, in *Input, volume *kubevirtv1.UtilityVolume) error {
-	if err := detach(ctx, r.cached, in.Instance, volume.Name); err != nil {
+func (r *reconciler) detachTarget(ctx context.Context, in *input, volume *kubevirtv1.UtilityVolume) error {
+	if err := detachVolume(ctx, r.cached, in.Instance, volume.Name); err != nil {
 		return err
 	}
 	r.events.Eventf(in.Backup, in.Instance, normal, EventDetaching, "Detach", "Detaching PersistentVolumeClaim %s from VirtualMachineInstance %s.", volume.ClaimName, in.Instance.Name)
 	return nil
 }
 
-func detach(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance, volume string) error {
-	return edit(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
+func detachVolume(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance, volume string) error {
+	return patchObject(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Spec.UtilityVolumes = slices.DeleteFunc(i.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == volume })
 	})
 }
 
-// lock records the checkpoint's time on the tracker before anybody can see the checkpoint's name. A controller that
+// lockInstance records the checkpoint's time on the tracker before anybody can see the checkpoint's name. A controller that
 // dies in between wastes a name, but never gives one out twice.
-func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.InstanceBackupStatus) error {
+func (r *reconciler) lockInstance(ctx context.Context, in *input, lock *kubevirtv1.InstanceBackupStatus) error {
 	if lock.CheckpointName != nil {
-		err := editStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+		err := patchStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
 			t.Status.NewestCheckpointTime = lock.StartTimestamp
 		})
 		if err != nil {
@@ -101,7 +98,7 @@ func (r *reconciler) lock(ctx context.Context, in *Input, lock *kubevirtv1.Insta
 			return err
 		}
 	}
-	return editStatus(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
+	return patchStatus(ctx, r.cached, in.Instance, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.ChangedBlockTracking.BackupStatus = lock
 	})
 }
@@ -127,14 +124,14 @@ func (r *reconciler) refuseUsedCheckpoint(ctx context.Context, b *backupv1.Virtu
 	return nil
 }
 
-func unlock(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance) error {
-	return editStatus(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
+func unlockInstance(ctx context.Context, c client.Client, instance *kubevirtv1.VirtualMachineInstance) error {
+	return patchStatus(ctx, c, instance, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.ChangedBlockTracking.BackupStatus = nil
 	})
 }
 
-func (r *reconciler) moveTracker(ctx context.Context, in *Input, c *backupv1.Checkpoint) error {
-	err := editStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
+func (r *reconciler) moveTracker(ctx context.Context, in *input, c *backupv1.Checkpoint) error {
+	err := patchStatus(ctx, r.cached, in.Tracker, func(t *backupv1.VirtualMachineBackupTracker) {
 		t.Status.LatestCheckpoint = c
 		t.Status.Discarded = nil
 	})
@@ -145,17 +142,17 @@ func (r *reconciler) moveTracker(ctx context.Context, in *Input, c *backupv1.Che
 	return nil
 }
 
-func (r *reconciler) writeStatus(ctx context.Context, in *Input, status *backupv1.VirtualMachineBackupStatus) error {
-	err := editStatus(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) { b.Status = *status })
+func (r *reconciler) writeStatus(ctx context.Context, in *input, status *backupv1.VirtualMachineBackupStatus) error {
+	err := patchStatus(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) { b.Status = *status })
 	if err != nil {
 		return err
 	}
-	r.places.wrote(in.Backup, status)
+	r.granted.recordStatus(in.Backup, status)
 	if e := eventFor(&in.Backup.Status, status); e != nil {
-		r.events.Eventf(in.Backup, related(in), e.kind, e.reason, e.action, "%s", status.Message)
+		r.events.Eventf(in.Backup, relatedMachine(in), e.kind, e.reason, e.action, "%s", status.Message)
 	}
 	if status.Phase.Final() && !in.Backup.Status.Phase.Final() {
-		r.measures.ended(in.Backup.Spec.BackupTracker != "", status)
+		r.measures.countEnd(in.Backup.Spec.BackupTracker != "", status)
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -58,8 +58,8 @@ func volumesOf(o client.Object) []kubevirtv1.Volume {
 	}
 }
 
-// diskOn returns the name of the machine's or instance's volume on the claim, or "".
-func diskOn(o client.Object, claim string) string {
+// diskOnClaim returns the name of the machine's or instance's volume on the claim, or "".
+func diskOnClaim(o client.Object, claim string) string {
 	for _, v := range volumesOf(o) {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim {
 			return v.Name
@@ -78,14 +78,14 @@ func (r *reconciler) claimUsers(ctx context.Context, namespace, claim string) ([
 	}
 	for i := range instances.Items {
 		o := &instances.Items[i]
-		users = append(users, claimUser{machine: o.Name, disk: diskOn(o, claim), running: !o.Status.Phase.Final()})
+		users = append(users, claimUser{machine: o.Name, disk: diskOnClaim(o, claim), running: !o.Status.Phase.Final()})
 	}
 	var machines kubevirtv1.VirtualMachineList
 	if err := r.cached.List(ctx, &machines, client.InNamespace(namespace), client.MatchingFields{claimIndex: claim}); err != nil {
 		return nil, fmt.Errorf("list the virtual machines on claim %s: %w", claim, err)
 	}
 	for i := range machines.Items {
-		users = append(users, claimUser{machine: machines.Items[i].Name, disk: diskOn(&machines.Items[i], claim)})
+		users = append(users, claimUser{machine: machines.Items[i].Name, disk: diskOnClaim(&machines.Items[i], claim)})
 	}
 	return users, nil
 }
@@ -101,31 +101,30 @@ func isStateClaim(claim *corev1.PersistentVolumeClaim) bool {
 }
 
 // claimInUse returns an obstacle if the target belongs to a machine, or nil.
-func claimInUse(in *Input) *obstacle {
+func claimInUse(in *input) *obstacle {
 	name := in.Backup.Spec.PVCName
 	if in.Claim != nil && isStateClaim(in.Claim) {
-		return never(backupv1.ReasonTargetInUse,
-			"The target PersistentVolumeClaim %s holds the record of changes of a virtual machine and goes with it; create a backup with another claim.", name)
+		return failWith(backupstate.TargetHoldsRecord(name))
 	}
 	if in.Instance != nil {
-		if disk := diskOn(in.Instance, name); disk != "" {
-			return never(backupv1.ReasonTargetInUse, "The target PersistentVolumeClaim %s is disk %s of the virtual machine itself; create a backup with another claim.", name, disk)
+		if disk := diskOnClaim(in.Instance, name); disk != "" {
+			return failWith(backupstate.TargetIsOwnDisk(name, disk))
 		}
 	}
 	for _, u := range in.ClaimUsers {
-		return never(backupv1.ReasonTargetInUse, "The target PersistentVolumeClaim %s is disk %s of VirtualMachine %s; create a backup with another claim.", name, u.disk, u.machine)
+		return failWith(backupstate.TargetIsDisk(name, u.disk, u.machine))
 	}
 	return nil
 }
 
-// taken says which guest began to use the target as a disk while data moves. It returns an empty string if none
-// did. The guest takes precedence, because the backup could fill the file system that its disk is on. A machine
+// targetTaken reports whether a guest began to use the target as a disk while data moves, and how the backup ends
+// then. The guest takes precedence, because the backup could fill the file system that its disk is on. A machine
 // that merely names the claim is no reason to lose a running backup; the next backup is refused.
-func taken(in *Input) string {
+func targetTaken(in *input) (backupstate.State, bool) {
 	for _, u := range in.ClaimUsers {
 		if u.running {
-			return fmt.Sprintf("VirtualMachine %s began to use the target PersistentVolumeClaim %s as disk %s; create a backup with another claim.", u.machine, in.Backup.Spec.PVCName, u.disk)
+			return backupstate.TargetTaken(in.Backup.Spec.PVCName, u.disk, u.machine), true
 		}
 	}
-	return ""
+	return backupstate.State{}, false
 }

@@ -8,34 +8,25 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
-
-// guestOn returns the spec of a guest whose disk is on a claim.
-func (l *lab) guestOn(claim string) kubevirtv1.VirtualMachineInstanceSpec {
-	spec := l.guest()
-	spec.Volumes[0].PersistentVolumeClaim.ClaimName = claim
-	return spec
-}
 
 // stopped makes a machine without an instance.
 func (l *lab) stopped(name, claim string) {
 	l.Helper()
-	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: l.named(name), Spec: kubevirtv1.VirtualMachineSpec{
-		RunStrategy: ptr.To(kubevirtv1.RunStrategyHalted), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{Spec: l.guestOn(claim)},
-	}}))
+	l.must(l.user.Create(l.Context(), gen.VirtualMachine(l.named(name), gen.Guest(gen.Disk("root", claim)), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))))
 }
 
 // running makes an instance without a machine.
 func (l *lab) running(name, claim string) {
 	l.Helper()
-	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named(name), Spec: l.guestOn(claim)}))
+	l.must(l.user.Create(l.Context(), gen.VirtualMachineInstance(l.named(name), gen.Guest(gen.Disk("root", claim)))))
 }
 
 // A machine's disk cannot be a target, whether the instance or only the machine names it. A running copy gives way
@@ -57,7 +48,7 @@ func TestClaimUsers_keepTheirDisks(t *testing.T) {
 		layout.StatePVC("stopped"): "record of changes",
 	} {
 		l.claim(claim, corev1.PersistentVolumeFilesystem)
-		b := &backupv1.VirtualMachineBackup{ObjectMeta: l.named("to-" + claim), Spec: backupv1.VirtualMachineBackupSpec{PVCName: claim, Source: source()}}
+		b := gen.Backup(l.named("to-"+claim), gen.SetTarget(claim))
 		l.must(l.user.Create(t.Context(), b))
 		l.reaches(b, backupv1.BackupFailed, backupv1.ReasonTargetInUse)
 		if !strings.Contains(b.Status.Message, says) || len(b.Finalizers) > 0 {

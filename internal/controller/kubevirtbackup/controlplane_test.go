@@ -16,7 +16,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -29,6 +28,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
@@ -61,9 +61,7 @@ func newLab(t *testing.T, limits Limits) *lab {
 	l.user, l.handler = cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.HandlerOn("node-1"))
 	l.varve = cluster.Client(t, controlplane.Controller)
 	l.start()
-	l.vm = &kubevirtv1.VirtualMachine{ObjectMeta: l.named("vm"), Spec: kubevirtv1.VirtualMachineSpec{
-		RunStrategy: ptr.To(kubevirtv1.RunStrategyAlways), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{Spec: l.guest()},
-	}}
+	l.vm = gen.VirtualMachine(l.named("vm"), diskSpec())
 	l.must(l.user.Create(t.Context(), l.vm))
 	l.boot()
 	return l
@@ -88,7 +86,7 @@ func (l *lab) start() {
 func (l *lab) restart() { l.Helper(); l.stop(); l.start() }
 
 func (l *lab) named(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: l.ns, Name: name}
+	return gen.Meta(l.ns, name)
 }
 
 func (l *lab) must(err error) {
@@ -98,16 +96,10 @@ func (l *lab) must(err error) {
 	}
 }
 
-func (l *lab) guest() kubevirtv1.VirtualMachineInstanceSpec {
-	spec := diskSpec()
-	spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
-	return spec
-}
-
 // boot makes a new instance that runs and is tracked.
 func (l *lab) boot() {
 	l.Helper()
-	l.vmi = &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named("vm"), Spec: l.guest()}
+	l.vmi = gen.VirtualMachineInstance(l.named("vm"), diskSpec())
 	l.must(l.user.Create(l.Context(), l.vmi))
 	controlplane.Update(l.T, l.varve, l.vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
 		i.Status.Phase, i.Status.NodeName = kubevirtv1.PhaseRunning, "node-1"
@@ -117,31 +109,20 @@ func (l *lab) boot() {
 
 func (l *lab) claim(name string, mode corev1.PersistentVolumeMode) {
 	l.Helper()
-	l.must(l.user.Create(l.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: l.named(name), Spec: corev1.PersistentVolumeClaimSpec{
-		VolumeMode: &mode, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-	}}))
+	l.must(l.user.Create(l.Context(), gen.Claim(l.named(name), gen.SetVolumeMode(mode))))
 }
 
 func (l *lab) tracker(name string) *backupv1.VirtualMachineBackupTracker {
 	l.Helper()
-	t := &backupv1.VirtualMachineBackupTracker{ObjectMeta: l.named(name)}
-	t.Spec.Source = *source()
+	t := gen.Tracker(l.named(name), "vm")
 	l.must(l.user.Create(l.Context(), t))
 	return t
-}
-
-func source() *corev1.TypedLocalObjectReference {
-	return &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
 }
 
 // backup creates a backup through a tracker, or without one if tracker is empty.
 func (l *lab) backup(name, tracker string) *backupv1.VirtualMachineBackup {
 	l.Helper()
-	b := &backupv1.VirtualMachineBackup{ObjectMeta: l.named(name), Spec: backupv1.VirtualMachineBackupSpec{PVCName: "target", BackupTracker: tracker}}
-	if tracker == "" {
-		b.Spec.Source = source()
-	}
+	b := gen.Backup(l.named(name), gen.SetTracker(tracker))
 	l.must(l.user.Create(l.Context(), b))
 	return b
 }

@@ -1,52 +1,47 @@
 package kubevirtbackup
 
 import (
-	"fmt"
-	"strconv"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
 // decideCopied moves the tracker once, and only if it is the tracker that the backup was planned with.
-func decideCopied(in *Input) Decision {
+func decideCopied(in *input) decision {
 	s := &in.Backup.Status
-	succeed := func() Decision {
-		return toPruning(in, backupv1.BackupSucceeded, backupv1.ReasonFinishing, "The data is complete on the target; old checkpoints go and the volume is detached.")
+	succeed := func() decision {
+		return toPruning(in, backupv1.BackupSucceeded, backupstate.Finishing())
 	}
 	name := in.Backup.Spec.BackupTracker
 	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
-	if what := targetGone(in); what != "" && !moved {
-		return toPruning(in, backupv1.BackupUnsuccessful, backupv1.ReasonTargetGone, what)
+	if end, gone := targetGone(in); gone && !moved {
+		return toPruning(in, backupv1.BackupUnsuccessful, end)
 	}
 	if name == "" {
 		return succeed()
 	}
-	fail := func(what string) Decision {
-		return toPruning(in, backupv1.BackupUnsuccessful, backupv1.ReasonTrackerGone,
-			fmt.Sprintf("VirtualMachineBackupTracker %s %s while the backup ran. The files in %s are complete, but nothing can be incremental to them.", name, what, s.Directory))
-	}
+	fail := func(end backupstate.State) decision { return toPruning(in, backupv1.BackupUnsuccessful, end) }
 	switch {
 	case in.Tracker == nil:
-		return fail("was deleted")
+		return fail(backupstate.TrackerDeleted(name, s.Directory))
 	case in.Tracker.UID != s.TrackerUID:
-		return fail("was replaced by another of the same name")
+		return fail(backupstate.TrackerReplaced(name, s.Directory))
 	}
 	latest := in.Tracker.Status.LatestCheckpoint
 	switch {
 	case latest != nil && latest.BackupUID == in.Backup.UID:
 		return succeed() // moved before a restart
 	case latest != nil && latest.Name != s.ReplacesCheckpoint:
-		return fail("was moved to checkpoint " + latest.Name)
-	case in.Seen.Refused && passed(in, in.Seen.PhaseSince.Add(in.Limits.Pruning)):
-		return fail(fmt.Sprintf("could not be moved (%s)", s.Message))
+		return fail(backupstate.TrackerMoved(name, latest.Name, s.Directory))
+	case in.Seen.Refused && deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Pruning)):
+		return fail(backupstate.TrackerImmovable(name, s.Message, s.Directory))
 	}
-	return Decision{Step: StepMoveTracker, Checkpoint: checkpoint(in)}
+	return decision{Step: stepMoveTracker, Checkpoint: newCheckpoint(in)}
 }
 
-func checkpoint(in *Input) *backupv1.Checkpoint {
+func newCheckpoint(in *input) *backupv1.Checkpoint {
 	s := &in.Backup.Status
 	c := &backupv1.Checkpoint{Name: s.CheckpointName, BackupName: in.Backup.Name, BackupUID: in.Backup.UID}
 	if s.StartTimestamp != nil {
@@ -67,65 +62,53 @@ func checkpoint(in *Input) *backupv1.Checkpoint {
 // decidePruning waits for the node to clean up, and waits less when the guest is gone. The message mentions partial
 // files that the node did not confirm as removed, because the user has to delete them. Checkpoints die with the
 // guest or are collected at its next start.
-func decidePruning(in *Input) Decision {
+func decidePruning(in *input) decision {
 	s := &in.Backup.Status
 	deadline := deadlineOr(in, in.Seen.PhaseSince, in.Limits.Pruning)
 	wake := deadline
 	if in.guestGone() {
-		wake = earlier(deadline, in.Seen.GoneSince.Add(in.Limits.PruneWithoutGuest))
+		wake = earlierTime(deadline, in.Seen.GoneSince.Add(in.Limits.PruneWithoutGuest))
 	}
-	if !passed(in, wake) {
-		d := write(in, change{phase: s.Phase, reason: s.Reason, message: s.Message, deadline: deadline})
+	if !deadlinePassed(in, wake) {
+		d := toStatus(in, change{phase: s.Phase, state: in.currentState(), deadline: deadline})
 		d.Wake = wake
 		return d
 	}
-	message := s.Message
+	state := in.currentState()
 	if s.Result == backupv1.BackupUnsuccessful && s.Directory != "" {
-		message += fmt.Sprintf(" The node did not confirm that it removed the partial files: delete %s%s on PersistentVolumeClaim %s if it is there.",
-			s.Directory, layout.PartialSuffix, in.Backup.Spec.PVCName)
+		state = state.With(backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName))
 	}
-	return write(in, change{phase: backupv1.BackupPruned, reason: s.Reason, message: message, deadline: in.Now.Add(in.Limits.Detaching)})
+	return toStatus(in, change{phase: backupv1.BackupPruned, state: state, deadline: in.Now.Add(in.Limits.Detaching)})
 }
 
 // decidePruned gives back the volume, then the lock, and then ends the backup.
-func decidePruned(in *Input) Decision {
+func decidePruned(in *input) decision {
 	s := &in.Backup.Status
 	// A volume that cannot be detached must not keep the machine locked. It is detached later, when the API server
 	// allows it.
-	refused := in.Seen.Refused && passed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
+	refused := in.Seen.Refused && deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
 	if in.volumeWanted() && !refused {
-		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
+		return decision{Step: stepDetach, Volume: utilityVolume(in)}
 	}
-	message := s.Message
+	end := in.currentState()
+	if s.Result == backupv1.BackupSucceeded {
+		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+	}
 	if in.volumeStatus() != nil && !in.guestGone() {
 		deadline := in.Seen.PhaseSince.Add(in.Limits.Detaching)
-		if !passed(in, deadline) {
-			d := write(in, change{phase: s.Phase, reason: s.Reason, message: s.Message, deadline: recorded(in, deadline, in.Limits.Detaching)})
+		if !deadlinePassed(in, deadline) {
+			d := toStatus(in, change{phase: s.Phase, state: in.currentState(), deadline: recordedDeadline(in, deadline, in.Limits.Detaching)})
 			d.Wake = deadline
 			return d
 		}
-		message += fmt.Sprintf(" PersistentVolumeClaim %s is still attached after %s; see varve-handler on node %s.", in.Backup.Spec.PVCName, in.Limits.Detaching, in.Instance.Status.NodeName)
+		end = end.With(backupstate.StillAttached(in.Backup.Spec.PVCName, in.Instance.Status.NodeName, in.Limits.Detaching))
 	}
 	if in.ownsLock() && !unlockGivenUp(in, in.Seen.PhaseSince.Add(in.Limits.Detaching)) {
-		return Decision{Step: StepUnlock}
+		return decision{Step: stepUnlock}
 	}
-	message += stillLocked(in)
+	result := backupv1.BackupUnsuccessful
 	if s.Result == backupv1.BackupSucceeded {
-		return toFinal(in, s.Result, backupv1.ReasonCompleted, completed(in)+after(message, s))
+		result = backupv1.BackupSucceeded
 	}
-	return toFinal(in, backupv1.BackupUnsuccessful, s.Reason, message)
-}
-
-// after returns what detaching added to the message of a backup that succeeded.
-func after(message string, s *backupv1.VirtualMachineBackupStatus) string {
-	return message[len(s.Message):]
-}
-
-func completed(in *Input) string {
-	s := &in.Backup.Status
-	disks := "1 disk of VirtualMachine %s is"
-	if n := len(s.IncludedVolumes); n != 1 {
-		disks = strconv.Itoa(n) + " disks of VirtualMachine %s are"
-	}
-	return fmt.Sprintf(disks+" in %s on PersistentVolumeClaim %s.", s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+	return toFinal(in, result, end.With(stillLocked(in)))
 }

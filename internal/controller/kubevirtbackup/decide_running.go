@@ -1,83 +1,78 @@
 package kubevirtbackup
 
 import (
-	"fmt"
 	"time"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 )
 
 // decideOnNode supervises Starting and Copying, which the node's handler normally ends. The controller ends them
 // only if the handler cannot or does not.
-func decideOnNode(in *Input) Decision {
+func decideOnNode(in *input) decision {
 	s := &in.Backup.Status
 	if in.guestGone() {
 		wait := in.Seen.GoneSince.Add(in.Limits.GuestGone)
-		if passed(in, wait) {
-			reason, message := guestEnd(in)
-			return copyFailed(in, reason, message)
+		if deadlinePassed(in, wait) {
+			return copyFailed(in, guestEnd(in))
 		}
-		return Decision{Wake: wait}
+		return decision{Wake: wait}
 	}
-	if in.deleting() {
+	if in.isBeingDeleted() {
 		wait := in.Backup.DeletionTimestamp.Add(in.Limits.Aborting)
-		if passed(in, wait) {
-			return copyFailed(in, backupv1.ReasonAborted, aborted(in)+fmt.Sprintf(" Node %s did not confirm the abort within %s.", s.NodeName, in.Limits.Aborting))
+		if deadlinePassed(in, wait) {
+			return copyFailed(in, backupstate.AbortUnconfirmed(in.Backup.Name, s.NodeName, in.Limits.Aborting))
 		}
-		d := supervise(in)
-		d.Wake = earlier(d.Wake, wait)
+		d := superviseNode(in)
+		d.Wake = earlierTime(d.Wake, wait)
 		return d
 	}
-	if what := targetGone(in); what != "" {
-		return copyFailed(in, backupv1.ReasonTargetGone, what)
+	if end, gone := targetGone(in); gone {
+		return copyFailed(in, end)
 	}
-	if what := taken(in); what != "" {
-		return copyFailed(in, backupv1.ReasonTargetInUse, what)
+	if end, taken := targetTaken(in); taken {
+		return copyFailed(in, end)
 	}
-	return supervise(in)
+	return superviseNode(in)
 }
 
-// targetGone says how the backup's target claim went away. It returns an empty string if the claim is still there.
-// The files go with the claim, even while a deleted claim still waits for the backup to let go of it.
-func targetGone(in *Input) string {
+// targetGone reports whether the backup's target claim went away, and how the backup ends then. The files go with the
+// claim, even while a deleted claim still waits for the backup to let go of it.
+func targetGone(in *input) (backupstate.State, bool) {
 	uid, name := in.Backup.Status.PVCUID, in.Backup.Spec.PVCName
-	var what string
 	switch {
 	case uid == "": // an older version planned the backup
-		return ""
+		return backupstate.State{}, false
 	case in.Claim == nil || in.Claim.UID == uid && in.Claim.DeletionTimestamp != nil:
-		what = "was deleted"
+		return backupstate.TargetDeleted(name), true
 	case in.Claim.UID != uid:
-		what = "was replaced by another of the same name"
+		return backupstate.TargetReplaced(name), true
 	default:
-		return ""
+		return backupstate.State{}, false
 	}
-	return fmt.Sprintf("PersistentVolumeClaim %s %s while the backup was written to it, and its files go with it; create another backup when the claim is there again.", name, what)
 }
 
-func supervise(in *Input) Decision {
+func superviseNode(in *input) decision {
 	s := &in.Backup.Status
-	deadline, message := startingDeadline(in), fmt.Sprintf("Node %s did not start the backup within %s; see whether varve-handler runs there.", s.NodeName, in.Limits.Starting)
+	deadline, end := startingDeadline(in), backupstate.NotStarted(s.NodeName, in.Limits.Starting)
 	if s.Phase == backupv1.BackupCopying {
-		deadline = in.Seen.ProgressSince.Add(in.Limits.Stalled)
-		message = fmt.Sprintf("The copy made no progress for %s; see the target volume and varve-handler on node %s.", in.Limits.Stalled, s.NodeName)
+		deadline, end = in.Seen.ProgressSince.Add(in.Limits.Stalled), backupstate.CopyStalled(s.NodeName, in.Limits.Stalled)
 	}
-	if passed(in, deadline) {
-		return copyFailed(in, backupv1.ReasonDeadlineExceeded, message)
+	if deadlinePassed(in, deadline) {
+		return copyFailed(in, end)
 	}
-	d := write(in, change{phase: s.Phase, reason: s.Reason, message: s.Message, deadline: recorded(in, deadline, in.Limits.Stalled)})
+	d := toStatus(in, change{phase: s.Phase, state: in.currentState(), deadline: recordedDeadline(in, deadline, in.Limits.Stalled)})
 	d.Wake = deadline
 	return d
 }
 
-func startingDeadline(in *Input) time.Time {
+func startingDeadline(in *input) time.Time {
 	return deadlineOr(in, in.Seen.PhaseSince, in.Limits.Starting)
 }
 
-// recorded returns the deadline to show in status. It keeps the recorded one while that is off by no more than a
+// recordedDeadline returns the deadline to show in status. It keeps the recorded one while that is off by no more than a
 // third of limit, so that not every progress report costs a second write.
-func recorded(in *Input, deadline time.Time, limit time.Duration) time.Time {
+func recordedDeadline(in *input, deadline time.Time, limit time.Duration) time.Time {
 	s := &in.Backup.Status
 	if s.PhaseDeadline == nil {
 		return deadline
@@ -88,34 +83,22 @@ func recorded(in *Input, deadline time.Time, limit time.Duration) time.Time {
 	return deadline
 }
 
-func copyFailed(in *Input, reason, message string) Decision {
-	return write(in, change{phase: backupv1.BackupCopyFailed, reason: reason, message: message})
+func copyFailed(in *input, end backupstate.State) decision {
+	return toStatus(in, change{phase: backupv1.BackupCopyFailed, state: end})
 }
 
 // guestEnd says how the guest ended, as far as the objects show.
-func guestEnd(in *Input) (reason, message string) {
-	name := in.Backup.Status.SourceName
-	instance := in.instance()
-	switch {
-	case instance == nil && in.Instance != nil:
-		return backupv1.ReasonVMDeleted, fmt.Sprintf("VirtualMachineInstance %s was replaced by another of the same name while the backup ran; create another backup.", name)
-	case instance == nil && in.VM == nil:
-		return backupv1.ReasonVMDeleted, fmt.Sprintf("VirtualMachine %s was deleted while the backup ran.", name)
-	case instance == nil:
-		return backupv1.ReasonVMDeleted, fmt.Sprintf("VirtualMachineInstance %s was deleted while the backup ran; start the machine and create another backup.", name)
-	case instance.Status.Phase == kubevirtv1.PhaseSucceeded:
-		return backupv1.ReasonGuestShutdown, fmt.Sprintf("The guest of VirtualMachine %s shut down while the backup ran; start it and create another backup.", name)
-	default:
-		m := fmt.Sprintf("The guest of VirtualMachine %s ended unexpectedly while the backup ran", name)
-		if instance.Status.Reason != "" {
-			m += " (" + instance.Status.Reason + ")"
-		}
-		return backupv1.ReasonGuestCrashed, m + "; its next backup is full."
+func guestEnd(in *input) backupstate.State {
+	machine := in.Backup.Status.SourceName
+	if in.Instance == nil && in.VM == nil {
+		return backupstate.MachineDeleted(machine)
 	}
+	end, _ := backupstate.GuestEnd(machine, in.Backup.Status.InstanceUID, in.Instance)
+	return end
 }
 
-// earlier returns the earlier of two times. Zero means never.
-func earlier(a, b time.Time) time.Time {
+// earlierTime returns the earlier of two times. Zero means never.
+func earlierTime(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}

@@ -14,6 +14,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/backupevents"
 )
 
 // TestDecide has a case for every way out of every phase. Each case begins with a tracked backup "b" of a running
@@ -21,7 +22,7 @@ import (
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	type expect struct {
-		step    Step
+		step    step
 		phase   backupv1.BackupPhase
 		reason  string
 		message string        // a part of it
@@ -60,341 +61,341 @@ func TestDecide(t *testing.T) {
 		// Pending
 		{
 			"no tracker", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "create it", 24 * time.Hour},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "create it", 24 * time.Hour},
 		},
 		{"tracker goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.tracker.DeletionTimestamp = &metav1.Time{Time: w.now}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "being deleted", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonTrackerNotFound, "being deleted", 0}},
 		{
 			"no machine", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm, w.instance = nil, nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "VirtualMachine vm, which does not exist", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "VirtualMachine vm, which does not exist", 0},
 		},
 		{
 			"machine goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.vm.DeletionTimestamp = &metav1.Time{Time: w.now} },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "being deleted", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotFound, "being deleted", 0},
 		},
 		{
 			"no instance", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "start it", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "start it", 0},
 		},
 		{
 			"instance stops", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 				w.instance.DeletionTimestamp = &metav1.Time{Time: w.now}
 			},
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "stopping", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "stopping", 0},
 		},
 		{
 			"instance starts", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseScheduling },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "Scheduling", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "Scheduling", 0},
 		},
 		{
 			"guest ended", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.Phase = kubevirtv1.PhaseFailed },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "ended (Failed)", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "ended (Failed)", 0},
 		},
 		{
 			"not tracked", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance.Status.ChangedBlockTracking = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "changedBlockTrackingLabelSelectors", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "changedBlockTrackingLabelSelectors", 0},
 		},
 		{"tracking wants a restart", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingPendingRestart
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "restart the machine", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "restart the machine", 0}},
 		{"tracking is made", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingInitializing
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "being set up", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonTrackingNotEnabled, "being set up", 0}},
 		{"no disk", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Spec.Domain.Devices.Disks[0].Shareable = ptr.To(true)
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNoEligibleDisk, "no disk", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNoEligibleDisk, "no disk", 0}},
 		{
 			"no claim", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "PersistentVolumeClaim target, which does not exist", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "PersistentVolumeClaim target, which does not exist", 0},
 		},
 		{
 			"claim goes", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 				w.claim.DeletionTimestamp = &metav1.Time{Time: w.now}
 			},
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "being deleted", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonPVCNotFound, "being deleted", 0},
 		},
 		{"Block claim, even before the machine exists", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 			w.vm = nil
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonPVCIsBlock, "volumeMode is Filesystem", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonPVCIsBlock, "volumeMode is Filesystem", 0}},
 		{
 			"the machine's own disk", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.PVCName = "root" },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInUse, "disk root", 0},
+			expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonTargetInUse, "disk root", 0},
 		},
 		{
 			"a day later", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil; w.now = w.now.Add(24 * time.Hour) },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "PersistentVolumeClaim target", 0},
+			expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "PersistentVolumeClaim target", 0},
 		},
 		{
 			"no configuration", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate IncrementalBackup, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt varve/kubevirt", 24 * time.Hour},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate IncrementalBackup, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt varve/kubevirt", 24 * time.Hour},
 		},
 		{"gate of utility volumes is off", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Spec.Configuration.DeveloperConfiguration.FeatureGates = []string{kubevirtv1.IncrementalBackup}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
 		{"gate turned off while attaching", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Spec.Configuration.DeveloperConfiguration.FeatureGates = []string{kubevirtv1.IncrementalBackup}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
-		{"gate turned off while data moves", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil }, expect{step: StepNone, phase: backupv1.BackupCopying}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
+		{"gate turned off while data moves", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil }, expect{step: stepNone, phase: backupv1.BackupCopying}},
 		{"node is busy", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "place on node node: 4 of at most 4", 24 * time.Hour}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "place on node node: 4 of at most 4", 24 * time.Hour}},
 		{"older ones wait for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load = NodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3", "ns/4"}}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "2 older ones wait", 0}},
+			w.load = nodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3", "ns/4"}}
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "2 older ones wait", 0}},
 		{"a place for each older one and this one", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load = NodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3"}}
-		}, expect{step: StepHold}},
+			w.load = nodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3"}}
+		}, expect{step: stepAddFinalizer}},
 		{"more are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "5"}
 			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
-		}, expect{step: StepHold}},
+		}, expect{step: stepAddFinalizer}},
 		{"fewer are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "1"}
 			w.load.Copying = []string{"ns/1"}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "1 of at most 1", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "1 of at most 1", 0}},
 		{"a limit that is no number is the default", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "0"}
 			w.load.Copying = []string{"ns/1"}
-		}, expect{step: StepHold}},
+		}, expect{step: stepAddFinalizer}},
 		{"an older one of the machine waits for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonNodeBusy
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
 		{"the node becomes busy while attaching", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
-		}, expect{step: StepNone, phase: backupv1.BackupAttaching}},
-		{"deleted while it waits", pending, deleted, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "deleted", 0}},
+		}, expect{step: stepNone, phase: backupv1.BackupAttaching}},
+		{"deleted while it waits", pending, deleted, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "deleted", 0}},
 		{"another runs", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.create("z", false).Status.Phase = backupv1.BackupCopying
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup z", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup z", 0}},
 		{
 			"an older one that nobody has looked at yet", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.create("a", false) },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0},
 		},
 		{"an older one in line", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonOtherBackup
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
 		{"an older one that waits for its claim", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonPVCNotFound
-		}, expect{step: StepHold}},
-		{"a younger one", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.create("z", false) }, expect{step: StepHold}},
+		}, expect{step: stepAddFinalizer}},
+		{"a younger one", pending, func(w *world, _ *backupv1.VirtualMachineBackup) { w.create("z", false) }, expect{step: stepAddFinalizer}},
 		{"one that ended", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.create("a", false).Status.Phase = backupv1.BackupDone
-		}, expect{step: StepHold}},
+		}, expect{step: stepAddFinalizer}},
 		{"a stranger's lock", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "gone"}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "gone", 0}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "gone", 0}},
 		{"a lock of its name from before it existed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "b", StartTimestamp: &metav1.Time{Time: w.now.Add(-time.Minute)}}
-		}, expect{StepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "", 0}},
-		{"everything there", pending, nil, expect{step: StepHold}},
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "", 0}},
+		{"everything there", pending, nil, expect{step: stepAddFinalizer}},
 		{
 			"held", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute},
+			expect{stepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute},
 		},
 
 		// Attaching
-		{"tracker first", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: StepProtectTracker}},
-		{"then the volume", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b); w.step(b) }, expect{step: StepAttach}},
+		{"tracker first", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: stepProtectTracker}},
+		{"then the volume", pending, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b); w.step(b) }, expect{step: stepAttach}},
 		{"volume on its way", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.mount()
 			w.instance.Status.VolumeStatus[0].Phase, w.instance.Status.VolumeStatus[0].Message = kubevirtv1.VolumePending, "the claim is not bound"
-		}, expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "It is Pending: the claim is not bound", 10 * time.Minute}},
+		}, expect{stepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "It is Pending: the claim is not bound", 10 * time.Minute}},
 		{
 			"volume takes too long", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0},
+			expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0},
 		},
-		{"mounted in the last moment", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) }, expect{step: StepLock}},
+		{"mounted in the last moment", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(10 * time.Minute) }, expect{step: stepLock}},
 		{"attaching refused until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.step(b)
 			w.step(b)
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
 		{"tracker cannot be protected until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.step(b)
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "Gave up after 10m0s", 0}},
 		{"the refusal is in the last message", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.step(b)
 			w.step(b)
 			w.refuse(b, "the webhook does not answer")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "the webhook does not answer", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "the webhook does not answer", 0}},
 		{"refused, and tried again", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.step(b)
 			w.step(b)
 			w.refuse(b, "the webhook does not answer")
-		}, expect{StepAttach, backupv1.BackupAttaching, backupv1.ReasonRequestRefused, "the webhook does not answer", 0}},
+		}, expect{stepAttach, backupv1.BackupAttaching, backupv1.ReasonRequestRefused, "the webhook does not answer", 0}},
 		{"attached after a refusal", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.step(b)
 			w.step(b)
 			w.refuse(b, "the webhook does not answer")
 			w.step(b)
-		}, expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute}},
+		}, expect{stepStatus, backupv1.BackupAttaching, backupv1.ReasonAttaching, "Attaching PersistentVolumeClaim target", 10 * time.Minute}},
 		{"the lock is refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
 		{"the finalizer is refused until the deadline", pending, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(24 * time.Hour)
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
 		{"claim becomes a Block one", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonPVCIsBlock, "", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonPVCIsBlock, "", 0}},
 		{
 			"guest stops before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "", 24 * time.Hour},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonVMNotRunning, "", 24 * time.Hour},
 		},
 		{
 			"tracker replaced before the lock", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
-			expect{StepStatus, backupv1.BackupPending, backupv1.ReasonAttaching, "replaced", 0},
+			expect{stepStatus, backupv1.BackupPending, backupv1.ReasonAttaching, "replaced", 0},
 		},
-		{"back in Pending, the volume goes", attaching, func(w *world, b *backupv1.VirtualMachineBackup) { w.claim = nil; w.step(b) }, expect{step: StepDetach}},
-		{"back in Pending, the lock goes", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.claim = nil; w.step(b) }, expect{step: StepUnlock}},
-		{"deleted while attaching", attaching, deleted, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonAborted, "deleted", 0}},
-		{"mounted", mounted, nil, expect{step: StepLock}},
+		{"back in Pending, the volume goes", attaching, func(w *world, b *backupv1.VirtualMachineBackup) { w.claim = nil; w.step(b) }, expect{step: stepDetach}},
+		{"back in Pending, the lock goes", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.claim = nil; w.step(b) }, expect{step: stepUnlock}},
+		{"deleted while attaching", attaching, deleted, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonAborted, "deleted", 0}},
+		{"mounted", mounted, nil, expect{step: stepLock}},
 		{"lost the race for the lock", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "a"}
-		}, expect{StepStatus, backupv1.BackupAttaching, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 24 * time.Hour}},
+		}, expect{stepStatus, backupv1.BackupAttaching, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 24 * time.Hour}},
 		{"lost the race for a day", mounted, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.instance.Status.ChangedBlockTracking.BackupStatus = &kubevirtv1.InstanceBackupStatus{BackupName: "a"}
 			w.now = w.now.Add(24 * time.Hour)
-		}, expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "VirtualMachineBackup a", 0}},
+		}, expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonDeadlineExceeded, "VirtualMachineBackup a", 0}},
 		{
 			"locked", mounted, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupStarting, backupv1.ReasonStarting, "Node node", 5 * time.Minute},
+			expect{stepStatus, backupv1.BackupStarting, backupv1.ReasonStarting, "Node node", 5 * time.Minute},
 		},
 
 		// Starting and Copying
-		{"node at work", starting, nil, expect{step: StepNone, phase: backupv1.BackupStarting, wake: 5 * time.Minute}},
+		{"node at work", starting, nil, expect{step: stepNone, phase: backupv1.BackupStarting, wake: 5 * time.Minute}},
 		{
 			"node does not start", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
-			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "varve-handler", 0},
+			expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "varve-handler", 0},
 		},
 		{
 			"guest gone, the handler has a moment", starting, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{step: StepNone, phase: backupv1.BackupStarting, wake: 15 * time.Second},
+			expect{step: stepNone, phase: backupv1.BackupStarting, wake: 15 * time.Second},
 		},
-		{"instance gone", copying, gone(func(w *world) { w.instance = nil }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachineInstance vm was deleted", 0}},
-		{"machine gone", copying, gone(func(w *world) { w.instance, w.vm = nil, nil }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachine vm was deleted", 0}},
-		{"instance replaced", copying, gone(func(w *world) { w.boot() }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "replaced", 0}},
-		{"guest shut down", copying, gone(func(w *world) { w.instance.Status.Phase = kubevirtv1.PhaseSucceeded }), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestShutdown, "shut down", 0}},
+		{"instance gone", copying, gone(func(w *world) { w.instance = nil }), expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachineInstance vm was deleted", 0}},
+		{"machine gone", copying, gone(func(w *world) { w.instance, w.vm = nil, nil }), expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "VirtualMachine vm was deleted", 0}},
+		{"instance replaced", copying, gone(func(w *world) { w.boot() }), expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonVMDeleted, "replaced", 0}},
+		{"guest shut down", copying, gone(func(w *world) { w.instance.Status.Phase = kubevirtv1.PhaseSucceeded }), expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestShutdown, "shut down", 0}},
 		{"guest crashed", copying, gone(func(w *world) {
 			w.instance.Status.Phase, w.instance.Status.Reason = kubevirtv1.PhaseFailed, "QEMUDied"
-		}), expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestCrashed, "(QEMUDied); its next backup is full", 0}},
-		{"copy goes on", copying, nil, expect{step: StepNone, phase: backupv1.BackupCopying, wake: 30 * time.Minute}},
+		}), expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonGuestCrashed, "(QEMUDied); its next backup is full", 0}},
+		{"copy goes on", copying, nil, expect{step: stepNone, phase: backupv1.BackupCopying, wake: 30 * time.Minute}},
 		{
 			"copy stalls", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(30 * time.Minute) },
-			expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "no progress for 30m0s", 0},
+			expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonDeadlineExceeded, "no progress for 30m0s", 0},
 		},
 		{"copy progresses in the last moment", copying, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.now = w.now.Add(30 * time.Minute)
 			b.Status.Progress = &backupv1.Progress{ProcessedBytes: 1}
-		}, expect{StepStatus, backupv1.BackupCopying, backupv1.ReasonCopying, "1 of 2 bytes", 30 * time.Minute}},
-		{"deleted while data moves, the handler has time", copying, deleted, expect{StepStatus, backupv1.BackupCopying, backupv1.ReasonCopying, "", 2 * time.Minute}},
+		}, expect{stepStatus, backupv1.BackupCopying, backupv1.ReasonCopying, "1 of 2 bytes", 30 * time.Minute}},
+		{"deleted while data moves, the handler has time", copying, deleted, expect{stepStatus, backupv1.BackupCopying, backupv1.ReasonCopying, "", 2 * time.Minute}},
 		{"deleted while data moves, the handler is dead", copying, func(w *world, b *backupv1.VirtualMachineBackup) {
 			deleted(w, b)
 			w.now = w.now.Add(2 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupCopyFailed, backupv1.ReasonAborted, "did not confirm the abort", 0}},
+		}, expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonAborted, "did not confirm the abort", 0}},
 
 		// Copied and CopyFailed
-		{"copied", copied, nil, expect{step: StepMoveTracker}},
-		{"copied and deleted: too late to abort", copied, deleted, expect{step: StepMoveTracker}},
+		{"copied", copied, nil, expect{step: stepMoveTracker}},
+		{"copied and deleted: too late to abort", copied, deleted, expect{step: stepMoveTracker}},
 		{
 			"copied and moved", copied, func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "complete on the target", 5 * time.Minute},
+			expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "complete on the target", 5 * time.Minute},
 		},
 		{
 			"tracker gone", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.tracker = nil },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was deleted", 0},
+			expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was deleted", 0},
 		},
 		{
 			"tracker replaced", copied, func(w *world, _ *backupv1.VirtualMachineBackup) { w.track() },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was replaced", 0},
+			expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "was replaced", 0},
 		},
 		{"tracker moved by somebody else", copied, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "other", BackupUID: "other"}
-		}, expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "moved to checkpoint other", 0}},
+		}, expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "moved to checkpoint other", 0}},
 		{
 			"without a tracker", copied, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Spec.BackupTracker = "" },
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "", 0},
+			expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonFinishing, "", 0},
 		},
 		{
 			"the handler's reason is kept", failed, nil,
-			expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTargetFull, "No space is left", 5 * time.Minute},
+			expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonTargetFull, "No space is left", 5 * time.Minute},
 		},
 
 		// Pruning and Pruned
-		{"node prunes", pruningBad, nil, expect{step: StepNone, phase: backupv1.BackupPruning, wake: 5 * time.Minute}},
+		{"node prunes", pruningBad, nil, expect{step: stepNone, phase: backupv1.BackupPruning, wake: 5 * time.Minute}},
 		{
 			"guest gone, the handler has a moment for the files", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{step: StepNone, phase: backupv1.BackupPruning, wake: 30 * time.Second},
+			expect{step: stepNone, phase: backupv1.BackupPruning, wake: 30 * time.Second},
 		},
 		{
 			"guest gone, the handler too", pruningBad, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, ".partial on PersistentVolumeClaim target", 0},
+			expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, ".partial on PersistentVolumeClaim target", 0},
 		},
 		{
 			"guest gone after success", pruningOK, goneFor(30*time.Second, func(w *world) { w.instance = nil }),
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "complete on the target", 0},
+			expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "complete on the target", 0},
 		},
 		{
 			"node does not prune", pruningBad, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(5 * time.Minute) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, "did not confirm", 0},
+			expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonTargetFull, "did not confirm", 0},
 		},
-		{"pruned: detach", pruned(pruningOK), nil, expect{step: StepDetach}},
+		{"pruned: detach", pruned(pruningOK), nil, expect{step: stepDetach}},
 		{
 			"pruned: wait for the volume", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "", 10 * time.Minute},
+			expect{stepStatus, backupv1.BackupPruned, backupv1.ReasonFinishing, "", 10 * time.Minute},
 		},
 		{"pruned: volume stays", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.settle(b)
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{step: StepUnlock}},
+		}, expect{step: stepUnlock}},
 		{"pruned: detaching refused until the deadline", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
-			w.settleUntil(b, StepDetach)
+			w.settleUntil(b, stepDetach)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{step: StepUnlock}},
+		}, expect{step: stepUnlock}},
 		{"pruned: unlocking refused", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
-			w.settleUntil(b, StepUnlock)
+			w.settleUntil(b, stepUnlock)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(9 * time.Minute)
-		}, expect{step: StepUnlock}},
+		}, expect{step: stepUnlock}},
 		{"pruned: unlocking refused until the deadline", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
-			w.settleUntil(b, StepUnlock)
+			w.settleUntil(b, stepUnlock)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
+		}, expect{stepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
 		{"pruned: unlocking a failed one refused until the deadline", detached(pruningBad), func(w *world, b *backupv1.VirtualMachineBackup) {
-			w.settleUntil(b, StepUnlock)
+			w.settleUntil(b, stepUnlock)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "VirtualMachineInstance vm is still locked", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "VirtualMachineInstance vm is still locked", 0}},
 		{"pruned: detaching and unlocking refused until the deadline", pruned(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) {
-			w.settleUntil(b, StepDetach)
+			w.settleUntil(b, stepDetach)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
 			w.refuse(b, "a policy denies it")
-		}, expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
+		}, expect{stepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "VirtualMachineInstance vm is still locked", 0}},
 		{"back in Pending, unlocking refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.claim = nil
 			w.step(b)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(24 * time.Hour)
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded, "a policy denies it", 0}},
 		{"deleted in Pending, unlocking refused", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.claim = nil
@@ -402,7 +403,7 @@ func TestDecide(t *testing.T) {
 			w.delete(b)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(9 * time.Minute)
-		}, expect{StepUnlock, backupv1.BackupPending, backupv1.ReasonRequestRefused, "a policy denies it", 0}},
+		}, expect{stepUnlock, backupv1.BackupPending, backupv1.ReasonRequestRefused, "a policy denies it", 0}},
 		{"deleted in Pending, unlocking refused until the deadline", mounted, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.step(b)
 			w.claim = nil
@@ -410,41 +411,41 @@ func TestDecide(t *testing.T) {
 			w.delete(b)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "VirtualMachineInstance vm is still locked", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "VirtualMachineInstance vm is still locked", 0}},
 		{"deleted in Pending, detaching refused until the deadline", attaching, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.claim = nil
 			w.step(b)
 			w.delete(b)
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(10 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "", 0}},
+		}, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "", 0}},
 		{"copied: moving the tracker refused until the deadline", copied, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.refuse(b, "a policy denies it")
 			w.now = w.now.Add(5 * time.Minute)
-		}, expect{StepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "a policy denies it", 0}},
-		{"pruned: unlock", detached(pruningOK), nil, expect{step: StepUnlock}},
+		}, expect{stepStatus, backupv1.BackupPruning, backupv1.ReasonTrackerGone, "a policy denies it", 0}},
+		{"pruned: unlock", detached(pruningOK), nil, expect{step: stepUnlock}},
 		{
 			"done", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "vm/b-20260303T16132", 0},
+			expect{stepStatus, backupv1.BackupDone, backupv1.ReasonCompleted, "vm/b-20260303T16132", 0},
 		},
 		{
 			"failed", detached(pruningBad), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b) },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "No space is left", 0},
+			expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "No space is left", 0},
 		},
 		{
 			"pruned without a guest", pruned(pruningBad), func(w *world, _ *backupv1.VirtualMachineBackup) { w.instance = nil },
-			expect{StepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "", 0},
+			expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonTargetFull, "", 0},
 		},
 
 		// Final
-		{"the finalizer goes", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: StepLetGo}},
+		{"the finalizer goes", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.step(b); w.step(b) }, expect{step: stepRemoveFinalizer}},
 		{
 			"nothing left", detached(pruningOK), func(w *world, b *backupv1.VirtualMachineBackup) { w.settle(b) },
-			expect{step: StepNone, phase: backupv1.BackupDone},
+			expect{step: stepNone, phase: backupv1.BackupDone},
 		},
 		{
 			"an unknown phase is left alone", pending, func(_ *world, b *backupv1.VirtualMachineBackup) { b.Status.Phase = "Future" },
-			expect{step: StepNone, phase: "Future"},
+			expect{step: stepNone, phase: "Future"},
 		},
 	}
 	for _, c := range cases {
@@ -492,6 +493,32 @@ func goneFor(span time.Duration, end func(*world)) func(*world, *backupv1.Virtua
 		end(w)
 		w.input(b) // the watchdog sees it
 		w.now = w.now.Add(span)
+	}
+}
+
+// TestGuestEnd_readsLikeTheHandlers: the handler has the same test.
+func TestGuestEnd_readsLikeTheHandlers(t *testing.T) {
+	t.Parallel()
+	for _, e := range backupevents.All("b", "vm") {
+		w := newWorld()
+		w.track()
+		b := w.create("b", true)
+		w.starting(b)
+		b.Status.Phase = backupv1.BackupCopying
+		w.settle(b)
+		goneFor(2*time.Minute, func(w *world) { w.instance = e.Happen(b, w.instance) })(w, b)
+		d := decide(w.input(b))
+		if d.Status == nil || d.Status.Phase != backupv1.BackupCopyFailed {
+			t.Errorf("%s: step %q", e.Name, d.Step)
+			continue
+		}
+		says := d.Status.Message == e.Want.Message
+		if b.DeletionTimestamp != nil { // the controller adds that the node did not confirm
+			says = strings.HasPrefix(d.Status.Message, e.Want.Message+" ")
+		}
+		if d.Status.Reason != e.Want.Reason || !says {
+			t.Errorf("%s: %s, %q, want %+v", e.Name, d.Status.Reason, d.Status.Message, e.Want)
+		}
 	}
 }
 
@@ -595,7 +622,7 @@ func TestConditions(t *testing.T) {
 		s := &backupv1.VirtualMachineBackupStatus{Phase: phase, Reason: "Why", Message: "what"}
 		quiesced := metav1.Condition{Type: backupv1.ConditionQuiesced, Status: metav1.ConditionFalse, Reason: backupv1.ReasonAgentAbsent}
 		s.Conditions = []metav1.Condition{quiesced}
-		project(s, 3, true, epoch)
+		setConditions(s, 3, true, epoch)
 		for _, other := range []string{backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionDone, backupv1.ConditionFailed} {
 			if got := meta.IsStatusConditionTrue(s.Conditions, other); got != (other == want) {
 				t.Errorf("%s: %s is %v", phase, other, got)
@@ -611,7 +638,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%s: the handler's condition changed: %s", phase, diff)
 		}
 		before := s.DeepCopy()
-		project(s, 3, true, epoch.Add(time.Hour))
+		setConditions(s, 3, true, epoch.Add(time.Hour))
 		if diff := cmp.Diff(before, s); diff != "" {
 			t.Errorf("%s: a second projection changes: %s", phase, diff)
 		}

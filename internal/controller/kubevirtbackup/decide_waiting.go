@@ -1,7 +1,6 @@
 package kubevirtbackup
 
 import (
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,53 +10,52 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
 // decidePending waits for everything that the backup needs. It neither locks nor attaches anything.
-func decidePending(in *Input) Decision {
+func decidePending(in *input) decision {
 	deadline := pendingDeadline(in)
-	refused := in.Seen.Refused && passed(in, deadline)
-	fail := func(reason, message string) Decision {
-		return toFinal(in, backupv1.BackupUnsuccessful, reason, message+stillLocked(in))
+	refused := in.Seen.Refused && deadlinePassed(in, deadline)
+	fail := func(s backupstate.State) decision {
+		return toFinal(in, backupv1.BackupUnsuccessful, s.With(stillLocked(in)))
 	}
 	// A backup that fell back from Attaching first gives back what it has.
 	switch {
 	case in.ownsLock() && !unlockGivenUp(in, deadline):
-		return Decision{Step: StepUnlock}
+		return decision{Step: stepUnlock}
 	case in.volumeWanted() && !refused:
-		return Decision{Step: StepDetach, Volume: utilityVolume(in)}
-	case in.deleting():
-		return fail(backupv1.ReasonAborted, aborted(in))
+		return decision{Step: stepDetach, Volume: utilityVolume(in)}
+	case in.isBeingDeleted():
+		return fail(backupstate.Aborted(in.Backup.Name))
 	}
-	o := prerequisites(in)
+	o := missingPrerequisite(in)
 	if o == nil {
 		o = stillAttached(in)
 	}
 	if o == nil {
-		o = inLine(in)
+		o = otherBackupFirst(in)
 	}
 	if o == nil {
 		o = nodeBusy(in)
 	}
 	switch {
 	case o != nil && o.fatal:
-		return fail(o.reason, o.message)
-	case o != nil && passed(in, deadline):
-		return fail(backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, o.message))
+		return fail(o.State)
+	case o != nil && deadlinePassed(in, deadline):
+		return fail(backupstate.GaveUp(in.Limits.Pending, o.Message))
 	case o != nil:
-		return waitPending(in, o)
+		return waitPending(in, o.State)
 	case refused:
-		return fail(backupv1.ReasonDeadlineExceeded,
-			fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, lastState(in, in.Backup.Status.Message)))
-	case !in.finalized():
-		return Decision{Step: StepHold}
+		return fail(backupstate.GaveUp(in.Limits.Pending, in.Backup.Status.Message))
+	case !in.hasFinalizer():
+		return decision{Step: stepAddFinalizer}
 	}
-	return write(in, change{
-		phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: attachingMessage(in, nil),
-		deadline: in.Now.Add(in.Limits.Attaching),
+	return toStatus(in, change{
+		phase: backupv1.BackupAttaching, state: attachingState(in, nil), deadline: in.Now.Add(in.Limits.Attaching),
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
-			s.SourceName = in.machine()
+			s.SourceName = in.machineName()
 			s.NodeName = in.Instance.Status.NodeName
 			s.PVCName, s.PVCUID = in.Claim.Name, in.Claim.UID
 			s.TrackerUID = ""
@@ -70,21 +68,21 @@ func decidePending(in *Input) Decision {
 
 // stillAttached returns an obstacle while the volume of an earlier plan is still attached, or nil. That volume may
 // be of another claim. If this backup took it for its own, detaching it would end the backup.
-func stillAttached(in *Input) *obstacle {
+func stillAttached(in *input) *obstacle {
 	if in.volumeWanted() || in.volumeStatus() == nil {
 		return nil
 	}
-	return waitFor(backupv1.ReasonAttaching, "Waiting for the volume that was attached to VirtualMachineInstance %s before this backup was planned again to be detached.", in.machine())
+	return waitFor(backupstate.PreviousVolumeAttached(in.machineName()))
 }
 
 // waitPending stays in Pending, or falls back to it.
-func waitPending(in *Input, o *obstacle) Decision {
-	return write(in, change{
-		phase: backupv1.BackupPending, reason: o.reason, message: o.message, deadline: pendingDeadline(in),
+func waitPending(in *input, state backupstate.State) decision {
+	return toStatus(in, change{
+		phase: backupv1.BackupPending, state: state, deadline: pendingDeadline(in),
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
-			s.SourceName, s.TrackerUID, s.NodeName = in.machine(), "", ""
+			s.SourceName, s.TrackerUID, s.NodeName = in.machineName(), "", ""
 			s.PVCName, s.PVCUID = "", ""
-			if o.reason == backupv1.ReasonNodeBusy {
+			if state.Reason == backupv1.ReasonNodeBusy {
 				s.NodeName = in.Instance.Status.NodeName
 			}
 		},
@@ -93,39 +91,39 @@ func waitPending(in *Input, o *obstacle) Decision {
 
 // pendingDeadline counts from the backup's creation, so that falling back from Attaching does not lengthen the
 // wait. A deleted backup only gives back what it has, and gets as much time for it as a backup in Pruned.
-func pendingDeadline(in *Input) time.Time {
+func pendingDeadline(in *input) time.Time {
 	deadline := in.Backup.CreationTimestamp.Add(in.Limits.Pending)
-	if in.deleting() {
-		deadline = earlier(deadline, in.Backup.DeletionTimestamp.Add(in.Limits.Detaching))
+	if in.isBeingDeleted() {
+		deadline = earlierTime(deadline, in.Backup.DeletionTimestamp.Add(in.Limits.Detaching))
 	}
 	return deadline
 }
 
 // decideAttaching attaches the target to the guest, then takes the lock, then hands the backup to the node.
-func decideAttaching(in *Input) Decision {
-	if in.deleting() {
-		return toPruned(in, backupv1.ReasonAborted, aborted(in))
+func decideAttaching(in *input) decision {
+	if in.isBeingDeleted() {
+		return toPruned(in, backupstate.Aborted(in.Backup.Name))
 	}
-	switch o := prerequisites(in); {
+	switch o := missingPrerequisite(in); {
 	case o != nil && o.fatal:
-		return toPruned(in, o.reason, o.message)
+		return toPruned(in, o.State)
 	case o != nil:
-		return waitPending(in, o) // nothing is lost: Pending gives back what the backup has
+		return waitPending(in, o.State) // nothing is lost: Pending gives back what the backup has
 	case in.Tracker != nil && in.Tracker.UID != in.Backup.Status.TrackerUID:
-		return waitPending(in, waitFor(backupv1.ReasonAttaching, "VirtualMachineBackupTracker %s was replaced: planning again.", in.Tracker.Name))
+		return waitPending(in, backupstate.ReplanForTracker(in.Tracker.Name))
 	case in.Claim.UID != in.Backup.Status.PVCUID:
-		return waitPending(in, waitFor(backupv1.ReasonAttaching, "PersistentVolumeClaim %s was replaced by another of the same name: planning again.", in.Claim.Name))
+		return waitPending(in, backupstate.ReplanForClaim(in.Claim.Name))
 	case attachingOverdue(in):
 		return giveUpAttaching(in)
-	case !in.finalized():
-		return Decision{Step: StepHold}
+	case !in.hasFinalizer():
+		return decision{Step: stepAddFinalizer}
 	case in.Tracker != nil && !controllerutil.ContainsFinalizer(in.Tracker, layout.FinalizerTracker):
-		return Decision{Step: StepProtectTracker}
+		return decision{Step: stepProtectTracker}
 	case !in.volumeWanted():
-		return Decision{Step: StepAttach, Volume: utilityVolume(in)}
+		return decision{Step: stepAttach, Volume: utilityVolume(in)}
 	}
 	status := in.volumeStatus()
-	switch lock := in.lock(); {
+	switch lock := in.instanceLock(); {
 	case !in.volumeMounted():
 		return waitAttached(in, status)
 	case lock == nil:
@@ -137,54 +135,39 @@ func decideAttaching(in *Input) Decision {
 	}
 }
 
-func waitAttached(in *Input, status *kubevirtv1.VolumeStatus) Decision {
-	return write(in, change{
-		phase: backupv1.BackupAttaching, reason: backupv1.ReasonAttaching, message: attachingMessage(in, status),
+func waitAttached(in *input, status *kubevirtv1.VolumeStatus) decision {
+	return toStatus(in, change{
+		phase: backupv1.BackupAttaching, state: attachingState(in, status),
 		deadline: deadlineOr(in, in.Now, in.Limits.Attaching),
 	})
 }
 
 // attachingOverdue reports whether to give up Attaching. It is checked before any step, so that a step that is
 // refused again and again comes to an end. A volume that was mounted at the last moment is still used.
-func attachingOverdue(in *Input) bool {
-	return passed(in, deadlineOr(in, in.Now, in.Limits.Attaching)) && (in.Seen.Refused || !in.volumeMounted())
+func attachingOverdue(in *input) bool {
+	return deadlinePassed(in, deadlineOr(in, in.Now, in.Limits.Attaching)) && (in.Seen.Refused || !in.volumeMounted())
 }
 
-func giveUpAttaching(in *Input) Decision {
-	return toPruned(in, backupv1.ReasonDeadlineExceeded,
-		fmt.Sprintf("Gave up after %s: %s", in.Limits.Attaching, lastState(in, attachingMessage(in, in.volumeStatus()))))
+func giveUpAttaching(in *input) decision {
+	return toPruned(in, backupstate.GaveUp(in.Limits.Attaching, lastMessage(in, attachingState(in, in.volumeStatus()).Message)))
 }
 
 // waitLock waits for another backup that won the race for the instance. Meanwhile this backup holds only the
 // attached volume.
-func waitLock(in *Input, holder string) Decision {
+func waitLock(in *input, holder string) decision {
 	deadline := pendingDeadline(in)
-	message := fmt.Sprintf("Waiting for VirtualMachineBackup %s of the same virtual machine to end.", holder)
-	if passed(in, deadline) {
-		return toPruned(in, backupv1.ReasonDeadlineExceeded, fmt.Sprintf("Gave up after %s; the last state was: %s", in.Limits.Pending, message))
+	state := backupstate.OtherBackupRuns(holder)
+	if deadlinePassed(in, deadline) {
+		return toPruned(in, backupstate.GaveUp(in.Limits.Pending, state.Message))
 	}
-	return write(in, change{phase: backupv1.BackupAttaching, reason: backupv1.ReasonOtherBackup, message: message, deadline: deadline})
+	return toStatus(in, change{phase: backupv1.BackupAttaching, state: state, deadline: deadline})
 }
 
-func attachingMessage(in *Input, status *kubevirtv1.VolumeStatus) string {
-	m := fmt.Sprintf("Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s.", in.Backup.Spec.PVCName, in.machine())
-	if status == nil {
-		return m
-	}
-	if status.Message != "" {
-		return fmt.Sprintf("%s It is %s: %s", m, volumePhase(status), status.Message)
-	}
-	return fmt.Sprintf("%s It is %s.", m, volumePhase(status))
+func attachingState(in *input, volume *kubevirtv1.VolumeStatus) backupstate.State {
+	return backupstate.Attaching(in.Backup.Spec.PVCName, in.machineName(), volume)
 }
 
-func volumePhase(s *kubevirtv1.VolumeStatus) kubevirtv1.VolumePhase {
-	if s.Phase == "" {
-		return kubevirtv1.VolumePending
-	}
-	return s.Phase
-}
-
-func utilityVolume(in *Input) *kubevirtv1.UtilityVolume {
+func utilityVolume(in *input) *kubevirtv1.UtilityVolume {
 	return &kubevirtv1.UtilityVolume{
 		Name:                              in.volumeName(),
 		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: in.Backup.Spec.PVCName},
@@ -199,25 +182,25 @@ const maxNameWait = 2 * time.Second
 // takeLock names this attempt: its time becomes part of the names of the checkpoint and of the directory. Unless
 // the clock was set back (maxNameWait), names are not ahead of the clock, so that a tracker that is created again
 // cannot give out a name that its predecessor gave out.
-func takeLock(in *Input) Decision {
+func takeLock(in *input) decision {
 	at := in.Now.UTC().Truncate(time.Second)
 	lock := &kubevirtv1.InstanceBackupStatus{BackupName: in.Backup.Name, BackupMsg: ptr.To(layout.BackupLock(in.Backup.UID))}
 	if in.Tracker != nil {
 		fresh := freshTime(in, at)
 		if fresh.After(at) && fresh.Sub(at) <= maxNameWait {
-			return Decision{Wake: fresh}
+			return decision{Wake: fresh}
 		}
 		at = fresh
 		lock.CheckpointName = ptr.To(layout.Checkpoint(in.Tracker.Name, at))
 	}
 	lock.StartTimestamp = &metav1.Time{Time: at}
-	return Decision{Step: StepLock, Lock: lock}
+	return decision{Step: stepLock, Lock: lock}
 }
 
 // freshTime returns the first whole second, from at on, that is not in any checkpoint name of this tracker, as far
 // as the tracker remembers. If the tracker does not know of such a name, refuseUsedCheckpoint finds it when the
 // lock is applied.
-func freshTime(in *Input, at time.Time) time.Time {
+func freshTime(in *input, at time.Time) time.Time {
 	floor := in.Tracker.CreationTimestamp.Time
 	if t := in.Tracker.Status.NewestCheckpointTime; t != nil && t.After(floor) {
 		floor = t.Time
@@ -232,19 +215,18 @@ func freshTime(in *Input, at time.Time) time.Time {
 }
 
 // toStarting hands the backup to the node. From here on, status has everything that the node needs to know.
-func toStarting(in *Input, lock *kubevirtv1.InstanceBackupStatus) Decision {
+func toStarting(in *input, lock *kubevirtv1.InstanceBackupStatus) decision {
 	at := in.Now
 	if lock.StartTimestamp != nil {
 		at = lock.StartTimestamp.Time
 	}
-	return write(in, change{
-		phase: backupv1.BackupStarting, reason: backupv1.ReasonStarting,
-		message:  fmt.Sprintf("Node %s prepares the point in time.", in.Instance.Status.NodeName),
+	return toStatus(in, change{
+		phase: backupv1.BackupStarting, state: backupstate.Starting(in.Instance.Status.NodeName),
 		deadline: in.Now.Add(in.Limits.Starting),
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
 			s.InstanceUID = in.Instance.UID
 			s.NodeName = in.Instance.Status.NodeName
-			s.Directory = layout.BackupDirectory(in.machine(), in.Backup.Name, at)
+			s.Directory = layout.BackupDirectory(in.machineName(), in.Backup.Name, at)
 			s.CheckpointName = ptr.Deref(lock.CheckpointName, "")
 			s.BaseCheckpoint, s.ReplacesCheckpoint, s.ManifestSHA256 = nil, "", ""
 			if in.Tracker == nil || in.Tracker.Status.LatestCheckpoint == nil {

@@ -80,9 +80,9 @@ func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
 	}
 }
 
-// related returns the machine, or an untyped nil if it does not exist: a nil pointer in an interface would not be
+// relatedMachine returns the machine, or an untyped nil if it does not exist: a nil pointer in an interface would not be
 // nil.
-func related(in *Input) runtime.Object {
+func relatedMachine(in *input) runtime.Object {
 	if in.VM == nil {
 		return nil
 	}

@@ -65,8 +65,8 @@ func namedMachines(b *backupv1.VirtualMachineBackup) []string {
 	return machines
 }
 
-// unfinished lists the cached backups that have not ended and that index has under value.
-func (a access) unfinished(ctx context.Context, namespace, index, value string) ([]backupv1.VirtualMachineBackup, error) {
+// listUnfinished lists the cached backups that have not ended and that index has under value.
+func (a access) listUnfinished(ctx context.Context, namespace, index, value string) ([]backupv1.VirtualMachineBackup, error) {
 	var list backupv1.VirtualMachineBackupList
 	if err := a.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{index: value}); err != nil {
 		return nil, fmt.Errorf("list backups by %s: %w", index, err)
@@ -74,9 +74,9 @@ func (a access) unfinished(ctx context.Context, namespace, index, value string) 
 	return list.Items, nil
 }
 
-// unfinishedOfMachine lists the machine's cached backups, including those that name it only through a tracker.
-func (r *reconciler) unfinishedOfMachine(ctx context.Context, namespace, machine string) ([]backupv1.VirtualMachineBackup, error) {
-	found, err := r.unfinished(ctx, namespace, byMachine, machine)
+// listUnfinishedOfMachine lists the machine's cached backups, including those that name it only through a tracker.
+func (r *reconciler) listUnfinishedOfMachine(ctx context.Context, namespace, machine string) ([]backupv1.VirtualMachineBackup, error) {
+	found, err := r.listUnfinished(ctx, namespace, byMachine, machine)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (r *reconciler) unfinishedOfMachine(ctx context.Context, namespace, machine
 		return nil, fmt.Errorf("list the trackers of %s: %w", machine, err)
 	}
 	for i := range trackers.Items {
-		through, err := r.unfinished(ctx, namespace, byTracker, trackers.Items[i].Name)
+		through, err := r.listUnfinished(ctx, namespace, byTracker, trackers.Items[i].Name)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +94,7 @@ func (r *reconciler) unfinishedOfMachine(ctx context.Context, namespace, machine
 	var backups []backupv1.VirtualMachineBackup
 	seen := map[string]bool{}
 	for i := range found {
-		if b := &found[i]; !seen[b.Name] && r.machine(ctx, b) == machine {
+		if b := &found[i]; !seen[b.Name] && r.machineOfBackup(ctx, b) == machine {
 			seen[b.Name] = true
 			backups = append(backups, *b)
 		}

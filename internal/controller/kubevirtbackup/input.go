@@ -9,11 +9,12 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Input is everything that a decision depends on. Objects that do not exist are nil.
-type Input struct {
+// input is everything that a decision depends on. Objects that do not exist are nil.
+type input struct {
 	Now    time.Time
 	Limits Limits
 	Backup *backupv1.VirtualMachineBackup
@@ -33,16 +34,16 @@ type Input struct {
 	// Others are the machine's other backups that have not ended. Only a backup in Pending uses them.
 	Others []backupv1.VirtualMachineBackup
 	// Node lists what else copies, or waits to copy, on the instance's node. Only a backup in Pending uses it.
-	Node NodeLoad
+	Node nodeLoad
 	// Seen is what the watchdog observed over time.
-	Seen Observation
+	Seen observation
 }
 
-// machine returns the name of the virtual machine, or "" while the tracker that names it does not exist.
-func (in *Input) machine() string { return machineOf(in.Backup, in.Tracker) }
+// machineName returns the name of the virtual machine, or "" while the tracker that names it does not exist.
+func (in *input) machineName() string { return machineNameOf(in.Backup, in.Tracker) }
 
-// machineOf returns the name of a backup's machine. tracker is the one that the backup names, or nil.
-func machineOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachineBackupTracker) string {
+// machineNameOf returns the name of a backup's machine. tracker is the one that the backup names, or nil.
+func machineNameOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachineBackupTracker) string {
 	switch {
 	case b.Status.SourceName != "" && b.Status.Phase != backupv1.BackupPending:
 		return b.Status.SourceName // fixed once the backup has left Pending
@@ -55,14 +56,19 @@ func machineOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachin
 	}
 }
 
-func (in *Input) deleting() bool { return in.Backup.DeletionTimestamp != nil }
+// currentState returns what status says now.
+func (in *input) currentState() backupstate.State {
+	return backupstate.State{Reason: in.Backup.Status.Reason, Message: in.Backup.Status.Message}
+}
 
-func (in *Input) finalized() bool {
+func (in *input) isBeingDeleted() bool { return in.Backup.DeletionTimestamp != nil }
+
+func (in *input) hasFinalizer() bool {
 	return controllerutil.ContainsFinalizer(in.Backup, backupv1.BackupFinalizer)
 }
 
-// instance returns the instance that the backup was started on or, before the start, the present one.
-func (in *Input) instance() *kubevirtv1.VirtualMachineInstance {
+// ownInstance returns the instance that the backup was started on or, before the start, the present one.
+func (in *input) ownInstance() *kubevirtv1.VirtualMachineInstance {
 	if in.Instance == nil {
 		return nil
 	}
@@ -73,13 +79,13 @@ func (in *Input) instance() *kubevirtv1.VirtualMachineInstance {
 }
 
 // guestGone reports whether the guest on which the backup was started no longer runs.
-func (in *Input) guestGone() bool {
-	instance := in.instance()
+func (in *input) guestGone() bool {
+	instance := in.ownInstance()
 	return instance == nil || instance.Status.Phase.Final()
 }
 
-// lock returns the lock on the instance, or nil.
-func (in *Input) lock() *kubevirtv1.InstanceBackupStatus { return lockOf(in.instance()) }
+// instanceLock returns the lock on the instance, or nil.
+func (in *input) instanceLock() *kubevirtv1.InstanceBackupStatus { return lockOf(in.ownInstance()) }
 
 func lockOf(instance *kubevirtv1.VirtualMachineInstance) *kubevirtv1.InstanceBackupStatus {
 	if instance == nil || instance.Status.ChangedBlockTracking == nil {
@@ -88,10 +94,10 @@ func lockOf(instance *kubevirtv1.VirtualMachineInstance) *kubevirtv1.InstanceBac
 	return instance.Status.ChangedBlockTracking.BackupStatus
 }
 
-func (in *Input) ownsLock() bool { return owns(in.Backup, in.lock()) }
+func (in *input) ownsLock() bool { return lockBelongsTo(in.Backup, in.instanceLock()) }
 
-// owns reports whether the lock is this backup's, and not that of an earlier backup of the same name.
-func owns(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatus) bool {
+// lockBelongsTo reports whether the lock is this backup's, and not that of an earlier backup of the same name.
+func lockBelongsTo(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatus) bool {
 	if lock == nil || lock.BackupName != b.Name {
 		return false
 	}
@@ -102,11 +108,11 @@ func owns(b *backupv1.VirtualMachineBackup, lock *kubevirtv1.InstanceBackupStatu
 	return lock.StartTimestamp == nil || !lock.StartTimestamp.Time.Before(b.CreationTimestamp.Time)
 }
 
-func (in *Input) volumeName() string { return layout.BackupUtilityVolume(in.Backup.UID) }
+func (in *input) volumeName() string { return layout.BackupUtilityVolume(in.Backup.UID) }
 
 // volumeWanted reports whether the instance's spec has the backup's utility volume.
-func (in *Input) volumeWanted() bool {
-	instance := in.instance()
+func (in *input) volumeWanted() bool {
+	instance := in.ownInstance()
 	if instance == nil {
 		return false
 	}
@@ -119,8 +125,8 @@ func (in *Input) volumeWanted() bool {
 }
 
 // volumeStatus returns the status of the backup's utility volume, or nil.
-func (in *Input) volumeStatus() *kubevirtv1.VolumeStatus {
-	instance := in.instance()
+func (in *input) volumeStatus() *kubevirtv1.VolumeStatus {
+	instance := in.ownInstance()
 	if instance == nil {
 		return nil
 	}
@@ -133,7 +139,7 @@ func (in *Input) volumeStatus() *kubevirtv1.VolumeStatus {
 }
 
 // volumeMounted reports whether the launcher can write to the utility volume.
-func (in *Input) volumeMounted() bool {
+func (in *input) volumeMounted() bool {
 	status := in.volumeStatus()
 	return status != nil && status.Phase == kubevirtv1.VolumeMountedToPod
 }

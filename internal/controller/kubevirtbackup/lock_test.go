@@ -23,7 +23,7 @@ func TestLock_isOwnedWhateverTheClocksSay(t *testing.T) {
 		b.CreationTimestamp = metav1.NewTime(w.now.Add(time.Hour))
 		locks := 0
 		for range 40 {
-			if w.step(b).Step == StepLock {
+			if w.step(b).Step == stepLock {
 				locks++
 			}
 			w.mount()

@@ -40,15 +40,15 @@ func newMeasures(r prometheus.Registerer) (*measures, error) {
 		}),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_backup_full_fallbacks_total",
-			Help: "Disks that went full in a backup with a tracker that did not ask for it, by reason.",
+			Help: "Disks that were backed up in full although the backup had a tracker and did not ask for it, by reason.",
 		}, []string{"reason"}),
 	}
 	return m, errors.Join(
-		register(r, &m.total), register(r, &m.duration), register(r, &m.moved), register(r, &m.frozen), register(r, &m.fallbacks))
+		registerOrReuse(r, &m.total), registerOrReuse(r, &m.duration), registerOrReuse(r, &m.moved), registerOrReuse(r, &m.frozen), registerOrReuse(r, &m.fallbacks))
 }
 
-// register adds a metric, or returns in *c the one that an earlier manager of this process added.
-func register[T prometheus.Collector](r prometheus.Registerer, c *T) error {
+// registerOrReuse adds a metric, or returns in *c the one that an earlier manager of this process added.
+func registerOrReuse[T prometheus.Collector](r prometheus.Registerer, c *T) error {
 	err := r.Register(*c)
 	var already prometheus.AlreadyRegisteredError
 	if !errors.As(err, &already) {
@@ -62,8 +62,8 @@ func register[T prometheus.Collector](r prometheus.Registerer, c *T) error {
 	return nil
 }
 
-// ended counts a backup that has reached a final phase.
-func (m *measures) ended(tracked bool, s *backupv1.VirtualMachineBackupStatus) {
+// countEnd counts a backup that has reached a final phase.
+func (m *measures) countEnd(tracked bool, s *backupv1.VirtualMachineBackupStatus) {
 	kind, result := string(s.BackupType), string(s.Result)
 	if kind == "" {
 		kind = "None"
@@ -77,14 +77,14 @@ func (m *measures) ended(tracked bool, s *backupv1.VirtualMachineBackupStatus) {
 		m.frozen.Observe(float64(*s.FrozenMillis) / 1000)
 	}
 	for i := range s.IncludedVolumes {
-		if reason := s.IncludedVolumes[i].FullReason; tracked && fallback(reason) {
+		if reason := s.IncludedVolumes[i].FullReason; tracked && isFallback(reason) {
 			m.fallbacks.WithLabelValues(string(reason)).Inc()
 		}
 	}
 }
 
-// fallback reports whether a disk is full although the user wanted it incremental and the tracker had a checkpoint.
-func fallback(r backupv1.FullReason) bool {
+// isFallback reports whether a disk is full although the user wanted it incremental and the tracker had a checkpoint.
+func isFallback(r backupv1.FullReason) bool {
 	switch r {
 	case "", backupv1.FullNoTracker, backupv1.FullNoCheckpoint, backupv1.FullForced:
 		return false

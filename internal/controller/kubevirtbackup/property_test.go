@@ -7,10 +7,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
 // TestInvariants_holdInEverySequence plays users, handlers, crashes and clocks against the controller, in any order.
@@ -52,7 +54,7 @@ func TestInvariants_holdInEverySequence(t *testing.T) {
 func (p *play) cooperate(t *rapid.T) {
 	b := p.pick(t)
 	for range rapid.IntRange(1, 6).Draw(t, "rounds") {
-		for n := 0; n < maxSteps && p.act(t, b) != StepNone; n++ {
+		for n := 0; n < maxSteps && p.act(t, b) != stepNone; n++ {
 		}
 		p.mount()
 		p.now = p.now.Add(400 * time.Millisecond)
@@ -178,27 +180,27 @@ func (p *play) controllerSteps(t *rapid.T) {
 	p.act(t, p.pick(t))
 }
 
-func (p *play) act(t *rapid.T, b *backupv1.VirtualMachineBackup) Step {
+func (p *play) act(t *rapid.T, b *backupv1.VirtualMachineBackup) step {
 	before := *b.Status.DeepCopy()
 	d := decide(p.input(b))
 	switch d.Step {
-	case StepLock:
+	case stepLock:
 		if p.locked() != "" {
 			t.Fatalf("%s takes the lock of %s", b.Name, p.locked())
 		}
 		p.named(t, b, d.Lock)
-	case StepMoveTracker:
+	case stepMoveTracker:
 		if before.Phase != backupv1.BackupCopied || !p.copiedOnce[string(b.UID)] {
 			t.Fatalf("%s moves the tracker from %s", b.Name, before.Phase)
 		}
 		if p.tracker.UID != before.TrackerUID {
 			t.Fatalf("%s moves a tracker that it was not planned with", b.Name)
 		}
-	case StepUnlock:
+	case stepUnlock:
 		if p.locked() != b.Name {
 			t.Fatalf("%s releases the lock of %q", b.Name, p.locked())
 		}
-	case StepStatus:
+	case stepStatus:
 		p.becomes(t, b, &before, d.Status)
 	}
 	p.perform(b, d)
@@ -222,6 +224,12 @@ func (p *play) named(t *rapid.T, b *backupv1.VirtualMachineBackup, lock *kubevir
 func (p *play) becomes(t *rapid.T, b *backupv1.VirtualMachineBackup, before, after *backupv1.VirtualMachineBackupStatus) {
 	if before.Phase.Final() {
 		t.Fatalf("%s leaves %s", b.Name, before.Phase)
+	}
+	if !backupstate.MayWrite(backupstate.Controller, before.Phase, after.Phase) {
+		t.Fatalf("%s goes from %s to %s", b.Name, before.Phase, after.Phase)
+	}
+	if after.Reason != before.Reason && !backupstate.Writes(backupstate.Controller, after.Reason) {
+		t.Fatalf("%s: the controller gives the reason %s", b.Name, after.Reason)
 	}
 	if after.Phase == backupv1.BackupDone && !p.copiedOnce[string(b.UID)] {
 		t.Fatalf("%s is Done and was never Copied", b.Name)
@@ -252,7 +260,7 @@ func (p *play) releaseTracker() {
 	for _, b := range p.backups {
 		all = append(all, *b)
 	}
-	if userOf(p.tracker, all) == nil {
+	if userOfTracker(p.tracker, all) == nil {
 		controllerutil.RemoveFinalizer(p.tracker, layout.FinalizerTracker)
 	}
 	p.collect()
@@ -280,7 +288,7 @@ func (p *play) finish(t *rapid.T) {
 		p.now = p.now.Add(time.Hour)
 		p.mount()
 		for _, b := range append([]*backupv1.VirtualMachineBackup{}, p.backups...) {
-			for n := 0; p.act(t, b) != StepNone; n++ {
+			for n := 0; p.act(t, b) != stepNone; n++ {
 				if n > maxSteps {
 					t.Fatalf("%s does not come to rest in %s: %s", b.Name, b.Status.Phase, b.Status.Message)
 				}
@@ -297,7 +305,7 @@ func (p *play) finish(t *rapid.T) {
 	}
 	if p.locked() != "" && p.instance != nil {
 		for _, b := range p.backups {
-			if b.Name == p.locked() && owns(b, lockOf(p.instance)) {
+			if b.Name == p.locked() && lockBelongsTo(b, lockOf(p.instance)) {
 				t.Fatalf("the lock of %s stays", p.locked())
 			}
 		}

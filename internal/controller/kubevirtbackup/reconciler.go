@@ -14,6 +14,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // maxSteps limits the steps of one Reconcile. From any phase to its next wait a backup takes fewer steps. If it
@@ -27,76 +28,76 @@ type reconciler struct {
 	configuration types.NamespacedName
 	measures      *measures
 	watchdog      *watchdog
-	places        places
+	granted       grantedPlaces
 }
 
 // Reconcile takes a backup as far as it can go now.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	in, err := r.gather(ctx, r.cached, req.NamespacedName)
+	in, err := r.gatherInput(ctx, r.cached, req.NamespacedName)
 	if err != nil || in == nil {
 		return ctrl.Result{}, err
 	}
-	if d := r.decide(in); d.Step == StepNone {
-		return r.wake(in, d), nil
+	if d := r.observeAndDecide(in); d.Step == stepNone {
+		return r.requeueAt(in, d), nil
 	}
 	for range maxSteps {
-		in, err := r.gather(ctx, r.live, req.NamespacedName)
+		in, err := r.gatherInput(ctx, r.live, req.NamespacedName)
 		if err != nil || in == nil {
 			return ctrl.Result{}, err
 		}
-		d := r.decide(in)
-		if d.Step == StepNone {
-			return r.wake(in, d), nil
+		d := r.observeAndDecide(in)
+		if d.Step == stepNone {
+			return r.requeueAt(in, d), nil
 		}
-		if err := r.apply(ctx, in, d); err != nil {
-			return r.refusedStep(ctx, in, d, err)
+		if err := r.applyStep(ctx, in, d); err != nil {
+			return r.handleRefusal(ctx, in, d, err)
 		}
-		r.watchdog.tried(in.Backup.UID, d.Step, nil)
+		r.watchdog.recordAttempt(in.Backup.UID, d.Step, nil)
 	}
 	return ctrl.Result{}, fmt.Errorf("backup %s: no rest after %d steps", req.NamespacedName, maxSteps)
 }
 
-// retry turns a lost race into a quiet retry: somebody wrote or deleted the object between the read and the write, or
+// retryLostRace turns a lost race into a quiet retry: somebody wrote or deleted the object between the read and the write, or
 // another backup has the checkpoint's name.
-func retry(err error) (ctrl.Result, error) {
+func retryLostRace(err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: reconcile.ConflictDelay}, nil
 	}
 	return ctrl.Result{}, err
 }
 
-func (r *reconciler) decide(in *Input) Decision {
+func (r *reconciler) observeAndDecide(in *input) decision {
 	in.Now = r.clock.Now()
 	in.Limits = r.limits
 	in.Seen = r.watchdog.observe(in)
 	return decide(in)
 }
 
-func (r *reconciler) wake(in *Input, d Decision) ctrl.Result {
+func (r *reconciler) requeueAt(in *input, d decision) ctrl.Result {
 	if in.Backup.Status.Phase.Final() {
-		r.watchdog.forget(in.Backup.UID)
+		r.watchdog.forgetBackup(in.Backup.UID)
 	}
 	if d.Wake.IsZero() {
 		return ctrl.Result{}
 	}
-	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), conflictDelay)}
+	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), reconcile.ConflictDelay)}
 }
 
-// gather reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
-func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.NamespacedName) (*Input, error) {
-	b, err := get(ctx, c, key, &backupv1.VirtualMachineBackup{})
+// gatherInput reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
+func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types.NamespacedName) (*input, error) {
+	b, err := getOrNil(ctx, c, key, &backupv1.VirtualMachineBackup{})
 	if err != nil || b == nil {
 		return nil, err
 	}
-	in := &Input{Backup: b, ConfigurationName: r.configuration}
+	in := &input{Backup: b, ConfigurationName: r.configuration}
 	if b.Status.Phase.Final() {
 		return in, nil // nothing else matters
 	}
 	// Nothing races with the configuration, so the cache is as good as the API server.
-	if in.Configuration, err = get(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
+	if in.Configuration, err = getOrNil(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
 		return nil, err
 	}
-	in.Claim, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
+	in.Claim, err = getOrNil(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.Name
 		return nil, err
 	}
 	if name := b.Spec.BackupTracker; name != "" {
-		in.Tracker, err = get(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
+		in.Tracker, err = getOrNil(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
 		if err != nil {
 			return nil, err
 		}
@@ -112,33 +113,33 @@ func (r *reconciler) gather(ctx context.Context, c client.Reader, key types.Name
 	return in, r.gatherMachine(ctx, c, in)
 }
 
-func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *Input) error {
-	name := in.machine()
+func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *input) error {
+	name := in.machineName()
 	if name == "" {
 		return nil
 	}
 	key := types.NamespacedName{Namespace: in.Backup.Namespace, Name: name}
 	var err error
-	if in.VM, err = get(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
+	if in.VM, err = getOrNil(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
 		return err
 	}
-	if in.Instance, err = get(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+	if in.Instance, err = getOrNil(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return err
 	}
-	if waiting(in.Backup) {
-		if in.Others, err = r.others(ctx, c, in.Backup, name); err != nil {
+	if isWaiting(in.Backup) {
+		if in.Others, err = r.findOtherBackups(ctx, c, in.Backup, name); err != nil {
 			return err
 		}
 		if in.Instance != nil {
-			in.Node, err = r.nodeLoad(ctx, in.Backup, in.Instance.Status.NodeName)
+			in.Node, err = r.readNodeLoad(ctx, in.Backup, in.Instance.Status.NodeName)
 		}
 	}
 	return err
 }
 
-// others returns the machine's other backups that have not ended. The cache lists them, and c reads each one.
-func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
-	known, err := r.unfinishedOfMachine(ctx, b.Namespace, machine)
+// findOtherBackups returns the machine's other backups that have not ended. The cache lists them, and c reads each one.
+func (r *reconciler) findOtherBackups(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
+	known, err := r.listUnfinishedOfMachine(ctx, b.Namespace, machine)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +148,7 @@ func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.Vi
 		if known[i].UID == b.UID {
 			continue
 		}
-		o, err := get(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
+		o, err := getOrNil(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, err
 		}
@@ -158,8 +159,8 @@ func (r *reconciler) others(ctx context.Context, c client.Reader, b *backupv1.Vi
 	return others, nil
 }
 
-// get reads an object. It returns nil and no error if the object does not exist.
-func get[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
+// getOrNil reads an object. It returns nil and no error if the object does not exist.
+func getOrNil[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
 	var none T
 	if err := c.Get(ctx, key, obj); err != nil {
 		if apierrors.IsNotFound(err) {

@@ -19,6 +19,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -114,7 +115,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		opts.Clock = clock.RealClock{}
 	}
 	if opts.Configuration.Name == "" {
-		opts.Configuration = types.NamespacedName{Namespace: "varve", Name: "kubevirt"}
+		opts.Configuration = types.NamespacedName{Namespace: layout.Namespace, Name: layout.Configuration}
 	}
 	if opts.Registerer == nil {
 		opts.Registerer = metrics.Registry
@@ -165,13 +166,13 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
 		Named("backup"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackup{}).
 		// Every object that a backup can wait for wakes it, so nothing is polled.
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameMachine), builder.WithPredicates(lineMoves())).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.sameNode), builder.WithPredicates(lineMoves())).
-		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.usersOfTracker)).
-		Watches(&kubevirtv1.VirtualMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
-		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
-		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.waitingForStart)).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.toClaim)).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameMachine), builder.WithPredicates(queueMoves())).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameNode), builder.WithPredicates(queueMoves())).
+		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.requestsForTracker)).
+		Watches(&kubevirtv1.VirtualMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
+		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
+		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.requestsForConfiguration)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.requestsForClaim)).
 		WithOptions(oneWorker(reconcile.Options(reconcile.ControllerWorkers))).
 		Complete(r)
 }

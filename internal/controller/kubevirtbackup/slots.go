@@ -13,14 +13,15 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
 // defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
 const defaultCopiesPerNode = 4
 
-// NodeLoad lists the backups that count towards a node's limit.
-type NodeLoad struct {
+// nodeLoad lists the backups that count towards a node's limit.
+type nodeLoad struct {
 	// Copying are the names of the backups that have a place on the node: those in Attaching, Starting and Copying.
 	Copying []string
 	// Ahead are the names of the older backups that wait for a place on the node.
@@ -42,51 +43,45 @@ func copiesPerNode(configuration *kubevirtv1.KubeVirt) int {
 
 // nodeBusy returns an obstacle if other backups take all places on the node, or nil. A backup takes a place before
 // anything is attached, locked or frozen, and gives it back when the copy has ended.
-func nodeBusy(in *Input) *obstacle {
+func nodeBusy(in *input) *obstacle {
 	limit := copiesPerNode(in.Configuration)
 	if len(in.Node.Copying)+len(in.Node.Ahead) < limit {
 		return nil
 	}
-	return waitFor(backupv1.ReasonNodeBusy,
-		"Waiting for a place on node %s: %d of at most %d backups run there, and %d older ones wait. The annotation %s of KubeVirt %s sets the limit.",
-		in.Instance.Status.NodeName, len(in.Node.Copying), limit, len(in.Node.Ahead), layout.AnnotationCopiesPerNode, in.ConfigurationName)
+	return waitFor(backupstate.NodeBusy(in.Instance.Status.NodeName, len(in.Node.Copying), limit, len(in.Node.Ahead),
+		layout.AnnotationCopiesPerNode, in.ConfigurationName.String()))
 }
 
-// hasPlace reports whether a backup in this phase has a place on its node.
-func hasPlace(p backupv1.BackupPhase) bool {
-	return p == backupv1.BackupAttaching || p == backupv1.BackupStarting || p == backupv1.BackupCopying
-}
-
-// nodeLoad reads only from memory. It also counts what this process granted and the cache does not show yet. After
+// readNodeLoad reads only from memory. It also counts what this process granted and the cache does not show yet. After
 // a change of leader, the limit may be exceeded by what the cache does not show at that moment.
-func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBackup, node string) (NodeLoad, error) {
+func (r *reconciler) readNodeLoad(ctx context.Context, b *backupv1.VirtualMachineBackup, node string) (nodeLoad, error) {
 	var list backupv1.VirtualMachineBackupList
 	if err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node}); err != nil {
-		return NodeLoad{}, fmt.Errorf("list the backups of node %s: %w", node, err)
+		return nodeLoad{}, fmt.Errorf("list the backups of node %s: %w", node, err)
 	}
-	var load NodeLoad
+	var load nodeLoad
 	for i := range list.Items {
 		o := &list.Items[i]
 		switch {
 		case o.UID == b.UID:
-		case hasPlace(o.Status.Phase):
-			r.places.forget(o.UID)
+		case backupstate.FindPhase(o.Status.Phase).NeedsGuest:
+			r.granted.forgetBackup(o.UID)
 			load.Copying = append(load.Copying, o.Namespace+"/"+o.Name)
-		case waiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && older(o, b):
-			if !r.places.has(o.UID) {
+		case isWaiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && isOlder(o, b):
+			if !r.granted.hasBackup(o.UID) {
 				load.Ahead = append(load.Ahead, o.Namespace+"/"+o.Name)
 			}
 		}
 	}
-	for uid, backup := range r.places.granted(node, b.UID) {
+	for uid, backup := range r.granted.grantedOn(node, b.UID) {
 		// Places are granted to backups that the cache shows. A backup that it no longer shows has vanished without
 		// giving its place back.
-		o, err := get(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
+		o, err := getOrNil(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
 		switch {
 		case err != nil:
-			return NodeLoad{}, err
+			return nodeLoad{}, err
 		case o == nil || o.UID != uid:
-			r.places.forget(uid)
+			r.granted.forgetBackup(uid)
 		default:
 			load.Copying = append(load.Copying, backup.String())
 		}
@@ -94,67 +89,67 @@ func (r *reconciler) nodeLoad(ctx context.Context, b *backupv1.VirtualMachineBac
 	return load, nil
 }
 
-// sameNode wakes the backups that wait for a place on a backup's node.
-func (r *reconciler) sameNode(ctx context.Context, o client.Object) []ctrl.Request {
+// requestsForSameNode wakes the backups that wait for a place on a backup's node.
+func (r *reconciler) requestsForSameNode(ctx context.Context, o client.Object) []ctrl.Request {
 	node := o.(*backupv1.VirtualMachineBackup).Status.NodeName
 	if node == "" {
 		return nil
 	}
 	var list backupv1.VirtualMachineBackupList
 	err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node})
-	list.Items = slices.DeleteFunc(list.Items, func(b backupv1.VirtualMachineBackup) bool { return !waiting(&b) })
-	return requests(ctx, o, list.Items, err)
+	list.Items = slices.DeleteFunc(list.Items, func(b backupv1.VirtualMachineBackup) bool { return !isWaiting(&b) })
+	return requestsExcept(ctx, o, list.Items, err)
 }
 
-// places are those that this process has granted and that its cache may not show yet.
-type places struct {
-	mu sync.Mutex
-	of map[types.UID]place
+// grantedPlaces are those that this process has granted and that its cache may not show yet.
+type grantedPlaces struct {
+	mu       sync.Mutex
+	byBackup map[types.UID]grantedPlace
 }
 
-type place struct {
+type grantedPlace struct {
 	node   string
 	backup types.NamespacedName
 }
 
-// wrote records the effect of a status write. A backup that enters Attaching has a place. In any other phase it has
+// recordStatus records the effect of a status write. A backup that enters Attaching has a place. In any other phase it has
 // none that the cache does not show yet.
-func (p *places) wrote(b *backupv1.VirtualMachineBackup, status *backupv1.VirtualMachineBackupStatus) {
+func (p *grantedPlaces) recordStatus(b *backupv1.VirtualMachineBackup, status *backupv1.VirtualMachineBackupStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if status.Phase != backupv1.BackupAttaching {
-		delete(p.of, b.UID)
+		delete(p.byBackup, b.UID)
 		return
 	}
 	if b.Status.Phase == backupv1.BackupAttaching {
 		return
 	}
-	if p.of == nil {
-		p.of = map[types.UID]place{}
+	if p.byBackup == nil {
+		p.byBackup = map[types.UID]grantedPlace{}
 	}
-	p.of[b.UID] = place{node: status.NodeName, backup: client.ObjectKeyFromObject(b)}
+	p.byBackup[b.UID] = grantedPlace{node: status.NodeName, backup: client.ObjectKeyFromObject(b)}
 }
 
-// forget drops a place that the cache shows, or whose backup is gone.
-func (p *places) forget(uid types.UID) {
+// forgetBackup drops a place that the cache shows, or whose backup is gone.
+func (p *grantedPlaces) forgetBackup(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.of, uid)
+	delete(p.byBackup, uid)
 }
 
-func (p *places) has(uid types.UID) bool {
+func (p *grantedPlaces) hasBackup(uid types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, ok := p.of[uid]
+	_, ok := p.byBackup[uid]
 	return ok
 }
 
-// granted returns, by UID, the backups that have a place on a node, except for but.
-func (p *places) granted(node string, but types.UID) map[types.UID]types.NamespacedName {
+// grantedOn returns, by UID, the backups that have a place on a node, except for but.
+func (p *grantedPlaces) grantedOn(node string, but types.UID) map[types.UID]types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	backups := map[types.UID]types.NamespacedName{}
-	for uid, g := range p.of {
+	for uid, g := range p.byBackup {
 		if g.node == node && uid != but {
 			backups[uid] = g.backup
 		}

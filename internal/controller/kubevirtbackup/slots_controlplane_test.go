@@ -10,13 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // own gives the lab its own configuration, with a limit of backups per node.
@@ -34,14 +34,11 @@ func (l *lab) own(limit string) *kubevirtv1.KubeVirt {
 // neighbour makes another machine on the same node, and a backup of that machine.
 func (l *lab) neighbour(name string) *backupv1.VirtualMachineBackup {
 	l.Helper()
-	l.must(l.user.Create(l.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: l.named(name), Spec: kubevirtv1.VirtualMachineSpec{
-		RunStrategy: ptr.To(kubevirtv1.RunStrategyAlways), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{Spec: l.guest()},
-	}}))
-	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: l.named(name), Spec: l.guest()}
+	l.must(l.user.Create(l.Context(), gen.VirtualMachine(l.named(name), diskSpec())))
+	vmi := gen.VirtualMachineInstance(l.named(name), diskSpec())
 	l.must(l.user.Create(l.Context(), vmi))
 	controlplane.Update(l.T, l.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status = *l.vmi.Status.DeepCopy() })
-	b := &backupv1.VirtualMachineBackup{ObjectMeta: l.named(name), Spec: backupv1.VirtualMachineBackupSpec{PVCName: "target", Source: source()}}
-	b.Spec.Source.Name = name
+	b := gen.Backup(l.named(name), gen.SetSource(name))
 	l.must(l.user.Create(l.Context(), b))
 	return b
 }

@@ -60,7 +60,7 @@ func TestTarget_claimThatGoesAfterTheTrackerMoved(t *testing.T) {
 	b := w.create("b", true)
 	w.starting(b)
 	w.copied(b)
-	if d := w.step(b); d.Step != StepMoveTracker {
+	if d := w.step(b); d.Step != stepMoveTracker {
 		t.Fatalf("%+v", d)
 	}
 	w.claim = nil
@@ -86,7 +86,7 @@ func TestTarget_claimReplacedWhileAttaching(t *testing.T) {
 	if d := w.step(b); b.Status.Phase != backupv1.BackupPending || b.Status.PVCUID != "" {
 		t.Fatalf("%+v", d)
 	}
-	if d := w.step(b); d.Step != StepDetach {
+	if d := w.step(b); d.Step != stepDetach {
 		t.Fatalf("%+v", d)
 	}
 	w.mount()

@@ -25,12 +25,12 @@ func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup-tracker"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackupTracker{}).
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(trackerOf), builder.WithPredicates(lineMoves())).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(requestsForTrackerOf), builder.WithPredicates(queueMoves())).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
-func trackerOf(_ context.Context, o client.Object) []ctrl.Request {
+func requestsForTrackerOf(_ context.Context, o client.Object) []ctrl.Request {
 	b := o.(*backupv1.VirtualMachineBackup)
 	if b.Spec.BackupTracker == "" {
 		return nil
@@ -38,11 +38,11 @@ func trackerOf(_ context.Context, o client.Object) []ctrl.Request {
 	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackupTracker}}}
 }
 
-// userOf returns the backup that uses the tracker now, or nil.
-func userOf(t *backupv1.VirtualMachineBackupTracker, backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
+// userOfTracker returns the backup that uses the tracker now, or nil.
+func userOfTracker(t *backupv1.VirtualMachineBackupTracker, backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
 	for i := range backups {
 		b := &backups[i]
-		if !waiting(b) && !b.Status.Phase.Final() && b.Status.TrackerUID == t.UID {
+		if !isWaiting(b) && !b.Status.Phase.Final() && b.Status.TrackerUID == t.UID {
 			return b
 		}
 	}
@@ -50,21 +50,21 @@ func userOf(t *backupv1.VirtualMachineBackupTracker, backups []backupv1.VirtualM
 }
 
 func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	t, err := get(ctx, r.cached, req.NamespacedName, &backupv1.VirtualMachineBackupTracker{})
+	t, err := getOrNil(ctx, r.cached, req.NamespacedName, &backupv1.VirtualMachineBackupTracker{})
 	if err != nil || t == nil || !controllerutil.ContainsFinalizer(t, layout.FinalizerTracker) {
 		return ctrl.Result{}, err
 	}
-	user, err := r.user(ctx, t)
+	user, err := r.findUser(ctx, t)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	switch {
 	case user == nil:
-		err := edit(ctx, r.cached, t, func(t *backupv1.VirtualMachineBackupTracker) {
+		err := patchObject(ctx, r.cached, t, func(t *backupv1.VirtualMachineBackupTracker) {
 			controllerutil.RemoveFinalizer(t, layout.FinalizerTracker)
 		})
 		if err != nil {
-			return retry(fmt.Errorf("release tracker %s: %w", req.NamespacedName, err))
+			return retryLostRace(fmt.Errorf("release tracker %s: %w", req.NamespacedName, err))
 		}
 	case t.DeletionTimestamp != nil:
 		r.events.Eventf(t, user, warning, EventTrackerHeld, "Hold",
@@ -73,16 +73,16 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return ctrl.Result{}, nil
 }
 
-// user returns the backup that uses the tracker now, or nil. The cache lists the backups that name the tracker.
+// findUser returns the backup that uses the tracker now, or nil. The cache lists the backups that name the tracker.
 // Each of them is read live, because a backup that has just begun must not lose its tracker.
-func (r *trackerReconciler) user(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
-	named, err := r.unfinished(ctx, t.Namespace, byTracker, t.Name)
+func (r *trackerReconciler) findUser(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
+	named, err := r.listUnfinished(ctx, t.Namespace, byTracker, t.Name)
 	if err != nil {
 		return nil, err
 	}
 	var present []backupv1.VirtualMachineBackup
 	for i := range named {
-		b, err := get(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
+		b, err := getOrNil(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, err
 		}
@@ -90,5 +90,5 @@ func (r *trackerReconciler) user(ctx context.Context, t *backupv1.VirtualMachine
 			present = append(present, *b)
 		}
 	}
-	return userOf(t, present), nil
+	return userOfTracker(t, present), nil
 }

@@ -9,8 +9,8 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// Observation is what can only be seen over time.
-type Observation struct {
+// observation is what can only be seen over time.
+type observation struct {
 	// PhaseSince is when the present phase was first seen.
 	PhaseSince time.Time
 	// ProgressSince is when the copy was last seen to have moved on.
@@ -32,7 +32,7 @@ type watchdog struct {
 }
 
 type watched struct {
-	Observation
+	observation
 	phase     backupv1.BackupPhase
 	processed int64
 }
@@ -40,7 +40,7 @@ type watched struct {
 func newWatchdog() *watchdog { return &watchdog{seen: map[types.UID]*watched{}} }
 
 // observe records what in shows at in.Now and returns what is known so far.
-func (w *watchdog) observe(in *Input) Observation {
+func (w *watchdog) observe(in *input) observation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	status := &in.Backup.Status
@@ -50,7 +50,7 @@ func (w *watchdog) observe(in *Input) Observation {
 	}
 	s := w.seen[in.Backup.UID]
 	if s == nil || s.phase != phase {
-		s = &watched{phase: phase, processed: -1, Observation: Observation{PhaseSince: in.Now}}
+		s = &watched{phase: phase, processed: -1, observation: observation{PhaseSince: in.Now}}
 		w.seen[in.Backup.UID] = s
 	}
 	if processed := processedBytes(status); processed != s.processed {
@@ -62,7 +62,7 @@ func (w *watchdog) observe(in *Input) Observation {
 	case s.GoneSince.IsZero():
 		s.GoneSince = in.Now
 	}
-	return s.Observation
+	return s.observation
 }
 
 func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
@@ -72,9 +72,9 @@ func processedBytes(s *backupv1.VirtualMachineBackupStatus) int64 {
 	return s.Progress.ProcessedBytes
 }
 
-// tried records whether the API server refused the last step of the present phase, and why. A nil refusal means
+// recordAttempt records whether the API server refused the last step of the present phase, and why. A nil refusal means
 // that it did not.
-func (w *watchdog) tried(uid types.UID, step Step, refusal error) {
+func (w *watchdog) recordAttempt(uid types.UID, step step, refusal error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.seen[uid]
@@ -82,7 +82,7 @@ func (w *watchdog) tried(uid types.UID, step Step, refusal error) {
 		return
 	}
 	s.Refused = refusal != nil
-	if step != StepUnlock {
+	if step != stepUnlock {
 		return
 	}
 	s.UnlockRefused = ""
@@ -91,7 +91,7 @@ func (w *watchdog) tried(uid types.UID, step Step, refusal error) {
 	}
 }
 
-func (w *watchdog) forget(uid types.UID) {
+func (w *watchdog) forgetBackup(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.seen, uid)

@@ -14,8 +14,8 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// requests returns a request for each of the backups, except for the one that changed itself.
-func requests(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []ctrl.Request {
+// requestsExcept returns a request for each of the backups, except for the one that changed itself.
+func requestsExcept(ctx context.Context, changed client.Object, backups []backupv1.VirtualMachineBackup, err error) []ctrl.Request {
 	if err != nil {
 		// The cache fails to list only while it is being stopped.
 		log.FromContext(ctx).Error(err, "list unfinished backups", "changed", client.ObjectKeyFromObject(changed))
@@ -30,54 +30,54 @@ func requests(ctx context.Context, changed client.Object, backups []backupv1.Vir
 	return all
 }
 
-// usersOfTracker wakes the backups that use a tracker. A backup that uses another tracker of the same machine is
+// requestsForTracker wakes the backups that use a tracker. A backup that uses another tracker of the same machine is
 // woken by changes of the backup that it waits for.
-func (r *reconciler) usersOfTracker(ctx context.Context, o client.Object) []ctrl.Request {
-	backups, err := r.unfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
-	return requests(ctx, o, backups, err)
+func (r *reconciler) requestsForTracker(ctx context.Context, o client.Object) []ctrl.Request {
+	backups, err := r.listUnfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
+	return requestsExcept(ctx, o, backups, err)
 }
 
-// ofMachine wakes the backups of a machine, and those whose target claim is one of its disks. o is the machine or
+// requestsForMachine wakes the backups of a machine, and those whose target claim is one of its disks. o is the machine or
 // its instance, which has the same name.
-func (r *reconciler) ofMachine(ctx context.Context, o client.Object) []ctrl.Request {
-	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
+func (r *reconciler) requestsForMachine(ctx context.Context, o client.Object) []ctrl.Request {
+	backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
 	for _, v := range volumesOf(o) {
 		if v.PersistentVolumeClaim != nil && err == nil {
 			var toDisk []backupv1.VirtualMachineBackup
-			toDisk, err = r.unfinished(ctx, o.GetNamespace(), byClaim, v.PersistentVolumeClaim.ClaimName)
+			toDisk, err = r.listUnfinished(ctx, o.GetNamespace(), byClaim, v.PersistentVolumeClaim.ClaimName)
 			backups = append(backups, toDisk...)
 		}
 	}
-	return requests(ctx, o, backups, err)
+	return requestsExcept(ctx, o, backups, err)
 }
 
-// toClaim wakes the backups whose target is the claim.
-func (r *reconciler) toClaim(ctx context.Context, o client.Object) []ctrl.Request {
-	backups, err := r.unfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
-	return requests(ctx, o, backups, err)
+// requestsForClaim wakes the backups whose target is the claim.
+func (r *reconciler) requestsForClaim(ctx context.Context, o client.Object) []ctrl.Request {
+	backups, err := r.listUnfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
+	return requestsExcept(ctx, o, backups, err)
 }
 
-// waitingForStart wakes the backups that a change of the configuration can hold back or let go.
-func (r *reconciler) waitingForStart(ctx context.Context, o client.Object) []ctrl.Request {
+// requestsForConfiguration wakes the backups that a change of the configuration can hold back or let go.
+func (r *reconciler) requestsForConfiguration(ctx context.Context, o client.Object) []ctrl.Request {
 	var all backupv1.VirtualMachineBackupList
 	err := r.cached.List(ctx, &all)
 	all.Items = slices.DeleteFunc(all.Items, func(b backupv1.VirtualMachineBackup) bool {
-		return !waiting(&b) && b.Status.Phase != backupv1.BackupAttaching
+		return !isWaiting(&b) && b.Status.Phase != backupv1.BackupAttaching
 	})
-	return requests(ctx, o, all.Items, err)
+	return requestsExcept(ctx, o, all.Items, err)
 }
 
-// sameMachine wakes the other backups of a backup's machine.
-func (r *reconciler) sameMachine(ctx context.Context, o client.Object) []ctrl.Request {
-	machine := r.machine(ctx, o.(*backupv1.VirtualMachineBackup))
+// requestsForSameMachine wakes the other backups of a backup's machine.
+func (r *reconciler) requestsForSameMachine(ctx context.Context, o client.Object) []ctrl.Request {
+	machine := r.machineOfBackup(ctx, o.(*backupv1.VirtualMachineBackup))
 	if machine == "" {
 		return nil
 	}
-	backups, err := r.unfinishedOfMachine(ctx, o.GetNamespace(), machine)
-	return requests(ctx, o, backups, err)
+	backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), machine)
+	return requestsExcept(ctx, o, backups, err)
 }
 
-func (r *reconciler) machine(ctx context.Context, b *backupv1.VirtualMachineBackup) string {
+func (r *reconciler) machineOfBackup(ctx context.Context, b *backupv1.VirtualMachineBackup) string {
 	var tracker *backupv1.VirtualMachineBackupTracker
 	if name := b.Spec.BackupTracker; name != "" {
 		t := &backupv1.VirtualMachineBackupTracker{}
@@ -85,11 +85,11 @@ func (r *reconciler) machine(ctx context.Context, b *backupv1.VirtualMachineBack
 			tracker = t
 		}
 	}
-	return machineOf(b, tracker)
+	return machineNameOf(b, tracker)
 }
 
-// lineMoves passes the updates that can change whose turn it is, but not every progress report of a running backup.
-func lineMoves() predicate.Predicate {
+// queueMoves passes the updates that can change whose turn it is, but not every progress report of a running backup.
+func queueMoves() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		old, ok := e.ObjectOld.(*backupv1.VirtualMachineBackup)
 		now, also := e.ObjectNew.(*backupv1.VirtualMachineBackup)

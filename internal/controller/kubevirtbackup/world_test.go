@@ -15,6 +15,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // epoch is when time begins in the tests' worlds.
@@ -35,7 +36,7 @@ type world struct {
 	serial   int
 	// configuration has every feature gate.
 	configuration *kubevirtv1.KubeVirt
-	load          NodeLoad
+	load          nodeLoad
 }
 
 func newWorld() *world {
@@ -73,30 +74,18 @@ func (w *world) boot() {
 }
 
 func diskSpec() kubevirtv1.VirtualMachineInstanceSpec {
-	return kubevirtv1.VirtualMachineInstanceSpec{
-		Domain: kubevirtv1.DomainSpec{Devices: kubevirtv1.Devices{Disks: []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{}}}}},
-		Volumes: []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
-			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
-		}}},
-	}
+	return gen.Guest(gen.Disk("root", "root"))
 }
 
 func (w *world) track() {
-	w.tracker = &backupv1.VirtualMachineBackupTracker{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "tracker", UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now)},
-		Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}},
-	}
+	w.tracker = gen.Tracker(metav1.ObjectMeta{Namespace: "ns", Name: "tracker", UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now)}, "vm")
 }
 
 func (w *world) create(name string, tracked bool) *backupv1.VirtualMachineBackup {
-	b := &backupv1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now), Generation: 1},
-		Spec:       backupv1.VirtualMachineBackupSpec{PVCName: "target", Mode: backupv1.PushMode},
-	}
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, UID: w.uid(), CreationTimestamp: metav1.NewTime(w.now), Generation: 1}
+	b := gen.Backup(meta, gen.SetBackupMode(backupv1.PushMode))
 	if tracked {
-		b.Spec.BackupTracker = "tracker"
-	} else {
-		b.Spec.Source = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
+		gen.SetTracker("tracker")(b)
 	}
 	w.backups = append(w.backups, b)
 	return b
@@ -119,8 +108,8 @@ func (w *world) collect() {
 	}
 }
 
-func (w *world) input(b *backupv1.VirtualMachineBackup) *Input {
-	in := &Input{Now: w.now, Limits: w.limits, Backup: b, VM: w.vm, Instance: w.instance, Claim: w.claim, ClaimUsers: w.users, Configuration: w.configuration, ConfigurationName: types.NamespacedName{Namespace: "varve", Name: "kubevirt"}}
+func (w *world) input(b *backupv1.VirtualMachineBackup) *input {
+	in := &input{Now: w.now, Limits: w.limits, Backup: b, VM: w.vm, Instance: w.instance, Claim: w.claim, ClaimUsers: w.users, Configuration: w.configuration, ConfigurationName: types.NamespacedName{Namespace: "varve", Name: "kubevirt"}}
 	if b.Spec.BackupTracker != "" {
 		in.Tracker = w.tracker
 	}
@@ -134,45 +123,45 @@ func (w *world) input(b *backupv1.VirtualMachineBackup) *Input {
 	return in
 }
 
-func (w *world) step(b *backupv1.VirtualMachineBackup) Decision {
+func (w *world) step(b *backupv1.VirtualMachineBackup) decision {
 	d := decide(w.input(b))
 	w.perform(b, d)
 	return d
 }
 
 // settle decides until nothing is left to do now.
-func (w *world) settle(b *backupv1.VirtualMachineBackup) Decision {
+func (w *world) settle(b *backupv1.VirtualMachineBackup) decision {
 	for range maxSteps {
-		if d := w.step(b); d.Step == StepNone {
+		if d := w.step(b); d.Step == stepNone {
 			return d
 		}
 	}
 	panic(fmt.Sprintf("backup %s in %s does not come to rest", b.Name, b.Status.Phase))
 }
 
-func (w *world) perform(b *backupv1.VirtualMachineBackup, d Decision) {
+func (w *world) perform(b *backupv1.VirtualMachineBackup, d decision) {
 	switch d.Step {
-	case StepHold:
+	case stepAddFinalizer:
 		controllerutil.AddFinalizer(b, backupv1.BackupFinalizer)
-	case StepLetGo:
-		letGo(b)
+	case stepRemoveFinalizer:
+		releaseBackup(b)
 		w.collect()
-	case StepProtectTracker:
+	case stepProtectTracker:
 		controllerutil.AddFinalizer(w.tracker, layout.FinalizerTracker)
-	case StepAttach:
+	case stepAttach:
 		w.instance.Spec.UtilityVolumes = append(w.instance.Spec.UtilityVolumes, *d.Volume)
-	case StepDetach:
+	case stepDetach:
 		w.instance.Spec.UtilityVolumes = slices.DeleteFunc(w.instance.Spec.UtilityVolumes, func(u kubevirtv1.UtilityVolume) bool { return u.Name == d.Volume.Name })
-	case StepLock:
+	case stepLock:
 		if d.Lock.CheckpointName != nil {
 			w.tracker.Status.NewestCheckpointTime = d.Lock.StartTimestamp
 		}
 		w.instance.Status.ChangedBlockTracking.BackupStatus = d.Lock
-	case StepUnlock:
+	case stepUnlock:
 		w.instance.Status.ChangedBlockTracking.BackupStatus = nil
-	case StepMoveTracker:
+	case stepMoveTracker:
 		w.tracker.Status.LatestCheckpoint, w.tracker.Status.Discarded = d.Checkpoint, nil
-	case StepStatus:
+	case stepStatus:
 		b.Status = *d.Status
 	}
 }
@@ -221,12 +210,12 @@ func (w *world) locked() string {
 func (w *world) refuse(b *backupv1.VirtualMachineBackup, why string) {
 	in := w.input(b)
 	d := decide(in)
-	w.watchdog.tried(b.UID, d.Step, errors.New(why))
+	w.watchdog.recordAttempt(b.UID, d.Step, errors.New(why))
 	w.perform(b, reportRefusal(in, d, errors.New(why)))
 }
 
 // settleUntil decides until the next step is the given one, and does not make that step.
-func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step Step) {
+func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step step) {
 	for range maxSteps {
 		if decide(w.input(b)).Step == step {
 			return
