@@ -41,9 +41,9 @@ func (c *census) Collect(ch chan<- prometheus.Metric) {
 	}
 	byPhase := map[[2]string]float64{}
 	for i := range instances.Items {
-		byPhase[[2]string{instances.Items[i].Namespace, phase(&instances.Items[i])}]++
+		byPhase[[2]string{instances.Items[i].Namespace, phaseOrPending(&instances.Items[i])}]++
 	}
-	emit(ch, c.phases, byPhase)
+	sendCounts(ch, c.phases, byPhase)
 
 	machines := &kubevirtv1.VirtualMachineList{}
 	if err := c.reader.List(ctx, machines); err != nil {
@@ -53,16 +53,16 @@ func (c *census) Collect(ch chan<- prometheus.Metric) {
 	for i := range machines.Items {
 		byState[[2]string{machines.Items[i].Namespace, trackingState(&machines.Items[i])}]++
 	}
-	emit(ch, c.states, byState)
+	sendCounts(ch, c.states, byState)
 }
 
-func emit(ch chan<- prometheus.Metric, desc *prometheus.Desc, counts map[[2]string]float64) {
+func sendCounts(ch chan<- prometheus.Metric, desc *prometheus.Desc, counts map[[2]string]float64) {
 	for k, n := range counts {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, n, k[0], k[1])
 	}
 }
 
-func phase(instance *kubevirtv1.VirtualMachineInstance) string {
+func phaseOrPending(instance *kubevirtv1.VirtualMachineInstance) string {
 	if instance.Status.Phase == "" {
 		return string(kubevirtv1.PhasePending)
 	}

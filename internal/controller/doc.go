@@ -5,7 +5,7 @@
 //	changedblocktracking     selectors -> tracking states and the claims for overlays
 //	virtualmachineinstance   instance -> launcher pod -> phase
 //	utilityvolume            utility volumes -> attachment pods
-//	backup                   a backup's life outside the node
+//	kubevirtbackup           a VirtualMachineBackup of backup.kubevirt.io outside the node
 //
 // The controllers share nothing but the manager. Each reads objects, decides in a pure function, and writes only
 // its own fields, with optimistic concurrency. Several replicas may run: only the one that holds the lease works,

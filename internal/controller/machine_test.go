@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // machineLife restarts the controllers after each step: they need nothing that is only in their memory.
@@ -193,11 +194,7 @@ func deletedMachine(w *world) {
 // backup creates a backup of the machine to the claim "target".
 func (w *world) backup() *backupv1.VirtualMachineBackup {
 	w.Helper()
-	b := &backupv1.VirtualMachineBackup{ObjectMeta: w.meta("b")}
-	b.Spec = backupv1.VirtualMachineBackupSpec{
-		Mode: backupv1.PushMode, PVCName: "target",
-		Source: &corev1.TypedLocalObjectReference{APIGroup: &kubevirtv1.GroupVersion.Group, Kind: "VirtualMachine", Name: "vm"},
-	}
+	b := gen.Backup(w.meta("b"), gen.SetBackupMode(backupv1.PushMode))
 	w.create(w.user, b)
 	return b
 }

@@ -36,9 +36,6 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// ConfigurationName is the name of the KubeVirt object that is the cluster's configuration.
-const ConfigurationName = "kubevirt"
-
 // Options are what Run needs. Config, Namespace, LauncherImage and VarveImage have no default.
 type Options struct {
 	// Config connects to the API server.
@@ -54,7 +51,7 @@ type Options struct {
 	// LeaderElection lets only one of several replicas work at a time.
 	LeaderElection bool
 	// StopWaitsForBackup is how long a handler may delay a stop for a running backup. It is the handlers' option of
-	// the same name. Default: 10 minutes.
+	// the same name. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
 	// Backup limits how long a backup waits.
 	Backup kubevirtbackup.Options
@@ -91,10 +88,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	// The API server's priority and fairness limits the request rate.
-	cfg := rest.CopyConfig(o.Config)
-	cfg.QPS, cfg.Burst = -1, -1
-	mgr, err := ctrl.NewManager(cfg, managed)
+	mgr, err := ctrl.NewManager(o.Config, managed)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -131,8 +125,8 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 				&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
 			},
 		},
-		Metrics:                 metricsserver.Options{BindAddress: off(o.MetricsAddress)},
-		HealthProbeBindAddress:  off(o.HealthAddress),
+		Metrics:                 metricsserver.Options{BindAddress: addressOrOff(o.MetricsAddress)},
+		HealthProbeBindAddress:  addressOrOff(o.HealthAddress),
 		LeaderElection:          o.LeaderElection,
 		LeaderElectionID:        "varve-controller",
 		LeaderElectionNamespace: o.Namespace,
@@ -142,7 +136,7 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	}, nil
 }
 
-func off(address string) string {
+func addressOrOff(address string) string {
 	if address == "" {
 		return "0"
 	}
@@ -151,7 +145,7 @@ func off(address string) string {
 
 // Setup adds every controller, the webhook and the checks to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
-	configuration := types.NamespacedName{Namespace: o.Namespace, Name: ConfigurationName}
+	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
 	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	o.Backup.Configuration = configuration

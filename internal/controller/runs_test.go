@@ -10,7 +10,6 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -22,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // epoch returns the claim's record of its runs.
@@ -41,16 +41,9 @@ func (w *world) epoch(claim string) runepoch.Epoch {
 // rescue creates a machine with another name on the claim "root".
 func (w *world) rescue(shareable bool, labels map[string]string) *kubevirtv1.VirtualMachine {
 	w.Helper()
-	vm := &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("rescue")}
+	disk := gen.Disk("broken", "root", func(d *kubevirtv1.Disk) { d.Shareable = &shareable })
+	vm := gen.VirtualMachine(w.meta("rescue"), gen.Guest(disk))
 	vm.Labels = labels
-	vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways)
-	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{}
-	spec := &vm.Spec.Template.Spec
-	spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
-	spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "broken", Shareable: ptr.To(shareable), Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}
-	spec.Volumes = []kubevirtv1.Volume{{Name: "broken", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
-		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
-	}}}
 	w.create(w.user, vm)
 	return vm
 }

@@ -132,7 +132,7 @@ func trackingOnAndOff(w *world) {
 // gates sets the feature gates and returns those that were on before.
 func (w *world) gates(on []string) (before []string) {
 	w.Helper()
-	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(ConfigurationName)}
+	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(layout.Configuration)}
 	controlplane.Update(w.T, w.kubelet, kv, false, func(kv *kubevirtv1.KubeVirt) {
 		before, kv.Spec.Configuration.DeveloperConfiguration.FeatureGates = kv.Spec.Configuration.DeveloperConfiguration.FeatureGates, on
 	})
@@ -148,7 +148,7 @@ func trackingByNamespace(w *world) {
 		n.Labels["backup"] = "yes"
 	})
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
-	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(ConfigurationName)}
+	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(layout.Configuration)}
 	controlplane.Update(w.T, w.kubelet, kv, false, func(kv *kubevirtv1.KubeVirt) {
 		kv.Spec.Configuration.ChangedBlockTrackingLabelSelectors = nil
 	})
@@ -163,7 +163,7 @@ func invalidSelector(w *world) {
 	vmi, pod := w.boot()
 	w.overlaysUp(vmi)
 
-	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(ConfigurationName)}
+	kv := &kubevirtv1.KubeVirt{ObjectMeta: w.meta(layout.Configuration)}
 	controlplane.Update(w.T, w.kubelet, kv, false, func(kv *kubevirtv1.KubeVirt) {
 		kv.Spec.Configuration.ChangedBlockTrackingLabelSelectors = &kubevirtv1.ChangedBlockTrackingSelectors{
 			VirtualMachineLabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}},

@@ -8,10 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/utils/ptr"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -19,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // want sets the instance's utility volumes: one on each claim, with the claim's name.
@@ -184,9 +184,8 @@ func utilityVolumeHijacked(w *world) {
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
 	vmi, launcher := w.boot()
 	forged := func(name string) *corev1.Pod {
-		pod := &corev1.Pod{ObjectMeta: w.meta(name)}
+		pod := gen.Pod(w.meta(name))
 		pod.Labels = map[string]string{layout.LabelApp: utilityvolume.AppAttachment, layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm", layout.LabelAttachment: "target"}
-		pod.Spec.Containers = []corev1.Container{{Name: "hold", Image: "mine"}}
 		pod.Spec.Volumes = []corev1.Volume{{Name: "pv", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
 		w.create(w.varve, pod) // admission refuses it from others
 		w.run(pod)
@@ -223,16 +222,10 @@ func utilityVolumeHijacked(w *world) {
 // launcherPodHijacked: a pod that has the launcher pod's name and labels but that the instance does not control is
 // not started as a guest.
 func launcherPodHijacked(w *world) {
-	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("vm")}
-	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
-	vmi.Spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
-		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
-	}}}
-	vmi.Spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}
+	vmi := gen.VirtualMachineInstance(w.meta("vm"), gen.Guest(gen.Disk("root", "root")))
 	w.create(w.user, vmi) // it waits for its claim
-	pod := &corev1.Pod{ObjectMeta: w.meta(layout.LauncherPod("vm", vmi.UID))}
+	pod := gen.Pod(w.meta(layout.LauncherPod("vm", vmi.UID)))
 	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm"}
-	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "mine"}}
 	w.create(w.varve, pod) // admission refuses it from others
 	w.run(pod)
 	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
@@ -273,8 +266,7 @@ func drainWaitsForBackup(w *world) {
 	}
 	// The API server asks the budget. Nobody has counted pods for it yet, and that allows no eviction either.
 	w.run(attachment)
-	eviction := &policyv1.Eviction{ObjectMeta: w.meta(attachment.Name)}
-	if err := w.kubelet.SubResource("eviction").Create(w.Context(), attachment, eviction); !apierrors.IsTooManyRequests(err) {
+	if err := w.evict(attachment); !apierrors.IsTooManyRequests(err) {
 		w.Errorf("the attachment pod was evicted: %v", err)
 	}
 	w.restart()
@@ -285,4 +277,15 @@ func drainWaitsForBackup(w *world) {
 	})
 	w.want(vmi) // the lock belongs to a backup that does not exist, so it is released
 	w.gone(budget)
+}
+
+// evict asks for an eviction once. A client repeats a refused one ten times, ten seconds apart.
+func (w *world) evict(pod *corev1.Pod) error {
+	clientset, err := kubernetes.NewForConfig(cluster.ConfigFor(controlplane.Admin))
+	if err != nil {
+		w.Fatal(err)
+	}
+	eviction := &policyv1.Eviction{ObjectMeta: w.meta(pod.Name)}
+	return clientset.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
+		SubResource("eviction").Body(eviction).MaxRetries(0).Do(w.Context()).Error()
 }

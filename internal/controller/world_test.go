@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -23,6 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
@@ -152,22 +152,14 @@ func (w *world) create(c client.Client, o client.Object) {
 }
 
 func (w *world) meta(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: w.ns, Name: name}
+	return gen.Meta(w.ns, name)
 }
 
 // machine creates a machine with one disk on the claim "root".
 func (w *world) machine(s kubevirtv1.RunStrategy, labels map[string]string) *kubevirtv1.VirtualMachine {
 	w.Helper()
-	vm := &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("vm")}
+	vm := gen.VirtualMachine(w.meta("vm"), gen.Guest(gen.Disk("root", "root")), gen.SetRunStrategy(s))
 	vm.Labels = labels
-	vm.Spec.RunStrategy = &s
-	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{}
-	spec := &vm.Spec.Template.Spec
-	spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
-	spec.Domain.Devices.Disks = []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}}
-	spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
-		PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
-	}}}
 	w.create(w.user, vm)
 	return vm
 }
@@ -181,12 +173,8 @@ func (w *world) claim(name, size string, mode corev1.PersistentVolumeMode) {
 // claimWith makes a bound claim with annotations, as a restore of manifests does.
 func (w *world) claimWith(annotations map[string]string, name, size string, mode corev1.PersistentVolumeMode) {
 	w.Helper()
-	meta := w.meta(name)
-	meta.Annotations = annotations
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
-		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: &mode, StorageClassName: ptr.To("fast"),
-		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
-	}}
+	claim := gen.Claim(w.meta(name), gen.SetSize(size), gen.SetVolumeMode(mode))
+	claim.Annotations, claim.Spec.StorageClassName = annotations, ptr.To("fast")
 	w.create(w.user, claim)
 	w.bind(claim)
 }

@@ -77,7 +77,7 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	var first *corev1.PersistentVolumeClaim
 	for _, v := range instance.Spec.Volumes {
-		claim, err := r.claim(ctx, r.client, vm.Namespace, v.PersistentVolumeClaim.ClaimName)
+		claim, err := r.findClaim(ctx, r.cached, vm.Namespace, v.PersistentVolumeClaim.ClaimName)
 		if err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 		}
 	}
 	bytes := virtualmachineinstance.StateClaimBytes(instance, claims)
-	have, err := r.claim(ctx, r.client, vm.Namespace, layout.StatePVC(vm.Name))
+	have, err := r.findClaim(ctx, r.cached, vm.Namespace, layout.StatePVC(vm.Name))
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 		return err
 	}
 	claim := StateClaim(vm, bytes, class)
-	err = r.client.Create(ctx, claim)
+	err = r.cached.Create(ctx, claim)
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -135,7 +135,7 @@ const defaultClass = "storageclass.kubernetes.io/is-default-class"
 // of the machine's first disk.
 func (r *reconciler) storageClass(ctx context.Context, disk *corev1.PersistentVolumeClaim) (*string, error) {
 	classes := &storagev1.StorageClassList{}
-	if err := r.client.List(ctx, classes); err != nil {
+	if err := r.cached.List(ctx, classes); err != nil {
 		return nil, fmt.Errorf("list storage classes: %w", err)
 	}
 	for _, c := range classes.Items {
@@ -151,7 +151,7 @@ func (r *reconciler) storageClass(ctx context.Context, disk *corev1.PersistentVo
 
 // dropClaim deletes the state claim of a machine that does not need it.
 func (r *reconciler) dropClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
-	have, err := r.claim(ctx, r.client, vm.Namespace, layout.StatePVC(vm.Name))
+	have, err := r.findClaim(ctx, r.cached, vm.Namespace, layout.StatePVC(vm.Name))
 	if err != nil || have == nil || have.DeletionTimestamp != nil || !metav1.IsControlledBy(have, vm) {
 		return err
 	}
@@ -163,14 +163,14 @@ func (r *reconciler) dropClaim(ctx context.Context, vm *kubevirtv1.VirtualMachin
 }
 
 func (r *reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if err := r.client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}); client.IgnoreNotFound(err) != nil {
+	if err := r.cached.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	return nil
 }
 
-// claim reads a claim. It returns nil if the claim does not exist.
-func (r *reconciler) claim(ctx context.Context, from client.Reader, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+// findClaim reads a claim. It returns nil if the claim does not exist.
+func (r *reconciler) findClaim(ctx context.Context, from client.Reader, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	claim := &corev1.PersistentVolumeClaim{}
 	err := from.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, claim)
 	if apierrors.IsNotFound(err) {

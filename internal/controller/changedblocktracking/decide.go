@@ -5,8 +5,8 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 )
 
-// Input is everything that the decision depends on.
-type Input struct {
+// input is everything that the decision depends on.
+type input struct {
 	// Selected says that the selectors want the machine's disks tracked.
 	Selected bool
 	// GateOff says that feature gate IncrementalBackup is off. Selected is false then.
@@ -17,8 +17,8 @@ type Input struct {
 	Instance *kubevirtv1.VirtualMachineInstance
 }
 
-// Decision is the desired outcome.
-type Decision struct {
+// decision is the desired outcome.
+type decision struct {
 	// VM and Instance are the states to show. One is empty if there is no state yet, or no instance to show it on.
 	VM, Instance kubevirtv1.ChangedBlockTrackingState
 	// NeedClaim says that the state claim must exist, DropClaim that it must go. If neither is set, the claim stays
@@ -26,8 +26,8 @@ type Decision struct {
 	NeedClaim, DropClaim bool
 }
 
-// Decide implements the table in docs/architecture.md, "Changed block tracking".
-func Decide(in Input) Decision {
+// decide implements the table in docs/architecture.md, "Changed block tracking".
+func decide(in input) decision {
 	if in.GateOff && in.VM != "" && in.VM != kubevirtv1.ChangedBlockTrackingDisabled {
 		return withGateOff(in)
 	}
@@ -38,10 +38,10 @@ func Decide(in Input) Decision {
 		return trackedGuest(in)
 	}
 	if in.Selected {
-		return Decision{VM: kubevirtv1.ChangedBlockTrackingPendingRestart, Instance: kubevirtv1.ChangedBlockTrackingPendingRestart}
+		return decision{VM: kubevirtv1.ChangedBlockTrackingPendingRestart, Instance: kubevirtv1.ChangedBlockTrackingPendingRestart}
 	}
-	d := Decision{DropClaim: true}
-	if in.VM != "" || state(in.Instance) != "" {
+	d := decision{DropClaim: true}
+	if in.VM != "" || trackingState(in.Instance) != "" {
 		d.VM, d.Instance = kubevirtv1.ChangedBlockTrackingDisabled, kubevirtv1.ChangedBlockTrackingDisabled
 	}
 	return d
@@ -50,12 +50,12 @@ func Decide(in Input) Decision {
 // withGateOff keeps what a machine has as long as it would still be of use if the gate were turned on again, and
 // leaves a running guest alone. Once the guest has started without its overlays, they describe a disk that has been
 // written to since, so the claim goes.
-func withGateOff(in Input) Decision {
-	d := Decision{VM: kubevirtv1.ChangedBlockTrackingFGDisabled}
+func withGateOff(in input) decision {
+	d := decision{VM: kubevirtv1.ChangedBlockTrackingFGDisabled}
 	if in.Instance == nil {
 		return d
 	}
-	d.Instance = state(in.Instance)
+	d.Instance = trackingState(in.Instance)
 	if !in.Instance.Status.Phase.Final() {
 		tracked := virtualmachineinstance.Tracked(in.Instance)
 		d.NeedClaim = tracked && in.Instance.DeletionTimestamp == nil
@@ -66,10 +66,10 @@ func withGateOff(in Input) Decision {
 
 // withoutGuest keeps what a selected machine had for its next start. A machine that is not selected loses it. An
 // instance that has ended may still hold the claim, so the claim is dropped only once the instance is gone.
-func withoutGuest(in Input) Decision {
-	d := Decision{VM: in.VM}
+func withoutGuest(in input) decision {
+	d := decision{VM: in.VM}
 	if in.Instance != nil {
-		d.Instance = state(in.Instance)
+		d.Instance = trackingState(in.Instance)
 	}
 	if in.Selected {
 		return d
@@ -82,12 +82,12 @@ func withoutGuest(in Input) Decision {
 }
 
 // trackedGuest keeps the guest's overlays as long as it runs, whatever the selectors say in the meantime.
-func trackedGuest(in Input) Decision {
-	d := Decision{NeedClaim: in.Instance.DeletionTimestamp == nil}
+func trackedGuest(in input) decision {
+	d := decision{NeedClaim: in.Instance.DeletionTimestamp == nil}
 	switch {
 	case !in.Selected:
 		d.Instance = kubevirtv1.ChangedBlockTrackingPendingRestart
-	case state(in.Instance) == kubevirtv1.ChangedBlockTrackingEnabled:
+	case trackingState(in.Instance) == kubevirtv1.ChangedBlockTrackingEnabled:
 		d.Instance = kubevirtv1.ChangedBlockTrackingEnabled
 	default:
 		// This includes a PendingRestart that was taken back: the handler then reports Enabled again.
@@ -97,7 +97,7 @@ func trackedGuest(in Input) Decision {
 	return d
 }
 
-func state(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.ChangedBlockTrackingState {
+func trackingState(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.ChangedBlockTrackingState {
 	if instance.Status.ChangedBlockTracking == nil {
 		return ""
 	}

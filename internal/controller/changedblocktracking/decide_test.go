@@ -48,42 +48,42 @@ func TestDecide(t *testing.T) {
 	t.Parallel()
 	const need, drop = true, true
 	for name, c := range map[string]struct {
-		in   Input
-		want Decision
+		in   input
+		want decision
 	}{
-		"selected, never started":          {Input{true, false, none, nil}, Decision{}},
-		"selected, stopped, was enabled":   {Input{true, false, enabled, nil}, Decision{VM: enabled}},
-		"selected, stopped, was disabled":  {Input{true, false, disabled, nil}, Decision{VM: disabled}},
-		"selected, ended":                  {Input{true, false, enabled, ended(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
-		"selected, starting":               {Input{true, false, none, guest(true, none)}, Decision{initializing, initializing, need, false}},
-		"selected, overlays not up":        {Input{true, false, initializing, guest(true, initializing)}, Decision{initializing, initializing, need, false}},
-		"selected, enabled":                {Input{true, false, initializing, guest(true, enabled)}, Decision{enabled, enabled, need, false}},
-		"selected, being stopped":          {Input{true, false, enabled, stopping(guest(true, enabled))}, Decision{VM: enabled, Instance: enabled}},
-		"selected while it runs":           {Input{true, false, none, guest(false, none)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
-		"selected again while it runs":     {Input{true, false, disabled, guest(false, disabled)}, Decision{VM: pendingRestart, Instance: pendingRestart}},
-		"deselected while it runs":         {Input{false, false, enabled, guest(true, enabled)}, Decision{pendingRestart, pendingRestart, need, false}},
-		"deselected before it is up":       {Input{false, false, initializing, guest(true, initializing)}, Decision{pendingRestart, pendingRestart, need, false}},
-		"deselected, then selected again":  {Input{true, false, pendingRestart, guest(true, pendingRestart)}, Decision{initializing, initializing, need, false}},
-		"selected, then deselected again":  {Input{false, false, pendingRestart, guest(false, pendingRestart)}, Decision{disabled, disabled, false, drop}},
-		"deselected, stopped":              {Input{false, false, pendingRestart, nil}, Decision{VM: disabled, DropClaim: drop}},
-		"deselected, ended, not gone":      {Input{false, false, pendingRestart, ended(guest(true, pendingRestart))}, Decision{VM: disabled, Instance: pendingRestart}},
-		"deselected, restarted without it": {Input{false, false, disabled, guest(false, none)}, Decision{disabled, disabled, false, drop}},
-		"never selected, running":          {Input{false, false, none, guest(false, none)}, Decision{DropClaim: drop}},
-		"gate off, running":                {Input{false, true, enabled, guest(true, enabled)}, Decision{gateOff, enabled, need, false}},
-		"gate off, overlays not up":        {Input{false, true, initializing, guest(true, initializing)}, Decision{gateOff, initializing, need, false}},
-		"gate off, stopped":                {Input{false, true, enabled, nil}, Decision{VM: gateOff}},
-		"gate off, ended":                  {Input{false, true, gateOff, ended(guest(true, enabled))}, Decision{VM: gateOff, Instance: enabled}},
-		"gate off, restarted without it":   {Input{false, true, gateOff, guest(false, none)}, Decision{VM: gateOff, DropClaim: drop}},
-		"gate off, never tracked":          {Input{false, true, none, guest(false, none)}, Decision{DropClaim: drop}},
-		"gate off, was disabled":           {Input{false, true, disabled, nil}, Decision{VM: disabled, DropClaim: drop}},
-		"gate on again, still running":     {Input{true, false, gateOff, guest(true, enabled)}, Decision{enabled, enabled, need, false}},
-		"gate on again, stopped":           {Input{true, false, gateOff, nil}, Decision{VM: gateOff}},
-		"gate on again, not selected":      {Input{false, false, gateOff, nil}, Decision{VM: disabled, DropClaim: drop}},
-		"never selected, stopped":          {Input{false, false, none, nil}, Decision{DropClaim: drop}},
+		"selected, never started":          {input{true, false, none, nil}, decision{}},
+		"selected, stopped, was enabled":   {input{true, false, enabled, nil}, decision{VM: enabled}},
+		"selected, stopped, was disabled":  {input{true, false, disabled, nil}, decision{VM: disabled}},
+		"selected, ended":                  {input{true, false, enabled, ended(guest(true, enabled))}, decision{VM: enabled, Instance: enabled}},
+		"selected, starting":               {input{true, false, none, guest(true, none)}, decision{initializing, initializing, need, false}},
+		"selected, overlays not up":        {input{true, false, initializing, guest(true, initializing)}, decision{initializing, initializing, need, false}},
+		"selected, enabled":                {input{true, false, initializing, guest(true, enabled)}, decision{enabled, enabled, need, false}},
+		"selected, being stopped":          {input{true, false, enabled, stopping(guest(true, enabled))}, decision{VM: enabled, Instance: enabled}},
+		"selected while it runs":           {input{true, false, none, guest(false, none)}, decision{VM: pendingRestart, Instance: pendingRestart}},
+		"selected again while it runs":     {input{true, false, disabled, guest(false, disabled)}, decision{VM: pendingRestart, Instance: pendingRestart}},
+		"deselected while it runs":         {input{false, false, enabled, guest(true, enabled)}, decision{pendingRestart, pendingRestart, need, false}},
+		"deselected before it is up":       {input{false, false, initializing, guest(true, initializing)}, decision{pendingRestart, pendingRestart, need, false}},
+		"deselected, then selected again":  {input{true, false, pendingRestart, guest(true, pendingRestart)}, decision{initializing, initializing, need, false}},
+		"selected, then deselected again":  {input{false, false, pendingRestart, guest(false, pendingRestart)}, decision{disabled, disabled, false, drop}},
+		"deselected, stopped":              {input{false, false, pendingRestart, nil}, decision{VM: disabled, DropClaim: drop}},
+		"deselected, ended, not gone":      {input{false, false, pendingRestart, ended(guest(true, pendingRestart))}, decision{VM: disabled, Instance: pendingRestart}},
+		"deselected, restarted without it": {input{false, false, disabled, guest(false, none)}, decision{disabled, disabled, false, drop}},
+		"never selected, running":          {input{false, false, none, guest(false, none)}, decision{DropClaim: drop}},
+		"gate off, running":                {input{false, true, enabled, guest(true, enabled)}, decision{gateOff, enabled, need, false}},
+		"gate off, overlays not up":        {input{false, true, initializing, guest(true, initializing)}, decision{gateOff, initializing, need, false}},
+		"gate off, stopped":                {input{false, true, enabled, nil}, decision{VM: gateOff}},
+		"gate off, ended":                  {input{false, true, gateOff, ended(guest(true, enabled))}, decision{VM: gateOff, Instance: enabled}},
+		"gate off, restarted without it":   {input{false, true, gateOff, guest(false, none)}, decision{VM: gateOff, DropClaim: drop}},
+		"gate off, never tracked":          {input{false, true, none, guest(false, none)}, decision{DropClaim: drop}},
+		"gate off, was disabled":           {input{false, true, disabled, nil}, decision{VM: disabled, DropClaim: drop}},
+		"gate on again, still running":     {input{true, false, gateOff, guest(true, enabled)}, decision{enabled, enabled, need, false}},
+		"gate on again, stopped":           {input{true, false, gateOff, nil}, decision{VM: gateOff}},
+		"gate on again, not selected":      {input{false, false, gateOff, nil}, decision{VM: disabled, DropClaim: drop}},
+		"never selected, stopped":          {input{false, false, none, nil}, decision{DropClaim: drop}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, Decide(c.in)); diff != "" {
+			if diff := cmp.Diff(c.want, decide(c.in)); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -4,7 +4,7 @@
 //
 // Whether a running guest is tracked was decided when its instance was created, and does not change. If the
 // selectors now want something else, the state is PendingRestart. The handler moves an instance from Initializing
-// to Enabled; this package writes every other state. Decide makes the whole decision, and is pure.
+// to Enabled; this package writes every other state. decide makes the whole decision, and is pure.
 //
 // An invalid selector selects nobody and deselects nobody: it is reported, and everything stays as it is.
 package changedblocktracking

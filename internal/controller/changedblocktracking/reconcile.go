@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,55 +13,50 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/selection"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// conflictDelay is how long the cache gets to catch up after a conflict.
-const conflictDelay = 50 * time.Millisecond
 
 // Reconcile brings the tracking state of one machine up to date.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm := &kubevirtv1.VirtualMachine{}
-	if err := r.client.Get(ctx, req.NamespacedName, vm); err != nil {
+	if err := r.cached.Get(ctx, req.NamespacedName, vm); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if vm.DeletionTimestamp != nil {
 		// The machine owns the claim, so the claim goes with it.
 		return ctrl.Result{}, nil
 	}
-	err := r.step(ctx, vm)
-	switch {
-	case errors.Is(err, selection.ErrInvalid):
+	err := r.reconcileMachine(ctx, vm)
+	if errors.Is(err, selection.ErrInvalid) {
 		// selectorReconciler reports it. Fixing the selector triggers a reconcile.
 		return ctrl.Result{}, nil
-	case apierrors.IsConflict(err):
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
-	return ctrl.Result{}, err
+	return reconcile.RetryConflict(ctrl.Result{}, err)
 }
 
-func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
-	instance, err := r.instance(ctx, vm)
+func (r *reconciler) reconcileMachine(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
+	instance, err := r.findInstance(ctx, vm)
 	if err != nil {
 		return err
 	}
-	selected, err := selection.Wanted(ctx, r.client, r.configuration, vm)
+	selected, err := selection.Wanted(ctx, r.cached, r.configuration, vm)
 	if errors.Is(err, selection.ErrInvalid) && instance != nil {
-		if kept := r.keep(ctx, vm, instance); kept != nil {
+		if kept := r.keepTrackedClaim(ctx, vm, instance); kept != nil {
 			return kept
 		}
 	}
 	if err != nil {
 		return err
 	}
-	gate, err := selection.GateOn(ctx, r.client, r.configuration)
+	gate, err := selection.GateOn(ctx, r.cached, r.configuration)
 	if err != nil {
 		return err
 	}
-	in := Input{Selected: selected, GateOff: !gate, Instance: instance}
+	in := input{Selected: selected, GateOff: !gate, Instance: instance}
 	if vm.Status.ChangedBlockTracking != nil {
 		in.VM = vm.Status.ChangedBlockTracking.State
 	}
-	d := Decide(in)
+	d := decide(in)
 	if err := r.writeInstance(ctx, instance, d.Instance); err != nil {
 		return err
 	}
@@ -78,19 +72,19 @@ func (r *reconciler) step(ctx context.Context, vm *kubevirtv1.VirtualMachine) er
 	return nil
 }
 
-// keep creates the claim of an instance that was created as tracked, while the selectors are invalid.
-func (r *reconciler) keep(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
+// keepTrackedClaim creates the claim of an instance that was created as tracked, while the selectors are invalid.
+func (r *reconciler) keepTrackedClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
 	// Selected affects only the claim here: no state is written.
-	if Decide(Input{Selected: true, Instance: instance}).NeedClaim {
+	if decide(input{Selected: true, Instance: instance}).NeedClaim {
 		return r.ensureClaim(ctx, vm, instance)
 	}
 	return nil
 }
 
-// instance returns the machine's own instance, or nil.
-func (r *reconciler) instance(ctx context.Context, vm *kubevirtv1.VirtualMachine) (*kubevirtv1.VirtualMachineInstance, error) {
+// findInstance returns the machine's own instance, or nil.
+func (r *reconciler) findInstance(ctx context.Context, vm *kubevirtv1.VirtualMachine) (*kubevirtv1.VirtualMachineInstance, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
-	err := r.client.Get(ctx, client.ObjectKeyFromObject(vm), instance)
+	err := r.cached.Get(ctx, client.ObjectKeyFromObject(vm), instance)
 	if apierrors.IsNotFound(err) || err == nil && !metav1.IsControlledBy(instance, vm) {
 		return nil, nil
 	}
@@ -102,7 +96,7 @@ func (r *reconciler) instance(ctx context.Context, vm *kubevirtv1.VirtualMachine
 
 // writeInstance shows a state on the instance. It keeps the rest of changedBlockTracking, such as a backup's lock.
 func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, s kubevirtv1.ChangedBlockTrackingState) error {
-	if instance == nil || s == "" || state(instance) == s {
+	if instance == nil || s == "" || trackingState(instance) == s {
 		return nil
 	}
 	base := instance.DeepCopy()
@@ -110,7 +104,7 @@ func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.Vir
 		instance.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{}
 	}
 	instance.Status.ChangedBlockTracking.State = s
-	if err := r.client.Status().Patch(ctx, instance, optimistic(base)); err != nil {
+	if err := r.cached.Status().Patch(ctx, instance, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write status of instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}
 	return nil
@@ -134,14 +128,9 @@ func (r *reconciler) writeVM(ctx context.Context, vm *kubevirtv1.VirtualMachine,
 		vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{}
 	}
 	vm.Status.ChangedBlockTracking.State = s
-	if err := r.client.Status().Patch(ctx, vm, optimistic(base)); err != nil {
+	if err := r.cached.Status().Patch(ctx, vm, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write status of virtual machine %s/%s: %w", vm.Namespace, vm.Name, err)
 	}
 	r.events.Eventf(vm, nil, corev1.EventTypeNormal, ReasonState+string(s), "Track", "%s", messages[s])
 	return nil
-}
-
-// optimistic returns a patch that the API server refuses if the object has changed since base was read.
-func optimistic(base client.Object) client.Patch {
-	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
 }

@@ -28,7 +28,7 @@ func init() { metrics.Registry.MustRegister(selectorsInvalid) }
 
 // selectorReconciler reports invalid selectors once for the configuration, instead of once for each machine.
 type selectorReconciler struct {
-	client        client.Client
+	cached        client.Client
 	events        events.EventRecorder
 	configuration types.NamespacedName
 }
@@ -39,7 +39,7 @@ func (r *selectorReconciler) Reconcile(ctx context.Context, req ctrl.Request) (c
 		return ctrl.Result{}, nil
 	}
 	kv := &kubevirtv1.KubeVirt{}
-	if err := r.client.Get(ctx, req.NamespacedName, kv); apierrors.IsNotFound(err) {
+	if err := r.cached.Get(ctx, req.NamespacedName, kv); apierrors.IsNotFound(err) {
 		selectorsInvalid.Set(0)
 		return ctrl.Result{}, nil
 	} else if err != nil {

@@ -27,7 +27,7 @@ type Options struct {
 
 // Setup adds the controllers to mgr: one for machines, one that reports invalid selectors.
 func Setup(mgr ctrl.Manager, opts Options) error {
-	r := &reconciler{client: mgr.GetClient(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
+	r := &reconciler{cached: mgr.GetClient(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("changedblocktracking").
 		For(&kubevirtv1.VirtualMachine{}).
@@ -40,7 +40,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if err != nil {
 		return fmt.Errorf("set up the controller of tracking states: %w", err)
 	}
-	s := &selectorReconciler{client: r.client, events: r.events, configuration: opts.Configuration}
+	s := &selectorReconciler{cached: r.cached, events: r.events, configuration: opts.Configuration}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("changedblocktracking-selectors").For(&kubevirtv1.KubeVirt{}).Complete(s); err != nil {
 		return fmt.Errorf("set up the controller of selectors: %w", err)
 	}
@@ -58,7 +58,7 @@ func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []ctrl.Re
 		return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: claim.GetNamespace(), Name: vm}}}
 	}
 	list := &kubevirtv1.VirtualMachineInstanceList{}
-	if err := r.client.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
+	if err := r.cached.List(ctx, list, client.InNamespace(claim.GetNamespace())); err != nil {
 		log.FromContext(ctx).Error(err, "list instances", "claim", client.ObjectKeyFromObject(claim))
 		return nil
 	}
@@ -72,19 +72,19 @@ func (r *reconciler) usersOf(ctx context.Context, claim client.Object) []ctrl.Re
 }
 
 func (r *reconciler) machinesIn(ctx context.Context, ns client.Object) []ctrl.Request {
-	return r.machines(ctx, client.InNamespace(ns.GetName()))
+	return r.requestsForMachines(ctx, client.InNamespace(ns.GetName()))
 }
 
 func (r *reconciler) everyMachine(ctx context.Context, kv client.Object) []ctrl.Request {
 	if client.ObjectKeyFromObject(kv) != r.configuration {
 		return nil
 	}
-	return r.machines(ctx)
+	return r.requestsForMachines(ctx)
 }
 
-func (r *reconciler) machines(ctx context.Context, opts ...client.ListOption) []ctrl.Request {
+func (r *reconciler) requestsForMachines(ctx context.Context, opts ...client.ListOption) []ctrl.Request {
 	list := &kubevirtv1.VirtualMachineList{}
-	if err := r.client.List(ctx, list, opts...); err != nil {
+	if err := r.cached.List(ctx, list, opts...); err != nil {
 		log.FromContext(ctx).Error(err, "list virtual machines")
 		return nil
 	}
@@ -95,9 +95,9 @@ func (r *reconciler) machines(ctx context.Context, opts ...client.ListOption) []
 	return requests
 }
 
-// reconciler applies what Decide says to one machine.
+// reconciler applies what decide says to one machine.
 type reconciler struct {
-	client        client.Client
+	cached        client.Client
 	events        events.EventRecorder
 	configuration types.NamespacedName
 }

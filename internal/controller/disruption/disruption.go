@@ -41,12 +41,12 @@ func Setup(mgr ctrl.Manager) error {
 		Named("disruption").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
-		Watches(&policyv1.PodDisruptionBudget{}, handler.EnqueueRequestsFromMapFunc(ofOrphan)).
+		Watches(&policyv1.PodDisruptionBudget{}, handler.EnqueueRequestsFromMapFunc(requestsForOrphan)).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
-		Complete(&reconciler{client: mgr.GetClient()})
+		Complete(&reconciler{cached: mgr.GetClient()})
 }
 
-type reconciler struct{ client client.Client }
+type reconciler struct{ cached client.Client }
 
 // Reconcile creates or removes the budget of one instance.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -54,29 +54,29 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
+	if err := r.cached.Get(ctx, req.NamespacedName, instance); err != nil {
 		// If the instance is gone, the garbage collector removes the budget that it owned.
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	wanted := Budget(instance)
+	wanted := budgetFor(instance)
 	existing := &policyv1.PodDisruptionBudget{}
-	err := r.client.Get(ctx, client.ObjectKeyFromObject(wanted), existing)
-	switch needed := Needed(instance); {
+	err := r.cached.Get(ctx, client.ObjectKeyFromObject(wanted), existing)
+	switch needed := needsBudget(instance); {
 	case err != nil && !apierrors.IsNotFound(err):
 		return ctrl.Result{}, fmt.Errorf("get budget %s: %w", wanted.Name, err)
 	case needed && (err != nil || isOrphan(existing)):
 		// A budget that exists but is not in the cache belongs to somebody else, or was created a moment ago.
-		if err := r.client.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := r.cached.Create(ctx, wanted); err != nil && !apierrors.IsAlreadyExists(err) {
 			return ctrl.Result{}, fmt.Errorf("create budget %s: %w", wanted.Name, err)
 		}
 	case !needed && err == nil && metav1.IsControlledBy(existing, instance):
-		return ctrl.Result{}, r.remove(ctx, existing)
+		return ctrl.Result{}, r.removeBudget(ctx, existing)
 	}
 	return ctrl.Result{}, nil
 }
 
-// Needed reports whether drains must leave the instance's pods alone now.
-func Needed(instance *kubevirtv1.VirtualMachineInstance) bool {
+// needsBudget reports whether drains must leave the instance's pods alone now.
+func needsBudget(instance *kubevirtv1.VirtualMachineInstance) bool {
 	if instance.Status.Phase.Final() {
 		return false
 	}
@@ -84,8 +84,8 @@ func Needed(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return len(instance.Spec.UtilityVolumes) > 0 || tracking != nil && tracking.BackupStatus != nil
 }
 
-// Budget returns the instance's budget. Its name follows from the instance's UID.
-func Budget(instance *kubevirtv1.VirtualMachineInstance) *policyv1.PodDisruptionBudget {
+// budgetFor returns the instance's budget. Its name follows from the instance's UID.
+func budgetFor(instance *kubevirtv1.VirtualMachineInstance) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: instance.Namespace, Name: layout.BackupBudget(instance.Name, instance.UID),

@@ -22,8 +22,8 @@ func isOrphan(budget *policyv1.PodDisruptionBudget) bool {
 		budget.Name == layout.BackupBudget(budget.Labels[layout.LabelVM], types.UID(selector.MatchLabels[layout.LabelCreatedBy]))
 }
 
-// ofOrphan maps a budget that has lost its owner to the instance that it was made for, which may be gone.
-func ofOrphan(_ context.Context, o client.Object) []ctrl.Request {
+// requestsForOrphan maps a budget that has lost its owner to the instance that it was made for, which may be gone.
+func requestsForOrphan(_ context.Context, o client.Object) []ctrl.Request {
 	if budget, ok := o.(*policyv1.PodDisruptionBudget); !ok || !isOrphan(budget) {
 		return nil
 	}
@@ -33,12 +33,12 @@ func ofOrphan(_ context.Context, o client.Object) []ctrl.Request {
 // removeOrphans deletes the ownerless budgets of instances with this name.
 func (r *reconciler) removeOrphans(ctx context.Context, instance types.NamespacedName) error {
 	budgets := &policyv1.PodDisruptionBudgetList{}
-	if err := r.client.List(ctx, budgets, client.InNamespace(instance.Namespace), client.MatchingLabels{layout.LabelVM: instance.Name}); err != nil {
+	if err := r.cached.List(ctx, budgets, client.InNamespace(instance.Namespace), client.MatchingLabels{layout.LabelVM: instance.Name}); err != nil {
 		return fmt.Errorf("list budgets of instances named %s: %w", instance, err)
 	}
 	for i := range budgets.Items {
 		if budget := &budgets.Items[i]; isOrphan(budget) {
-			if err := r.remove(ctx, budget); err != nil {
+			if err := r.removeBudget(ctx, budget); err != nil {
 				return err
 			}
 		}
@@ -46,9 +46,9 @@ func (r *reconciler) removeOrphans(ctx context.Context, instance types.Namespace
 	return nil
 }
 
-// remove deletes this budget. It succeeds if the budget is gone, or if another one has its name by now.
-func (r *reconciler) remove(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
-	if err := r.client.Delete(ctx, budget, client.Preconditions{UID: &budget.UID}); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+// removeBudget deletes this budget. It succeeds if the budget is gone, or if another one has its name by now.
+func (r *reconciler) removeBudget(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
+	if err := r.cached.Delete(ctx, budget, client.Preconditions{UID: &budget.UID}); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete budget %s: %w", budget.Name, err)
 	}
 	return nil

@@ -80,12 +80,12 @@ func TestReconcile_budgetThatLostItsOwner(t *testing.T) {
 		if c.needed {
 			instance.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{{Name: "u"}}
 		}
-		server := &cluster{instance: instance, budget: Budget(instance)}
+		server := &cluster{instance: instance, budget: budgetFor(instance)}
 		c.edit(server.budget)
 		if c.gone {
 			server.instance = nil
 		}
-		r := &reconciler{client: server}
+		r := &reconciler{cached: server}
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(instance)}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

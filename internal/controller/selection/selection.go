@@ -5,7 +5,6 @@ package selection
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,16 +13,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // ErrInvalid says that a selector of the configuration cannot be evaluated. The error that wraps it names the
 // selector.
-var ErrInvalid = errors.New("invalid selector of changed block tracking")
+var ErrInvalid = errclass.New(errclass.Invalid, "invalid selector of changed block tracking")
 
 // Wanted reports whether the configuration wants the disks of vm tracked. Without a configuration it does not.
 func Wanted(ctx context.Context, r client.Reader, configuration types.NamespacedName, vm *kubevirtv1.VirtualMachine) (bool, error) {
-	kv, err := read(ctx, r, configuration)
+	kv, err := readConfiguration(ctx, r, configuration)
 	if err != nil {
 		return false, err
 	}
@@ -40,12 +40,12 @@ func Wanted(ctx context.Context, r client.Reader, configuration types.Namespaced
 
 // GateOn reports whether feature gate IncrementalBackup is on. Without a configuration it is off.
 func GateOn(ctx context.Context, r client.Reader, configuration types.NamespacedName) (bool, error) {
-	kv, err := read(ctx, r, configuration)
+	kv, err := readConfiguration(ctx, r, configuration)
 	return err == nil && tracking.GateEnabled(kv, kubevirtv1.IncrementalBackup), err
 }
 
-// read returns the configuration, or nil when there is none.
-func read(ctx context.Context, r client.Reader, configuration types.NamespacedName) (*kubevirtv1.KubeVirt, error) {
+// readConfiguration returns the configuration, or nil when there is none.
+func readConfiguration(ctx context.Context, r client.Reader, configuration types.NamespacedName) (*kubevirtv1.KubeVirt, error) {
 	kv := &kubevirtv1.KubeVirt{}
 	err := r.Get(ctx, configuration, kv)
 	if apierrors.IsNotFound(err) {

@@ -12,10 +12,10 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-func compare(a, b string) int { return cmp.Compare(a, b) }
+func compareStrings(a, b string) int { return cmp.Compare(a, b) }
 
-// wanted takes a volume of the spec one step further towards AttachedToNode, or back if its pod is lost.
-func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv1.VolumeStatus) {
+// advanceWanted takes a volume of the spec one step further towards AttachedToNode, or back if its pod is lost.
+func (d *decision) advanceWanted(in input, v kubevirtv1.UtilityVolume, status kubevirtv1.VolumeStatus) {
 	defer func() { d.Status = append(d.Status, status) }()
 	pending := func(reason, format string, args ...any) {
 		status.Phase, status.Reason, status.Message = kubevirtv1.VolumePending, reason, fmt.Sprintf(format, args...)
@@ -31,7 +31,7 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 		// A container that is restarted still holds the volume: the kubelet unmounts it when the pod ends.
 		return
 	}
-	if holds(pod) {
+	if podHoldsVolume(pod) {
 		status.Phase = kubevirtv1.VolumeAttachedToNode
 		status.Reason, status.Message = "", ""
 		status.HotplugVolume = &kubevirtv1.HotplugVolumeStatus{AttachPodName: pod.Name, AttachPodUID: pod.UID}
@@ -51,12 +51,12 @@ func (d *Decision) wanted(in Input, v kubevirtv1.UtilityVolume, status kubevirtv
 	}
 	status.PersistentVolumeClaimInfo = claimInfo(claim)
 	switch {
-	case pod != nil && lost(pod):
+	case pod != nil && podIsLost(pod):
 		pending(ReasonPodLost, "The attachment pod %s ended; it is made anew.", pod.Name)
-		d.remove(pod)
+		d.deletePod(pod)
 	case pod != nil:
 		status.HotplugVolume.AttachPodName = pod.Name
-		reason, message := waiting(pod, claim)
+		reason, message := whyPodWaits(pod, claim)
 		pending(reason, "%s", message)
 	case in.Instance.Status.Phase != kubevirtv1.PhaseRunning || in.Instance.Status.NodeName == "":
 		pending(ReasonGuestNotRunning, "The volume is attached once the guest runs.")
@@ -74,22 +74,22 @@ func mayBeMounted(status kubevirtv1.VolumeStatus) bool {
 
 // lostHolder reports whether the pod that attached the volume no longer holds it.
 func lostHolder(pod *corev1.Pod, status kubevirtv1.VolumeStatus) bool {
-	return pod == nil || pod.UID != status.HotplugVolume.AttachPodUID || lost(pod)
+	return pod == nil || pod.UID != status.HotplugVolume.AttachPodUID || podIsLost(pod)
 }
 
-// holds reports whether the pod runs, so that the claim is mounted on its node.
-func holds(pod *corev1.Pod) bool {
+// podHoldsVolume reports whether the pod runs, so that the claim is mounted on its node.
+func podHoldsVolume(pod *corev1.Pod) bool {
 	return pod != nil && pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning &&
 		slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
 
-// lost reports whether the pod will no longer hold the volume.
-func lost(pod *corev1.Pod) bool {
+// podIsLost reports whether the pod will no longer hold the volume.
+func podIsLost(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// waiting says why an attachment pod does not run yet.
-func waiting(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) (reason, message string) {
+// whyPodWaits says why an attachment pod does not run yet.
+func whyPodWaits(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) (reason, message string) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			if claim.Status.Phase != corev1.ClaimBound {

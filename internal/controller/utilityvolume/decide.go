@@ -15,8 +15,8 @@ import (
 // holdLimit is how long a backup may keep its volume attached after the instance has ended.
 const holdLimit = 2 * time.Minute
 
-// Input is everything that the decision depends on.
-type Input struct {
+// input is everything that the decision depends on.
+type input struct {
 	// Now is the time that holdLimit is measured against.
 	Now time.Time
 	// Instance is not modified.
@@ -29,8 +29,8 @@ type Input struct {
 	Backups []backupv1.VirtualMachineBackup
 }
 
-// Decision is what to do. Status is written before pods are created and deleted.
-type Decision struct {
+// decision is what to do. Status is written before pods are created and deleted.
+type decision struct {
 	// Status is what the instance's volumeStatus must be.
 	Status []kubevirtv1.VolumeStatus
 	// Create are the utility volumes that need an attachment pod.
@@ -41,9 +41,9 @@ type Decision struct {
 	RequeueAfter time.Duration
 }
 
-// Decide says what the utility volumes of an instance need now.
-func Decide(in Input) Decision {
-	var d Decision
+// decide says what the utility volumes of an instance need now.
+func decide(in input) decision {
+	var d decision
 	seen := map[string]bool{}
 	for _, status := range in.Instance.Status.VolumeStatus {
 		if status.HotplugVolume == nil {
@@ -51,27 +51,27 @@ func Decide(in Input) Decision {
 			continue
 		}
 		seen[status.Name] = true
-		d.known(in, *status.DeepCopy())
+		d.advanceKnown(in, *status.DeepCopy())
 	}
 	if !in.Instance.Status.Phase.Final() && in.Instance.DeletionTimestamp == nil {
 		for _, v := range in.Instance.Spec.UtilityVolumes {
 			if !seen[v.Name] {
 				seen[v.Name] = true
-				d.wanted(in, v, kubevirtv1.VolumeStatus{Name: v.Name, Phase: kubevirtv1.VolumePending, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{}})
+				d.advanceWanted(in, v, kubevirtv1.VolumeStatus{Name: v.Name, Phase: kubevirtv1.VolumePending, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{}})
 			}
 		}
 	}
 	for name, pod := range in.Pods {
 		if !seen[name] {
-			d.remove(pod)
+			d.deletePod(pod)
 		}
 	}
-	slices.SortFunc(d.Delete, func(a, b *corev1.Pod) int { return compare(a.Name, b.Name) })
+	slices.SortFunc(d.Delete, func(a, b *corev1.Pod) int { return compareStrings(a.Name, b.Name) })
 	return d
 }
 
-// known advances a volume that has a status.
-func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
+// advanceKnown advances a volume that has a status.
+func (d *decision) advanceKnown(in input, status kubevirtv1.VolumeStatus) {
 	if in.Instance.Status.Phase.Final() {
 		d.afterEnd(in, status)
 		return
@@ -79,33 +79,33 @@ func (d *Decision) known(in Input, status kubevirtv1.VolumeStatus) {
 	i := slices.IndexFunc(in.Instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.Name == status.Name })
 	leaving := status.Phase == kubevirtv1.VolumeDetaching || status.Phase == kubevirtv1.VolumeUnMountedFromPod
 	if i >= 0 && !leaving {
-		d.wanted(in, in.Instance.Spec.UtilityVolumes[i], status)
+		d.advanceWanted(in, in.Instance.Spec.UtilityVolumes[i], status)
 		return
 	}
 	// The handler never saw a Pending volume, so nothing is mounted. It unmounts any other volume first.
 	if status.Phase == kubevirtv1.VolumePending || status.Phase == "" || status.Phase == kubevirtv1.VolumeUnMountedFromPod {
-		d.detach(in, status)
+		d.detachVolume(in, status)
 		return
 	}
 	d.Status = append(d.Status, status)
 }
 
 // afterEnd removes a volume of an instance that has ended, once no backup needs it any more.
-func (d *Decision) afterEnd(in Input, status kubevirtv1.VolumeStatus) {
-	if backup := holder(in, status.Name); backup != "" {
+func (d *decision) afterEnd(in input, status kubevirtv1.VolumeStatus) {
+	if backup := backupWithPartialFiles(in, status.Name); backup != "" {
 		if left := endOf(in.Instance).Add(holdLimit).Sub(in.Now); left > 0 {
 			status.Reason = ReasonHeldByBackup
 			status.Message = fmt.Sprintf("VirtualMachineBackup %s cleans up on the volume.", backup)
 			d.Status = append(d.Status, status)
-			d.requeue(left)
+			d.requeueAfter(left)
 			return
 		}
 	}
-	d.detach(in, status)
+	d.detachVolume(in, status)
 }
 
-// holder returns the name of the backup that may still have partial files on the volume, or an empty name.
-func holder(in Input, volume string) string {
+// backupWithPartialFiles returns the name of the backup that may still have partial files on the volume, or an empty name.
+func backupWithPartialFiles(in input, volume string) string {
 	for i := range in.Backups {
 		b := &in.Backups[i]
 		if b.Status.InstanceUID != in.Instance.UID || layout.BackupUtilityVolume(b.UID) != volume {
@@ -132,26 +132,26 @@ func endOf(instance *kubevirtv1.VirtualMachineInstance) time.Time {
 	return end
 }
 
-// detach deletes the attachment pod; the entry goes once the pod is gone. Before that, it records that nothing is
+// detachVolume deletes the attachment pod; the entry goes once the pod is gone. Before that, it records that nothing is
 // mounted, with the version of the instance that was read. If the volume was handed to the handler in the meantime,
 // that write fails and the pod stays.
-func (d *Decision) detach(in Input, status kubevirtv1.VolumeStatus) {
+func (d *decision) detachVolume(in input, status kubevirtv1.VolumeStatus) {
 	pod := in.Pods[status.Name]
 	if pod == nil {
 		return
 	}
-	d.remove(pod)
+	d.deletePod(pod)
 	status.Phase, status.Reason, status.Message = kubevirtv1.VolumeUnMountedFromPod, "", ""
 	d.Status = append(d.Status, status)
 }
 
-func (d *Decision) remove(pod *corev1.Pod) {
+func (d *decision) deletePod(pod *corev1.Pod) {
 	if pod.DeletionTimestamp == nil {
 		d.Delete = append(d.Delete, pod)
 	}
 }
 
-func (d *Decision) requeue(after time.Duration) {
+func (d *decision) requeueAfter(after time.Duration) {
 	if d.RequeueAfter == 0 || after < d.RequeueAfter {
 		d.RequeueAfter = after
 	}

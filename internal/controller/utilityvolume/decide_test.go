@@ -166,7 +166,7 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			in := Input{Now: now, Instance: c.instance, Backups: c.backups, Pods: map[string]*corev1.Pod{}, Claims: map[string]*corev1.PersistentVolumeClaim{}}
+			in := input{Now: now, Instance: c.instance, Backups: c.backups, Pods: map[string]*corev1.Pod{}, Claims: map[string]*corev1.PersistentVolumeClaim{}}
 			if c.claim != nil {
 				in.Claims["claim"] = c.claim
 			}
@@ -174,7 +174,7 @@ func TestDecide(t *testing.T) {
 				in.Pods[volume] = c.pod
 			}
 			before := c.instance.DeepCopy()
-			d := Decide(in)
+			d := decide(in)
 			got := verdict{Create: len(d.Create) > 0, Delete: len(d.Delete) > 0, Requeue: d.RequeueAfter}
 			for _, s := range d.Status {
 				if s.Name == volume {
@@ -197,7 +197,7 @@ func TestDecide(t *testing.T) {
 func TestAttached_namesItsPod(t *testing.T) {
 	t.Parallel()
 	bound := claimIn(corev1.ClaimBound, corev1.PersistentVolumeFilesystem)
-	d := Decide(Input{
+	d := decide(input{
 		Now: now, Instance: guest(true, pending), Claims: map[string]*corev1.PersistentVolumeClaim{"claim": bound},
 		Pods: map[string]*corev1.Pod{volume: podIn("q", corev1.PodRunning)},
 	})
@@ -209,7 +209,7 @@ func TestAttached_namesItsPod(t *testing.T) {
 func TestAttachmentPod_hasNoPrivileges(t *testing.T) {
 	t.Parallel()
 	i := guest(true, "")
-	pod := Pod(i, i.Spec.UtilityVolumes[0], "host-1", Image{Name: "varve:1"})
+	pod := attachmentPod(i, i.Spec.UtilityVolumes[0], "host-1", Image{Name: "varve:1"})
 	s, c := pod.Spec, pod.Spec.Containers[0].SecurityContext
 	if s.HostNetwork || s.HostPID || s.HostIPC || ptr.Deref(s.AutomountServiceAccountToken, true) || !ptr.Deref(s.SecurityContext.RunAsNonRoot, false) {
 		t.Errorf("%+v", s)

@@ -9,7 +9,7 @@
 // When the instance has ended, nothing is mounted any more and the attachment pods are deleted at once. The
 // exception is the pod of a backup whose partial files the handler still removes through it; that wait is bounded.
 //
-// Decide and Pod are pure. An attachment pod's name follows from the instance's UID and the volume's name.
+// decide and attachmentPod are pure. An attachment pod's name follows from the instance's UID and the volume's name.
 package utilityvolume
 
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch

@@ -25,10 +25,10 @@ type Image struct {
 	PullPolicy corev1.PullPolicy
 }
 
-// Pod returns the pod that keeps a utility volume on the node with this hostname. The pod goes through the
+// attachmentPod returns the pod that keeps a utility volume on the node with this hostname. The pod goes through the
 // scheduler, which binds a claim that waits for its first consumer. It has no privileges: all it does is to have
 // the claim mounted.
-func Pod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, hostname string, image Image) *corev1.Pod {
+func attachmentPod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, hostname string, image Image) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: instance.Namespace,

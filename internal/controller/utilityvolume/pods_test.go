@@ -53,7 +53,7 @@ func TestPods_anEndIsBelievedOfTheAPIServerAlone(t *testing.T) {
 	t.Parallel()
 	instance := guest(true, mounted)
 	pod := func(uid types.UID, phase corev1.PodPhase) *corev1.Pod {
-		p := Pod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
+		p := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
 		p.UID, p.Status.Phase = uid, phase
 		return p
 	}
@@ -79,15 +79,15 @@ func TestPods_anEndIsBelievedOfTheAPIServerAlone(t *testing.T) {
 		"the API server does not answer":             {cache: []*corev1.Pod{before}, server: answers{err: errors.New("connection refused")}, failure: true},
 		"no pod, and the API server does not answer": {server: answers{err: errors.New("connection refused")}, failure: true},
 	} {
-		r := &reconciler{client: cached{pods: c.cache}, live: c.server}
-		pods, err := r.pods(t.Context(), instance)
+		r := &reconciler{cached: cached{pods: c.cache}, live: c.server}
+		pods, err := r.findAttachmentPods(t.Context(), instance)
 		if (err != nil) != c.failure {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil {
 			continue
 		}
-		d := Decide(Input{Now: now, Instance: instance, Pods: pods})
+		d := decide(input{Now: now, Instance: instance, Pods: pods})
 		if got := d.Status[len(d.Status)-1].Phase; got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
@@ -132,12 +132,12 @@ func TestApply_noPodGoesByAnInstanceThatIsBehind(t *testing.T) {
 		"the API server does not answer": {has{err: errors.New("connection refused")}, false, true},
 	} {
 		instance := guest(true, mounted)
-		pod := Pod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
+		pod := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
 		instance.Spec.UtilityVolumes, instance.Status.VolumeStatus, instance.ResourceVersion = nil, nil, "1"
-		d := Decide(Input{Now: now, Instance: instance, Pods: map[string]*corev1.Pod{pod.Labels[layout.LabelAttachment]: pod}})
+		d := decide(input{Now: now, Instance: instance, Pods: map[string]*corev1.Pod{pod.Labels[layout.LabelAttachment]: pod}})
 		var deleted []string
-		r := &reconciler{client: deletes{deleted: &deleted}, live: c.server, events: events.NewFakeRecorder(1)}
-		if err := r.apply(t.Context(), instance, d); (err != nil) != c.failure || (len(deleted) > 0) != c.deleted {
+		r := &reconciler{cached: deletes{deleted: &deleted}, live: c.server, events: events.NewFakeRecorder(1)}
+		if err := r.applyDecision(t.Context(), instance, d); (err != nil) != c.failure || (len(deleted) > 0) != c.deleted {
 			t.Errorf("%s: deleted %v: %v", name, deleted, err)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -17,41 +16,35 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/runepoch"
 )
-
-// conflictDelay is how long the cache gets to catch up after a conflict.
-const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes the utility volumes of one instance one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err := r.client.Get(ctx, req.NamespacedName, instance); err != nil {
+	if err := r.cached.Get(ctx, req.NamespacedName, instance); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	in, err := r.gather(ctx, instance)
+	in, err := r.gatherInput(ctx, instance)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	d := Decide(in)
-	err = r.apply(ctx, instance, d)
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
-	}
-	return ctrl.Result{RequeueAfter: d.RequeueAfter}, err
+	d := decide(in)
+	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.RequeueAfter}, r.applyDecision(ctx, instance, d))
 }
 
-// gather reads what Decide looks at.
-func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, error) {
-	in := Input{Now: r.Clock.Now(), Instance: instance.DeepCopy(), Claims: map[string]*corev1.PersistentVolumeClaim{}}
-	pods, err := r.pods(ctx, instance)
+// gatherInput reads what decide looks at.
+func (r *reconciler) gatherInput(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (input, error) {
+	in := input{Now: r.Clock.Now(), Instance: instance.DeepCopy(), Claims: map[string]*corev1.PersistentVolumeClaim{}}
+	pods, err := r.findAttachmentPods(ctx, instance)
 	if err != nil {
 		return in, err
 	}
 	in.Pods = pods
 	for _, v := range instance.Spec.UtilityVolumes {
 		claim := &corev1.PersistentVolumeClaim{}
-		err := r.client.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: v.ClaimName}, claim)
+		err := r.cached.Get(ctx, types.NamespacedName{Namespace: instance.Namespace, Name: v.ClaimName}, claim)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -64,20 +57,20 @@ func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMac
 		return in, nil
 	}
 	backups := &backupv1.VirtualMachineBackupList{}
-	if err := r.client.List(ctx, backups, client.InNamespace(instance.Namespace)); err != nil {
+	if err := r.cached.List(ctx, backups, client.InNamespace(instance.Namespace)); err != nil {
 		return in, fmt.Errorf("list backups in %s: %w", instance.Namespace, err)
 	}
 	in.Backups = backups.Items
 	return in, nil
 }
 
-// pods finds the instance's attachment pods by utility volume. Labels only narrow the search; instancepod decides
-// which pods are the instance's. If the cache has no pod for a volume, or not the pod that attached it, pods asks
+// findAttachmentPods finds the instance's attachment pods by utility volume. Labels only narrow the search; instancepod decides
+// which pods are the instance's. If the cache has no pod for a volume, or not the pod that attached it, it asks
 // the API server: a cache that is behind does not have the pod yet, or has its predecessor. Believing such a cache
 // could lead to another pod, to the end of an entry or to the end of a backup.
-func (r *reconciler) pods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
+func (r *reconciler) findAttachmentPods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
 	list := &corev1.PodList{}
-	err := r.client.List(ctx, list, client.InNamespace(instance.Namespace),
+	err := r.cached.List(ctx, list, client.InNamespace(instance.Namespace),
 		client.MatchingLabels{layout.LabelCreatedBy: string(instance.UID), layout.LabelApp: AppAttachment})
 	if err != nil {
 		return nil, fmt.Errorf("list attachment pods of instance %s/%s: %w", instance.Namespace, instance.Name, err)
@@ -117,14 +110,14 @@ func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return instancepod.Get(ctx, r.live, instance.Namespace, layout.AttachmentPod(instance.Name, instance.UID, volume))
 }
 
-// apply writes status and then creates and deletes pods.
-func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
+// applyDecision writes status and then creates and deletes pods.
+func (r *reconciler) applyDecision(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d decision) error {
 	read := instance.ResourceVersion
 	if err := r.writeStatus(ctx, instance, d.Status); err != nil {
 		return err
 	}
 	for _, v := range d.Create {
-		if err := r.create(ctx, instance, v, d.Status); err != nil {
+		if err := r.createPod(ctx, instance, v, d.Status); err != nil {
 			return err
 		}
 	}
@@ -135,7 +128,7 @@ func (r *reconciler) apply(ctx context.Context, instance *kubevirtv1.VirtualMach
 		}
 	}
 	for _, pod := range d.Delete {
-		if err := r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
+		if err := r.cached.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete attachment pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "UtilityVolumeDetached", "Detach",
@@ -161,18 +154,18 @@ func (r *reconciler) isCurrent(ctx context.Context, instance *kubevirtv1.Virtual
 	return true, nil
 }
 
-// create creates an attachment pod. If the API server refuses it, create shows the refusal in the volume's status
+// createPod creates an attachment pod. If the API server refuses it, it shows the refusal in the volume's status
 // and returns the error, so that it is retried.
-func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
-	hostname, err := r.hostname(ctx, instance.Status.NodeName)
+func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus) error {
+	hostname, err := r.hostnameOfNode(ctx, instance.Status.NodeName)
 	if err != nil {
 		return err
 	}
 	if err := r.beginRun(ctx, instance, v, status); err != nil {
 		return err
 	}
-	pod := Pod(instance, v, hostname, r.Image)
-	err = r.client.Create(ctx, pod)
+	pod := attachmentPod(instance, v, hostname, r.Image)
+	err = r.cached.Create(ctx, pod)
 	if apierrors.IsAlreadyExists(err) {
 		return r.refuseForeign(ctx, instance, v, status)
 	}
@@ -180,7 +173,7 @@ func (r *reconciler) create(ctx context.Context, instance *kubevirtv1.VirtualMac
 		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "UtilityVolumeAttaching", "Attach", "Created attachment pod %s for utility volume %s.", pod.Name, v.Name)
 		return nil
 	}
-	if werr := r.explain(ctx, instance, v, status, ReasonPodRefused, fmt.Sprintf("The attachment pod was refused: %v", err)); werr != nil {
+	if werr := r.showWhyNotAttached(ctx, instance, v, status, ReasonPodRefused, fmt.Sprintf("The attachment pod was refused: %v", err)); werr != nil {
 		return werr
 	}
 	return fmt.Errorf("create attachment pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -201,7 +194,7 @@ func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualM
 	if err != nil {
 		message := fmt.Sprintf("PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
 			claim.Name, layout.AnnotationRunEpoch)
-		if werr := r.explain(ctx, instance, v, status, ReasonClaimRecord, message); werr != nil {
+		if werr := r.showWhyNotAttached(ctx, instance, v, status, ReasonClaimRecord, message); werr != nil {
 			return werr
 		}
 		return fmt.Errorf("write the run on claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -214,7 +207,7 @@ func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualM
 	if err := next.Write(claim); err != nil {
 		return err
 	}
-	if err := r.client.Patch(ctx, claim, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.cached.Patch(ctx, claim, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write the run on claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	return nil
@@ -229,14 +222,14 @@ func (r *reconciler) refuseForeign(ctx context.Context, instance *kubevirtv1.Vir
 		return err
 	}
 	message := fmt.Sprintf("Pod %s has the attachment pod's name and was not made by Varve; delete it.", pod.Name)
-	if err := r.explain(ctx, instance, v, status, ReasonPodForeign, message); err != nil {
+	if err := r.showWhyNotAttached(ctx, instance, v, status, ReasonPodForeign, message); err != nil {
 		return err
 	}
 	return fmt.Errorf("create attachment pod %s/%s: the name is taken", pod.Namespace, pod.Name)
 }
 
-// explain writes why a volume is not attached.
-func (r *reconciler) explain(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus, reason, message string) error {
+// showWhyNotAttached writes why a volume is not attached.
+func (r *reconciler) showWhyNotAttached(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, status []kubevirtv1.VolumeStatus, reason, message string) error {
 	for i := range status {
 		if status[i].Name == v.Name {
 			status[i].Reason, status[i].Message = reason, message
@@ -245,10 +238,10 @@ func (r *reconciler) explain(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return r.writeStatus(ctx, instance, status)
 }
 
-// hostname returns the node's hostname label, which may differ from the node's name.
-func (r *reconciler) hostname(ctx context.Context, name string) (string, error) {
+// hostnameOfNode returns the node's hostname label, which may differ from the node's name.
+func (r *reconciler) hostnameOfNode(ctx context.Context, name string) (string, error) {
 	node := &corev1.Node{}
-	if err := r.client.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
+	if err := r.cached.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
 		return "", fmt.Errorf("get node %s: %w", name, err)
 	}
 	if h := node.Labels[corev1.LabelHostname]; h != "" {
@@ -267,8 +260,8 @@ func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.Virtu
 	for i := range status {
 		instance.Status.VolumeStatus = append(instance.Status.VolumeStatus, *status[i].DeepCopy())
 	}
-	patch := client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
-	if err := r.client.Status().Patch(ctx, instance, patch); err != nil {
+	patch := reconcile.MergeFrom(base)
+	if err := r.cached.Status().Patch(ctx, instance, patch); err != nil {
 		return fmt.Errorf("write status of instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}
 	return nil

@@ -28,26 +28,26 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-utilityvolume"))}
+	r := &reconciler{Options: opts, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-utilityvolume"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("utilityvolume").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		Owns(&corev1.Pod{}).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.client, uses))).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.cached, usesClaim))).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstanceOfBackup)).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
-// uses reports whether the instance has a utility volume on the claim.
-func uses(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
+// usesClaim reports whether the instance has a utility volume on the claim.
+func usesClaim(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
 	return slices.ContainsFunc(instance.Spec.UtilityVolumes, func(v kubevirtv1.UtilityVolume) bool { return v.ClaimName == claim })
 }
 
-// reconciler applies what Decide says.
+// reconciler applies what decide says.
 type reconciler struct {
 	Options
-	client client.Client
+	cached client.Client
 	live   client.Reader
 	events events.EventRecorder
 }

@@ -16,8 +16,8 @@ const (
 	longestDelay = 5 * time.Minute
 )
 
-// delay returns how long the next start waits after this many failed starts in a row.
-func delay(failures int) time.Duration {
+// startDelay returns how long the next start waits after this many failed starts in a row.
+func startDelay(failures int) time.Duration {
 	d := firstDelay
 	for range failures - 1 {
 		if d *= 2; d >= longestDelay {
@@ -30,8 +30,8 @@ func delay(failures int) time.Duration {
 // countStart counts, once, an instance that failed before its guest ran. It forgets earlier failures when a guest
 // runs. As in KubeVirt, only the strategies that start machines by themselves count: a person who starts a machine
 // is not held back.
-func (d *Decision) countStart(in Input) {
-	s := strategy(in.VM)
+func (d *decision) countStart(in input) {
+	s := runStrategyOf(in.VM)
 	if s != kubevirtv1.RunStrategyAlways && s != kubevirtv1.RunStrategyRerunOnFailure {
 		d.Status.StartFailure = nil
 		return
@@ -39,7 +39,7 @@ func (d *Decision) countStart(in Input) {
 	if in.Instance == nil {
 		return
 	}
-	if ran(in.Instance) {
+	if hasRun(in.Instance) {
 		d.Status.StartFailure = nil
 		return
 	}
@@ -56,14 +56,14 @@ func (d *Decision) countStart(in Input) {
 	}
 	f.ConsecutiveFailCount++
 	f.LastFailedVMIUID = in.Instance.UID
-	retry := metav1.NewTime(in.Now.Add(delay(f.ConsecutiveFailCount))).Rfc3339Copy()
+	retry := metav1.NewTime(in.Now.Add(startDelay(f.ConsecutiveFailCount))).Rfc3339Copy()
 	f.RetryAfterTimestamp = &retry
 	d.Status.StartFailure = &f
 	d.CountedFailure = true
 }
 
-// ran reports whether the instance's guest runs or has run.
-func ran(instance *kubevirtv1.VirtualMachineInstance) bool {
+// hasRun reports whether the instance's guest runs or has run.
+func hasRun(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance.Status.Phase == kubevirtv1.PhaseRunning ||
 		slices.ContainsFunc(instance.Status.PhaseTransitionTimestamps, func(t kubevirtv1.PhaseTransitionTimestamp) bool {
 			return t.Phase == kubevirtv1.PhaseRunning

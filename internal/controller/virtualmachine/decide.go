@@ -9,8 +9,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Input is everything that the decision depends on.
-type Input struct {
+// input is everything that the decision depends on.
+type input struct {
 	// Now is the time that backoff is measured against.
 	Now time.Time
 	// VM is the machine. It is not modified.
@@ -23,8 +23,8 @@ type Input struct {
 	CreateError string
 }
 
-// Decision is what to do. Status is written before the action is taken.
-type Decision struct {
+// decision is what to do. Status is written before the action is taken.
+type decision struct {
 	// Status is what the machine's status must be.
 	Status kubevirtv1.VirtualMachineStatus
 	// RunStrategy is the new value of spec.runStrategy. If empty, it stays as it is.
@@ -39,67 +39,67 @@ type Decision struct {
 	RequeueAfter time.Duration
 }
 
-// strategy returns the machine's run strategy. Without one it is Halted.
-func strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
+// runStrategyOf returns the machine's run strategy. Without one it is Halted.
+func runStrategyOf(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
 	return vm.Spec.Strategy()
 }
 
-// Decide says what a machine needs now.
-func Decide(in Input) Decision {
-	d := Decision{Status: *in.VM.Status.DeepCopy()}
+// decide says what a machine needs now.
+func decide(in input) decision {
+	d := decision{Status: *in.VM.Status.DeepCopy()}
 	if in.VM.DeletionTimestamp != nil {
-		d.terminate(in)
+		d.deleteWithMachine(in)
 	} else {
 		d.countStart(in)
 		d.trimRequests(in)
-		d.follow(in)
-		d.Status.RunStrategy = strategy(in.VM)
+		d.followStrategy(in)
+		d.Status.RunStrategy = runStrategyOf(in.VM)
 	}
-	d.report(in)
+	d.mirrorInstance(in)
 	return d
 }
 
-// terminate ends the instance of a machine that is being deleted. With --cascade=orphan the instance stays.
-func (d *Decision) terminate(in Input) {
+// deleteWithMachine ends the instance of a machine that is being deleted. With --cascade=orphan the instance stays.
+func (d *decision) deleteWithMachine(in input) {
 	orphan := slices.Contains(in.VM.Finalizers, metav1.FinalizerOrphanDependents)
 	d.Delete = in.Instance != nil && in.Instance.DeletionTimestamp == nil && !orphan
 	d.Released = in.Instance == nil || orphan
 }
 
 // trimRequests removes the fulfilled requests at the head of the queue.
-func (d *Decision) trimRequests(in Input) {
+func (d *decision) trimRequests(in input) {
 	requests := d.Status.StateChangeRequests
-	for len(requests) > 0 && fulfilled(requests[0], in.Instance) {
+	for len(requests) > 0 && isFulfilled(requests[0], in.Instance) {
 		requests = requests[1:]
 	}
 	d.Status.StateChangeRequests = slices.Clip(requests)
 }
 
-// fulfilled reports whether the instance that a stop names is gone, or an instance for a start exists. An instance
+// isFulfilled reports whether the instance that a stop names is gone, or an instance for a start exists. An instance
 // that has ended or is being deleted does not fulfil a start; its successor does.
-func fulfilled(r kubevirtv1.StateChangeRequest, instance *kubevirtv1.VirtualMachineInstance) bool {
+func isFulfilled(r kubevirtv1.StateChangeRequest, instance *kubevirtv1.VirtualMachineInstance) bool {
 	switch r.Action {
 	case kubevirtv1.StopRequest:
 		return instance == nil || r.UID == nil || *r.UID != instance.UID
 	case kubevirtv1.StartRequest:
-		return alive(instance)
+		return isAlive(instance)
 	default:
 		return true
 	}
 }
 
-// alive reports whether an instance runs or is on its way to run.
-func alive(instance *kubevirtv1.VirtualMachineInstance) bool {
+// isAlive reports whether an instance runs or is on its way to run.
+func isAlive(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance != nil && instance.DeletionTimestamp == nil && !instance.Status.Phase.Final()
 }
 
-// first reports whether the next request has this action.
-func (d *Decision) first(action kubevirtv1.StateChangeRequestAction) bool {
+// nextRequestIs reports whether the next request has this action.
+func (d *decision) nextRequestIs(action kubevirtv1.StateChangeRequestAction) bool {
 	return len(d.Status.StateChangeRequests) > 0 && d.Status.StateChangeRequests[0].Action == action
 }
 
-// ask appends a start to the requests, unless they already have one.
-func (d *Decision) ask() {
+// requestStart appends a start to the requests, unless they already have one.
+func (d *decision) requestStart() {
 	for _, r := range d.Status.StateChangeRequests {
 		if r.Action == kubevirtv1.StartRequest {
 			return
@@ -108,18 +108,18 @@ func (d *Decision) ask() {
 	d.Status.StateChangeRequests = append(slices.Clone(d.Status.StateChangeRequests), kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
 }
 
-// follow does what the run strategy and the next request say.
-func (d *Decision) follow(in Input) {
-	s := strategy(in.VM)
-	if s == kubevirtv1.RunStrategyRerunOnFailure && in.VM.Status.RunStrategy != s && !alive(in.Instance) {
+// followStrategy does what the run strategy and the next request say.
+func (d *decision) followStrategy(in input) {
+	s := runStrategyOf(in.VM)
+	if s == kubevirtv1.RunStrategyRerunOnFailure && in.VM.Status.RunStrategy != s && !isAlive(in.Instance) {
 		// A machine that comes from another strategy, or from none, starts once.
-		d.ask()
+		d.requestStart()
 	}
 	if in.Instance != nil {
-		d.end(in, s)
+		d.endInstance(in, s)
 		return
 	}
-	start := d.first(kubevirtv1.StartRequest)
+	start := d.nextRequestIs(kubevirtv1.StartRequest)
 	switch s {
 	case kubevirtv1.RunStrategyAlways:
 		start = true
@@ -133,24 +133,24 @@ func (d *Decision) follow(in Input) {
 		// These start only on request.
 	}
 	if start {
-		d.start(in)
+		d.startInstance(in)
 	}
 }
 
-// end deletes an instance that has ended or must no longer run.
-func (d *Decision) end(in Input, s kubevirtv1.RunStrategy) {
+// endInstance deletes an instance that has ended or must no longer run.
+func (d *decision) endInstance(in input, s kubevirtv1.RunStrategy) {
 	if in.Instance.DeletionTimestamp != nil {
 		return
 	}
-	if in.Instance.Status.Phase == kubevirtv1.PhaseFailed && s == kubevirtv1.RunStrategyRerunOnFailure && !d.first(kubevirtv1.StopRequest) {
-		d.ask()
+	if in.Instance.Status.Phase == kubevirtv1.PhaseFailed && s == kubevirtv1.RunStrategyRerunOnFailure && !d.nextRequestIs(kubevirtv1.StopRequest) {
+		d.requestStart()
 	}
 	// If trimRequests left a stop at the head, that stop names this very instance.
-	d.Delete = s == kubevirtv1.RunStrategyHalted || in.Instance.Status.Phase.Final() || d.first(kubevirtv1.StopRequest)
+	d.Delete = s == kubevirtv1.RunStrategyHalted || in.Instance.Status.Phase.Final() || d.nextRequestIs(kubevirtv1.StopRequest)
 }
 
-// start creates the instance once the backoff after failed starts is over.
-func (d *Decision) start(in Input) {
+// startInstance creates the instance once the backoff after failed starts is over.
+func (d *decision) startInstance(in input) {
 	if in.Foreign {
 		return
 	}

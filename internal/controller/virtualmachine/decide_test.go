@@ -116,7 +116,7 @@ func TestRunStrategies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := c.vm.DeepCopy()
-			d := Decide(Input{Now: now, VM: c.vm, Instance: c.instance})
+			d := decide(input{Now: now, VM: c.vm, Instance: c.instance})
 			got := verdict{d.Create, d.Delete, d.RunStrategy, d.Status.StateChangeRequests, d.Status.PrintableStatus}
 			if len(got.Requests) == 0 {
 				got.Requests = nil
@@ -127,7 +127,7 @@ func TestRunStrategies(t *testing.T) {
 			if diff := cmp.Diff(before, c.vm); diff != "" {
 				t.Errorf("the input was modified: %s", diff)
 			}
-			if d.Status.RunStrategy != strategy(c.vm) {
+			if d.Status.RunStrategy != runStrategyOf(c.vm) {
 				t.Errorf("the strategy was not remembered: %q", d.Status.RunStrategy)
 			}
 		})
@@ -148,7 +148,7 @@ func TestRunning_isAStrategy(t *testing.T) {
 		{ptr.To(true), kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyManual, kubevirtv1.VirtualMachineSpec{RunStrategy: ptr.To(kubevirtv1.RunStrategyManual)}},
 	} {
 		vm := &kubevirtv1.VirtualMachine{Spec: kubevirtv1.VirtualMachineSpec{Running: c.running}}
-		if got := strategy(vm); got != c.before {
+		if got := runStrategyOf(vm); got != c.before {
 			t.Errorf("running %v is %s", c.running, got)
 		}
 		vm.Spec.SetStrategy(c.set)
@@ -157,7 +157,7 @@ func TestRunning_isAStrategy(t *testing.T) {
 		}
 	}
 	vm := &kubevirtv1.VirtualMachine{Spec: kubevirtv1.VirtualMachineSpec{Running: ptr.To(true), Template: &kubevirtv1.VirtualMachineInstanceTemplateSpec{}}}
-	if d := Decide(Input{VM: vm}); !d.Create {
+	if d := decide(input{VM: vm}); !d.Create {
 		t.Error("a machine that is to run is not started")
 	}
 }
@@ -166,7 +166,7 @@ func TestRunStrategy_absentIsHalted(t *testing.T) {
 	t.Parallel()
 	vm := machine("", "")
 	vm.Spec.RunStrategy = nil
-	if d := Decide(Input{Now: now, VM: vm}); d.Create || d.Status.PrintableStatus != kubevirtv1.VirtualMachineStopped {
+	if d := decide(input{Now: now, VM: vm}); d.Create || d.Status.PrintableStatus != kubevirtv1.VirtualMachineStopped {
 		t.Errorf("%+v", d)
 	}
 }
@@ -179,25 +179,25 @@ func TestBackoff_growsAndIsForgottenAfterARun(t *testing.T) {
 		want := time.Duration(seconds) * time.Second
 		failed := instance(kubevirtv1.PhaseFailed)
 		failed.UID = types.UID(string(rune('a' + n)))
-		d := Decide(Input{Now: clock, VM: vm, Instance: failed})
+		d := decide(input{Now: clock, VM: vm, Instance: failed})
 		if !d.Delete || !d.CountedFailure || d.Status.StartFailure.ConsecutiveFailCount != n+1 {
 			t.Fatalf("failure %d: %+v", n+1, d)
 		}
 		vm.Status = d.Status
 		// The same instance is not counted twice when it is seen again after a restart of the controller.
-		if again := Decide(Input{Now: clock.Add(time.Hour), VM: vm, Instance: failed}); again.CountedFailure || !again.Delete {
+		if again := decide(input{Now: clock.Add(time.Hour), VM: vm, Instance: failed}); again.CountedFailure || !again.Delete {
 			t.Fatalf("failure %d counted twice: %+v", n+1, again)
 		}
-		d = Decide(Input{Now: clock, VM: vm})
+		d = decide(input{Now: clock, VM: vm})
 		if d.Create || d.RequeueAfter != want || d.Status.PrintableStatus != kubevirtv1.VirtualMachineCrashLoopBackOff {
 			t.Fatalf("after failure %d: %+v, want a wait of %s", n+1, d, want)
 		}
 		clock = clock.Add(want)
-		if d = Decide(Input{Now: clock, VM: vm}); !d.Create {
+		if d = decide(input{Now: clock, VM: vm}); !d.Create {
 			t.Fatalf("after the wait: %+v", d)
 		}
 	}
-	if d := Decide(Input{Now: clock, VM: vm, Instance: instance(kubevirtv1.PhaseRunning)}); d.Status.StartFailure != nil {
+	if d := decide(input{Now: clock, VM: vm, Instance: instance(kubevirtv1.PhaseRunning)}); d.Status.StartFailure != nil {
 		t.Errorf("a running guest did not reset the count: %+v", d.Status.StartFailure)
 	}
 }
@@ -206,13 +206,13 @@ func TestFailedStart_whatDoesNotCountAsOne(t *testing.T) {
 	t.Parallel()
 	crashed := instance(kubevirtv1.PhaseFailed)
 	crashed.Status.PhaseTransitionTimestamps = []kubevirtv1.PhaseTransitionTimestamp{{Phase: kubevirtv1.PhaseRunning}}
-	for name, in := range map[string]Input{
+	for name, in := range map[string]input{
 		"a guest that ran":     {VM: machine(kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyAlways), Instance: crashed},
 		"one that was deleted": {VM: machine(kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyAlways), Instance: deleted(instance(kubevirtv1.PhaseFailed))},
 		"a manual start":       {VM: machine(kubevirtv1.RunStrategyManual, kubevirtv1.RunStrategyManual), Instance: instance(kubevirtv1.PhaseFailed)},
 	} {
 		in.Now = now
-		if d := Decide(in); d.CountedFailure || d.Status.StartFailure != nil {
+		if d := decide(in); d.CountedFailure || d.Status.StartFailure != nil {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}
@@ -225,16 +225,16 @@ func TestDeletedMachine(t *testing.T) {
 	orphan := vm.DeepCopy()
 	orphan.Finalizers = []string{metav1.FinalizerOrphanDependents}
 	for name, c := range map[string]struct {
-		in               Input
+		in               input
 		delete, released bool
 	}{
-		"its instance goes first":  {Input{VM: vm, Instance: instance(kubevirtv1.PhaseRunning)}, true, false},
-		"and is waited for":        {Input{VM: vm, Instance: deleted(instance(kubevirtv1.PhaseRunning))}, false, false},
-		"then it goes":             {Input{VM: vm}, false, true},
-		"orphaning keeps instance": {Input{VM: orphan, Instance: instance(kubevirtv1.PhaseRunning)}, false, true},
+		"its instance goes first":  {input{VM: vm, Instance: instance(kubevirtv1.PhaseRunning)}, true, false},
+		"and is waited for":        {input{VM: vm, Instance: deleted(instance(kubevirtv1.PhaseRunning))}, false, false},
+		"then it goes":             {input{VM: vm}, false, true},
+		"orphaning keeps instance": {input{VM: orphan, Instance: instance(kubevirtv1.PhaseRunning)}, false, true},
 	} {
 		c.in.Now = now
-		d := Decide(c.in)
+		d := decide(c.in)
 		if d.Delete != c.delete || d.Released != c.released || d.Create || d.Status.PrintableStatus != kubevirtv1.VirtualMachineTerminating {
 			t.Errorf("%s: %+v", name, d)
 		}

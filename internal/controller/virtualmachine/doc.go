@@ -3,7 +3,7 @@
 //
 // Everything that a later step depends on is written to the VM's status before the step is taken. A failed instance
 // is counted and its successor requested before it is deleted, and a request is removed only when its effect is
-// visible. So a controller that stops at any line continues where it was. Decide makes the whole decision, and is
+// visible. So a controller that stops at any line continues where it was. decide makes the whole decision, and is
 // pure.
 //
 // Status is written with the resource version that was read. If somebody else wrote in between, that write wins and

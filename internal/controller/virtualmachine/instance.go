@@ -10,9 +10,9 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// Instance returns the instance that the machine's template describes. tracked determines for the instance's whole
+// instanceFor returns the instance that the machine's template describes. tracked determines for the instance's whole
 // life whether its disks are tracked. The instance is created with its finalizer, so that its end is never missed.
-func Instance(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMachineInstance {
+func instanceFor(vm *kubevirtv1.VirtualMachine, tracked bool) *kubevirtv1.VirtualMachineInstance {
 	template := vm.Spec.Template.DeepCopy()
 	instance := &kubevirtv1.VirtualMachineInstance{
 		ObjectMeta: metav1.ObjectMeta{

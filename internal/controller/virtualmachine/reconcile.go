@@ -3,7 +3,6 @@ package virtualmachine
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,41 +13,34 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// conflictDelay is how long the cache gets to catch up after a conflict.
-const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes one machine one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	in, err := r.gather(ctx, r.client, req)
+	in, err := r.gatherInput(ctx, r.cached, req)
 	if err != nil || in.VM == nil {
 		return ctrl.Result{}, err
 	}
-	result, err := r.apply(ctx, in, Decide(in))
-	if apierrors.IsConflict(err) {
-		// Somebody else wrote in between, or the cache is behind: look again.
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
-	}
-	return result, err
+	return reconcile.RetryConflict(r.applyDecision(ctx, in, decide(in)))
 }
 
-// gather reads what Decide looks at. If the machine does not exist, Input.VM is nil.
-func (r *reconciler) gather(ctx context.Context, from client.Reader, req ctrl.Request) (Input, error) {
+// gatherInput reads what decide looks at. If the machine does not exist, input.VM is nil.
+func (r *reconciler) gatherInput(ctx context.Context, from client.Reader, req ctrl.Request) (input, error) {
 	vm := &kubevirtv1.VirtualMachine{}
 	if err := from.Get(ctx, req.NamespacedName, vm); err != nil {
 		if apierrors.IsNotFound(err) {
-			return Input{}, nil
+			return input{}, nil
 		}
-		return Input{}, fmt.Errorf("get virtual machine %s: %w", req, err)
+		return input{}, fmt.Errorf("get virtual machine %s: %w", req, err)
 	}
-	in := Input{Now: r.clock.Now(), VM: vm}
+	in := input{Now: r.clock.Now(), VM: vm}
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	err := from.Get(ctx, req.NamespacedName, instance)
 	switch {
 	case apierrors.IsNotFound(err):
 	case err != nil:
-		return Input{}, fmt.Errorf("get instance %s: %w", req, err)
+		return input{}, fmt.Errorf("get instance %s: %w", req, err)
 	case metav1.IsControlledBy(instance, vm):
 		in.Instance = instance
 	default:
@@ -57,41 +49,41 @@ func (r *reconciler) gather(ctx context.Context, from client.Reader, req ctrl.Re
 	return in, nil
 }
 
-// apply carries out d: finalizer and spec first, then status, then the instance.
-func (r *reconciler) apply(ctx context.Context, in Input, d Decision) (ctrl.Result, error) {
+// applyDecision carries out d: finalizer and spec first, then status, then the instance.
+func (r *reconciler) applyDecision(ctx context.Context, in input, d decision) (ctrl.Result, error) {
 	vm := in.VM.DeepCopy()
 	if vm.DeletionTimestamp == nil && controllerutil.AddFinalizer(vm, Finalizer) {
 		// The write comes back as an event.
-		return ctrl.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
+		return ctrl.Result{}, r.cached.Patch(ctx, vm, reconcile.MergeFrom(in.VM))
 	}
 	if d.RunStrategy != "" {
 		vm.Spec.SetStrategy(d.RunStrategy)
-		return ctrl.Result{}, r.client.Patch(ctx, vm, optimistic(in.VM))
+		return ctrl.Result{}, r.cached.Patch(ctx, vm, reconcile.MergeFrom(in.VM))
 	}
 	if err := r.writeStatus(ctx, vm, d); err != nil {
 		return ctrl.Result{}, err
 	}
 	switch {
 	case d.Delete:
-		return ctrl.Result{}, r.delete(ctx, vm, in.Instance)
+		return ctrl.Result{}, r.deleteInstance(ctx, vm, in.Instance)
 	case d.Create:
-		return ctrl.Result{}, r.create(ctx, vm)
+		return ctrl.Result{}, r.createInstance(ctx, vm)
 	case d.Released && controllerutil.RemoveFinalizer(vm, Finalizer):
 		base := vm.DeepCopy()
 		controllerutil.AddFinalizer(base, Finalizer)
-		return ctrl.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, vm, optimistic(base)))
+		return ctrl.Result{}, client.IgnoreNotFound(r.cached.Patch(ctx, vm, reconcile.MergeFrom(base)))
 	}
 	return ctrl.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
 // writeStatus writes the decided status if it differs, and reports a failed start when it is counted.
-func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMachine, d Decision) error {
+func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMachine, d decision) error {
 	if equality.Semantic.DeepEqual(vm.Status, d.Status) {
 		return nil
 	}
 	base := vm.DeepCopy()
 	vm.Status = d.Status
-	if err := r.client.Status().Patch(ctx, vm, optimistic(base)); err != nil {
+	if err := r.cached.Status().Patch(ctx, vm, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write status of virtual machine %s/%s: %w", vm.Namespace, vm.Name, err)
 	}
 	if d.CountedFailure {
@@ -103,8 +95,8 @@ func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMach
 	return nil
 }
 
-func (r *reconciler) delete(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
-	err := r.client.Delete(ctx, instance, client.Preconditions{UID: &instance.UID})
+func (r *reconciler) deleteInstance(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
+	err := r.cached.Delete(ctx, instance, client.Preconditions{UID: &instance.UID})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // The cache is behind: the instance is gone, or another one has its name.
 	}
@@ -115,18 +107,18 @@ func (r *reconciler) delete(ctx context.Context, vm *kubevirtv1.VirtualMachine, 
 	return nil
 }
 
-// create creates the instance, provided that the API server's state leads to the same decision as the cache's.
-func (r *reconciler) create(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
-	in, err := r.gather(ctx, r.live, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(vm)})
-	if err != nil || in.VM == nil || !Decide(in).Create {
+// createInstance creates the instance, provided that the API server's state leads to the same decision as the cache's.
+func (r *reconciler) createInstance(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
+	in, err := r.gatherInput(ctx, r.live, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(vm)})
+	if err != nil || in.VM == nil || !decide(in).Create {
 		return err
 	}
-	tracked, err := r.tracked(ctx, in.VM)
+	tracked, err := r.tracksNextInstance(ctx, in.VM)
 	if err != nil {
 		return err
 	}
-	instance := Instance(in.VM, tracked)
-	err = r.client.Create(ctx, instance)
+	instance := instanceFor(in.VM, tracked)
+	err = r.cached.Create(ctx, instance)
 	switch {
 	case err == nil:
 		r.events.Eventf(vm, instance, corev1.EventTypeNormal, "SuccessfulCreate", "Start", "Created instance %s.", instance.Name)
@@ -134,21 +126,16 @@ func (r *reconciler) create(ctx context.Context, vm *kubevirtv1.VirtualMachine) 
 	case apierrors.IsAlreadyExists(err):
 		return nil
 	default:
-		return r.refused(ctx, in, err)
+		return r.showRefusal(ctx, in, err)
 	}
 }
 
-// refused shows in status why the instance could not be created, and returns the error so that it is retried.
-func (r *reconciler) refused(ctx context.Context, in Input, err error) error {
+// showRefusal shows in status why the instance could not be created, and returns the error so that it is retried.
+func (r *reconciler) showRefusal(ctx context.Context, in input, err error) error {
 	in.CreateError = err.Error()
 	r.events.Eventf(in.VM, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The instance was refused: %v", err)
-	if werr := r.writeStatus(ctx, in.VM.DeepCopy(), Decide(in)); werr != nil {
+	if werr := r.writeStatus(ctx, in.VM.DeepCopy(), decide(in)); werr != nil {
 		return werr
 	}
 	return fmt.Errorf("create instance %s/%s: %w", in.VM.Namespace, in.VM.Name, err)
-}
-
-// optimistic returns a patch that the API server refuses if the object has changed since base was read.
-func optimistic(base client.Object) client.Patch {
-	return client.MergeFromWithOptions(base.DeepCopyObject().(client.Object), client.MergeFromWithOptimisticLock{})
 }

@@ -22,15 +22,15 @@ const (
 	ReasonInstanceExists = "InstanceOfAnotherOwner"
 )
 
-// report fills in the part of status that only mirrors what the controller sees.
-func (d *Decision) report(in Input) {
+// mirrorInstance fills in the part of status that only mirrors what the controller sees.
+func (d *decision) mirrorInstance(in input) {
 	d.Status.Created = in.Instance != nil
 	d.Status.Ready = in.Instance != nil && condition.True(in.Instance.Status.Conditions, kubevirtv1.ConditionReady)
-	d.Status.PrintableStatus = d.printable(in)
-	d.Status.Conditions = d.conditions(in)
+	d.Status.PrintableStatus = d.printableStatus(in)
+	d.Status.Conditions = d.machineConditions(in)
 }
 
-func (d *Decision) conditions(in Input) []kubevirtv1.Condition {
+func (d *decision) machineConditions(in input) []kubevirtv1.Condition {
 	var next []kubevirtv1.Condition
 	if in.Instance != nil {
 		for _, c := range in.Instance.Status.Conditions {
@@ -46,7 +46,7 @@ func (d *Decision) conditions(in Input) []kubevirtv1.Condition {
 	if condition.Find(next, kubevirtv1.ConditionReady) == nil {
 		reason, message := ReasonNoInstance, "The machine has no instance."
 		if in.Instance != nil {
-			reason, message = ReasonGuestNotRunning, fmt.Sprintf("The instance is in phase %s.", phase(in.Instance))
+			reason, message = ReasonGuestNotRunning, fmt.Sprintf("The instance is in phase %s.", phaseOrPending(in.Instance))
 		}
 		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: reason, Message: message})
 	}
@@ -67,15 +67,15 @@ func (d *Decision) conditions(in Input) []kubevirtv1.Condition {
 	return next
 }
 
-func phase(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Phase {
+func phaseOrPending(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Phase {
 	if instance.Status.Phase == "" {
 		return kubevirtv1.PhasePending
 	}
 	return instance.Status.Phase
 }
 
-// printable returns the machine's state in one word, in KubeVirt's order of precedence.
-func (d *Decision) printable(in Input) kubevirtv1.PrintableStatus {
+// printableStatus returns the machine's state in one word, in KubeVirt's order of precedence.
+func (d *decision) printableStatus(in input) kubevirtv1.PrintableStatus {
 	switch {
 	case in.VM.DeletionTimestamp != nil:
 		return kubevirtv1.VirtualMachineTerminating
@@ -88,14 +88,14 @@ func (d *Decision) printable(in Input) kubevirtv1.PrintableStatus {
 	case in.Instance.Status.Phase == kubevirtv1.PhaseRunning:
 		return kubevirtv1.VirtualMachineRunning
 	default:
-		return obstacle(in.Instance)
+		return whyNotRunning(in.Instance)
 	}
 }
 
 // printableWithoutGuest distinguishes a machine that is down from one that is about to start, or start again.
-func (d *Decision) printableWithoutGuest(in Input) kubevirtv1.PrintableStatus {
+func (d *decision) printableWithoutGuest(in input) kubevirtv1.PrintableStatus {
 	switch {
-	case d.Status.StartFailure != nil && strategy(in.VM) != kubevirtv1.RunStrategyHalted && !d.Create:
+	case d.Status.StartFailure != nil && runStrategyOf(in.VM) != kubevirtv1.RunStrategyHalted && !d.Create:
 		return kubevirtv1.VirtualMachineCrashLoopBackOff
 	case d.Create:
 		return kubevirtv1.VirtualMachineStarting
@@ -104,8 +104,8 @@ func (d *Decision) printableWithoutGuest(in Input) kubevirtv1.PrintableStatus {
 	}
 }
 
-// obstacle returns what keeps an instance from running, or Starting if nothing does.
-func obstacle(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.PrintableStatus {
+// whyNotRunning returns what keeps an instance from running, or Starting if nothing does.
+func whyNotRunning(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.PrintableStatus {
 	byReason := map[string]kubevirtv1.PrintableStatus{
 		virtualmachineinstance.ReasonClaimNotFound:    kubevirtv1.VirtualMachinePvcNotFound,
 		virtualmachineinstance.ReasonImagePull:        kubevirtv1.VirtualMachineErrImagePull,

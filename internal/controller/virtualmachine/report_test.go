@@ -26,7 +26,7 @@ func TestObstacles_areShown(t *testing.T) {
 	} {
 		i := instance(kubevirtv1.PhaseScheduling)
 		i.Status.Conditions = []kubevirtv1.Condition{{Type: want.on, Status: corev1.ConditionFalse, Reason: reason}}
-		d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+		d := decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
 		if d.Status.PrintableStatus != want.status {
 			t.Errorf("%s: %s, want %s", reason, d.Status.PrintableStatus, want.status)
 		}
@@ -40,16 +40,16 @@ func TestReadyAndPaused(t *testing.T) {
 	t.Parallel()
 	i := instance(kubevirtv1.PhaseRunning)
 	i.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionTrue}}
-	d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+	d := decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
 	if !d.Status.Ready || !d.Status.Created || !condition.True(d.Status.Conditions, kubevirtv1.ConditionReady) {
 		t.Errorf("%+v", d.Status)
 	}
 	i.Status.Conditions = append(i.Status.Conditions, kubevirtv1.Condition{Type: kubevirtv1.ConditionPaused, Status: corev1.ConditionTrue})
-	d = Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
+	d = decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: i})
 	if d.Status.PrintableStatus != kubevirtv1.VirtualMachinePaused {
 		t.Errorf("paused: %s", d.Status.PrintableStatus)
 	}
-	d = Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyHalted, "")})
+	d = decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyHalted, "")})
 	if c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionReady); d.Status.Ready || d.Status.Created || c == nil || c.Reason != ReasonNoInstance {
 		t.Errorf("without an instance: %+v", d.Status)
 	}
@@ -58,17 +58,17 @@ func TestReadyAndPaused(t *testing.T) {
 // TestStatus_settles fails if a decision based on its own result differs: the controller would write forever.
 func TestStatus_settles(t *testing.T) {
 	t.Parallel()
-	for _, in := range []Input{
+	for _, in := range []input{
 		{VM: machine(kubevirtv1.RunStrategyHalted, "")},
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: instance(kubevirtv1.PhaseScheduling)},
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true},
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), CreateError: "no"},
 	} {
 		in.Now = now
-		in.VM.Status = Decide(in).Status
+		in.VM.Status = decide(in).Status
 		first := in.VM.Status.DeepCopy()
 		in.Now, in.CreateError = now.Add(time.Minute), ""
-		second := Decide(in).Status
+		second := decide(in).Status
 		for i, c := range second.Conditions {
 			if c != first.Conditions[i] {
 				t.Errorf("%+v became %+v", first.Conditions[i], c)
@@ -82,7 +82,7 @@ func TestStatus_settles(t *testing.T) {
 
 func TestForeignInstance_isNotTouched(t *testing.T) {
 	t.Parallel()
-	d := Decide(Input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true})
+	d := decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true})
 	c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionFailure)
 	if d.Create || d.Delete || c == nil || c.Reason != ReasonInstanceExists {
 		t.Errorf("%+v", d)
@@ -97,7 +97,7 @@ func TestInstance_followsTheTemplate(t *testing.T) {
 		Annotations: map[string]string{"c": "d", layout.AnnotationTracking: "true", layout.AnnotationForceStop: "true"},
 	}}
 	vm.Spec.Template.Spec.NodeSelector = map[string]string{"disk": "ssd"}
-	plain, tracked := Instance(vm, false), Instance(vm, true)
+	plain, tracked := instanceFor(vm, false), instanceFor(vm, true)
 	if plain.Labels["a"] != "b" || plain.Labels[layout.LabelVM] != "vm" || len(plain.Labels) != 2 {
 		t.Errorf("labels: %v", plain.Labels)
 	}
@@ -122,7 +122,7 @@ func TestInstance_takesNoReservedMetadataFromTheTemplate(t *testing.T) {
 	for _, m := range []*map[string]string{&vm.Spec.Template.ObjectMeta.Labels, &vm.Spec.Template.ObjectMeta.Annotations} {
 		*m = map[string]string{"varvebackup.io/changed-block-tracking": "true", "varvebackup.io/attachment": "u", "kubevirt.io/nodeName": "n", "mine": "yes"}
 	}
-	i := Instance(vm, false)
+	i := instanceFor(vm, false)
 	for _, key := range []string{"varvebackup.io/changed-block-tracking", "varvebackup.io/attachment"} {
 		if i.Labels[key] != "" || i.Annotations[key] != "" {
 			t.Errorf("%s is taken from the template", key)

@@ -41,7 +41,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		opts.Clock = clock.RealClock{}
 	}
 	r := &reconciler{
-		client:        mgr.GetClient(),
+		cached:        mgr.GetClient(),
 		live:          mgr.GetAPIReader(),
 		events:        reconcile.ShortenNotes(mgr.GetEventRecorder("varve-virtualmachine")),
 		clock:         opts.Clock,
@@ -60,9 +60,9 @@ func sameName(_ context.Context, o client.Object) []ctrl.Request {
 	return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 }
 
-// reconciler applies what Decide says.
+// reconciler applies what decide says.
 type reconciler struct {
-	client        client.Client
+	cached        client.Client
 	live          client.Reader
 	events        events.EventRecorder
 	clock         clock.PassiveClock

@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/condition"
 )
 
-// Input is everything that the decision depends on.
-type Input struct {
+// input is everything that the decision depends on.
+type input struct {
 	// Now is the time that deadlines are measured against.
 	Now time.Time
 	// Instance is not modified.
@@ -24,26 +24,26 @@ type Input struct {
 	// Attachments is the number of attachment pods that exist.
 	Attachments int
 	// Missing says what the launcher pod needs and does not have. It is nil if nothing is missing.
-	Missing *Obstacle
+	Missing *obstacle
 	// Unbound are the instance's claims that have no volume yet.
-	Unbound []UnboundClaim
+	Unbound []unboundClaim
 	// StopWaitsForBackup is how long the handler may delay a stop for a running backup.
 	StopWaitsForBackup time.Duration
 }
 
-// Obstacle is why something cannot proceed, in the words of a condition.
-type Obstacle struct{ Reason, Message string }
+// obstacle is why something cannot proceed, in the words of a condition.
+type obstacle struct{ Reason, Message string }
 
-// UnboundClaim is a claim without a volume.
-type UnboundClaim struct {
+// unboundClaim is a claim without a volume.
+type unboundClaim struct {
 	Name string
 	// Immediate says that its storage class binds without waiting for a pod.
 	Immediate bool
 }
 
-// Decision is what to do. The finalizer and the label are written first, then Status, then the pod; the finalizer
+// decision is what to do. The finalizer and the label are written first, then Status, then the pod; the finalizer
 // is removed last.
-type Decision struct {
+type decision struct {
 	Status kubevirtv1.VirtualMachineInstanceStatus
 	// NodeLabel is the value that the label kubevirt.io/nodeName must have. If empty, the label stays as it is.
 	NodeLabel string
@@ -72,80 +72,80 @@ const (
 	defaultGrace = 30
 )
 
-// Decide says what an instance needs now.
-func Decide(in Input) Decision {
-	d := Decision{Status: *in.Instance.Status.DeepCopy()}
+// decide says what an instance needs now.
+func decide(in input) decision {
+	d := decision{Status: *in.Instance.Status.DeepCopy()}
 	if d.Status.Phase == "" {
-		d.enter(in, kubevirtv1.PhasePending)
+		d.enterPhase(in, kubevirtv1.PhasePending)
 	}
 	if !d.Status.Phase.Final() {
-		d.advance(in)
+		d.followPod(in)
 	}
 	// The node's handler finds its instances by the label, so the label is restored if somebody removed it.
 	d.NodeLabel = d.Status.NodeName
 	d.ReleasePod = in.Pod != nil && d.Status.Phase.Final()
 	if in.Instance.DeletionTimestamp != nil {
-		d.finish(in)
+		d.finishDeletion(in)
 	}
 	return d
 }
 
-// advance follows the launcher pod, or asks for it.
-func (d *Decision) advance(in Input) {
-	if end, wait := ended(in); end != nil {
-		d.conclude(in, *end)
+// followPod follows the launcher pod, or asks for it.
+func (d *decision) followPod(in input) {
+	if end, wait := outcomeOfPod(in); end != nil {
+		d.enterFinalPhase(in, *end)
 		return
 	} else if wait > 0 {
 		d.RequeueAfter = wait
 	}
 	if in.Pod == nil {
-		d.prepare(in)
+		d.requestPod(in)
 		return
 	}
 	if phase := d.Status.Phase; phase == kubevirtv1.PhasePending || phase == kubevirtv1.PhaseScheduling {
-		d.schedule(in)
+		d.mirrorScheduling(in)
 	}
 }
 
-// prepare asks for the launcher pod once everything that it needs exists. Only a Pending instance gets here.
-func (d *Decision) prepare(in Input) {
+// requestPod asks for the launcher pod once everything that it needs exists. Only a Pending instance gets here.
+func (d *decision) requestPod(in input) {
 	d.notRunning(in)
 	if in.Missing != nil {
-		d.set(in, kubevirtv1.ConditionSynchronized, in.Missing)
+		d.setObstacle(in, kubevirtv1.ConditionSynchronized, in.Missing)
 		return
 	}
 	d.CreatePod = true
 }
 
-// schedule mirrors the launcher pod's way to a node, and hands the instance over to the node's handler once the
+// mirrorScheduling mirrors the launcher pod's way to a node, and hands the instance over to the node's handler once the
 // launcher runs.
-func (d *Decision) schedule(in Input) {
+func (d *decision) mirrorScheduling(in input) {
 	if d.Status.Phase == kubevirtv1.PhasePending {
-		d.enter(in, kubevirtv1.PhaseScheduling)
+		d.enterPhase(in, kubevirtv1.PhaseScheduling)
 	}
-	if in.Instance.DeletionTimestamp == nil && in.Pod.DeletionTimestamp == nil && launched(in.Pod) {
+	if in.Instance.DeletionTimestamp == nil && in.Pod.DeletionTimestamp == nil && launcherRuns(in.Pod) {
 		d.handOver(in)
 		return
 	}
 	d.notRunning(in)
-	d.set(in, kubevirtv1.ConditionPodScheduled, unscheduled(in))
-	d.set(in, kubevirtv1.ConditionSynchronized, stuck(in.Pod))
+	d.setObstacle(in, kubevirtv1.ConditionPodScheduled, whyUnscheduled(in))
+	d.setObstacle(in, kubevirtv1.ConditionSynchronized, whyPodIsStuck(in.Pod))
 }
 
-func (d *Decision) handOver(in Input) {
+func (d *decision) handOver(in input) {
 	node := in.Pod.Spec.NodeName
-	d.enter(in, kubevirtv1.PhaseScheduled)
+	d.enterPhase(in, kubevirtv1.PhaseScheduled)
 	d.Status.NodeName = node
 	if d.Status.ActivePods == nil {
 		d.Status.ActivePods = map[types.UID]string{}
 	}
 	d.Status.ActivePods[in.Pod.UID] = node
-	d.set(in, kubevirtv1.ConditionPodScheduled, nil)
-	d.set(in, kubevirtv1.ConditionSynchronized, nil)
+	d.setObstacle(in, kubevirtv1.ConditionPodScheduled, nil)
+	d.setObstacle(in, kubevirtv1.ConditionSynchronized, nil)
 }
 
-// finish takes a deleted instance apart: first the guest, then the launcher pod, and the finalizer last.
-func (d *Decision) finish(in Input) {
+// finishDeletion takes a deleted instance apart: first the guest, then the launcher pod, and the finalizer last.
+func (d *decision) finishDeletion(in input) {
 	d.CreatePod = false
 	if in.Pod == nil {
 		d.Released = d.Status.Phase.Final() && in.Attachments == 0
@@ -172,7 +172,7 @@ func handedOver(p kubevirtv1.Phase) bool {
 // stopDeadline returns the time by which the handler must have stopped the guest of a deleted instance. While the
 // stop waits for a backup, the deadline is later by that wait's limit. Once the wait is over, the deadline counts
 // from its end.
-func stopDeadline(in Input) time.Time {
+func stopDeadline(in input) time.Time {
 	from := in.Instance.DeletionTimestamp.Time
 	if c := condition.Find(in.Instance.Status.Conditions, kubevirtv1.ConditionStopDelayed); c != nil {
 		if c.Status == corev1.ConditionTrue {
@@ -185,24 +185,24 @@ func stopDeadline(in Input) time.Time {
 	return from.Add(time.Duration(grace)*time.Second + handlerGrace)
 }
 
-// conclude enters a final phase. It removes what the handler reported of a running guest, which is no longer true.
-func (d *Decision) conclude(in Input, o outcome) {
-	d.enter(in, o.phase)
+// enterFinalPhase enters a final phase. It removes what the handler reported of a running guest, which is no longer true.
+func (d *decision) enterFinalPhase(in input, o outcome) {
+	d.enterPhase(in, o.phase)
 	d.Status.Reason = o.reason
 	d.GiveBack = o.neverStarted && in.Instance.Status.Phase == kubevirtv1.PhaseScheduled
 	d.Status.FSFreezeStatus = ""
 	d.Status.Conditions = condition.Remove(d.Status.Conditions, kubevirtv1.ConditionPaused, kubevirtv1.ConditionAgentConnected,
 		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionDiskNotTracked, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)
-	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: o.reason, Message: o.message})
+	d.setObstacle(in, kubevirtv1.ConditionReady, &obstacle{Reason: o.reason, Message: o.message})
 	d.RequeueAfter = 0
 }
 
-func (d *Decision) notRunning(in Input) {
-	d.set(in, kubevirtv1.ConditionReady, &Obstacle{Reason: ReasonGuestNotRunning, Message: fmt.Sprintf("The instance is in phase %s.", d.Status.Phase)})
+func (d *decision) notRunning(in input) {
+	d.setObstacle(in, kubevirtv1.ConditionReady, &obstacle{Reason: ReasonGuestNotRunning, Message: fmt.Sprintf("The instance is in phase %s.", d.Status.Phase)})
 }
 
-// set sets the condition to False with o's reason and message, or removes it if o is nil.
-func (d *Decision) set(in Input, t kubevirtv1.ConditionType, o *Obstacle) {
+// setObstacle sets the condition to False with o's reason and message, or removes it if o is nil.
+func (d *decision) setObstacle(in input, t kubevirtv1.ConditionType, o *obstacle) {
 	if o == nil {
 		d.Status.Conditions = condition.Remove(d.Status.Conditions, t)
 		return
@@ -212,7 +212,7 @@ func (d *Decision) set(in Input, t kubevirtv1.ConditionType, o *Obstacle) {
 	}, in.Now)
 }
 
-func (d *Decision) enter(in Input, p kubevirtv1.Phase) {
+func (d *decision) enterPhase(in input, p kubevirtv1.Phase) {
 	d.Status.Phase = p
 	d.Status.PhaseTransitionTimestamps = append(d.Status.PhaseTransitionTimestamps, kubevirtv1.PhaseTransitionTimestamp{
 		Phase: p, PhaseTransitionTimestamp: metav1.NewTime(in.Now).Rfc3339Copy(),

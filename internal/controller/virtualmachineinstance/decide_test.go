@@ -90,58 +90,58 @@ func TestDecide(t *testing.T) {
 	badInit.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "kernel-boot", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}}}
 
 	for name, c := range map[string]struct {
-		in   Input
+		in   input
 		want verdict
 	}{
-		"new":                              {Input{Instance: instanceIn("")}, verdict{Phase: pending, Create: true}},
-		"something is missing":             {Input{Instance: instanceIn(pending), Missing: &Obstacle{"R", "m"}}, verdict{Phase: pending}},
-		"all there":                        {Input{Instance: instanceIn(pending)}, verdict{Phase: pending, Create: true}},
-		"pod exists":                       {Input{Instance: instanceIn(pending), Pod: podIn(corev1.PodPending)}, verdict{Phase: scheduling}},
-		"pod runs":                         {Input{Instance: instanceIn(scheduling), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
-		"pod runs, controller was away":    {Input{Instance: instanceIn(pending), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
-		"the handler's part":               {Input{Instance: instanceIn(scheduled), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
-		"guest runs":                       {Input{Instance: instanceIn(running), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running}},
-		"pod lost while scheduling":        {Input{Instance: instanceIn(scheduling)}, verdict{Phase: failed, Reason: ReasonPodLost}},
-		"pod lost while the guest ran":     {Input{Instance: instanceIn(running)}, verdict{Phase: failed, Reason: ReasonPodLost}},
-		"guest shut down":                  {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN","message":"m"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Release: true}},
-		"guest was stopped":                {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestStopped, Release: true}},
-		"guest was killed":                 {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"KILLED"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestKilled, Release: true}},
-		"guest shut down, nothing said":    {Input{Instance: instanceIn(running), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Release: true}},
-		"guest crashed":                    {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, `{"end":"CRASHED","message":"QEMU died"}`, 1)}, verdict{Phase: failed, Reason: ReasonGuestCrashed, Release: true}},
-		"guest did not start":              {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED","message":"no disk"}`, 1)}, verdict{Phase: failed, Reason: ReasonStartFailed, Release: true}},
-		"launcher died":                    {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, "panic: …", 2)}, verdict{Phase: failed, Reason: ReasonLauncherFailed, Release: true}},
-		"launcher forges a reason":         {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, `{"end":"Whatever"}`, 2)}, verdict{Phase: failed, Reason: ReasonLauncherFailed, Release: true}},
-		"evicted":                          {Input{Instance: instanceIn(running), Pod: evicted}, verdict{Phase: failed, Reason: "Evicted", Release: true}},
-		"init container failed":            {Input{Instance: instanceIn(scheduling), Pod: badInit}, verdict{Phase: failed, Reason: ReasonInitFailed, Release: true}},
-		"pod is being deleted":             {Input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), time.Hour, 60)}, verdict{Phase: running}},
-		"pod force-deleted just now":       {Input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), 10*time.Second, 0)}, verdict{Phase: running, Requeue: 20 * time.Second}},
-		"pod force-deleted, node silent":   {Input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), 31*time.Second, 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Release: true}},
-		"pod deleted before it had a node": {Input{Instance: instanceIn(scheduling), Pod: going(unscheduledGone, 0, 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Release: true}},
-		"final":                            {Input{Instance: instanceIn(succeeded), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Release: true}},
-		"final, pod gone":                  {Input{Instance: instanceIn(failed)}, verdict{Phase: failed}},
+		"new":                              {input{Instance: instanceIn("")}, verdict{Phase: pending, Create: true}},
+		"something is missing":             {input{Instance: instanceIn(pending), Missing: &obstacle{"R", "m"}}, verdict{Phase: pending}},
+		"all there":                        {input{Instance: instanceIn(pending)}, verdict{Phase: pending, Create: true}},
+		"pod exists":                       {input{Instance: instanceIn(pending), Pod: podIn(corev1.PodPending)}, verdict{Phase: scheduling}},
+		"pod runs":                         {input{Instance: instanceIn(scheduling), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
+		"pod runs, controller was away":    {input{Instance: instanceIn(pending), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
+		"the handler's part":               {input{Instance: instanceIn(scheduled), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduled}},
+		"guest runs":                       {input{Instance: instanceIn(running), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running}},
+		"pod lost while scheduling":        {input{Instance: instanceIn(scheduling)}, verdict{Phase: failed, Reason: ReasonPodLost}},
+		"pod lost while the guest ran":     {input{Instance: instanceIn(running)}, verdict{Phase: failed, Reason: ReasonPodLost}},
+		"guest shut down":                  {input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN","message":"m"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Release: true}},
+		"guest was stopped":                {input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestStopped, Release: true}},
+		"guest was killed":                 {input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, `{"end":"KILLED"}`, 0)}, verdict{Phase: succeeded, Reason: ReasonGuestKilled, Release: true}},
+		"guest shut down, nothing said":    {input{Instance: instanceIn(running), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Release: true}},
+		"guest crashed":                    {input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, `{"end":"CRASHED","message":"QEMU died"}`, 1)}, verdict{Phase: failed, Reason: ReasonGuestCrashed, Release: true}},
+		"guest did not start":              {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED","message":"no disk"}`, 1)}, verdict{Phase: failed, Reason: ReasonStartFailed, Release: true}},
+		"launcher died":                    {input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, "panic: …", 2)}, verdict{Phase: failed, Reason: ReasonLauncherFailed, Release: true}},
+		"launcher forges a reason":         {input{Instance: instanceIn(running), Pod: terminated(corev1.PodFailed, `{"end":"Whatever"}`, 2)}, verdict{Phase: failed, Reason: ReasonLauncherFailed, Release: true}},
+		"evicted":                          {input{Instance: instanceIn(running), Pod: evicted}, verdict{Phase: failed, Reason: "Evicted", Release: true}},
+		"init container failed":            {input{Instance: instanceIn(scheduling), Pod: badInit}, verdict{Phase: failed, Reason: ReasonInitFailed, Release: true}},
+		"pod is being deleted":             {input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), time.Hour, 60)}, verdict{Phase: running}},
+		"pod force-deleted just now":       {input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), 10*time.Second, 0)}, verdict{Phase: running, Requeue: 20 * time.Second}},
+		"pod force-deleted, node silent":   {input{Instance: instanceIn(running), Pod: going(podIn(corev1.PodRunning), 31*time.Second, 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Release: true}},
+		"pod deleted before it had a node": {input{Instance: instanceIn(scheduling), Pod: going(unscheduledGone, 0, 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Release: true}},
+		"final":                            {input{Instance: instanceIn(succeeded), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Release: true}},
+		"final, pod gone":                  {input{Instance: instanceIn(failed)}, verdict{Phase: failed}},
 
-		"deleted before its pod":             {Input{Instance: deletedAgo(instanceIn(pending), 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Free: true}},
-		"deleted while scheduling":           {Input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: podIn(corev1.PodPending)}, verdict{Phase: scheduling, Delete: true}},
-		"deleted when the pod just ran":      {Input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduling, Delete: true}},
-		"deleted while scheduling, pod ends": {Input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: going(podIn(corev1.PodPending), 0, 30)}, verdict{Phase: scheduling}},
-		"deleted while scheduling, ended":    {Input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: going(podIn(corev1.PodFailed), 0, 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Release: true}},
-		"deleted while scheduling, gone":     {Input{Instance: deletedAgo(instanceIn(scheduling), 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Free: true}},
-		"deleted: the handler stops it":      {Input{Instance: deletedAgo(instanceIn(running), 10*time.Second), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running, Requeue: 80 * time.Second}},
-		"deleted: the handler is gone":       {Input{Instance: deletedAgo(instanceIn(running), 90*time.Second), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running, Delete: true, Overdue: true}},
-		"deleted: the pod goes already":      {Input{Instance: deletedAgo(instanceIn(running), time.Hour), Pod: going(podIn(corev1.PodRunning), time.Minute, 60)}, verdict{Phase: running}},
-		"deleted: a backup holds it":         {Input{Instance: deletedAgo(with(instanceIn(running), delayed), 10*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Requeue: 90 * time.Second}},
-		"deleted: held beyond all bounds":    {Input{Instance: deletedAgo(with(instanceIn(running), delayed), 12*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Delete: true, Overdue: true}},
-		"deleted: the backup just ended":     {Input{Instance: deletedAgo(with(instanceIn(running), resumed), 5*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Requeue: 30 * time.Second}},
-		"deleted: guest shut down":           {Input{Instance: deletedAgo(instanceIn(running), 0), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Delete: true, Release: true}},
-		"deleted: pod lost":                  {Input{Instance: deletedAgo(instanceIn(running), 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Free: true}},
-		"deleted: attachment pods are left":  {Input{Instance: deletedAgo(instanceIn(succeeded), 0), Attachments: 1}, verdict{Phase: succeeded}},
-		"deleted: nothing is left":           {Input{Instance: deletedAgo(instanceIn(succeeded), 0)}, verdict{Phase: succeeded, Free: true}},
+		"deleted before its pod":             {input{Instance: deletedAgo(instanceIn(pending), 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Free: true}},
+		"deleted while scheduling":           {input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: podIn(corev1.PodPending)}, verdict{Phase: scheduling, Delete: true}},
+		"deleted when the pod just ran":      {input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: podIn(corev1.PodRunning)}, verdict{Phase: scheduling, Delete: true}},
+		"deleted while scheduling, pod ends": {input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: going(podIn(corev1.PodPending), 0, 30)}, verdict{Phase: scheduling}},
+		"deleted while scheduling, ended":    {input{Instance: deletedAgo(instanceIn(scheduling), 0), Pod: going(podIn(corev1.PodFailed), 0, 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Release: true}},
+		"deleted while scheduling, gone":     {input{Instance: deletedAgo(instanceIn(scheduling), 0)}, verdict{Phase: succeeded, Reason: ReasonDeletedBeforeStart, Free: true}},
+		"deleted: the handler stops it":      {input{Instance: deletedAgo(instanceIn(running), 10*time.Second), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running, Requeue: 80 * time.Second}},
+		"deleted: the handler is gone":       {input{Instance: deletedAgo(instanceIn(running), 90*time.Second), Pod: podIn(corev1.PodRunning)}, verdict{Phase: running, Delete: true, Overdue: true}},
+		"deleted: the pod goes already":      {input{Instance: deletedAgo(instanceIn(running), time.Hour), Pod: going(podIn(corev1.PodRunning), time.Minute, 60)}, verdict{Phase: running}},
+		"deleted: a backup holds it":         {input{Instance: deletedAgo(with(instanceIn(running), delayed), 10*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Requeue: 90 * time.Second}},
+		"deleted: held beyond all bounds":    {input{Instance: deletedAgo(with(instanceIn(running), delayed), 12*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Delete: true, Overdue: true}},
+		"deleted: the backup just ended":     {input{Instance: deletedAgo(with(instanceIn(running), resumed), 5*time.Minute), Pod: podIn(corev1.PodRunning), StopWaitsForBackup: 10 * time.Minute}, verdict{Phase: running, Requeue: 30 * time.Second}},
+		"deleted: guest shut down":           {input{Instance: deletedAgo(instanceIn(running), 0), Pod: podIn(corev1.PodSucceeded)}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Delete: true, Release: true}},
+		"deleted: pod lost":                  {input{Instance: deletedAgo(instanceIn(running), 0)}, verdict{Phase: failed, Reason: ReasonPodLost, Free: true}},
+		"deleted: attachment pods are left":  {input{Instance: deletedAgo(instanceIn(succeeded), 0), Attachments: 1}, verdict{Phase: succeeded}},
+		"deleted: nothing is left":           {input{Instance: deletedAgo(instanceIn(succeeded), 0)}, verdict{Phase: succeeded, Free: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c.in.Now = now
 			before := c.in.Instance.DeepCopy()
-			d := Decide(c.in)
+			d := decide(c.in)
 			got := verdict{d.Status.Phase, d.Status.Reason, d.CreatePod, d.DeletePod, d.Overdue, d.ReleasePod, d.Released, d.RequeueAfter}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Error(diff)
@@ -160,7 +160,7 @@ func TestDecide(t *testing.T) {
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	i := with(instanceIn(scheduling), kubevirtv1.Condition{Type: kubevirtv1.ConditionPodScheduled, Status: corev1.ConditionFalse})
-	d := Decide(Input{Now: now, Instance: i, Pod: podIn(corev1.PodRunning)})
+	d := decide(input{Now: now, Instance: i, Pod: podIn(corev1.PodRunning)})
 	if d.Status.NodeName != "n1" || d.NodeLabel != "n1" || d.Status.ActivePods["p"] != "n1" {
 		t.Errorf("%+v", d)
 	}
@@ -179,22 +179,22 @@ func TestObstacles(t *testing.T) {
 	fresh := podIn(corev1.PodPending)
 	fresh.Spec.NodeName = ""
 	for name, c := range map[string]struct {
-		in        Input
+		in        input
 		condition kubevirtv1.ConditionType
 		want      string
 	}{
-		"claim missing":                    {Input{Instance: instanceIn(pending), Missing: &Obstacle{Reason: ReasonClaimNotFound}}, kubevirtv1.ConditionSynchronized, ReasonClaimNotFound},
-		"no node":                          {Input{Pod: unscheduledPod("0/1 nodes")}, kubevirtv1.ConditionPodScheduled, ReasonUnschedulable},
-		"no node, claim binds by itself":   {Input{Pod: unscheduledPod("x"), Unbound: []UnboundClaim{{"a", false}, {"b", true}}}, kubevirtv1.ConditionPodScheduled, ReasonWaitingForVolume},
-		"no node, claim waits for one":     {Input{Pod: unscheduledPod("x"), Unbound: []UnboundClaim{{"a", false}}}, kubevirtv1.ConditionPodScheduled, ReasonUnschedulable},
-		"claim waits for its consumer":     {Input{Pod: fresh, Unbound: []UnboundClaim{{"a", false}}}, kubevirtv1.ConditionPodScheduled, ReasonWaitingForVolume},
-		"on its way":                       {Input{Pod: fresh}, kubevirtv1.ConditionPodScheduled, ""},
-		"image":                            {Input{Pod: waits("ErrImageNeverPull")}, kubevirtv1.ConditionSynchronized, ReasonImagePull},
-		"image, later":                     {Input{Pod: waits("ImagePullBackOff")}, kubevirtv1.ConditionSynchronized, ReasonImagePull},
-		"container cannot be configured":   {Input{Pod: waits("CreateContainerConfigError")}, kubevirtv1.ConditionSynchronized, "CreateContainerConfigError"},
-		"container is being created":       {Input{Pod: waits("ContainerCreating")}, kubevirtv1.ConditionSynchronized, ""},
-		"a cleared obstacle is not shown":  {Input{Instance: with(instanceIn(scheduling), kubevirtv1.Condition{Type: kubevirtv1.ConditionSynchronized, Reason: "Old"}), Pod: fresh}, kubevirtv1.ConditionSynchronized, ""},
-		"the guest does not run before it": {Input{Pod: fresh}, kubevirtv1.ConditionReady, ReasonGuestNotRunning},
+		"claim missing":                    {input{Instance: instanceIn(pending), Missing: &obstacle{Reason: ReasonClaimNotFound}}, kubevirtv1.ConditionSynchronized, ReasonClaimNotFound},
+		"no node":                          {input{Pod: unscheduledPod("0/1 nodes")}, kubevirtv1.ConditionPodScheduled, ReasonUnschedulable},
+		"no node, claim binds by itself":   {input{Pod: unscheduledPod("x"), Unbound: []unboundClaim{{"a", false}, {"b", true}}}, kubevirtv1.ConditionPodScheduled, ReasonWaitingForVolume},
+		"no node, claim waits for one":     {input{Pod: unscheduledPod("x"), Unbound: []unboundClaim{{"a", false}}}, kubevirtv1.ConditionPodScheduled, ReasonUnschedulable},
+		"claim waits for its consumer":     {input{Pod: fresh, Unbound: []unboundClaim{{"a", false}}}, kubevirtv1.ConditionPodScheduled, ReasonWaitingForVolume},
+		"on its way":                       {input{Pod: fresh}, kubevirtv1.ConditionPodScheduled, ""},
+		"image":                            {input{Pod: waits("ErrImageNeverPull")}, kubevirtv1.ConditionSynchronized, ReasonImagePull},
+		"image, later":                     {input{Pod: waits("ImagePullBackOff")}, kubevirtv1.ConditionSynchronized, ReasonImagePull},
+		"container cannot be configured":   {input{Pod: waits("CreateContainerConfigError")}, kubevirtv1.ConditionSynchronized, "CreateContainerConfigError"},
+		"container is being created":       {input{Pod: waits("ContainerCreating")}, kubevirtv1.ConditionSynchronized, ""},
+		"a cleared obstacle is not shown":  {input{Instance: with(instanceIn(scheduling), kubevirtv1.Condition{Type: kubevirtv1.ConditionSynchronized, Reason: "Old"}), Pod: fresh}, kubevirtv1.ConditionSynchronized, ""},
+		"the guest does not run before it": {input{Pod: fresh}, kubevirtv1.ConditionReady, ReasonGuestNotRunning},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +203,7 @@ func TestObstacles(t *testing.T) {
 				c.in.Instance = instanceIn(scheduling)
 			}
 			got := ""
-			if found := condition.Find(Decide(c.in).Status.Conditions, c.condition); found != nil {
+			if found := condition.Find(decide(c.in).Status.Conditions, c.condition); found != nil {
 				got = found.Reason
 			}
 			if got != c.want {
@@ -222,7 +222,7 @@ func TestEnd_clearsWhatTheHandlerReported(t *testing.T) {
 	i.Status.FSFreezeStatus = "frozen"
 	lock := &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled, BackupStatus: &kubevirtv1.InstanceBackupStatus{BackupName: "b"}}
 	i.Status.ChangedBlockTracking = lock
-	d := Decide(Input{Now: now, Instance: i, Pod: terminated(corev1.PodFailed, `{"end":"CRASHED","message":"QEMU died"}`, 1)})
+	d := decide(input{Now: now, Instance: i, Pod: terminated(corev1.PodFailed, `{"end":"CRASHED","message":"QEMU died"}`, 1)})
 	if len(d.Status.Conditions) != 1 || d.Status.Conditions[0].Status != corev1.ConditionFalse || d.Status.Conditions[0].Message != "QEMU died" {
 		t.Errorf("conditions: %+v", d.Status.Conditions)
 	}
@@ -239,7 +239,7 @@ func TestDecide_reassertsTheNodeLabel(t *testing.T) {
 	for _, phase := range []kubevirtv1.Phase{kubevirtv1.PhaseScheduled, kubevirtv1.PhaseRunning, kubevirtv1.PhaseFailed} {
 		i := &kubevirtv1.VirtualMachineInstance{}
 		i.Status.Phase, i.Status.NodeName = phase, "n1"
-		if d := Decide(Input{Now: now, Instance: i, Pod: podIn(corev1.PodRunning)}); d.NodeLabel != "n1" {
+		if d := decide(input{Now: now, Instance: i, Pod: podIn(corev1.PodRunning)}); d.NodeLabel != "n1" {
 			t.Errorf("%s: the label becomes %q", phase, d.NodeLabel)
 		}
 	}
@@ -250,31 +250,31 @@ func TestGiveBack_needsTheLaunchersWord(t *testing.T) {
 	t.Parallel()
 	const word = `{"end":"REQUESTED_SHUTDOWN","message":"m","neverStarted":true}`
 	for name, c := range map[string]struct {
-		in   Input
+		in   input
 		want bool
 	}{
-		"stopped before the start": {Input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
-		"drained before the start": {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
-		"libvirt died before it":   {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED","neverStarted":true}`, 1)}, true},
-		"the guest was started":    {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN"}`, 0)}, false},
-		"the start failed":         {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED"}`, 1)}, false},
-		"nothing was said":         {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, "", 137)}, false},
-		"no launcher says that":    {Input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"neverStarted":true}`, 1)}, false},
-		"the handler says it ran":  {Input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
-		"the pod is gone":          {Input{Instance: deletedAgo(instanceIn(scheduled), 0)}, false},
-		"the pod has not ended":    {Input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: podIn(corev1.PodRunning)}, false},
-		"the end was seen before":  {Input{Instance: instanceIn(succeeded), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
+		"stopped before the start": {input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
+		"drained before the start": {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, word, 0)}, true},
+		"libvirt died before it":   {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED","neverStarted":true}`, 1)}, true},
+		"the guest was started":    {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN"}`, 0)}, false},
+		"the start failed":         {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"end":"START_FAILED"}`, 1)}, false},
+		"nothing was said":         {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, "", 137)}, false},
+		"no launcher says that":    {input{Instance: instanceIn(scheduled), Pod: terminated(corev1.PodFailed, `{"neverStarted":true}`, 1)}, false},
+		"the handler says it ran":  {input{Instance: instanceIn(running), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
+		"the pod is gone":          {input{Instance: deletedAgo(instanceIn(scheduled), 0)}, false},
+		"the pod has not ended":    {input{Instance: deletedAgo(instanceIn(scheduled), 0), Pod: podIn(corev1.PodRunning)}, false},
+		"the end was seen before":  {input{Instance: instanceIn(succeeded), Pod: terminated(corev1.PodSucceeded, word, 0)}, false},
 		// If a runtime has lost its containers, for example when the node restarts, it runs the container once
 		// more. The word is only that of the last one.
-		"the container ran before": {Input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
+		"the container ran before": {input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].RestartCount = 1
 		})}, false},
-		"the container was lost before": {Input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
+		"the container was lost before": {input{Instance: instanceIn(scheduled), Pod: edited(terminated(corev1.PodSucceeded, word, 0), func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}
 		})}, false},
 	} {
 		c.in.Now = now
-		if got := Decide(c.in).GiveBack; got != c.want {
+		if got := decide(c.in).GiveBack; got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

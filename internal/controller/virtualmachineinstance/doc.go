@@ -15,7 +15,7 @@
 // when the launcher of a tracked instance runs. It takes back the runs of an instance that ends before it was
 // handed to a handler, or whose launcher was never told to start the guest: such runs wrote nothing.
 //
-// Decide and Pod are pure. The pod's name follows from the instance's UID, so creating it twice makes no second
+// decide and launcherPod are pure. The pod's name follows from the instance's UID, so creating it twice makes no second
 // pod. The controller believes that a pod is gone only if the API server says so, not the cache.
 package virtualmachineinstance
 

@@ -18,30 +18,30 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// gather reads what Decide looks at.
-func (r *reconciler) gather(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (Input, error) {
-	in := Input{Now: r.Clock.Now(), Instance: instance, StopWaitsForBackup: r.StopWaitsForBackup}
-	if err := r.pods(ctx, &in); err != nil {
+// gatherInput reads what decide looks at.
+func (r *reconciler) gatherInput(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (input, error) {
+	in := input{Now: r.Clock.Now(), Instance: instance, StopWaitsForBackup: r.StopWaitsForBackup}
+	if err := r.findPods(ctx, &in); err != nil {
 		return in, err
 	}
 	if in.Instance.Status.Phase.Final() || handedOver(in.Instance.Status.Phase) {
 		return in, nil
 	}
-	claims, err := r.claims(ctx, r.client, instance)
+	claims, err := r.readClaims(ctx, r.cached, instance)
 	if err != nil {
 		return in, err
 	}
-	in.Missing = missing(instance, claims)
-	in.Unbound, err = r.unbound(ctx, claims)
+	in.Missing = missingClaim(instance, claims)
+	in.Unbound, err = r.findUnboundClaims(ctx, claims)
 	return in, err
 }
 
-// pods finds the instance's pods. Before the caller can conclude from a missing pod that the instance has ended,
-// pods asks the API server itself.
-func (r *reconciler) pods(ctx context.Context, in *Input) error {
+// findPods finds the instance's pods. Before the caller can conclude from a missing pod that the instance has ended,
+// it asks the API server itself.
+func (r *reconciler) findPods(ctx context.Context, in *input) error {
 	byCreator := client.MatchingLabels{layout.LabelCreatedBy: string(in.Instance.UID)}
 	list := &corev1.PodList{}
-	if err := r.client.List(ctx, list, client.InNamespace(in.Instance.Namespace), byCreator); err != nil {
+	if err := r.cached.List(ctx, list, client.InNamespace(in.Instance.Namespace), byCreator); err != nil {
 		return fmt.Errorf("list pods of instance %s/%s: %w", in.Instance.Namespace, in.Instance.Name, err)
 	}
 	started := in.Instance.Status.Phase != "" && in.Instance.Status.Phase != kubevirtv1.PhasePending
@@ -83,8 +83,8 @@ func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return instancepod.Get(ctx, r.live, instance.Namespace, layout.LauncherPod(instance.Name, instance.UID))
 }
 
-// claims reads the claims that the launcher pod mounts. A claim that does not exist is absent from the result.
-func (r *reconciler) claims(ctx context.Context, from client.Reader, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
+// readClaims reads the claims that the launcher pod mounts. A claim that does not exist is absent from the result.
+func (r *reconciler) readClaims(ctx context.Context, from client.Reader, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, error) {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	for _, name := range claimNames(instance) {
 		claim := &corev1.PersistentVolumeClaim{}
@@ -100,15 +100,15 @@ func (r *reconciler) claims(ctx context.Context, from client.Reader, instance *k
 	return claims, nil
 }
 
-// missing returns an obstacle for the first claim that the launcher pod cannot start without, or nil.
-func missing(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) *Obstacle {
+// missingClaim returns an obstacle for the first claim that the launcher pod cannot start without, or nil.
+func missingClaim(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) *obstacle {
 	for _, v := range instance.Spec.Volumes {
 		name := v.PersistentVolumeClaim.ClaimName
 		switch claim := claims[name]; {
 		case claim == nil:
-			return &Obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it.", name)}
+			return &obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it.", name)}
 		case claim.DeletionTimestamp != nil:
-			return &Obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s is being deleted; create it again.", name)}
+			return &obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s is being deleted; create it again.", name)}
 		}
 	}
 	if !Tracked(instance) {
@@ -117,7 +117,7 @@ func missing(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*cor
 	name := layout.StatePVC(instance.Name)
 	state := claims[name]
 	if state == nil || state.DeletionTimestamp != nil || ClaimBytes(state) < StateClaimBytes(instance, claims) {
-		return &Obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being made.", name)}
+		return &obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being made.", name)}
 	}
 	return nil
 }
@@ -136,23 +136,23 @@ func StateClaimBytes(instance *kubevirtv1.VirtualMachineInstance, claims map[str
 	return tracking.StateClaimSize(sizes)
 }
 
-// unbound returns the claims that have no volume yet.
-func (r *reconciler) unbound(ctx context.Context, claims map[string]*corev1.PersistentVolumeClaim) ([]UnboundClaim, error) {
-	var unbound []UnboundClaim
+// findUnboundClaims returns the claims that have no volume yet.
+func (r *reconciler) findUnboundClaims(ctx context.Context, claims map[string]*corev1.PersistentVolumeClaim) ([]unboundClaim, error) {
+	var unbound []unboundClaim
 	for name, claim := range claims {
 		if claim.Status.Phase == corev1.ClaimBound {
 			continue
 		}
-		u := UnboundClaim{Name: name, Immediate: true}
+		u := unboundClaim{Name: name, Immediate: true}
 		if class := claim.Spec.StorageClassName; class != nil && *class != "" {
 			c := &storagev1.StorageClass{}
-			if err := r.client.Get(ctx, types.NamespacedName{Name: *class}, c); client.IgnoreNotFound(err) != nil {
+			if err := r.cached.Get(ctx, types.NamespacedName{Name: *class}, c); client.IgnoreNotFound(err) != nil {
 				return nil, fmt.Errorf("get storage class %s: %w", *class, err)
 			}
 			u.Immediate = c.VolumeBindingMode == nil || *c.VolumeBindingMode == storagev1.VolumeBindingImmediate
 		}
 		unbound = append(unbound, u)
 	}
-	slices.SortFunc(unbound, func(a, b UnboundClaim) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(unbound, func(a, b unboundClaim) int { return strings.Compare(a.Name, b.Name) })
 	return unbound, nil
 }

@@ -68,20 +68,20 @@ func TestGiveBack_doesNotHoldTheEnd(t *testing.T) {
 		"no answer":          {errors.New("connection refused"), true},
 	} {
 		server, recorder := &keepsRuns{refusal: c.refusal}, events.NewFakeRecorder(4)
-		r := &reconciler{client: server, live: server, events: recorder}
+		r := &reconciler{cached: server, live: server, events: recorder}
 		instance := instanceIn(scheduled)
 		instance.Finalizers = []string{layout.FinalizerInstance}
 		instance.Spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
 			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root"},
 		}}}
-		d := Decision{GiveBack: true, Status: *instance.Status.DeepCopy()}
+		d := decision{GiveBack: true, Status: *instance.Status.DeepCopy()}
 		d.Status.Phase = kubevirtv1.PhaseSucceeded
 		err := r.writeDecision(t.Context(), instance.DeepCopy(), d)
 		if (err != nil) != c.again || (server.written == kubevirtv1.PhaseSucceeded) == c.again {
 			t.Errorf("%s: the end, as %q: %v", name, server.written, err)
 		}
 		instance.DeletionTimestamp = &metav1.Time{Time: now}
-		if err := r.release(t.Context(), instance); (err != nil) != c.again || server.released == c.again {
+		if err := r.releaseInstance(t.Context(), instance); (err != nil) != c.again || server.released == c.again {
 			t.Errorf("%s: released %t: %v", name, server.released, err)
 		}
 		for !c.again && err == nil && len(recorder.Events) > 0 {

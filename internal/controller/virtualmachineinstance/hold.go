@@ -29,16 +29,16 @@ const heldRetry = 5 * time.Second
 // second write is a conflict, and the loser then finds the other instance as a holder. Claims are taken in the
 // order of their names, so that two instances never wait for each other. After a crash the instance takes the same
 // claims again, which changes nothing.
-func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, *Obstacle, error) {
-	all := uses(instance)
+func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, *obstacle, error) {
+	all := writableUses(instance)
 	if o := conflictsWithin(all, instance); o != nil {
 		return nil, o, nil
 	}
-	claims, err := r.claims(ctx, r.live, instance)
+	claims, err := r.readClaims(ctx, r.live, instance)
 	if err != nil {
 		return nil, nil, err
 	}
-	if o := missing(instance, claims); o != nil {
+	if o := missingClaim(instance, claims); o != nil {
 		return nil, o, nil
 	}
 	pods, err := r.livePods(ctx, instance.Namespace)
@@ -47,14 +47,14 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	}
 	next := map[string]runepoch.Epoch{}
 	for _, u := range all {
-		if o := attached(u, pods); o != nil {
+		if o := whyAttachedElsewhere(u, pods); o != nil {
 			return nil, o, nil
 		}
 		epoch, o, err := r.nextEpoch(ctx, instance, u, claims[u.claim])
 		if err != nil || o != nil {
 			return nil, o, err
 		}
-		next[u.claim] = epoch.WithStrangers(strangers(u.claim, pods))
+		next[u.claim] = epoch.WithStrangers(findStrangers(u.claim, pods))
 	}
 	for _, u := range all {
 		if err := r.writeEpoch(ctx, claims[u.claim], next[u.claim]); err != nil {
@@ -76,7 +76,7 @@ func (r *reconciler) confirmClaims(ctx context.Context, instance *kubevirtv1.Vir
 		return err
 	}
 	return r.editRuns(ctx, instance, func(claim string, epoch runepoch.Epoch) runepoch.Epoch {
-		return epoch.WithStrangers(strangers(claim, pods))
+		return epoch.WithStrangers(findStrangers(claim, pods))
 	})
 }
 
@@ -110,11 +110,11 @@ func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualM
 // editRuns changes the records of the instance's claims that name its run as their last one. The handler trusts
 // nothing about the other claims anyway.
 func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func(claim string, epoch runepoch.Epoch) runepoch.Epoch) error {
-	claims, err := r.claims(ctx, r.live, instance)
+	claims, err := r.readClaims(ctx, r.live, instance)
 	if err != nil {
 		return err
 	}
-	for _, u := range uses(instance) {
+	for _, u := range writableUses(instance) {
 		claim := claims[u.claim]
 		if claim == nil {
 			continue
@@ -131,21 +131,21 @@ func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualM
 }
 
 // nextEpoch returns the claim's record for when the instance has it, or why the instance cannot have it.
-func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, u use, claim *corev1.PersistentVolumeClaim) (runepoch.Epoch, *Obstacle, error) {
+func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, u use, claim *corev1.PersistentVolumeClaim) (runepoch.Epoch, *obstacle, error) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
-		unreadable := &Obstacle{ReasonClaimRecord, fmt.Sprintf(
+		unreadable := &obstacle{ReasonClaimRecord, fmt.Sprintf(
 			"PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
 			claim.Name, layout.AnnotationRunEpoch)}
 		return epoch, unreadable, nil //nolint:nilerr // the obstacle says it
 	}
-	candidates, err := r.candidates(ctx, instance, u.claim, epoch.Holders)
+	candidates, err := r.findPossibleHolders(ctx, instance, u.claim, epoch.Holders)
 	if err != nil {
 		return epoch, nil, err
 	}
 	var holders []runepoch.Holder
 	for _, h := range candidates {
-		gone, err := r.gone(ctx, instance.Namespace, h)
+		gone, err := r.holderIsGone(ctx, instance.Namespace, h)
 		if err != nil {
 			return epoch, nil, err
 		}
@@ -163,18 +163,18 @@ func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.Virtual
 	return epoch.Begin(runepoch.InstanceRun(instance.UID)).WithHolders(holders).WithGeneration(claim.Annotations[layout.AnnotationContentGeneration]), nil, nil
 }
 
-func inUse(claim string, h runepoch.Holder) *Obstacle {
-	return &Obstacle{ReasonClaimInUse, fmt.Sprintf(
+func inUse(claim string, h runepoch.Holder) *obstacle {
+	return &obstacle{ReasonClaimInUse, fmt.Sprintf(
 		"VirtualMachineInstance %s may write to PersistentVolumeClaim %s; this machine starts when that one has ended. To run both, make the disk shareable in both machines.",
 		h.Instance, claim)}
 }
 
-// candidates returns the other instances that may hold a claim: those in its record, and those that have a launcher
+// findPossibleHolders returns the other instances that may hold a claim: those in its record, and those that have a launcher
 // pod but are missing from the record, for example after an upgrade or because somebody deleted the record.
-func (r *reconciler) candidates(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, claim string, recorded []runepoch.Holder) ([]runepoch.Holder, error) {
+func (r *reconciler) findPossibleHolders(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, claim string, recorded []runepoch.Holder) ([]runepoch.Holder, error) {
 	others := slices.DeleteFunc(slices.Clone(recorded), func(h runepoch.Holder) bool { return h.UID == instance.UID })
 	list := &kubevirtv1.VirtualMachineInstanceList{}
-	if err := r.client.List(ctx, list, client.InNamespace(instance.Namespace)); err != nil {
+	if err := r.cached.List(ctx, list, client.InNamespace(instance.Namespace)); err != nil {
 		return nil, fmt.Errorf("list instances in %s: %w", instance.Namespace, err)
 	}
 	for i := range list.Items {
@@ -184,7 +184,7 @@ func (r *reconciler) candidates(ctx context.Context, instance *kubevirtv1.Virtua
 			slices.ContainsFunc(others, func(h runepoch.Holder) bool { return h.UID == other.UID }) {
 			continue
 		}
-		for _, u := range uses(other) {
+		for _, u := range writableUses(other) {
 			if u.claim == claim && u.writes {
 				others = append(others, runepoch.Holder{Instance: other.Name, UID: other.UID, Shared: u.shared})
 			}
@@ -193,9 +193,9 @@ func (r *reconciler) candidates(ctx context.Context, instance *kubevirtv1.Virtua
 	return others, nil
 }
 
-// gone reports whether a holder can no longer write: its instance has ended or does not exist, and its launcher pod
+// holderIsGone reports whether a holder can no longer write: its instance has ended or does not exist, and its launcher pod
 // does not run. It asks the API server itself.
-func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Holder) (bool, error) {
+func (r *reconciler) holderIsGone(ctx context.Context, namespace string, h runepoch.Holder) (bool, error) {
 	instance := &kubevirtv1.VirtualMachineInstance{}
 	err := r.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: h.Instance}, instance)
 	if client.IgnoreNotFound(err) != nil {
@@ -205,7 +205,7 @@ func (r *reconciler) gone(ctx context.Context, namespace string, h runepoch.Hold
 		return false, nil
 	}
 	pod, err := instancepod.Get(ctx, r.live, namespace, layout.LauncherPod(h.Instance, h.UID))
-	return err == nil && (pod == nil || terminal(pod)), err
+	return err == nil && (pod == nil || podHasEnded(pod)), err
 }
 
 // recordDisks notes on the Filesystem claims of a running guest that the guest has disks there. A claim that comes
@@ -215,7 +215,7 @@ func (r *reconciler) recordDisks(ctx context.Context, instance *kubevirtv1.Virtu
 	if instance.Status.Phase != kubevirtv1.PhaseRunning {
 		return nil
 	}
-	claims, err := r.claims(ctx, r.client, instance)
+	claims, err := r.readClaims(ctx, r.cached, instance)
 	if err != nil {
 		return err
 	}
@@ -241,7 +241,7 @@ func (r *reconciler) writeEpoch(ctx context.Context, claim *corev1.PersistentVol
 	if err := next.Write(claim); err != nil {
 		return err
 	}
-	if err := r.client.Patch(ctx, claim, optimistic(base)); err != nil {
+	if err := r.cached.Patch(ctx, claim, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write the run on claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	return nil

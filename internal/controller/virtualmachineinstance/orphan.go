@@ -15,6 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // releaseOrphans removes the finalizer of launcher pods that were made for an instance of this name that no longer
@@ -24,7 +25,7 @@ import (
 // ended, because its guest may still write. A positive duration is when to look again.
 func (r *reconciler) releaseOrphans(ctx context.Context, name types.NamespacedName) (time.Duration, error) {
 	pods := &corev1.PodList{}
-	if err := r.client.List(ctx, pods, client.InNamespace(name.Namespace), client.MatchingLabels{layout.LabelVM: name.Name}); err != nil {
+	if err := r.cached.List(ctx, pods, client.InNamespace(name.Namespace), client.MatchingLabels{layout.LabelVM: name.Name}); err != nil {
 		return 0, fmt.Errorf("list launcher pods of instances named %s: %w", name, err)
 	}
 	var again time.Duration
@@ -36,7 +37,7 @@ func (r *reconciler) releaseOrphans(ctx context.Context, name types.NamespacedNa
 		}
 		over, wait := podOver(pod, r.Clock.Now())
 		if !over {
-			again = sooner(again, wait)
+			again = shorterWait(again, wait)
 			continue
 		}
 		exists, err := r.instanceExists(ctx, name, uid)
@@ -63,10 +64,10 @@ func madeFor(pod *corev1.Pod, instance string) (types.UID, bool) {
 	return uid, instancepod.IsOrphan(pod, instance, uid)
 }
 
-// ofLauncher maps a launcher pod to the instance that it was made for, whoever owns the pod and whether or not the
+// requestsForLauncher maps a launcher pod to the instance that it was made for, whoever owns the pod and whether or not the
 // instance still exists. A pod that has lost its owner would otherwise trigger no reconcile, not even when it
 // disappears after its finalizer is gone.
-func ofLauncher(_ context.Context, o client.Object) []ctrl.Request {
+func requestsForLauncher(_ context.Context, o client.Object) []ctrl.Request {
 	name := o.GetLabels()[layout.LabelVM]
 	if name == "" || o.GetName() != layout.LauncherPod(name, types.UID(o.GetLabels()[layout.LabelCreatedBy])) {
 		return nil
@@ -89,14 +90,14 @@ func (r *reconciler) instanceExists(ctx context.Context, name types.NamespacedNa
 func (r *reconciler) releasePod(ctx context.Context, pod *corev1.Pod) error {
 	released := pod.DeepCopy()
 	controllerutil.RemoveFinalizer(released, layout.FinalizerLauncher)
-	if err := r.client.Patch(ctx, released, optimistic(pod)); client.IgnoreNotFound(err) != nil {
+	if err := r.cached.Patch(ctx, released, reconcile.MergeFrom(pod)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("release launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return nil
 }
 
-// sooner returns the shorter of two waits. 0 means no wait.
-func sooner(a, b time.Duration) time.Duration {
+// shorterWait returns the shorter of two waits. 0 means no wait.
+func shorterWait(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)
 	}

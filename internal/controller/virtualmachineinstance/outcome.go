@@ -23,9 +23,9 @@ type outcome struct {
 	neverStarted bool
 }
 
-// ended returns how the instance ended, as far as the pod tells, or nil if it did not. A positive wait is when to
+// outcomeOfPod returns how the instance ended, as far as the pod tells, or nil if it did not. A positive wait is when to
 // look again.
-func ended(in Input) (*outcome, time.Duration) {
+func outcomeOfPod(in input) (*outcome, time.Duration) {
 	before := !handedOver(in.Instance.Status.Phase)
 	deletedBefore := before && in.Instance.DeletionTimestamp != nil
 	switch {
@@ -35,7 +35,7 @@ func ended(in Input) (*outcome, time.Duration) {
 		return nil, 0
 	case in.Pod == nil:
 		return podLost("The launcher pod is gone."), 0
-	case terminal(in.Pod) && deletedBefore:
+	case podHasEnded(in.Pod) && deletedBefore:
 		return deletedBeforeStart(), 0
 	case in.Pod.Status.Phase == corev1.PodSucceeded:
 		reason, message := computeMessage(in.Pod)
@@ -44,15 +44,15 @@ func ended(in Input) (*outcome, time.Duration) {
 		}
 		return &outcome{kubevirtv1.PhaseSucceeded, reason, cmp.Or(message, "The guest shut down."), neverStarted(in.Pod)}, 0
 	case in.Pod.Status.Phase == corev1.PodFailed:
-		return explain(in.Pod), 0
+		return explainFailure(in.Pod), 0
 	default:
-		return abandoned(in, deletedBefore)
+		return outcomeOfAbandonedPod(in, deletedBefore)
 	}
 }
 
-// abandoned handles a deleted pod whose kubelet may never report its end. The object stays because of the launcher
+// outcomeOfAbandonedPod handles a deleted pod whose kubelet may never report its end. The object stays because of the launcher
 // pod's finalizer.
-func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
+func outcomeOfAbandonedPod(in input, deletedBefore bool) (*outcome, time.Duration) {
 	if over, wait := podOver(in.Pod, in.Now); !over {
 		return nil, wait
 	}
@@ -66,7 +66,7 @@ func abandoned(in Input, deletedBefore bool) (*outcome, time.Duration) {
 // end. A positive wait is when to look again.
 func podOver(pod *corev1.Pod, now time.Time) (bool, time.Duration) {
 	switch {
-	case terminal(pod):
+	case podHasEnded(pod):
 		return true, 0
 	case pod.DeletionTimestamp == nil || ptr.Deref(pod.DeletionGracePeriodSeconds, 1) > 0:
 		return false, 0
@@ -85,20 +85,20 @@ func podLost(message string) *outcome {
 	return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonPodLost, message: message}
 }
 
-func terminal(pod *corev1.Pod) bool {
+func podHasEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// explain says why a pod failed. It looks, in this order, at what Kubernetes did to the pod, at the init
+// explainFailure says why a pod failed. It looks, in this order, at what Kubernetes did to the pod, at the init
 // containers, at what the launcher said, and at how its container ended.
-func explain(pod *corev1.Pod) *outcome {
+func explainFailure(pod *corev1.Pod) *outcome {
 	if pod.Status.Reason != "" {
 		message := cmp.Or(pod.Status.Message, fmt.Sprintf("The launcher pod %s was ended by Kubernetes.", pod.Name))
 		return &outcome{phase: kubevirtv1.PhaseFailed, reason: pod.Status.Reason, message: message, neverStarted: neverStarted(pod)}
 	}
 	for _, s := range pod.Status.InitContainerStatuses {
 		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
-			return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonInitFailed, message: fmt.Sprintf("Init container %s: %s", s.Name, exit(t))}
+			return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonInitFailed, message: fmt.Sprintf("Init container %s: %s", s.Name, describeExit(t))}
 		}
 	}
 	reason, message := computeMessage(pod)
@@ -131,7 +131,7 @@ func computeMessage(pod *corev1.Pod) (reason, message string) {
 		if t.ExitCode == 0 {
 			return reason, strings.TrimSpace(t.Message)
 		}
-		return reason, exit(t)
+		return reason, describeExit(t)
 	}
 	return "", ""
 }
@@ -166,7 +166,7 @@ func lastWord(t *corev1.ContainerStateTerminated) (said word, ok bool) {
 // camelCase is what a reason looks like.
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
 
-func exit(t *corev1.ContainerStateTerminated) string {
+func describeExit(t *corev1.ContainerStateTerminated) string {
 	if text := strings.TrimSpace(t.Message); text != "" {
 		return text
 	}

@@ -53,7 +53,7 @@ func (h hasPod) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...c
 func orphan(pod *corev1.Pod) *corev1.Pod {
 	instance := instanceIn(running)
 	pod.Namespace, pod.Name = instance.Namespace, layout.LauncherPod(instance.Name, instance.UID)
-	pod.Labels, pod.Finalizers = labels(instance), []string{layout.FinalizerLauncher}
+	pod.Labels, pod.Finalizers = podLabels(instance), []string{layout.FinalizerLauncher}
 	return pod
 }
 
@@ -86,7 +86,7 @@ func TestReleaseOrphans_withoutAnOwner(t *testing.T) {
 	} {
 		released := false
 		server := hasPod{pod: c.pod, instance: c.instance, released: &released}
-		r := &reconciler{Options: Options{Clock: clocktesting.NewFakePassiveClock(now)}, client: server, live: server}
+		r := &reconciler{Options: Options{Clock: clocktesting.NewFakePassiveClock(now)}, cached: server, live: server}
 		if _, err := r.releaseOrphans(t.Context(), types.NamespacedName{Namespace: "ns", Name: "vm"}); err != nil || released != c.want {
 			t.Errorf("%s: released %t, %v", name, released, err)
 		}
@@ -106,9 +106,9 @@ func TestPods_knowsThePodThatLostItsOwner(t *testing.T) {
 		"adopted since":       {edited(orphan(podIn(corev1.PodRunning)), adopted), true},
 	} {
 		server := hasPod{pod: c.pod}
-		r := &reconciler{client: server, live: server}
-		in := Input{Instance: deletedAgo(instanceIn(running), 0)}
-		if err := r.pods(t.Context(), &in); err != nil || (in.Pod != nil) != c.want {
+		r := &reconciler{cached: server, live: server}
+		in := input{Instance: deletedAgo(instanceIn(running), 0)}
+		if err := r.findPods(t.Context(), &in); err != nil || (in.Pod != nil) != c.want {
 			t.Errorf("%s: pod %v, %v", name, in.Pod, err)
 		}
 	}
@@ -126,7 +126,7 @@ func TestOfLauncher_wakesTheInstance(t *testing.T) {
 		"released":       {edited(orphan(podIn(corev1.PodSucceeded)), func(p *corev1.Pod) { p.Finalizers = nil }), true},
 		"a pod of a job": {edited(podIn(corev1.PodRunning), adopted), false},
 	} {
-		if got := ofLauncher(t.Context(), c.pod); (len(got) == 1 && got[0].Name == "vm") != c.want {
+		if got := requestsForLauncher(t.Context(), c.pod); (len(got) == 1 && got[0].Name == "vm") != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -32,8 +32,8 @@ type Images struct {
 	PullPolicy corev1.PullPolicy
 }
 
-// PodInput is everything that a launcher pod depends on.
-type PodInput struct {
+// podInput is everything that a launcher pod depends on.
+type podInput struct {
 	Instance *kubevirtv1.VirtualMachineInstance
 	// Claims are the claims of the instance's volumes by name; all of them exist.
 	Claims map[string]*corev1.PersistentVolumeClaim
@@ -47,21 +47,21 @@ func Tracked(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance.Annotations[layout.AnnotationTracking] == "true"
 }
 
-// Pod returns the launcher pod of an instance. It is unprivileged: a guest that breaks out finds itself in a
+// launcherPod returns the launcher pod of an instance. It is unprivileged: a guest that breaks out finds itself in a
 // container without credentials, without devices of the host and without added capabilities.
-func Pod(in PodInput) *corev1.Pod {
+func launcherPod(in podInput) *corev1.Pod {
 	instance := in.Instance
 	grace := ptr.Deref(instance.Spec.TerminationGracePeriodSeconds, defaultGrace) + stopMargin
-	r := &renderer{PodInput: in}
-	r.disks()
-	r.directories()
+	r := &renderer{podInput: in}
+	r.addDisks()
+	r.addDirectories()
 	r.libvirtState()
 	r.kernelBoot()
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       instance.Namespace,
 			Name:            layout.LauncherPod(instance.Name, instance.UID),
-			Labels:          labels(instance),
+			Labels:          podLabels(instance),
 			Finalizers:      []string{layout.FinalizerLauncher},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
 		},
@@ -80,10 +80,10 @@ func Pod(in PodInput) *corev1.Pod {
 				Image:                    in.Images.Launcher,
 				ImagePullPolicy:          in.Images.PullPolicy,
 				Command:                  []string{"/usr/bin/varve-launcher"},
-				Resources:                resources(in),
+				Resources:                launcherResources(in),
 				VolumeMounts:             r.mounts,
 				VolumeDevices:            r.devices,
-				SecurityContext:          unprivileged(),
+				SecurityContext:          launcherSecurityContext(),
 				TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 			}},
@@ -92,8 +92,8 @@ func Pod(in PodInput) *corev1.Pod {
 	}
 }
 
-// labels returns the instance's labels and those by which its pods are found.
-func labels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
+// podLabels returns the instance's labels and those by which its pods are found.
+func podLabels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 	l := maps.Clone(instance.Labels)
 	if l == nil {
 		l = map[string]string{}
@@ -109,10 +109,10 @@ func labels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 // AppLauncher is the value of the label kubevirt.io on launcher pods.
 const AppLauncher = "virt-launcher"
 
-// unprivileged returns the launcher's security context. libvirt runs as root inside the container. It keeps the
+// launcherSecurityContext returns the launcher's security context. libvirt runs as root inside the container. It keeps the
 // runtime's default capabilities, which it needs for files that other users own, except those that reach beyond the
 // container.
-func unprivileged() *corev1.SecurityContext {
+func launcherSecurityContext() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		Privileged:               ptr.To(false),
 		AllowPrivilegeEscalation: ptr.To(false),
@@ -121,8 +121,8 @@ func unprivileged() *corev1.SecurityContext {
 	}
 }
 
-// powerless returns the security context of an init container, which only copies files.
-func powerless() *corev1.SecurityContext {
+// initSecurityContext returns the security context of an init container, which only copies files.
+func initSecurityContext() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		Privileged:               ptr.To(false),
 		AllowPrivilegeEscalation: ptr.To(false),
@@ -134,7 +134,7 @@ func powerless() *corev1.SecurityContext {
 
 // renderer collects the parts of a pod.
 type renderer struct {
-	PodInput
+	podInput
 	volumes     []corev1.Volume
 	mounts      []corev1.VolumeMount
 	devices     []corev1.VolumeDevice
@@ -142,8 +142,8 @@ type renderer struct {
 	pullSecrets []corev1.LocalObjectReference
 }
 
-// disks puts the claims of the instance's volumes where the launcher expects them.
-func (r *renderer) disks() {
+// addDisks puts the claims of the instance's volumes where the launcher expects them.
+func (r *renderer) addDisks() {
 	for i, v := range r.Instance.Spec.Volumes {
 		source := v.PersistentVolumeClaim.PersistentVolumeClaimVolumeSource
 		// A pod's volume names must be shorter than ours may be, and the names sockets and utility are taken.
@@ -157,8 +157,8 @@ func (r *renderer) disks() {
 	}
 }
 
-// directories adds the state claim and the directories that the handler shares with the launcher.
-func (r *renderer) directories() {
+// addDirectories adds the state claim and the directories that the handler shares with the launcher.
+func (r *renderer) addDirectories() {
 	if Tracked(r.Instance) {
 		r.volumes = append(r.volumes, corev1.Volume{Name: "state", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: layout.StatePVC(r.Instance.Name)},
@@ -222,9 +222,9 @@ func (r *renderer) kernelBoot() {
 	}
 	copyCommand = append(copyCommand, "--to", layout.KernelDir)
 	r.inits = []corev1.Container{
-		r.init("install-varve", r.Images.Varve, r.Images.PullPolicy, []string{varveBinary, "internal", "install-self", toolsDir},
+		r.addInitContainer("install-varve", r.Images.Varve, r.Images.PullPolicy, []string{varveBinary, "internal", "install-self", toolsDir},
 			corev1.VolumeMount{Name: toolsVolume, MountPath: toolsDir}),
-		r.init("kernel-boot", c.Image, c.ImagePullPolicy, copyCommand,
+		r.addInitContainer("kernel-boot", c.Image, c.ImagePullPolicy, copyCommand,
 			corev1.VolumeMount{Name: toolsVolume, MountPath: toolsDir, ReadOnly: true}, corev1.VolumeMount{Name: kernel, MountPath: layout.KernelDir}),
 	}
 	r.volumes = append(r.volumes, emptyDir(toolsVolume), emptyDir(kernel))
@@ -234,11 +234,11 @@ func (r *renderer) kernelBoot() {
 	}
 }
 
-func (r *renderer) init(name, image string, pull corev1.PullPolicy, command []string, mounts ...corev1.VolumeMount) corev1.Container {
+func (r *renderer) addInitContainer(name, image string, pull corev1.PullPolicy, command []string, mounts ...corev1.VolumeMount) corev1.Container {
 	return corev1.Container{
 		Name: name, Image: image, ImagePullPolicy: pull, Command: command, VolumeMounts: mounts,
 		Resources:                initResources(),
-		SecurityContext:          powerless(),
+		SecurityContext:          initSecurityContext(),
 		TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}

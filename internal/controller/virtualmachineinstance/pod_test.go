@@ -35,7 +35,7 @@ func disk(name, claim string, readOnly bool) (kubevirtv1.Disk, kubevirtv1.Volume
 }
 
 // fullInput uses everything that a pod depends on.
-func fullInput() PodInput {
+func fullInput() podInput {
 	instance := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{
 		Name: "vm", Namespace: "ns", UID: "0123",
 		Labels:      map[string]string{"app": "db", layout.LabelVM: "vm", layout.LabelNodeName: "old", layout.LabelApp: "forged"},
@@ -57,7 +57,7 @@ func fullInput() PodInput {
 		instance.Spec.Domain.Devices.Disks = append(instance.Spec.Domain.Devices.Disks, disk)
 		instance.Spec.Volumes = append(instance.Spec.Volumes, volume)
 	}
-	return PodInput{
+	return podInput{
 		Instance: instance,
 		Claims: map[string]*corev1.PersistentVolumeClaim{
 			"root-claim": sizedClaim("10Gi", corev1.PersistentVolumeFilesystem),
@@ -70,16 +70,16 @@ func fullInput() PodInput {
 }
 
 // smallInput uses nothing that is optional.
-func smallInput() PodInput {
+func smallInput() podInput {
 	instance := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", Namespace: "ns", UID: "0123"}}
 	instance.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
-	return PodInput{Instance: instance, Images: Images{Launcher: "varve-launcher:1", Varve: "varve:1"}}
+	return podInput{Instance: instance, Images: Images{Launcher: "varve-launcher:1", Varve: "varve:1"}}
 }
 
 func TestLauncherPod_golden(t *testing.T) {
 	t.Parallel()
-	for name, in := range map[string]PodInput{"full": fullInput(), "small": smallInput()} {
-		got, err := yaml.Marshal(Pod(in))
+	for name, in := range map[string]podInput{"full": fullInput(), "small": smallInput()} {
+		got, err := yaml.Marshal(launcherPod(in))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +102,7 @@ func TestLauncherPod_golden(t *testing.T) {
 // TestLauncherPod_isUnprivileged checks what the threat model says about launcher pods, whatever the golden files contain.
 func TestLauncherPod_isUnprivileged(t *testing.T) {
 	t.Parallel()
-	pod := Pod(fullInput())
+	pod := launcherPod(fullInput())
 	s := pod.Spec
 	if s.HostNetwork || s.HostPID || s.HostIPC || ptr.Deref(s.ShareProcessNamespace, false) || ptr.Deref(s.AutomountServiceAccountToken, true) {
 		t.Errorf("host namespaces or credentials: %+v", s)
@@ -125,7 +125,7 @@ func TestLauncherPod_isUnprivileged(t *testing.T) {
 
 func TestLauncherPod_disksAreWhereTheLauncherLooks(t *testing.T) {
 	t.Parallel()
-	compute := Pod(fullInput()).Spec.Containers[0]
+	compute := launcherPod(fullInput()).Spec.Containers[0]
 	mounts := map[string]bool{}
 	for _, m := range compute.VolumeMounts {
 		mounts[m.MountPath] = true
@@ -143,15 +143,15 @@ func TestLauncherPod_disksAreWhereTheLauncherLooks(t *testing.T) {
 func TestMemoryOverhead_followsTheDisks(t *testing.T) {
 	t.Parallel()
 	in := fullInput()
-	tracked := Overhead(in)
+	tracked := memoryOverhead(in)
 	in.Instance.Annotations = nil
-	plain := Overhead(in)
+	plain := memoryOverhead(in)
 	// 1 TiB tracked costs 16 bitmaps of 2 MiB and a full cache of 16 MiB; 10 GiB costs a fraction of that. The
 	// read-only disk has no overlay.
 	if cost := (tracked - plain) / mib; cost < 16*2+16 || cost > 16*2+16+8 {
 		t.Errorf("tracking 1 TiB and 10 GiB costs %d MiB", cost)
 	}
-	if small := Overhead(smallInput()); small < launcherBytes || small > launcherBytes+16*mib {
+	if small := memoryOverhead(smallInput()); small < launcherBytes || small > launcherBytes+16*mib {
 		t.Errorf("a small guest costs %d bytes", small)
 	}
 }
@@ -159,11 +159,11 @@ func TestMemoryOverhead_followsTheDisks(t *testing.T) {
 func TestLauncherPod_requestsKVMUnlessEmulated(t *testing.T) {
 	t.Parallel()
 	in := smallInput()
-	if _, ok := Pod(in).Spec.Containers[0].Resources.Limits[kvmResource]; !ok {
+	if _, ok := launcherPod(in).Spec.Containers[0].Resources.Limits[kvmResource]; !ok {
 		t.Error("the pod does not ask for /dev/kvm")
 	}
 	in.UseEmulation = true
-	if _, ok := Pod(in).Spec.Containers[0].Resources.Limits[kvmResource]; ok {
+	if _, ok := launcherPod(in).Spec.Containers[0].Resources.Limits[kvmResource]; ok {
 		t.Error("an emulated guest asks for /dev/kvm")
 	}
 }

@@ -3,7 +3,6 @@ package virtualmachineinstance
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -16,45 +15,38 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// conflictDelay is how long the cache gets to catch up after a conflict.
-const conflictDelay = 50 * time.Millisecond
 
 // Reconcile takes one instance one step further.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	result, err := r.reconcile(ctx, req.NamespacedName)
-	if apierrors.IsConflict(err) {
-		// Somebody else wrote in between, or the cache is behind: look again.
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
-	}
-	return result, err
+	return reconcile.RetryConflict(r.reconcileInstance(ctx, req.NamespacedName))
 }
 
-func (r *reconciler) reconcile(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
+func (r *reconciler) reconcileInstance(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	again, err := r.releaseOrphans(ctx, name)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err := r.client.Get(ctx, name, instance); err != nil {
+	if err := r.cached.Get(ctx, name, instance); err != nil {
 		return ctrl.Result{RequeueAfter: again}, client.IgnoreNotFound(err)
 	}
-	result, err := r.step(ctx, instance)
-	result.RequeueAfter = sooner(result.RequeueAfter, again)
+	result, err := r.takeStep(ctx, instance)
+	result.RequeueAfter = shorterWait(result.RequeueAfter, again)
 	return result, err
 }
 
-func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (ctrl.Result, error) {
+func (r *reconciler) takeStep(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (ctrl.Result, error) {
 	if instance.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
 		// The write comes back as an event.
-		return ctrl.Result{}, r.patch(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
+		return ctrl.Result{}, r.patchMetadata(ctx, instance, func() { controllerutil.AddFinalizer(instance, layout.FinalizerInstance) })
 	}
-	in, err := r.gather(ctx, instance.DeepCopy())
+	in, err := r.gatherInput(ctx, instance.DeepCopy())
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	d := Decide(in)
+	d := decide(in)
 	if d.CreatePod {
 		if d, err = r.bringUp(ctx, instance, in); err != nil {
 			return ctrl.Result{}, err
@@ -62,11 +54,11 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 	}
 	if handedOver(d.Status.Phase) && !handedOver(instance.Status.Phase) {
 		if err := r.confirmClaims(ctx, instance); err != nil {
-			return ctrl.Result{}, r.showRefusedRun(ctx, instance, Decision{Status: *instance.Status.DeepCopy()}, in, err)
+			return ctrl.Result{}, r.showRefusedRun(ctx, instance, decision{Status: *instance.Status.DeepCopy()}, in, err)
 		}
 	}
 	if d.NodeLabel != "" && instance.Labels[layout.LabelNodeName] != d.NodeLabel {
-		if err := r.patch(ctx, instance, func() { label(instance, layout.LabelNodeName, d.NodeLabel) }); err != nil {
+		if err := r.patchMetadata(ctx, instance, func() { setLabel(instance, layout.LabelNodeName, d.NodeLabel) }); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -82,14 +74,14 @@ func (r *reconciler) step(ctx context.Context, instance *kubevirtv1.VirtualMachi
 		return ctrl.Result{}, err
 	}
 	if d.Released && controllerutil.ContainsFinalizer(instance, layout.FinalizerInstance) {
-		return ctrl.Result{}, r.release(ctx, instance)
+		return ctrl.Result{}, r.releaseInstance(ctx, instance)
 	}
 	return ctrl.Result{RequeueAfter: d.RequeueAfter}, nil
 }
 
 // writeDecision writes the status. It first takes back a run that started no guest: as long as the instance still
 // holds its claims, no other run can follow it.
-func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision) error {
+func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d decision) error {
 	if d.GiveBack {
 		if err := r.giveBack(ctx, instance); err != nil {
 			return err
@@ -98,51 +90,51 @@ func (r *reconciler) writeDecision(ctx context.Context, instance *kubevirtv1.Vir
 	return r.writeStatus(ctx, instance, d.Status)
 }
 
-// release removes the finalizer of an instance that has ended. It takes back the instance's runs if no handler was
+// releaseInstance removes the finalizer of an instance that has ended. It takes back the instance's runs if no handler was
 // told of it.
-func (r *reconciler) release(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+func (r *reconciler) releaseInstance(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
 	if instance.Status.NodeName == "" {
 		if err := r.giveBack(ctx, instance); err != nil {
 			return err
 		}
 	}
-	err := r.patch(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
+	err := r.patchMetadata(ctx, instance, func() { controllerutil.RemoveFinalizer(instance, layout.FinalizerInstance) })
 	return client.IgnoreNotFound(err)
 }
 
 // bringUp takes the instance's claims and then creates its launcher pod, so that no pod mounts a claim that does
 // not name its run. The pod is created before the status is written: from Scheduling on, a missing pod counts as
 // lost. bringUp returns the decision that is left to apply.
-func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input) (Decision, error) {
+func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in input) (decision, error) {
 	// A pod that the cache does not show yet already has its claims. Taking them again could hide who had them in
 	// between.
 	pod, err := r.livePod(ctx, instance)
 	if err != nil {
-		return Decision{}, err
+		return decision{}, err
 	}
 	if pod != nil && isLauncher(pod, instance) {
-		return Decide(in), nil
+		return decide(in), nil
 	}
 	claims, obstacle, err := r.takeClaims(ctx, instance)
 	if err != nil {
-		return Decision{}, r.showRefusedRun(ctx, instance, Decide(in), in, err)
+		return decision{}, r.showRefusedRun(ctx, instance, decide(in), in, err)
 	}
 	if obstacle != nil {
 		in.Missing = obstacle
-		d := Decide(in)
+		d := decide(in)
 		d.RequeueAfter = heldRetry
 		return d, nil
 	}
-	return Decide(in), r.createPod(ctx, instance, in, claims)
+	return decide(in), r.createPod(ctx, instance, in, claims)
 }
 
 // showRefusedRun shows in a condition why the run cannot be written on the instance's claims, and returns the error
 // so that the write is retried. It does not show a conflict, which is only a lost race.
-func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d Decision, in Input, err error) error {
+func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d decision, in input, err error) error {
 	if apierrors.IsConflict(err) {
 		return err
 	}
-	d.set(in, kubevirtv1.ConditionSynchronized, &Obstacle{ReasonClaimRecordRefused, fmt.Sprintf("The run cannot be written on the machine's claims: %v", err)})
+	d.setObstacle(in, kubevirtv1.ConditionSynchronized, &obstacle{ReasonClaimRecordRefused, fmt.Sprintf("The run cannot be written on the machine's claims: %v", err)})
 	if werr := r.writeStatus(ctx, instance, d.Status); werr != nil {
 		return werr
 	}
@@ -151,13 +143,13 @@ func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.Vi
 
 // createPod creates the launcher pod. If the API server refuses it, createPod shows the refusal in a condition and
 // returns the error, so that it is retried.
-func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in Input, claims map[string]*corev1.PersistentVolumeClaim) error {
+func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in input, claims map[string]*corev1.PersistentVolumeClaim) error {
 	emulation, err := r.useEmulation(ctx)
 	if err != nil {
 		return err
 	}
-	pod := Pod(PodInput{Instance: instance, Claims: claims, Images: r.Images, UseEmulation: emulation})
-	err = r.client.Create(ctx, pod)
+	pod := launcherPod(podInput{Instance: instance, Claims: claims, Images: r.Images, UseEmulation: emulation})
+	err = r.cached.Create(ctx, pod)
 	if err == nil {
 		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "SuccessfulCreate", "Start", "Created launcher pod %s.", pod.Name)
 		return nil
@@ -171,8 +163,8 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 		err = fmt.Errorf("pod %s has its name and was not made by Varve; delete it", pod.Name)
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The launcher pod was refused: %v", err)
-	in.Missing = &Obstacle{Reason: ReasonFailedCreate, Message: fmt.Sprintf("The launcher pod was refused: %v", err)}
-	if werr := r.writeStatus(ctx, instance, Decide(in).Status); werr != nil {
+	in.Missing = &obstacle{Reason: ReasonFailedCreate, Message: fmt.Sprintf("The launcher pod was refused: %v", err)}
+	if werr := r.writeStatus(ctx, instance, decide(in).Status); werr != nil {
 		return werr
 	}
 	return fmt.Errorf("create launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -180,7 +172,7 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 
 func (r *reconciler) useEmulation(ctx context.Context) (bool, error) {
 	kv := &kubevirtv1.KubeVirt{}
-	if err := r.client.Get(ctx, r.Configuration, kv); client.IgnoreNotFound(err) != nil {
+	if err := r.cached.Get(ctx, r.Configuration, kv); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("get the configuration %s: %w", r.Configuration, err)
 	}
 	developer := kv.Spec.Configuration.DeveloperConfiguration
@@ -189,7 +181,7 @@ func (r *reconciler) useEmulation(ctx context.Context) (bool, error) {
 
 // endPod removes the finalizer of a launcher pod whose end is recorded, and deletes the pod if the decision says
 // so.
-func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, d Decision) error {
+func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, d decision) error {
 	if pod == nil {
 		return nil
 	}
@@ -201,7 +193,7 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 	if !d.DeletePod {
 		return nil
 	}
-	if err := r.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
+	if err := r.cached.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	if d.Overdue {
@@ -219,7 +211,7 @@ func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.Virtu
 	}
 	base := instance.DeepCopy()
 	instance.Status = status
-	if err := r.client.Status().Patch(ctx, instance, optimistic(base)); err != nil {
+	if err := r.cached.Status().Patch(ctx, instance, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write status of instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}
 	if base.Status.Phase == status.Phase {
@@ -238,17 +230,17 @@ func (r *reconciler) writeStatus(ctx context.Context, instance *kubevirtv1.Virtu
 	return nil
 }
 
-// patch changes the instance's metadata.
-func (r *reconciler) patch(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func()) error {
+// patchMetadata changes the instance's metadata.
+func (r *reconciler) patchMetadata(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func()) error {
 	base := instance.DeepCopy()
 	edit()
-	if err := r.client.Patch(ctx, instance, optimistic(base)); err != nil {
+	if err := r.cached.Patch(ctx, instance, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("update instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}
 	return nil
 }
 
-func label(o client.Object, key, value string) {
+func setLabel(o client.Object, key, value string) {
 	labels := o.GetLabels()
 	if labels == nil {
 		labels = map[string]string{}
@@ -263,9 +255,4 @@ func endMessage(status kubevirtv1.VirtualMachineInstanceStatus) string {
 		return c.Message
 	}
 	return status.Reason
-}
-
-// optimistic returns a patch that the API server refuses if the object has changed since base was read.
-func optimistic(base client.Object) client.Patch {
-	return client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
 }

@@ -33,13 +33,13 @@ const (
 	vcpuMillis = 100
 )
 
-// resources returns what the launcher requests. It sets no memory limit: an estimate that is too low must not kill
+// launcherResources returns what the launcher requests. It sets no memory limit: an estimate that is too low must not kill
 // a guest.
-func resources(in PodInput) corev1.ResourceRequirements {
+func launcherResources(in podInput) corev1.ResourceRequirements {
 	memory := in.Instance.Spec.Domain.Memory.Guest.Value()
 	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{
-		corev1.ResourceCPU:    *resource.NewMilliQuantity(vcpuMillis*vcpus(in.Instance), resource.DecimalSI),
-		corev1.ResourceMemory: *resource.NewQuantity(memory+Overhead(in), resource.BinarySI),
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(vcpuMillis*virtualCPUs(in.Instance), resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(memory+memoryOverhead(in), resource.BinarySI),
 	}}
 	if !in.UseEmulation {
 		kvm := corev1.ResourceList{kvmResource: resource.MustParse("1")}
@@ -49,9 +49,9 @@ func resources(in PodInput) corev1.ResourceRequirements {
 	return r
 }
 
-// Overhead returns the memory in bytes that a launcher pod needs beyond the guest's, rounded up to whole MiB.
-func Overhead(in PodInput) int64 {
-	n := launcherBytes + vcpuBytes*vcpus(in.Instance)
+// memoryOverhead returns the memory in bytes that a launcher pod needs beyond the guest's, rounded up to whole MiB.
+func memoryOverhead(in podInput) int64 {
+	n := launcherBytes + vcpuBytes*virtualCPUs(in.Instance)
 	n += in.Instance.Spec.Domain.Memory.Guest.Value() / 512 // page tables
 	if in.UseEmulation {
 		n += emulationBytes
@@ -82,8 +82,8 @@ func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
 	return claim.Spec.Resources.Requests.Storage().Value()
 }
 
-// vcpus returns the number of the guest's virtual CPUs, at least one.
-func vcpus(instance *kubevirtv1.VirtualMachineInstance) int64 {
+// virtualCPUs returns the number of the guest's virtual CPUs, at least one.
+func virtualCPUs(instance *kubevirtv1.VirtualMachineInstance) int64 {
 	c := instance.Spec.Domain.CPU
 	if c == nil {
 		return 1

@@ -24,7 +24,7 @@ type Options struct {
 	// Images are what launcher pods are made of.
 	Images Images
 	// StopWaitsForBackup is how long a handler may delay a stop for a running backup. It is the handlers' option of
-	// the same name. Default: 10 minutes.
+	// the same name. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
@@ -36,24 +36,24 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		opts.Clock = clock.RealClock{}
 	}
 	if opts.StopWaitsForBackup == 0 {
-		opts.StopWaitsForBackup = 10 * time.Minute
+		opts.StopWaitsForBackup = layout.StopWaitsForBackup
 	}
-	r := &reconciler{Options: opts, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-virtualmachineinstance"))}
+	r := &reconciler{Options: opts, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-virtualmachineinstance"))}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachineinstance").
 		For(&kubevirtv1.VirtualMachineInstance{}).
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofLauncher)).
-		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.client, waitsFor))).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForLauncher)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.cached, waitsFor))).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
 
-// reconciler applies what Decide says.
+// reconciler applies what decide says.
 type reconciler struct {
 	Options
-	client client.Client
+	cached client.Client
 	live   client.Reader
 	events events.EventRecorder
 }

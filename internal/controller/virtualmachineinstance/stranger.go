@@ -12,24 +12,24 @@ import (
 	"github.com/varvebackup/varve/internal/runepoch"
 )
 
-// strangers returns the pods that can write to a claim and that Varve did not make.
-func strangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
+// findStrangers returns the pods that can write to a claim and that Varve did not make.
+func findStrangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
 	var all []runepoch.Stranger
 	for i := range pods {
-		if canWrite(&pods[i], claim) && !ours(&pods[i]) {
-			all = append(all, runepoch.Stranger{UID: pods[i].UID, Ended: terminal(&pods[i])})
+		if canWrite(&pods[i], claim) && !isOwnPod(&pods[i]) {
+			all = append(all, runepoch.Stranger{UID: pods[i].UID, Ended: podHasEnded(&pods[i])})
 		}
 	}
 	return all
 }
 
-// attached says why a guest must not write to a claim that is attached to another instance as a utility volume. It
+// whyAttachedElsewhere says why a guest must not write to a claim that is attached to another instance as a utility volume. It
 // returns nil if the claim is not attached.
-func attached(u use, pods []corev1.Pod) *Obstacle {
+func whyAttachedElsewhere(u use, pods []corev1.Pod) *obstacle {
 	for i := range pods {
 		pod := &pods[i]
-		if u.writes && canWrite(pod, u.claim) && ours(pod) && pod.Labels[layout.LabelAttachment] != "" && !terminal(pod) {
-			return &Obstacle{ReasonClaimInUse, fmt.Sprintf(
+		if u.writes && canWrite(pod, u.claim) && isOwnPod(pod) && pod.Labels[layout.LabelAttachment] != "" && !podHasEnded(pod) {
+			return &obstacle{ReasonClaimInUse, fmt.Sprintf(
 				"PersistentVolumeClaim %s is attached to VirtualMachineInstance %s, as for a backup; this machine starts when it is detached.",
 				u.claim, metav1.GetControllerOf(pod).Name)}
 		}
@@ -43,9 +43,9 @@ func canWrite(pod *corev1.Pod, claim string) bool {
 	})
 }
 
-// ours reports whether a pod is the launcher pod or an attachment pod of an instance. It judges by the pod's owner
+// isOwnPod reports whether a pod is the launcher pod or an attachment pod of an instance. It judges by the pod's owner
 // and by its name, which follows from the owner. Anybody can set the labels.
-func ours(pod *corev1.Pod) bool {
+func isOwnPod(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil || owner.APIVersion != kubevirtv1.GroupVersion.String() || owner.Kind != "VirtualMachineInstance" {
 		return false

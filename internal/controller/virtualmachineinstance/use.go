@@ -22,8 +22,8 @@ type use struct {
 	volumes []string
 }
 
-// uses returns how the instance uses each claim that its launcher pod mounts writable, sorted by the claims' names.
-func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
+// writableUses returns how the instance uses each claim that its launcher pod mounts writable, sorted by the claims' names.
+func writableUses(instance *kubevirtv1.VirtualMachineInstance) []use {
 	var all []use
 	add := func(u use) {
 		i := slices.IndexFunc(all, func(other use) bool { return other.claim == u.claim })
@@ -42,7 +42,7 @@ func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
 			continue
 		}
 		u := use{claim: v.PersistentVolumeClaim.ClaimName, volumes: []string{v.Name}}
-		u.writes, u.shared = access(instance, v.Name)
+		u.writes, u.shared = guestAccess(instance, v.Name)
 		add(u)
 	}
 	if Tracked(instance) {
@@ -52,8 +52,8 @@ func uses(instance *kubevirtv1.VirtualMachineInstance) []use {
 	return all
 }
 
-// access returns what the guest may do with a volume. A volume without a disk counts as one that the guest writes.
-func access(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes, shared bool) {
+// guestAccess returns what the guest may do with a volume. A volume without a disk counts as one that the guest writes.
+func guestAccess(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes, shared bool) {
 	for _, d := range instance.Spec.Domain.Devices.Disks {
 		if d.Name == volume {
 			return d.Disk == nil || !d.Disk.ReadOnly, ptr.Deref(d.Shareable, false)
@@ -63,16 +63,16 @@ func access(instance *kubevirtv1.VirtualMachineInstance, volume string) (writes,
 }
 
 // conflictsWithin says why the instance's own uses conflict with each other. It returns nil if they do not.
-func conflictsWithin(all []use, instance *kubevirtv1.VirtualMachineInstance) *Obstacle {
+func conflictsWithin(all []use, instance *kubevirtv1.VirtualMachineInstance) *obstacle {
 	for _, u := range all {
 		var writers []string
 		for _, v := range u.volumes {
-			if writes, _ := access(instance, v); writes {
+			if writes, _ := guestAccess(instance, v); writes {
 				writers = append(writers, v)
 			}
 		}
 		if len(writers) > 1 && !u.shared {
-			return &Obstacle{ReasonClaimInUse, fmt.Sprintf(
+			return &obstacle{ReasonClaimInUse, fmt.Sprintf(
 				"PersistentVolumeClaim %s is behind %s, which would overwrite each other; give each a claim of its own, or make the disks shareable.",
 				u.claim, strings.Join(writers, " and "))}
 		}
