@@ -11,7 +11,6 @@ import (
 
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
@@ -22,6 +21,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
@@ -66,16 +66,11 @@ func TestWebhookLife(t *testing.T) {
 
 	ns := cluster.Namespace(t)
 	for name, mode := range map[string]corev1.PersistentVolumeMode{"block": corev1.PersistentVolumeBlock, "files": corev1.PersistentVolumeFilesystem} {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
-			VolumeMode: &mode, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-		}}
-		if err := user.Create(t.Context(), claim); err != nil {
+		if err := user.Create(t.Context(), gen.Claim(gen.Meta(ns, name), gen.SetVolumeMode(mode))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "vm"}}
-	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	vmi := gen.VirtualMachineInstance(gen.Meta(ns, "vm"), gen.Guest())
 	if err := user.Create(t.Context(), vmi); err != nil {
 		t.Fatal(err)
 	}
@@ -185,8 +180,7 @@ func handlersWriteToTheirMachinesTrackers(t *testing.T) {
 	t.Helper()
 	ns := cluster.Namespace(t)
 	varve := cluster.Client(t, controlplane.Controller)
-	tracker := &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "tracker"}}
-	tracker.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
+	tracker := gen.Tracker(gen.Meta(ns, "tracker"), "vm")
 	if err := varve.Create(t.Context(), tracker); err != nil {
 		t.Fatal(err)
 	}
@@ -206,8 +200,7 @@ func handlersWriteToTheirMachinesTrackers(t *testing.T) {
 		}
 	}
 	expect(discard(controlplane.HandlerOn("node-1")), "VirtualMachine vm does not run")
-	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "vm"}}
-	vmi.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))}
+	vmi := gen.VirtualMachineInstance(gen.Meta(ns, "vm"), gen.Guest())
 	if err := varve.Create(t.Context(), vmi); err != nil {
 		t.Fatal(err)
 	}

@@ -30,9 +30,9 @@ type bundle struct {
 	certificate, key, authorities []byte
 }
 
-// issue makes an authority and one certificate for hosts. It does not keep the authority's key: a renewal makes
+// issueBundle makes an authority and one certificate for hosts. It does not keep the authority's key: a renewal makes
 // another authority.
-func issue(now time.Time, hosts []string) (*bundle, error) {
+func issueBundle(now time.Time, hosts []string) (*bundle, error) {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("make the authority's key: %w", err)
@@ -41,9 +41,9 @@ func issue(now time.Time, hosts []string) (*bundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the certificate's key: %w", err)
 	}
-	ca := template(now, "varve webhook authority")
+	ca := certificateTemplate(now, "varve webhook authority")
 	ca.IsCA, ca.BasicConstraintsValid, ca.KeyUsage = true, true, x509.KeyUsageCertSign
-	leaf := template(now, hosts[0])
+	leaf := certificateTemplate(now, hosts[0])
 	leaf.KeyUsage, leaf.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {
@@ -71,7 +71,7 @@ func issue(now time.Time, hosts []string) (*bundle, error) {
 	}, nil
 }
 
-func template(now time.Time, name string) *x509.Certificate {
+func certificateTemplate(now time.Time, name string) *x509.Certificate {
 	serial := make([]byte, 16)
 	_, _ = rand.Read(serial) // never fails: crypto/rand ends the program instead
 	return &x509.Certificate{
@@ -82,9 +82,9 @@ func template(now time.Time, name string) *x509.Certificate {
 	}
 }
 
-// renew issues a new bundle that also trusts the authority of old, if old has one.
-func renew(now time.Time, hosts []string, old *bundle) (*bundle, error) {
-	b, err := issue(now, hosts)
+// renewBundle issues a new bundle that also trusts the authority of old, if old has one.
+func renewBundle(now time.Time, hosts []string, old *bundle) (*bundle, error) {
+	b, err := issueBundle(now, hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +94,8 @@ func renew(now time.Time, hosts []string, old *bundle) (*bundle, error) {
 	return b, nil
 }
 
-// check returns the bundle's certificate if it can be served at now.
-func (b *bundle) check(now time.Time, hosts []string) (*tls.Certificate, error) {
+// usableCertificate returns the bundle's certificate if it can be served at now.
+func (b *bundle) usableCertificate(now time.Time, hosts []string) (*tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(b.certificate, b.key)
 	if err != nil {
 		return nil, fmt.Errorf("parse the certificate: %w", err)

@@ -10,19 +10,19 @@ var hosts = []string{"varve-webhook.varve.svc", "127.0.0.1"}
 func TestCertificate(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 3, 16, 13, 28, 0, time.UTC)
-	good, err := issue(now, hosts)
+	good, err := issueBundle(now, hosts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := issue(now, hosts)
+	other, err := issueBundle(now, hosts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	renewed, err := renew(now, hosts, good)
+	renewed, err := renewBundle(now, hosts, good)
 	if err != nil {
 		t.Fatal(err)
 	}
-	twice, err := renew(now, hosts, renewed)
+	twice, err := renewBundle(now, hosts, renewed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestCertificate(t *testing.T) {
 		{"only one authority back", bundle{good.certificate, good.key, twice.authorities}, now, hosts, false},
 	}
 	for _, c := range cases {
-		if _, err := c.bundle.check(c.at, c.hosts); (err == nil) != c.ok {
+		if _, err := c.bundle.usableCertificate(c.at, c.hosts); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

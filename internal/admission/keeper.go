@@ -17,6 +17,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 const (
@@ -39,8 +41,8 @@ type keeper struct {
 	serving atomic.Pointer[tls.Certificate]
 }
 
-// certificate implements tls.Config.GetCertificate.
-func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+// getCertificate implements tls.Config.GetCertificate.
+func (k *keeper) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if c := k.serving.Load(); c != nil {
 		return c, nil
 	}
@@ -54,7 +56,7 @@ func (k *keeper) NeedLeaderElection() bool { return false }
 func (k *keeper) Start(ctx context.Context) error {
 	for {
 		wait := lookEvery
-		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
+		if err := k.keepCertificate(ctx); err != nil && ctx.Err() == nil {
 			// It is right to go on: the old certificate is still served, and the readiness check reports if there
 			// is none.
 			log.FromContext(ctx).Error(err, "keep the admission webhook's certificate")
@@ -68,31 +70,31 @@ func (k *keeper) Start(ctx context.Context) error {
 	}
 }
 
-// keep makes the Secret, the memory and the caBundle agree on one valid certificate.
-func (k *keeper) keep(ctx context.Context) error {
-	b, err := k.ensure(ctx)
+// keepCertificate makes the Secret, the memory and the caBundle agree on one valid certificate.
+func (k *keeper) keepCertificate(ctx context.Context) error {
+	b, err := k.ensureBundle(ctx)
 	if err != nil {
 		return err
 	}
-	pair, err := b.check(k.clock.Now(), k.hosts())
+	pair, err := b.usableCertificate(k.clock.Now(), k.serviceHosts())
 	if err != nil {
 		return err
 	}
 	// Trust before use: the API server must know the authority before it first meets the certificate.
-	if err := k.trust(ctx, b.authorities); err != nil {
+	if err := k.writeCABundle(ctx, b.authorities); err != nil {
 		return err
 	}
 	k.serving.Store(pair)
 	return nil
 }
 
-func (k *keeper) hosts() []string {
+func (k *keeper) serviceHosts() []string {
 	service := k.opts.Service + "." + k.opts.Namespace + ".svc"
 	return append([]string{service, service + ".cluster.local"}, k.opts.ExtraHosts...)
 }
 
-// ensure returns the Secret's bundle, and renews it first if that is due.
-func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
+// ensureBundle returns the Secret's bundle, and renews it first if that is due.
+func (k *keeper) ensureBundle(ctx context.Context) (*bundle, error) {
 	key := types.NamespacedName{Namespace: k.opts.Namespace, Name: k.opts.Secret}
 	secret := &corev1.Secret{}
 	err := k.client.Get(ctx, key, secret)
@@ -102,11 +104,11 @@ func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
 	}
 	have := &bundle{certificate: secret.Data[corev1.TLSCertKey], key: secret.Data[corev1.TLSPrivateKeyKey], authorities: secret.Data[authorityKey]}
 	if !missing {
-		if _, err := have.check(k.clock.Now(), k.hosts()); err == nil {
+		if _, err := have.usableCertificate(k.clock.Now(), k.serviceHosts()); err == nil {
 			return have, nil
 		}
 	}
-	want, err := renew(k.clock.Now(), k.hosts(), have)
+	want, err := renewBundle(k.clock.Now(), k.serviceHosts(), have)
 	if err != nil {
 		return nil, err
 	}
@@ -125,8 +127,8 @@ func (k *keeper) ensure(ctx context.Context) (*bundle, error) {
 	return want, nil
 }
 
-// trust writes the authorities into the webhook configuration.
-func (k *keeper) trust(ctx context.Context, authorities []byte) error {
+// writeCABundle writes the authorities into the webhook configuration.
+func (k *keeper) writeCABundle(ctx context.Context, authorities []byte) error {
 	configuration := &admissionregv1.ValidatingWebhookConfiguration{}
 	if err := k.client.Get(ctx, types.NamespacedName{Name: k.opts.Configuration}, configuration); err != nil {
 		return fmt.Errorf("read ValidatingWebhookConfiguration %s: %w", k.opts.Configuration, err)
@@ -141,7 +143,7 @@ func (k *keeper) trust(ctx context.Context, authorities []byte) error {
 	if !changed {
 		return nil
 	}
-	if err := k.client.Patch(ctx, configuration, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := k.client.Patch(ctx, configuration, reconcile.MergeFrom(before)); err != nil {
 		return fmt.Errorf("write the caBundle of ValidatingWebhookConfiguration %s: %w", k.opts.Configuration, err)
 	}
 	return nil

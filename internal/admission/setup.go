@@ -92,7 +92,7 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 		Host: opts.Host, Port: opts.Port,
 		TLSOpts: []func(*tls.Config){func(t *tls.Config) {
 			t.MinVersion = tls.VersionTLS12
-			t.GetCertificate = keeper.certificate
+			t.GetCertificate = keeper.getCertificate
 		}},
 	})
 	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
@@ -104,7 +104,7 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 		return fmt.Errorf("add the webhook's server: %w", err)
 	}
 	var ready healthz.Checker = func(*http.Request) error {
-		_, err := keeper.certificate(nil)
+		_, err := keeper.getCertificate(nil)
 		return err
 	}
 	if err := mgr.AddReadyzCheck("webhook", ready); err != nil {

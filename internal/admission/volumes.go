@@ -35,27 +35,27 @@ func (h *utilityVolumes) Handle(ctx context.Context, req admission.Request) admi
 			return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the old instance: %w", err))
 		}
 	}
-	for _, u := range added(instance.Spec.UtilityVolumes, old.Spec.UtilityVolumes) {
+	for _, u := range addedVolumes(instance.Spec.UtilityVolumes, old.Spec.UtilityVolumes) {
 		claim := &corev1.PersistentVolumeClaim{}
 		err := h.claims.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: u.ClaimName}, claim)
 		switch {
 		case apierrors.IsNotFound(err):
-			return admission.Denied(refusal(u, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it first", u.ClaimName)))
+			return admission.Denied(refusalMessage(u, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it first", u.ClaimName)))
 		case err != nil:
 			return admission.Errored(http.StatusInternalServerError, fmt.Errorf("read PersistentVolumeClaim %s: %w", u.ClaimName, err))
 		case tracking.IsBlock(claim.Spec.VolumeMode):
-			return admission.Denied(refusal(u, fmt.Sprintf("PersistentVolumeClaim %s has volumeMode Block; use one with volumeMode Filesystem", u.ClaimName)))
+			return admission.Denied(refusalMessage(u, fmt.Sprintf("PersistentVolumeClaim %s has volumeMode Block; use one with volumeMode Filesystem", u.ClaimName)))
 		}
 	}
 	return admission.Allowed("")
 }
 
-func refusal(u kubevirtv1.UtilityVolume, why string) string {
+func refusalMessage(u kubevirtv1.UtilityVolume, why string) string {
 	return fmt.Sprintf("spec.utilityVolumes[%s].claimName: %s", u.Name, why)
 }
 
-// added returns the volumes that are not in old. It compares names only, because entries are immutable.
-func added(now, old []kubevirtv1.UtilityVolume) []kubevirtv1.UtilityVolume {
+// addedVolumes returns the volumes that are not in old. It compares names only, because entries are immutable.
+func addedVolumes(now, old []kubevirtv1.UtilityVolume) []kubevirtv1.UtilityVolume {
 	return slices.DeleteFunc(slices.Clone(now), func(u kubevirtv1.UtilityVolume) bool {
 		return slices.ContainsFunc(old, func(o kubevirtv1.UtilityVolume) bool { return o.Name == u.Name })
 	})
