@@ -7,13 +7,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // tenant returns the client of a user who may edit machines, pods and claims of a namespace, and no more.
@@ -47,13 +47,11 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 	vmi.Labels = map[string]string{layout.LabelNodeName: "node-1"}
 	vmi.Annotations = map[string]string{layout.AnnotationTracking: "true"}
 	vmi.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Name: "vm", UID: "vm", Controller: ptr.To(true)}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "launcher", Finalizers: []string{"varvebackup.io/launcher"}}}
-	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "mine"}}
+	pod := gen.Pod(gen.Meta(ns, "launcher"))
+	pod.Finalizers = []string{"varvebackup.io/launcher"}
 	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: "uid", layout.LabelAttachment: "u", layout.LabelVM: "vm"}
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "claim"}}
+	claim := gen.Claim(gen.Meta(ns, "claim"))
 	claim.Annotations = map[string]string{"varvebackup.io/run-epoch": "7"}
-	claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	for _, o := range []client.Object{vmi, backup, tracker, pod, claim} {
 		o.SetFinalizers(append(o.GetFinalizers(), "varvebackup.io/test"))
 		if o == client.Object(vmi) {
@@ -120,8 +118,7 @@ func TestMetadata_ofPodsIsNotForged(t *testing.T) {
 		"held":               {func(p *corev1.Pod) { p.Finalizers = []string{"varvebackup.io/launcher"} }, "made and released by Varve"},
 		"a pod like another": {func(*corev1.Pod) {}, ""},
 	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
-		pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "mine"}}
+		pod := gen.Pod(gen.Meta(ns, "mine"))
 		c.edit(pod)
 		t.Log(name)
 		err := user.Create(t.Context(), pod, client.DryRunAll)
@@ -138,8 +135,7 @@ func TestMetadata_ofPodsIsNotForgedByStatus(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	user := tenant(t, ns)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
-	pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "mine"}}
+	pod := gen.Pod(gen.Meta(ns, "mine"))
 	admitted(t, user.Create(t.Context(), pod))
 	for name, c := range map[string]struct {
 		edit func(*corev1.Pod)

@@ -8,52 +8,35 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
 
 func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
-func source() *corev1.TypedLocalObjectReference {
-	return &corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: "vm"}
-}
-
 func newBackup(ns string) *backupv1.VirtualMachineBackup {
-	return &backupv1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "backup"},
-		Spec:       backupv1.VirtualMachineBackupSpec{BackupTracker: "tracker", PVCName: "target"},
-	}
+	return gen.Backup(gen.Meta(ns, "backup"), gen.SetTracker("tracker"))
 }
 
 func newTracker(ns string) *backupv1.VirtualMachineBackupTracker {
-	return &backupv1.VirtualMachineBackupTracker{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "tracker"},
-		Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: *source()},
-	}
+	return gen.Tracker(gen.Meta(ns, "tracker"), "vm")
 }
 
 func newSpec() kubevirtv1.VirtualMachineInstanceSpec {
-	return kubevirtv1.VirtualMachineInstanceSpec{
-		Domain: kubevirtv1.DomainSpec{
-			Memory: &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("64Mi"))},
-			Firmware: &kubevirtv1.Firmware{KernelBoot: &kubevirtv1.KernelBoot{
-				KernelArgs: "console=ttyS0", Container: &kubevirtv1.KernelBootContainer{Image: "guest", KernelPath: "/kernel"},
-			}},
-			Devices: kubevirtv1.Devices{
-				Disks:      []kubevirtv1.Disk{{Name: "root", Disk: &kubevirtv1.DiskTarget{Bus: "virtio"}}},
-				Interfaces: []kubevirtv1.Interface{{Name: "default", Masquerade: &kubevirtv1.InterfaceMasquerade{}}},
-			},
-		},
-		Volumes:  []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: claimSource("root")}},
-		Networks: []kubevirtv1.Network{{Name: "default", Pod: &kubevirtv1.PodNetwork{}}},
-	}
+	spec := gen.Guest(gen.Disk("root", "root"))
+	spec.Domain.Firmware = &kubevirtv1.Firmware{KernelBoot: &kubevirtv1.KernelBoot{
+		KernelArgs: "console=ttyS0", Container: &kubevirtv1.KernelBootContainer{Image: "guest", KernelPath: "/kernel"},
+	}}
+	spec.Domain.Devices.Interfaces = []kubevirtv1.Interface{{Name: "default", Masquerade: &kubevirtv1.InterfaceMasquerade{}}}
+	spec.Networks = []kubevirtv1.Network{{Name: "default", Pod: &kubevirtv1.PodNetwork{}}}
+	return spec
 }
 
 func claimSource(name string) *kubevirtv1.PersistentVolumeClaimVolumeSource {
@@ -61,7 +44,7 @@ func claimSource(name string) *kubevirtv1.PersistentVolumeClaimVolumeSource {
 }
 
 func newInstance(ns string) *kubevirtv1.VirtualMachineInstance {
-	return &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "vm"}, Spec: newSpec()}
+	return gen.VirtualMachineInstance(gen.Meta(ns, "vm"), newSpec())
 }
 
 func newMachine(ns string) *kubevirtv1.VirtualMachine {

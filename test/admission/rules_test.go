@@ -13,6 +13,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // rule is a way to break a rule of a CRD, and the API server's message.
@@ -36,7 +37,11 @@ func instanceWith(edit func(*kubevirtv1.VirtualMachineInstanceSpec)) func(string
 }
 
 func sourced(edit func(*corev1.TypedLocalObjectReference)) func(string) client.Object {
-	return backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.BackupTracker = ""; s.Source = source(); edit(s.Source) })
+	return backupWith(func(s *backupv1.VirtualMachineBackupSpec) {
+		s.BackupTracker = ""
+		s.Source = gen.Source("vm")
+		edit(s.Source)
+	})
 }
 
 var rules = []rule{
@@ -50,7 +55,7 @@ var rules = []rule{
 	},
 	{
 		"both source and tracker", "name exactly one of source",
-		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = source() }), nil,
+		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = gen.Source("vm") }), nil,
 	},
 	{"source group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = ptr.To("apps") }), nil},
 	{"source without a group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = nil }), nil},
@@ -254,7 +259,7 @@ func TestSchema_namesUnknownFields(t *testing.T) {
 func TestForceFullBackup_isAcceptedWithASource(t *testing.T) {
 	t.Parallel()
 	b := newBackup(cluster.Namespace(t))
-	b.Spec.BackupTracker, b.Spec.Source, b.Spec.ForceFullBackup = "", source(), true
+	b.Spec.BackupTracker, b.Spec.Source, b.Spec.ForceFullBackup = "", gen.Source("vm"), true
 	admitted(t, cluster.Client(t, controlplane.Plain).Create(t.Context(), b))
 }
 

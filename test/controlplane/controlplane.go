@@ -30,7 +30,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
@@ -51,6 +50,8 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/checkout"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // SystemNamespace is the namespace in which Varve is installed, with the KubeVirt object and Varve's service accounts.
@@ -98,7 +99,7 @@ func logger() logr.Logger {
 
 // Start starts a control plane, installs Varve's kinds and policies, and waits until they are enforced. Stop ends it.
 func Start(ctx context.Context) (*Cluster, error) {
-	root, err := repositoryRoot()
+	root, err := checkout.Root()
 	if err != nil {
 		return nil, err
 	}
@@ -201,14 +202,7 @@ func StartManager(tb testing.TB, mgr ctrl.Manager) (stop func()) {
 // Eventually calls check every 20 ms until it returns nil, and fails the test with its last error after a minute.
 func Eventually(tb testing.TB, check func() error) {
 	tb.Helper()
-	const interval, limit = 20 * time.Millisecond, time.Minute
-	var err error
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(interval) {
-		if err = check(); err == nil {
-			return
-		}
-	}
-	tb.Fatalf("not within %s: %v", limit, err)
+	wait.Succeeds(tb, time.Minute, "the check to pass", check)
 }
 
 // Consistently calls check every 20 ms for the given time and fails the test at the first error.
@@ -250,15 +244,6 @@ func newScheme() (*kruntime.Scheme, error) {
 		}
 	}
 	return scheme, nil
-}
-
-// repositoryRoot derives the root from this file's own path, so that a test may run in any directory.
-func repositoryRoot() (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		return "", errors.New("find the repository: run the tests without -trimpath")
-	}
-	return filepath.Join(filepath.Dir(file), "..", ".."), nil
 }
 
 func assetsDirectory(root string) (string, error) {

@@ -22,6 +22,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/checkout"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // install creates what an installation of Varve has: its namespace, the KubeVirt object with every feature gate on, and its policies.
@@ -86,7 +88,7 @@ func (c *Cluster) installPolicies(ctx context.Context, dir string) error {
 // Apply creates every object of a manifest, or of each manifest below a directory. The path is relative to the
 // repository's root.
 func (c *Cluster) Apply(ctx context.Context, path string) error {
-	root, err := repositoryRoot()
+	root, err := checkout.Root()
 	if err != nil {
 		return err
 	}
@@ -176,21 +178,12 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			return fmt.Errorf("create %T: %w", o, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
+	return wait.For(ctx, 30*time.Second, "the policies to be enforced", func(ctx context.Context) (bool, string, error) {
 		probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: name}}
 		err := c.admin.Create(ctx, probe, client.DryRunAll)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
-			return nil
+			return true, "", nil
 		}
-		if err != nil {
-			return fmt.Errorf("wait for the policies: %w", err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the policies: %w", ctx.Err())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		return false, "", err
+	})
 }

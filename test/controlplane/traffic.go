@@ -9,14 +9,13 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // Traffic counts a controller's requests to the API server, except watches and events.
@@ -102,8 +101,8 @@ func EndedBackups(ns string, n int) []client.Object {
 	var objects []client.Object
 	for i := range n {
 		when := metav1.NewTime(time.Now().Add(-time.Duration(i) * time.Hour).Truncate(time.Second))
-		tracker := &backupv1.VirtualMachineBackupTracker{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("tracker-%d", i), CreationTimestamp: when}}
-		tracker.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: fmt.Sprintf("vm-%d", i)}
+		tracker := gen.Tracker(gen.Meta(ns, fmt.Sprintf("tracker-%d", i)), fmt.Sprintf("vm-%d", i))
+		tracker.CreationTimestamp = when
 		tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: fmt.Sprintf("tracker-%d-c", i), CreationTime: when, Disks: []string{"root"}}
 		b := &backupv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("ended-%d", i), CreationTimestamp: when, Labels: map[string]string{layout.LabelEnded: "true"}}}
 		b.Spec = backupv1.VirtualMachineBackupSpec{BackupTracker: tracker.Name, PVCName: "target", Mode: backupv1.PushMode}

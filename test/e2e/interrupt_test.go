@@ -14,6 +14,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // TestInterruptedBackups interrupts backups of one machine in every way that users and guests can, one after the
@@ -126,7 +127,7 @@ func (s *scene) nextIsIncremental(name string, base *backupv1alpha1.VirtualMachi
 func (s *scene) waitReplaced(old *kubevirtv1.VirtualMachineInstance) {
 	s.t.Helper()
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(lab.Wait(s.t.Context(), 3*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
+	s.must(wait.For(s.t.Context(), 3*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
 		err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKeyFromObject(old), vmi))
 		return vmi.UID != "" && vmi.UID != old.UID, string(vmi.UID), err
 	}))

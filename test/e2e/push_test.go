@@ -15,6 +15,7 @@ import (
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 const (
@@ -216,7 +217,7 @@ func (s *scene) oneBackupAtATime() {
 func (s *scene) withoutAgentIsAWarning() {
 	t := s.t
 	s.guest(`printf '#!/bin/sh\nexec sleep 99999\n' >/usr/bin/run-agent; (sleep 1; killall -9 qemu-ga) >/dev/null 2>&1 &`)
-	s.must(lab.Wait(t.Context(), time.Minute, "the agent to be gone", func(ctx contextT) (bool, string, error) {
+	s.must(wait.For(t.Context(), time.Minute, "the agent to be gone", func(ctx contextT) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}
 		err := s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi)
 		for _, c := range vmi.Status.Conditions {

@@ -17,6 +17,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // TestBlockClaim_everyRunCounts: whatever writes to a Block claim between two tracked runs, the guest reads it and
@@ -63,7 +64,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
 	s.must(s.Create(ctx, rescue))
-	s.must(lab.Wait(ctx, time.Minute, "the second machine to be held", func(ctx context.Context) (bool, string, error) {
+	s.must(wait.For(ctx, time.Minute, "the second machine to be held", func(ctx context.Context) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "rescue"}}
 		err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKeyFromObject(vmi), vmi))
 		for _, c := range vmi.Status.Conditions {

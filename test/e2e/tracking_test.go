@@ -15,6 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 func TestTrackingOnAndOffKeepsTheData(t *testing.T) {
@@ -96,7 +97,7 @@ func (s *scene) failureIsReplaced() {
 
 func (s *scene) staysDown() {
 	s.powerOff()
-	s.must(lab.Wait(s.t.Context(), 2*time.Minute, "the machine to be stopped", func(context.Context) (bool, string, error) {
+	s.must(wait.For(s.t.Context(), 2*time.Minute, "the machine to be stopped", func(context.Context) (bool, string, error) {
 		vm := s.vmObject()
 		return vm.Status.PrintableStatus == kubevirtv1.VirtualMachineStopped, string(vm.Status.PrintableStatus), nil
 	}))

@@ -7,30 +7,23 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/test/gen"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // Tracker returns a tracker of a machine. It does not create it.
 func (l *Lab) Tracker(name, vm string) *backupv1alpha1.VirtualMachineBackupTracker {
-	return &backupv1alpha1.VirtualMachineBackupTracker{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
-		Spec: backupv1alpha1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{
-			APIGroup: ptr.To("kubevirt.io"), Kind: "VirtualMachine", Name: vm,
-		}},
-	}
+	return gen.Tracker(gen.Meta(l.Namespace, name), vm)
 }
 
 // Backup returns a push backup through a tracker to a claim. It does not create it.
 func (l *Lab) Backup(name, tracker, claim string) *backupv1alpha1.VirtualMachineBackup {
-	return &backupv1alpha1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
-		Spec:       backupv1alpha1.VirtualMachineBackupSpec{BackupTracker: tracker, Mode: backupv1alpha1.PushMode, PVCName: claim},
-	}
+	b := gen.Backup(gen.Meta(l.Namespace, name), gen.SetBackupMode(backupv1alpha1.PushMode), gen.SetTarget(claim))
+	b.Spec.Source, b.Spec.BackupTracker = nil, tracker // Without a tracker, the caller sets the source.
+	return b
 }
 
 // WaitBackup waits until done returns true for a backup's status. It calls seen, if not nil, with each status.
@@ -38,7 +31,7 @@ func (l *Lab) WaitBackup(ctx context.Context, name string, timeout time.Duration
 	done func(*backupv1alpha1.VirtualMachineBackupStatus) bool, seen func(*backupv1alpha1.VirtualMachineBackupStatus),
 ) (*backupv1alpha1.VirtualMachineBackup, error) {
 	b := &backupv1alpha1.VirtualMachineBackup{}
-	err := Wait(ctx, timeout, fmt.Sprintf("backup %s to be %s", name, what), func(ctx context.Context) (bool, string, error) {
+	err := wait.For(ctx, timeout, fmt.Sprintf("backup %s to be %s", name, what), func(ctx context.Context) (bool, string, error) {
 		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: name}, b); err != nil {
 			return false, "", err
 		}

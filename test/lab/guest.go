@@ -2,8 +2,6 @@ package lab
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -13,6 +11,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/guestagent"
 )
 
 // Guest gives access to the inside of a running instance through its agent.
@@ -51,7 +50,11 @@ const agentShell = `set -eu
 `
 
 func (g *Guest) agent(ctx context.Context, command string) error {
-	if _, err := g.Launcher(ctx, "sh", "-c", agentShell+`agent "$0"`, fmt.Sprintf(`{"execute":%q}`, command)); err != nil {
+	request, err := guestagent.Command(command, nil)
+	if err == nil {
+		_, err = g.Launcher(ctx, "sh", "-c", agentShell+`agent "$0"`, request)
+	}
+	if err != nil {
 		return fmt.Errorf("guest agent: %s: %w", command, err)
 	}
 	return nil
@@ -59,9 +62,7 @@ func (g *Guest) agent(ctx context.Context, command string) error {
 
 // Run runs a shell script in the guest and returns its output. If the script fails, the error contains the output.
 func (g *Guest) Run(ctx context.Context, script string) (string, error) {
-	request, err := json.Marshal(map[string]any{"execute": "guest-exec", "arguments": map[string]any{
-		"path": "/bin/sh", "arg": []string{"-euc", script}, "capture-output": true,
-	}})
+	request, err := guestagent.Script("set -eu\n" + script)
 	if err != nil {
 		return "", err
 	}
@@ -77,31 +78,14 @@ func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 			sleep 0.1
 		done
 		echo "$status"`
-	out, err := g.Launcher(ctx, "sh", "-c", wait, string(request))
+	out, err := g.Launcher(ctx, "sh", "-c", wait, request)
+	if err == nil {
+		out, err = guestagent.Output(out)
+	}
 	if err != nil {
-		return "", fmt.Errorf("script in the guest: %s: %w", firstLine(script), err)
+		return out, fmt.Errorf("script in the guest: %s: %w", firstLine(script), err)
 	}
-	var status struct {
-		Return struct {
-			ExitCode int    `json:"exitcode"`
-			Signal   int    `json:"signal"`
-			Out      string `json:"out-data"`
-			Err      string `json:"err-data"`
-		} `json:"return"`
-	}
-	if err := json.Unmarshal([]byte(out), &status); err != nil {
-		return "", fmt.Errorf("script in the guest: the agent answered %q: %w", out, err)
-	}
-	stdout, err := base64.StdEncoding.DecodeString(status.Return.Out)
-	if err != nil {
-		return "", fmt.Errorf("guest agent: output of a script: %w", err)
-	}
-	if status.Return.ExitCode != 0 || status.Return.Signal != 0 {
-		stderr, _ := base64.StdEncoding.DecodeString(status.Return.Err)
-		return string(stdout), fmt.Errorf("script in the guest: exit code %d, signal %d: %s\n%s%s",
-			status.Return.ExitCode, status.Return.Signal, firstLine(script), stdout, stderr)
-	}
-	return string(stdout), nil
+	return out, nil
 }
 
 func firstLine(s string) string {

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -28,6 +27,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // Lab is a namespace on a cluster that runs Varve.
@@ -119,24 +119,10 @@ func (l *Lab) Image(name string) (string, error) {
 	return "", fmt.Errorf("image %s is not in build/images/images.json (make images)", name)
 }
 
-// Wait polls done every 200 ms until it returns true. After the deadline the error contains what, and the last value of seen.
-func Wait(ctx context.Context, timeout time.Duration, what string, done func(ctx context.Context) (ok bool, seen string, err error)) error {
-	var last string
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
-		ok, seen, err := done(ctx)
-		last = seen
-		return ok, err
-	})
-	if err != nil {
-		return fmt.Errorf("wait for %s (%s): %w; last seen: %s", what, timeout, err, last)
-	}
-	return nil
-}
-
 // WaitGone waits until an object no longer exists.
 func (l *Lab) WaitGone(ctx context.Context, obj client.Object, timeout time.Duration) error {
 	what := fmt.Sprintf("%T %s to be gone", obj, obj.GetName())
-	return Wait(ctx, timeout, what, func(ctx context.Context) (bool, string, error) {
+	return wait.For(ctx, timeout, what, func(ctx context.Context) (bool, string, error) {
 		err := l.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 		if apierrors.IsNotFound(err) {
 			return true, "gone", nil
@@ -157,7 +143,7 @@ func (l *Lab) DeleteNamespace(ctx context.Context, timeout time.Duration) error 
 		return fmt.Errorf("delete namespace %s: %w", l.Namespace, err)
 	}
 	var changed time.Time
-	return Wait(ctx, timeout, "namespace "+l.Namespace+" to be gone", func(ctx context.Context) (bool, string, error) {
+	return wait.For(ctx, timeout, "namespace "+l.Namespace+" to be gone", func(ctx context.Context) (bool, string, error) {
 		err := l.Get(ctx, client.ObjectKeyFromObject(ns), ns)
 		if apierrors.IsNotFound(err) {
 			return true, "gone", nil

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // Claim creates a claim with this size in bytes on the default StorageClass.
@@ -79,7 +81,7 @@ func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Tool
 		return nil, fmt.Errorf("create toolbox %s: %w", name, err)
 	}
 	t := &Toolbox{lab: l, name: name}
-	err = Wait(ctx, 2*time.Minute, "toolbox "+name+" to run", func(ctx context.Context) (bool, string, error) {
+	err = wait.For(ctx, 2*time.Minute, "toolbox "+name+" to run", func(ctx context.Context) (bool, string, error) {
 		err := l.Get(ctx, client.ObjectKeyFromObject(pod), pod)
 		return pod.Status.Phase == corev1.PodRunning, describePod(pod), err
 	})

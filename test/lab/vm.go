@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 const kernelArgs = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
@@ -157,7 +158,7 @@ truncate -s %[2]d $f; mkfs.ext4 -q -L %[3]s -d $d $f; sync -f $f`, claim, bytes,
 // WaitAgent waits until the machine's guest is running and its agent answers, and returns the instance.
 func (l *Lab) WaitAgent(ctx context.Context, vm string, timeout time.Duration) (*kubevirtv1.VirtualMachineInstance, error) {
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: vm}}
-	err := Wait(ctx, timeout, "the guest agent of "+vm, func(ctx context.Context) (bool, string, error) {
+	err := wait.For(ctx, timeout, "the guest agent of "+vm, func(ctx context.Context) (bool, string, error) {
 		if err := client.IgnoreNotFound(l.Get(ctx, client.ObjectKeyFromObject(vmi), vmi)); err != nil {
 			return false, "", err
 		}
@@ -178,7 +179,7 @@ const TrackingLabel = "changedBlockTracking"
 // WatchTracking calls done with the state of changed block tracking at each poll, until done returns true.
 func (l *Lab) WatchTracking(ctx context.Context, vm string, timeout time.Duration, done func(kubevirtv1.ChangedBlockTrackingState) bool) error {
 	obj := &kubevirtv1.VirtualMachine{}
-	return Wait(ctx, timeout, "changed block tracking of "+vm, func(ctx context.Context) (bool, string, error) {
+	return wait.For(ctx, timeout, "changed block tracking of "+vm, func(ctx context.Context) (bool, string, error) {
 		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, obj); err != nil {
 			return false, "", err
 		}
@@ -217,7 +218,7 @@ func (l *Lab) Restart(ctx context.Context, vm string) error {
 		return fmt.Errorf("restart %s: %w", vm, err)
 	}
 	old := vmi.UID
-	return Wait(ctx, 5*time.Minute, "the old instance of "+vm+" to be gone", func(ctx context.Context) (bool, string, error) {
+	return wait.For(ctx, 5*time.Minute, "the old instance of "+vm+" to be gone", func(ctx context.Context) (bool, string, error) {
 		err := client.IgnoreNotFound(l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi))
 		return vmi.UID != old, string(vmi.Status.Phase), err
 	})

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // healthPath is the path of the server's health check. No bucket can have this name.
@@ -58,26 +60,20 @@ func (p *process) kill() {
 
 // ready waits until the server answers.
 func (s *Server) ready(ctx context.Context, p *process) error {
-	const interval, limit = 20 * time.Millisecond, time.Minute
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
 	transport := s.transport()
 	transport.DisableKeepAlives = true
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
+	return wait.For(ctx, time.Minute, "an answer", func(ctx context.Context) (bool, string, error) {
 		err := healthy(ctx, transport, s.URL()+healthPath)
 		if err == nil {
-			return nil
+			return true, "", nil
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("it ended: %w", errors.Join(p.err, errors.New(tail(s.log))))
-		case <-ctx.Done():
-			return fmt.Errorf("no answer within %s: %w", limit, err)
-		case <-ticker.C:
+			return false, "", fmt.Errorf("it ended: %w", errors.Join(p.err, errors.New(tail(s.log))))
+		default:
+			return false, err.Error(), nil
 		}
-	}
+	})
 }
 
 func healthy(ctx context.Context, transport http.RoundTripper, url string) error {

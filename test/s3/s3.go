@@ -21,17 +21,17 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/varvebackup/varve/test/checkout"
 )
 
 // Options configure a server. The zero value is plain HTTP and a bucket without versions.
@@ -248,12 +248,11 @@ func Program(tb testing.TB, name string) string {
 func find(program string) (string, error) {
 	dir := os.Getenv("VARVE_PEERS")
 	if dir == "" {
-		// Derived from this file's own path, so that a test may run in any directory.
-		_, file, _, ok := runtime.Caller(0)
-		if !ok || !filepath.IsAbs(file) {
-			return "", errors.New("find the repository: run the tests without -trimpath, or set VARVE_PEERS")
+		root, err := checkout.Root()
+		if err != nil {
+			return "", fmt.Errorf("%w; or set VARVE_PEERS", err)
 		}
-		dir = filepath.Join(filepath.Dir(file), "..", "..", "build", "peers", "bin")
+		dir = filepath.Join(root, "build", "peers", "bin")
 	}
 	path := filepath.Join(dir, program)
 	if _, err := os.Stat(path); err != nil {

@@ -21,6 +21,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 const (
@@ -248,7 +249,7 @@ func notYet(err error) (bool, string, error) { return false, err.Error(), nil }
 func (s *soak) leaks() {
 	ctx := s.t.Context()
 	s.ready()
-	s.must(lab.Wait(ctx, 3*time.Minute, "nothing to be left", func(ctx context.Context) (bool, string, error) {
+	s.must(wait.For(ctx, 3*time.Minute, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		vmi := &kubevirtv1.VirtualMachineInstance{}
 		if err := s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vmi); err != nil {
 			return notYet(err)
