@@ -28,7 +28,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
-	rows, hypervisor, err := measure(ctx, *kubeconfig, *build, *rounds, *dataMiB)
+	rows, hypervisor, err := measureAll(ctx, *kubeconfig, *build, *rounds, *dataMiB)
 	if err != nil {
 		return err
 	}

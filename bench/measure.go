@@ -39,15 +39,15 @@ type bench struct {
 	hypervisor []string
 }
 
-// measure returns the figures and the versions of libvirt and QEMU that they belong to.
-func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []report.Row, hypervisor []string, err error) {
+// measureAll returns the figures and the versions of libvirt and QEMU that they belong to.
+func measureAll(ctx context.Context, kubeconfig, build string, rounds int, dataMiB int64) (_ []report.Row, hypervisor []string, err error) {
 	b := &bench{rounds: rounds, dataMiB: dataMiB}
-	if err := b.open(ctx, kubeconfig, build); err != nil {
+	if err := b.openBench(ctx, kubeconfig, build); err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, b.DeleteNamespace(context.WithoutCancel(ctx), 5*time.Minute)) }()
 	var rows []report.Row
-	for _, part := range []func(context.Context) ([]report.Row, error){b.throughput, b.sparse, b.incremental} {
+	for _, part := range []func(context.Context) ([]report.Row, error){b.measureThroughput, b.measureSparse, b.measureIncremental} {
 		more, err := part(ctx)
 		if err != nil {
 			return nil, nil, err
@@ -57,7 +57,7 @@ func measure(ctx context.Context, kubeconfig, build string, rounds int, dataMiB 
 	return rows, b.hypervisor, nil
 }
 
-func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) {
+func (b *bench) openBench(ctx context.Context, kubeconfig, build string) (err error) {
 	if b.Lab, err = lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute); err != nil {
 		return err
 	}
@@ -71,8 +71,8 @@ func (b *bench) open(ctx context.Context, kubeconfig, build string) (err error) 
 	return nil
 }
 
-// boot starts the machine with one disk, which has a file "filler" of random data, and creates a tracker and the target claim.
-func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int64) error {
+// bootMachine starts the machine with one disk, which has a file "filler" of random data, and creates a tracker and the target claim.
+func (b *bench) bootMachine(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int64) error {
 	if err := b.CreateClaims(ctx, vmName, disk); err != nil {
 		return err
 	}
@@ -96,13 +96,13 @@ func (b *bench) boot(ctx context.Context, disk lab.Disk, fileBytes, fillMiB int6
 	if err := b.Create(ctx, b.Tracker("t", vmName)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	if err := b.versions(ctx); err != nil {
+	if err := b.readVersions(ctx); err != nil {
 		return err
 	}
 	return b.Claim(ctx, target, 12*gib, corev1.PersistentVolumeFilesystem)
 }
 
-func (b *bench) versions(ctx context.Context) error {
+func (b *bench) readVersions(ctx context.Context) error {
 	g, err := b.Guest(ctx, vmName)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (b *bench) versions(ctx context.Context) error {
 	return err
 }
 
-func (b *bench) guest(ctx context.Context, script string) error {
+func (b *bench) runInGuest(ctx context.Context, script string) error {
 	g, err := b.Guest(ctx, vmName)
 	if err != nil {
 		return err
@@ -127,10 +127,10 @@ type timing struct {
 	created, end time.Time
 }
 
-func (t *timing) total() float64 { return t.end.Sub(t.created).Seconds() }
+func (t *timing) totalSeconds() float64 { return t.end.Sub(t.created).Seconds() }
 
-// backup takes a backup and times it with a watch.
-func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
+// takeBackup takes a backup and times it with a watch.
+func (b *bench) takeBackup(ctx context.Context, forceFull bool) (*timing, error) {
 	b.count++
 	obj := b.Backup(fmt.Sprintf("b%03d", b.count), "t", target)
 	obj.Spec.ForceFullBackup = forceFull
@@ -151,8 +151,8 @@ func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
 			if !ok || e.Type == watch.Error {
 				return nil, fmt.Errorf("watch of backup %s ended: %v", obj.Name, e.Object)
 			}
-			if t.see(e.Object.(*backupv1alpha1.VirtualMachineBackup)) {
-				return t, t.failed()
+			if t.recordStatus(e.Object.(*backupv1alpha1.VirtualMachineBackup)) {
+				return t, t.failure()
 			}
 		case <-deadline:
 			return nil, fmt.Errorf("backup %s did not end in 10 minutes", obj.Name)
@@ -162,20 +162,20 @@ func (b *bench) backup(ctx context.Context, forceFull bool) (*timing, error) {
 	}
 }
 
-func (t *timing) see(b *backupv1alpha1.VirtualMachineBackup) (over bool) {
+func (t *timing) recordStatus(b *backupv1alpha1.VirtualMachineBackup) (over bool) {
 	t.end, t.backup = time.Now(), b
 	return b.Status.Phase.Final()
 }
 
-func (t *timing) failed() error {
+func (t *timing) failure() error {
 	if t.backup.Status.Phase == backupv1alpha1.BackupDone {
 		return nil
 	}
 	return fmt.Errorf("backup %s: %s: %s", t.backup.Name, t.backup.Status.Reason, t.backup.Status.Message)
 }
 
-// allocated returns how many bytes a file occupies on its storage.
-func allocated(ctx context.Context, tool *lab.Toolbox, file string) (int64, error) {
+// allocatedBytes returns how many bytes a file occupies on its storage.
+func allocatedBytes(ctx context.Context, tool *lab.Toolbox, file string) (int64, error) {
 	out, err := tool.Run(ctx, fmt.Sprintf("echo $(( $(stat -c '%%b' %[1]s) * $(stat -c '%%B' %[1]s) ))", file))
 	if err != nil {
 		return 0, err

@@ -15,8 +15,8 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// drop deletes the machine and its disk, so that the next part starts with another disk.
-func (b *bench) drop(ctx context.Context) error {
+// deleteMachine deletes the machine and its disk, so that the next part starts with another disk.
+func (b *bench) deleteMachine(ctx context.Context) error {
 	vm := &kubevirtv1.VirtualMachine{}
 	vm.Namespace, vm.Name = namespace, vmName
 	if err := client.IgnoreNotFound(b.Delete(ctx, vm)); err != nil {
@@ -25,12 +25,12 @@ func (b *bench) drop(ctx context.Context) error {
 	return b.WaitGone(ctx, vm, 2*time.Minute)
 }
 
-// throughput compares a full push of random data with tools that do the same work: qemu-img convert to the same
+// measureThroughput compares a full push of random data with tools that do the same work: qemu-img convert to the same
 // target, synced, and then sha256sum of the file that it wrote. Both read the disk from storage: QEMU because it runs
 // with cache=none, and the peer because its source is dropped from the page cache before each round.
-func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
+func (b *bench) measureThroughput(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "dense", Bytes: (b.dataMiB + 1024) * mib}
-	if err := b.boot(ctx, disk, (b.dataMiB+512)*mib, b.dataMiB); err != nil {
+	if err := b.bootMachine(ctx, disk, (b.dataMiB+512)*mib, b.dataMiB); err != nil {
 		return nil, err
 	}
 	claim := lab.ClaimName(vmName, disk.Name)
@@ -40,11 +40,11 @@ func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 	}
 	var ours, oursHashed, theirs, theirsHashed, frozen report.Sample
 	for i := range b.rounds + 1 {
-		t, err := b.backup(ctx, true)
+		t, err := b.takeBackup(ctx, true)
 		if err != nil {
 			return nil, err
 		}
-		peer, err := convert(ctx, tool, claim)
+		peer, err := convertByPeer(ctx, tool, claim)
 		if err != nil {
 			return nil, err
 		}
@@ -56,8 +56,8 @@ func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 		}
 		s := &t.backup.Status
 		moved := float64(s.MovedBytes) / float64(mib)
-		ours = append(ours, moved/millis(s.CopyMillis))
-		oursHashed = append(oursHashed, moved/millis(s.CopyMillis+s.SealMillis))
+		ours = append(ours, moved/secondsOfMillis(s.CopyMillis))
+		oursHashed = append(oursHashed, moved/secondsOfMillis(s.CopyMillis+s.SealMillis))
 		theirs = append(theirs, moved/peer.copied.Seconds())
 		theirsHashed = append(theirsHashed, moved/(peer.copied+peer.hashed).Seconds())
 		if frozen, err = addFrozen(frozen, s); err != nil {
@@ -73,10 +73,10 @@ func (b *bench) throughput(ctx context.Context) ([]report.Row, error) {
 		report.Larger("push-throughput-hashed", what+", synced and hashed", "MiB/s", oursHashed, "the same and sha256sum", theirsHashed),
 		report.Smaller("push-frozen-full", "guest file systems frozen, idle guest, that full push", "ms", frozen, "aim", report.Sample{200}),
 	}
-	return rows, b.drop(ctx)
+	return rows, b.deleteMachine(ctx)
 }
 
-func millis(n int64) float64 { return (time.Duration(n) * time.Millisecond).Seconds() }
+func secondsOfMillis(n int64) float64 { return (time.Duration(n) * time.Millisecond).Seconds() }
 
 // addFrozen appends how long a backup froze its guest.
 func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (report.Sample, error) {
@@ -89,8 +89,8 @@ func addFrozen(s report.Sample, b *backupv1alpha1.VirtualMachineBackupStatus) (r
 // peerTimes is how long qemu-img took to copy a disk and make the copy durable, and how long sha256sum took to read it.
 type peerTimes struct{ copied, hashed time.Duration }
 
-// convert copies the disk to the target with Varve's peer.
-func convert(ctx context.Context, tool *lab.Toolbox, claim string) (peerTimes, error) {
+// convertByPeer copies the disk to the target with Varve's peer.
+func convertByPeer(ctx context.Context, tool *lab.Toolbox, claim string) (peerTimes, error) {
 	script := fmt.Sprintf(`in=/mnt/%s/disk.img; out=/mnt/%s/peer.qcow2
 rm -f $out; sync; dd if=$in iflag=nocache count=0 status=none
 a=$(date +%%s%%N); qemu-img convert -U -f raw -O qcow2 $in $out; sync $out
@@ -107,10 +107,10 @@ c=$(date +%%s%%N); echo $((b-a)) $((c-b))`, claim, target)
 	return t, nil
 }
 
-// sparse measures a full backup of a 10 GiB disk with 300 MiB of data.
-func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
+// measureSparse measures a full backup of a 10 GiB disk with 300 MiB of data.
+func (b *bench) measureSparse(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "sparse", Bytes: 12 * gib}
-	if err := b.boot(ctx, disk, 10*gib, 304); err != nil {
+	if err := b.bootMachine(ctx, disk, 10*gib, 304); err != nil {
 		return nil, err
 	}
 	claim := lab.ClaimName(vmName, disk.Name)
@@ -118,21 +118,21 @@ func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	used, err := allocated(ctx, tool, "/mnt/"+claim+"/disk.img")
+	used, err := allocatedBytes(ctx, tool, "/mnt/"+claim+"/disk.img")
 	if err != nil {
 		return nil, err
 	}
 	var ours, theirs report.Sample
 	for range b.rounds {
-		full, err := b.backup(ctx, true)
+		full, err := b.takeBackup(ctx, true)
 		if err != nil {
 			return nil, err
 		}
 		ours = append(ours, float64(full.backup.Status.MovedBytes)/float64(used))
-		if _, err := convert(ctx, tool, claim); err != nil {
+		if _, err := convertByPeer(ctx, tool, claim); err != nil {
 			return nil, err
 		}
-		peer, err := allocated(ctx, tool, "/mnt/"+target+"/peer.qcow2")
+		peer, err := allocatedBytes(ctx, tool, "/mnt/"+target+"/peer.qcow2")
 		if err != nil {
 			return nil, err
 		}
@@ -141,54 +141,54 @@ func (b *bench) sparse(ctx context.Context) ([]report.Row, error) {
 	if err := tool.Close(ctx); err != nil {
 		return nil, err
 	}
-	return []report.Row{report.Smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.drop(ctx)
+	return []report.Row{report.Smaller("push-sparse", "full of a 10 GiB disk with 300 MiB in it: bytes moved / used", "ratio", ours, "qemu-img convert", theirs)}, b.deleteMachine(ctx)
 }
 
 // fullMiB is how much of the 10 GiB disk is in use when its incrementals are measured.
 const fullMiB = 8 << 10
 
-// incremental measures incrementals of 32 MiB scattered over a 10 GiB disk that is in use, and empty ones.
-func (b *bench) incremental(ctx context.Context) ([]report.Row, error) {
+// measureIncremental measures incrementals of 32 MiB scattered over a 10 GiB disk that is in use, and empty ones.
+func (b *bench) measureIncremental(ctx context.Context) ([]report.Row, error) {
 	disk := lab.Disk{Name: "used", Bytes: 12 * gib}
-	if err := b.boot(ctx, disk, 10*gib, fullMiB); err != nil {
+	if err := b.bootMachine(ctx, disk, 10*gib, fullMiB); err != nil {
 		return nil, err
 	}
-	full, err := b.backup(ctx, true)
+	full, err := b.takeBackup(ctx, true)
 	if err != nil {
 		return nil, err
 	}
 	var moved, seconds, empty, frozen report.Sample
 	for range b.rounds {
 		scatter := fmt.Sprintf(`f=/disks/used/filler; for i in $(seq 0 511); do dd if=/dev/urandom of=$f bs=64k count=1 seek=$((i*%d)) conv=notrunc status=none; done; sync`, fullMiB*16/512-1)
-		if err := b.guest(ctx, scatter); err != nil {
+		if err := b.runInGuest(ctx, scatter); err != nil {
 			return nil, err
 		}
 		dirty, err := b.dirtyBytes(ctx)
 		if err != nil {
 			return nil, err
 		}
-		incr, err := b.backup(ctx, false)
+		incr, err := b.takeBackup(ctx, false)
 		if err != nil {
 			return nil, err
 		}
 		moved = append(moved, float64(incr.backup.Status.MovedBytes)/float64(dirty))
-		seconds = append(seconds, incr.total())
-		none, err := b.backup(ctx, false)
+		seconds = append(seconds, incr.totalSeconds())
+		none, err := b.takeBackup(ctx, false)
 		if err != nil {
 			return nil, err
 		}
-		empty = append(empty, none.total())
+		empty = append(empty, none.totalSeconds())
 		if frozen, err = addFrozen(frozen, &none.backup.Status); err != nil {
 			return nil, err
 		}
 	}
 	rows := []report.Row{
 		report.Smaller("push-incremental", "32 MiB of scattered 64 KiB writes on a 10 GiB disk: bytes moved / dirty clusters", "ratio", moved, "aim", report.Sample{1.2}),
-		report.Smaller("push-incremental-seconds", "the same incremental, create to Done", "s", seconds, "the full of that disk, 8 GiB used", report.Sample{full.total()}),
+		report.Smaller("push-incremental-seconds", "the same incremental, create to Done", "s", seconds, "the full of that disk, 8 GiB used", report.Sample{full.totalSeconds()}),
 		report.Smaller("push-overhead", "empty incremental, create to Done", "s", empty, "aim", report.Sample{5}),
 		report.Smaller("push-frozen", "guest file systems frozen, idle guest, that incremental", "ms", frozen, "aim", report.Sample{200}),
 	}
-	return rows, b.drop(ctx)
+	return rows, b.deleteMachine(ctx)
 }
 
 // dirtyBytes returns how many bytes have changed since the tracker's checkpoint, according to QEMU's bitmaps.

@@ -27,13 +27,13 @@ func run(ctx context.Context, args []string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
 	t := newTeller(os.Stdout)
-	result, err := demonstrate(ctx, t, *kubeconfig, *build)
+	result, err := runStory(ctx, t, *kubeconfig, *build)
 	if result != nil {
 		file := filepath.Join(*build, "demo", "result.json")
-		if writeErr := result.write(file); writeErr != nil {
+		if writeErr := result.writeJSON(file); writeErr != nil {
 			return errors.Join(err, writeErr)
 		}
-		result.table(os.Stdout)
+		result.printTable(os.Stdout)
 		fmt.Fprintln(os.Stdout, "result:", file)
 	}
 	if err == nil && !result.OK {

@@ -33,8 +33,8 @@ type volumeResult struct {
 	Identical      bool   `json:"identical"`
 }
 
-// judge sets OK if there are three points in time, each with both disks, and all are identical.
-func (r *result) judge() {
+// judgeAll sets OK if there are three points in time, each with both disks, and all are identical.
+func (r *result) judgeAll() {
 	r.OK = len(r.Backups) == 3
 	for _, b := range r.Backups {
 		r.OK = r.OK && len(b.Volumes) == 2
@@ -44,7 +44,7 @@ func (r *result) judge() {
 	}
 }
 
-func (r *result) write(file string) error {
+func (r *result) writeJSON(file string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (r *result) write(file string) error {
 	return os.WriteFile(file, append(data, '\n'), 0o644)
 }
 
-func (r *result) table(out io.Writer) {
+func (r *result) printTable(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "BACKUP\tTYPE\tVOLUME\tMOVED\tVIRTUAL\tSECONDS\tFROZEN MS\tVERDICT")
 	for _, b := range r.Backups {
@@ -69,10 +69,10 @@ func (r *result) table(out io.Writer) {
 			if !v.Identical {
 				verdict = "DIFFERENT"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s (%s)\t%s\t%s\t%s\t%s\t%s\n", name, kind, v.Name, v.Type, mib(v.MovedBytes), mib(v.VirtualBytes), seconds, frozen, verdict)
+			fmt.Fprintf(w, "%s\t%s\t%s (%s)\t%s\t%s\t%s\t%s\t%s\n", name, kind, v.Name, v.Type, formatMiB(v.MovedBytes), formatMiB(v.VirtualBytes), seconds, frozen, verdict)
 		}
 	}
 	w.Flush()
 }
 
-func mib(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+func formatMiB(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

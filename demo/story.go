@@ -36,41 +36,41 @@ type story struct {
 	result *result
 }
 
-// demonstrate runs the main job. After an error it still returns what it found so far.
-func demonstrate(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
-	t.step("clean up what an earlier demo left")
+// runStory runs the main job. After an error it still returns what it found so far.
+func runStory(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
+	t.tellStep("clean up what an earlier demo left")
 	l, err := lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute)
 	if err != nil {
 		return nil, err
 	}
 	s := &story{teller: t, lab: l, result: &result{}}
 	for _, chapter := range []func(context.Context) error{
-		s.prepare, s.track, s.full, s.incremental, s.restart, s.incrementalAfterRestart,
+		s.prepareMachine, s.enableTracking, s.takeFull, s.takeIncrementals, s.restartMachine, s.incrementalAfterRestart,
 	} {
 		if err := chapter(ctx); err != nil {
 			return s.result, err
 		}
 	}
-	s.result.judge()
+	s.result.judgeAll()
 	return s.result, nil
 }
 
-func (s *story) prepare(ctx context.Context) error {
-	s.step("claims for a root disk, a data disk and the backups")
+func (s *story) prepareMachine(ctx context.Context) error {
+	s.tellStep("claims for a root disk, a data disk and the backups")
 	if err := s.lab.CreateClaims(ctx, vmName, disks...); err != nil {
 		return err
 	}
 	if err := s.lab.Claim(ctx, target, 8*gib, corev1.PersistentVolumeFilesystem); err != nil {
 		return err
 	}
-	s.step("write Debian to the root disk and an ext4 file system to the data disk")
+	s.tellStep("write Debian to the root disk and an ext4 file system to the data disk")
 	if err := s.lab.PopulateRoot(ctx, vmName, "root", lab.Debian); err != nil {
 		return err
 	}
 	if err := s.lab.PopulateExt4(ctx, vmName, "data", gib, "data", 0); err != nil {
 		return err
 	}
-	s.step("create and start the virtual machine %s", vmName)
+	s.tellStep("create and start the virtual machine %s", vmName)
 	vm, err := s.lab.Machine(vmName, lab.Debian, nil, disks...)
 	if err != nil {
 		return err
@@ -82,12 +82,12 @@ func (s *story) prepare(ctx context.Context) error {
 	if _, err := s.lab.WaitAgent(ctx, vmName, bootTimeout); err != nil {
 		return err
 	}
-	s.step("  the guest runs and its agent answers")
+	s.tellStep("  the guest runs and its agent answers")
 	return nil
 }
 
-func (s *story) track(ctx context.Context) error {
-	s.step("label the machine: its disks are to be tracked")
+func (s *story) enableTracking(ctx context.Context) error {
+	s.tellStep("label the machine: its disks are to be tracked")
 	vm := &kubevirtv1.VirtualMachine{}
 	if err := s.lab.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vm); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (s *story) track(ctx context.Context) error {
 	if err := s.lab.WaitTracking(ctx, vmName, kubevirtv1.ChangedBlockTrackingPendingRestart, time.Minute); err != nil {
 		return err
 	}
-	s.step("  changed block tracking: PendingRestart; restart")
+	s.tellStep("  changed block tracking: PendingRestart; restart")
 	if err := s.lab.Restart(ctx, vmName); err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (s *story) track(ctx context.Context) error {
 	err := s.lab.WatchTracking(ctx, vmName, bootTimeout, func(state kubevirtv1.ChangedBlockTrackingState) bool {
 		if string(state) != seen {
 			seen = string(state)
-			s.step("  changed block tracking: %s", state)
+			s.tellStep("  changed block tracking: %s", state)
 		}
 		return state == kubevirtv1.ChangedBlockTrackingEnabled
 	})
@@ -119,28 +119,28 @@ func (s *story) track(ctx context.Context) error {
 	return err
 }
 
-func (s *story) full(ctx context.Context) error {
-	s.step("the guest writes files")
-	if err := s.guest(ctx, `mkdir -p /data/a; for i in $(seq 20); do head -c 3000000 /dev/urandom >/data/a/$i; done
+func (s *story) takeFull(ctx context.Context) error {
+	s.tellStep("the guest writes files")
+	if err := s.runInGuest(ctx, `mkdir -p /data/a; for i in $(seq 20); do head -c 3000000 /dev/urandom >/data/a/$i; done
 		cp -r /etc /data/etc; echo first >/etc/note; sync`); err != nil {
 		return err
 	}
 	if err := s.lab.Create(ctx, s.lab.Tracker(tracker, vmName)); err != nil {
 		return fmt.Errorf("create tracker: %w", err)
 	}
-	return s.backup(ctx, "monday", backupv1alpha1.Full)
+	return s.takeBackup(ctx, "monday", backupv1alpha1.Full)
 }
 
-func (s *story) incremental(ctx context.Context) error {
-	s.step("the guest changes some")
-	if err := s.guest(ctx, `head -c 5000000 /dev/urandom >/data/a/3; rm /data/a/7; echo second >/etc/note; sync; fstrim /data || true`); err != nil {
+func (s *story) takeIncrementals(ctx context.Context) error {
+	s.tellStep("the guest changes some")
+	if err := s.runInGuest(ctx, `head -c 5000000 /dev/urandom >/data/a/3; rm /data/a/7; echo second >/etc/note; sync; fstrim /data || true`); err != nil {
 		return err
 	}
-	return s.backup(ctx, "tuesday", backupv1alpha1.Incremental)
+	return s.takeBackup(ctx, "tuesday", backupv1alpha1.Incremental)
 }
 
-func (s *story) restart(ctx context.Context) error {
-	s.step("stop and start the machine: libvirt forgets its checkpoints, the overlays remember")
+func (s *story) restartMachine(ctx context.Context) error {
+	s.tellStep("stop and start the machine: libvirt forgets its checkpoints, the overlays remember")
 	if err := s.lab.Restart(ctx, vmName); err != nil {
 		return err
 	}
@@ -149,14 +149,14 @@ func (s *story) restart(ctx context.Context) error {
 }
 
 func (s *story) incrementalAfterRestart(ctx context.Context) error {
-	s.step("the guest changes some more")
-	if err := s.guest(ctx, `head -c 2000000 /dev/urandom >/data/a/new; dd if=/dev/zero of=/data/a/5 bs=1M count=2 conv=notrunc status=none; echo third >/etc/note; sync`); err != nil {
+	s.tellStep("the guest changes some more")
+	if err := s.runInGuest(ctx, `head -c 2000000 /dev/urandom >/data/a/new; dd if=/dev/zero of=/data/a/5 bs=1M count=2 conv=notrunc status=none; echo third >/etc/note; sync`); err != nil {
 		return err
 	}
-	return s.backup(ctx, "wednesday", backupv1alpha1.Incremental)
+	return s.takeBackup(ctx, "wednesday", backupv1alpha1.Incremental)
 }
 
-func (s *story) guest(ctx context.Context, script string) error {
+func (s *story) runInGuest(ctx context.Context, script string) error {
 	g, err := s.lab.Guest(ctx, vmName)
 	if err != nil {
 		return err
@@ -165,11 +165,11 @@ func (s *story) guest(ctx context.Context, script string) error {
 	return err
 }
 
-// backup takes a backup at a moment at which the content of the disks is known exactly: it freezes the guest around
+// takeBackup takes a backup at a moment at which the content of the disks is known exactly: it freezes the guest around
 // the backup and hashes each disk. Then it rebuilds the disks from the files of the chain and compares them.
-func (s *story) backup(ctx context.Context, name string, want backupv1alpha1.BackupType) error {
-	s.step("backup %s: freeze the guest and hash its disks, so that the point in time is known", name)
-	show, done := s.teller.backup(name)
+func (s *story) takeBackup(ctx context.Context, name string, want backupv1alpha1.BackupType) error {
+	s.tellStep("backup %s: freeze the guest and hash its disks, so that the point in time is known", name)
+	show, done := s.teller.tellBackup(name)
 	p, err := s.lab.PointInTime(ctx, vmName, s.lab.Backup(name, tracker, target), backupTimeout, show)
 	done()
 	if err != nil {
@@ -184,7 +184,7 @@ func (s *story) backup(ctx context.Context, name string, want backupv1alpha1.Bac
 	if b.Status.FrozenMillis != nil {
 		r.FrozenMillis = *b.Status.FrozenMillis
 	}
-	s.step("  rebuild the disks of %s with qemu-img, compare, and check the file systems", name)
+	s.tellStep("  rebuild the disks of %s with qemu-img, compare, and check the file systems", name)
 	tool, err := s.lab.Toolbox(ctx, "restore-"+name, target)
 	if err != nil {
 		return err

@@ -24,20 +24,20 @@ func newTeller(out *os.File) *teller {
 	return &teller{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// step reports the next step.
-func (t *teller) step(format string, args ...any) {
+// tellStep reports the next step.
+func (t *teller) tellStep(format string, args ...any) {
 	fmt.Fprintf(t.out, "[%6.1fs] %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// backup returns a function that shows the progress of a backup, and one that ends the display. On a terminal it is a
+// tellBackup returns a function that shows the progress of a backup, and one that ends the display. On a terminal it is a
 // bar, elsewhere a line for each change of phase or message.
-func (t *teller) backup(name string) (show func(*backupv1alpha1.VirtualMachineBackupStatus), done func()) {
+func (t *teller) tellBackup(name string) (show func(*backupv1alpha1.VirtualMachineBackupStatus), done func()) {
 	if !t.terminal {
 		last := ""
 		return func(s *backupv1alpha1.VirtualMachineBackupStatus) {
 			line := fmt.Sprintf("%s: %s %s", name, s.Phase, s.Message)
 			if line != last {
-				t.step("    %s", line)
+				t.tellStep("    %s", line)
 			}
 			last = line
 		}, func() {}

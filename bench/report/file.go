@@ -14,7 +14,7 @@ import (
 // Merge writes rows to a file. A row replaces the one with its ID; the other rows in the file stay.
 func Merge(file string, rows []Row) error {
 	var all []Row
-	if err := read(file, &all); err != nil {
+	if err := readIfExists(file, &all); err != nil {
 		return err
 	}
 	for _, r := range rows {
@@ -31,7 +31,7 @@ func Merge(file string, rows []Row) error {
 // benchmark. The facts of other parts in the file stay.
 func MergeMachine(file, part string, facts map[string]any) error {
 	all := map[string]any{}
-	if err := read(file, &all); err != nil {
+	if err := readIfExists(file, &all); err != nil {
 		return err
 	}
 	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
@@ -42,14 +42,14 @@ func MergeMachine(file, part string, facts map[string]any) error {
 	if err != nil {
 		return err
 	}
-	all["cores"], all["cpu"], all["go"] = runtime.NumCPU(), model(string(cpuinfo)), runtime.Version()
+	all["cores"], all["cpu"], all["go"] = runtime.NumCPU(), processorModel(string(cpuinfo)), runtime.Version()
 	all["kernel"] = strings.TrimSpace(string(kernel))
 	all[part] = facts
 	return Write(file, all)
 }
 
-// model returns the name of the processor.
-func model(cpuinfo string) string {
+// processorModel returns the name of the processor.
+func processorModel(cpuinfo string) string {
 	for line := range strings.Lines(cpuinfo) {
 		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
 			return strings.TrimSpace(value)
@@ -58,8 +58,8 @@ func model(cpuinfo string) string {
 	return ""
 }
 
-// read decodes a file if it exists.
-func read(file string, v any) error {
+// readIfExists decodes a file if it exists.
+func readIfExists(file string, v any) error {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -46,7 +46,7 @@ func TestMergeReplacesByID(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []Row
-	if err := read(file, &got); err != nil {
+	if err := readIfExists(file, &got); err != nil {
 		t.Fatal(err)
 	}
 	want := []Row{{ID: "push-a", Value: 1}, {ID: "repo-a", Value: 4}, {ID: "repo-b", Value: 5}}
@@ -70,7 +70,7 @@ func TestMachineKeepsOtherParts(t *testing.T) {
 		}
 	}
 	var got map[string]any
-	if err := read(file, &got); err != nil {
+	if err := readIfExists(file, &got); err != nil {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"push", "repository"} {
@@ -104,7 +104,7 @@ func TestTableShowsCostsOfBoth(t *testing.T) {
 
 func TestModel(t *testing.T) {
 	t.Parallel()
-	if got := model("processor\t: 0\nmodel name\t: Some CPU @ 2.50GHz\nmodel name\t: other\n"); got != "Some CPU @ 2.50GHz" {
+	if got := processorModel("processor\t: 0\nmodel name\t: Some CPU @ 2.50GHz\nmodel name\t: other\n"); got != "Some CPU @ 2.50GHz" {
 		t.Error(got)
 	}
 }

@@ -24,7 +24,7 @@ func Table(out io.Writer, rows []Row) {
 				func(c Cost) float64 { return c.MemoryMiB },
 				func(c Cost) float64 { return c.StoredMiB },
 			} {
-				fmt.Fprintf(w, "%s / %s\t", show(r.Cost, figure), show(r.PeerCost, figure))
+				fmt.Fprintf(w, "%s / %s\t", formatCost(r.Cost, figure), formatCost(r.PeerCost, figure))
 			}
 		}
 		fmt.Fprintln(w, r.What)
@@ -32,7 +32,7 @@ func Table(out io.Writer, rows []Row) {
 	w.Flush()
 }
 
-func show(c *Cost, figure func(Cost) float64) string {
+func formatCost(c *Cost, figure func(Cost) float64) string {
 	switch {
 	case c == nil || figure(*c) == 0:
 		return "-"

@@ -72,19 +72,19 @@ func newBench(ctx context.Context, o *options, dir string) (*bench, error) {
 
 // makeImage writes the image in its initial state.
 func (b *bench) makeImage(ctx context.Context) error {
-	fmt.Fprintf(b.log, "image of %d GiB: %s\n", b.imageGiB, b.content())
+	fmt.Fprintf(b.log, "image of %d GiB: %s\n", b.imageGiB, b.describeContent())
 	b.changes = 0
 	return corpus.Write(ctx, b.image, seed, b.imageGiB*gib, b.runs, b.system)
 }
 
-// content describes the content of the image for people.
-func (b *bench) content() string {
+// describeContent describes the content of the image for people.
+func (b *bench) describeContent() string {
 	return fmt.Sprintf("%d MiB OS files, %d text, %d random, %d zeroes, the rest holes",
 		b.sizes[corpus.System]/mib, b.sizes[corpus.Text]/mib, b.sizes[corpus.Random]/mib, b.sizes[corpus.Zero]/mib)
 }
 
-// disk describes the image in a row's text.
-func (b *bench) disk() string {
+// describeDisk describes the image in a row's text.
+func (b *bench) describeDisk() string {
 	return fmt.Sprintf("%d GiB image with %d MiB in it", b.imageGiB, b.corpusMiB)
 }
 
@@ -94,16 +94,16 @@ type part struct {
 	run func(context.Context) ([]report.Row, error)
 }
 
-// parts runs the requested parts one after the other. Each leaves nothing behind but the image, which the second part changes.
-func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
-	if b.only.wants(slices.Concat(fullIDs, readIDs, changeIDs)...) {
+// runParts runs the requested parts one after the other. Each leaves nothing behind but the image, which the second part changes.
+func (b *bench) runParts(ctx context.Context) ([]report.Row, error) {
+	if b.only.wantsAny(slices.Concat(fullIDs, readIDs, changeIDs)...) {
 		if err := b.makeImage(ctx); err != nil {
 			return nil, err
 		}
 	}
 	var rows []report.Row
-	for _, p := range []part{{fullIDs, b.fulls}, {slices.Concat(readIDs, changeIDs), b.history}, {tebibyteIDs, b.tebibyte}} {
-		if !b.only.wants(p.ids...) {
+	for _, p := range []part{{fullIDs, b.measureFulls}, {slices.Concat(readIDs, changeIDs), b.measureHistory}, {tebibyteIDs, b.measureTebibyte}} {
+		if !b.only.wantsAny(p.ids...) {
 			continue
 		}
 		more, err := p.run(ctx)
@@ -111,7 +111,7 @@ func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
 			return nil, err
 		}
 		for _, r := range more {
-			if b.only.wants(r.ID) {
+			if b.only.wantsAny(r.ID) {
 				rows = append(rows, r)
 			}
 		}
@@ -119,8 +119,8 @@ func (b *bench) parts(ctx context.Context) ([]report.Row, error) {
 	return rows, nil
 }
 
-// facts returns what the figures depend on apart from the machine.
-func (b *bench) facts(ctx context.Context) (map[string]any, error) {
+// collectFacts returns what the figures depend on apart from the machine.
+func (b *bench) collectFacts(ctx context.Context) (map[string]any, error) {
 	versions := map[string]string{}
 	for name, args := range map[string][]string{
 		kopia: {b.kopia, "--version"}, restic: {"restic", "version"}, borg: {"borg", "--version"}, "qemu-img": {"qemu-img", "--version"},
@@ -132,7 +132,7 @@ func (b *bench) facts(ctx context.Context) (map[string]any, error) {
 		versions[name], _, _ = strings.Cut(string(out), "\n")
 	}
 	return map[string]any{
-		"rounds": b.rounds, "imageGiB": b.imageGiB, "corpusMiB": b.corpusMiB, "content": b.content(), "cold": b.coldness(),
+		"rounds": b.rounds, "imageGiB": b.imageGiB, "corpusMiB": b.corpusMiB, "content": b.describeContent(), "cold": b.describeCold(),
 		"versions": versions,
 	}, nil
 }

@@ -36,20 +36,20 @@ func TestParseStat(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	t.Parallel()
-	o, err := parse([]string{"-only", "repo-verify,repo-1tib-mib", "-dir", "/somewhere"})
+	o, err := parseOptions([]string{"-only", "repo-verify,repo-1tib-mib", "-dir", "/somewhere"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.corpusMiB != 4096 || !o.only.wants("repo-x", "repo-verify") || o.only.wants("repo-full-kopia") {
+	if o.corpusMiB != 4096 || !o.only.wantsAny("repo-x", "repo-verify") || o.only.wantsAny("repo-full-kopia") {
 		t.Errorf("%+v", o)
 	}
-	if o, err := parse([]string{"-blocks", "256k,4M", "-image-gib", "2"}); err != nil || !slices.Equal(o.blocks, blockSizes{"256KiB", "4MiB"}) || o.corpusMiB != 512 {
+	if o, err := parseOptions([]string{"-blocks", "256k,4M", "-image-gib", "2"}); err != nil || !slices.Equal(o.blocks, blockSizes{"256KiB", "4MiB"}) || o.corpusMiB != 512 {
 		t.Errorf("%+v: %v", o, err)
 	}
 	for _, args := range [][]string{
 		{"-only", "repo-verfy"}, {"-blocks", "2m"}, {"-rounds", "0"}, {"-image-gib", "1", "-corpus-mib", "1025"}, {"-blocks", "1m", "-only", "repo-verify"},
 	} {
-		if _, err := parse(args); err == nil {
+		if _, err := parseOptions(args); err == nil {
 			t.Errorf("%v was accepted", args)
 		}
 	}
@@ -99,7 +99,7 @@ func TestRoundsBeginWithAnother(t *testing.T) {
 func TestRowHasCosts(t *testing.T) {
 	t.Parallel()
 	ours := usages{{wall: time.Second, cpu: 3 * time.Second, memory: 8 * mib, stored: 2 * mib}, {wall: 3 * time.Second, cpu: time.Second, memory: 4 * mib, stored: 2 * mib}}
-	r := versus("repo-x", "", "s", seconds, ours, "peer", usages{{wall: 4 * time.Second, memory: gib}})
+	r := rowVersusPeer("repo-x", "", "s", wallSeconds, ours, "peer", usages{{wall: 4 * time.Second, memory: gib}})
 	if r.Value != 2 || r.Ratio != 2 || r.Cost.CPUSeconds != 2 || r.Cost.MemoryMiB != 6 || r.Cost.StoredMiB != 2 || r.PeerCost.MemoryMiB != 1024 {
 		t.Errorf("%+v %+v %+v", r, r.Cost, r.PeerCost)
 	}
@@ -121,13 +121,13 @@ func TestBlocksTable(t *testing.T) {
 func TestAmplification(t *testing.T) {
 	t.Parallel()
 	s := &step{history: &history{bytes: 16 * gib}, change: scattered}
-	if got := s.count(s.bytes); got != 2621 {
+	if got := s.pieceCount(s.bytes); got != 2621 {
 		t.Errorf("%d pieces are 1 %% of 16 GiB", got)
 	}
-	if got := s.amplification(usage{stored: 2621 * 64 * kib * 4}); got != 4 {
+	if got := s.amplificationOf(usage{stored: 2621 * 64 * kib * 4}); got != 4 {
 		t.Errorf("%v", got)
 	}
-	if got := dirty.count(tib); int64(got)*dirty.length != gib {
+	if got := dirty.pieceCount(tib); int64(got)*dirty.length != gib {
 		t.Errorf("%d pieces are 1 GiB", got)
 	}
 }
@@ -182,7 +182,7 @@ func TestSame(t *testing.T) {
 		return path
 	}
 	a, b := file("a", 8*mib, 5*mib), file("b", 8*mib, 5*mib)
-	if err := same(t.Context(), a, b); err != nil {
+	if err := compareFiles(t.Context(), a, b); err != nil {
 		t.Error(err)
 	}
 	hole := filepath.Join(dir, "hole")
@@ -190,7 +190,7 @@ func TestSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, other := range []string{file("c", 8*mib, 1*mib), file("d", 9*mib, 5*mib), hole} {
-		if same(t.Context(), a, other) == nil || same(t.Context(), other, a) == nil {
+		if compareFiles(t.Context(), a, other) == nil || compareFiles(t.Context(), other, a) == nil {
 			t.Errorf("%s is the same as %s", other, a)
 		}
 	}

@@ -36,8 +36,8 @@ type blockCost struct {
 }
 
 func costOf(took usages, stored func(usage) float64) blockCost {
-	c := took.cost()
-	return blockCost{Seconds: took.sample(seconds).Median(), CPUSeconds: c.CPUSeconds, MemoryMiB: c.MemoryMiB, Stored: took.sample(stored).Median()}
+	c := took.medianCost()
+	return blockCost{Seconds: took.sampleOf(wallSeconds).Median(), CPUSeconds: c.CPUSeconds, MemoryMiB: c.MemoryMiB, Stored: took.sampleOf(stored).Median()}
 }
 
 // compareBlocks measures Varve alone with each block size, each time on the same image, and prints a table.
@@ -45,7 +45,7 @@ func (b *bench) compareBlocks(ctx context.Context) error {
 	var rows []blockRow
 	for _, size := range b.blocks {
 		fmt.Fprintln(b.log, "blocks of", size)
-		r, err := b.block(ctx, size)
+		r, err := b.measureBlockSize(ctx, size)
 		if err != nil {
 			return err
 		}
@@ -55,16 +55,16 @@ func (b *bench) compareBlocks(ctx context.Context) error {
 	return report.Write(filepath.Join(b.build, "bench-blocks.json"), rows)
 }
 
-func (b *bench) block(ctx context.Context, size string) (r blockRow, err error) {
+func (b *bench) measureBlockSize(ctx context.Context, size string) (r blockRow, err error) {
 	r.Block = size
 	if err := b.makeImage(ctx); err != nil {
 		return r, err
 	}
-	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.tools()[varve], block: size}
+	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.allTools()[varve], block: size}
 	var full usages
 	h.ours.full = append(h.ours.full, "--block-size", size)
 	for range b.rounds {
-		u, err := b.full(ctx, h.ours)
+		u, err := b.measureFull(ctx, h.ours)
 		if err != nil {
 			return r, err
 		}
@@ -74,7 +74,7 @@ func (b *bench) block(ctx context.Context, size string) (r blockRow, err error) 
 	if err := h.blockChanges(ctx, &r); err != nil {
 		return r, err
 	}
-	if err := errors.Join(h.ours.remove(), os.Remove(h.image)); err != nil {
+	if err := errors.Join(h.ours.removeStored(), os.Remove(h.image)); err != nil {
 		return r, err
 	}
 	return r, b.blockTebibyte(ctx, size, &r)
@@ -86,13 +86,13 @@ func (b *bench) blockTebibyte(ctx context.Context, size string, r *blockRow) (er
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, h.ours.remove(), os.Remove(h.image)) }()
-	s, err := h.repeat(ctx, &step{history: h, name: "1tib", change: dirty, alone: true}, h.whole())
+	defer func() { err = errors.Join(err, h.ours.removeStored(), os.Remove(h.image)) }()
+	s, err := h.repeatStep(ctx, &step{history: h, name: "1tib", change: dirty, alone: true}, h.wholeImage())
 	if err != nil {
 		return err
 	}
 	r.Tebibyte = costOf(s.ours, storedMiB)
-	runs, err := h.repeat(ctx, &step{history: h, name: "1tib runs", change: dirtyInRuns, alone: true}, h.whole())
+	runs, err := h.repeatStep(ctx, &step{history: h, name: "1tib runs", change: dirtyInRuns, alone: true}, h.wholeImage())
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (b *bench) blockTebibyte(ctx context.Context, size string, r *blockRow) (er
 
 // blockChanges measures the same changes as rows of the benchmark, without kopia.
 func (h *history) blockChanges(ctx context.Context, r *blockRow) error {
-	if _, err := h.begin(ctx); err != nil {
+	if _, err := h.beginHistory(ctx); err != nil {
 		return err
 	}
 	for _, c := range []struct {
@@ -111,15 +111,15 @@ func (h *history) blockChanges(ctx context.Context, r *blockRow) error {
 		change change
 		within []extent.Extent
 	}{
-		{&r.Runs, "1pct", inRuns, h.whole()},
-		{&r.Scattered, "1pct64k", scattered, h.whole()},
+		{&r.Runs, "1pct", inRuns, h.wholeImage()},
+		{&r.Scattered, "1pct64k", scattered, h.wholeImage()},
 		{&r.Worst, "worst", worst, corpus.Extents(h.runs, corpus.Random)},
 	} {
-		s, err := h.repeat(ctx, &step{history: h, name: c.name, change: c.change, alone: true}, c.within)
+		s, err := h.repeatStep(ctx, &step{history: h, name: c.name, change: c.change, alone: true}, c.within)
 		if err != nil {
 			return err
 		}
-		*c.cost = costOf(s.ours, s.amplification)
+		*c.cost = costOf(s.ours, s.amplificationOf)
 	}
 	return nil
 }

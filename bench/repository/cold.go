@@ -13,8 +13,8 @@ import (
 // dropCaches is the file through which the kernel is told to drop its caches.
 const dropCaches = "/proc/sys/vm/drop_caches"
 
-// cold makes sure that a command reads from storage: it writes everything back and then drops it from the page cache.
-func (b *bench) cold() error {
+// dropCaches makes sure that a command reads from storage: it writes everything back and then drops it from the page cache.
+func (b *bench) dropCaches() error {
 	unix.Sync()
 	if b.dropsAll {
 		return os.WriteFile(dropCaches, []byte("3"), 0o200)
@@ -32,9 +32,9 @@ func (b *bench) cold() error {
 	})
 }
 
-// ready makes the caches cold for what a program reads, but not for the program itself: its load time is of no interest.
-func (b *bench) ready(ctx context.Context, program string) error {
-	if err := b.cold(); err != nil {
+// prepareCold makes the caches cold for what a program reads, but not for the program itself: its load time is of no interest.
+func (b *bench) prepareCold(ctx context.Context, program string) error {
+	if err := b.dropCaches(); err != nil {
 		return fmt.Errorf("drop caches: %w", err)
 	}
 	version := "--version"
@@ -45,8 +45,8 @@ func (b *bench) ready(ctx context.Context, program string) error {
 	return err
 }
 
-// coldness describes how cold drops the caches, for a row's text.
-func (b *bench) coldness() string {
+// describeCold describes how cold drops the caches, for a row's text.
+func (b *bench) describeCold() string {
 	if b.dropsAll {
 		return "caches dropped"
 	}

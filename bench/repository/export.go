@@ -38,15 +38,15 @@ type export struct {
 	said  bytes.Buffer
 }
 
-// serve starts an export of an image with an empty bitmap.
-func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err error) {
+// startExport starts an export of an image with an empty bitmap.
+func (b *bench) startExport(ctx context.Context, image, bitmap string) (x *export, err error) {
 	x = &export{socket: filepath.Join(b.dir, "disk.sock"), ended: make(chan struct{})}
 	x.cmd = exec.CommandContext(ctx, "qemu-storage-daemon",
 		"--blockdev", "driver=file,node-name=file,filename="+image,
 		"--blockdev", "driver=raw,node-name=disk,file=file",
 		"--nbd-server", "addr.type=unix,max-connections=8,addr.path="+x.socket,
 		"--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp")
-	x.cmd.Env, x.cmd.Stderr = b.environment(), &x.said
+	x.cmd.Env, x.cmd.Stderr = b.toolEnvironment(), &x.said
 	x.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	x.cmd.WaitDelay = lastWords
 	in, err := x.cmd.StdinPipe()
@@ -59,17 +59,17 @@ func (b *bench) serve(ctx context.Context, image, bitmap string) (x *export, err
 		return nil, err
 	}
 	x.cmd.Stdout = theirs
-	if err := errors.Join(x.start(), theirs.Close()); err != nil {
+	if err := errors.Join(x.startProcess(), theirs.Close()); err != nil {
 		return nil, errors.Join(fmt.Errorf("qemu-storage-daemon: %w", err), x.out.Close())
 	}
-	if err := x.open(in, bitmap); err != nil {
-		return nil, errors.Join(err, x.kill())
+	if err := x.openDevice(in, bitmap); err != nil {
+		return nil, errors.Join(err, x.killProcess())
 	}
 	return x, nil
 }
 
-// start starts the process. The kernel kills the process when the thread that started it ends, so that thread stays.
-func (x *export) start() error {
+// startProcess starts the process. The kernel kills the process when the thread that started it ends, so that thread stays.
+func (x *export) startProcess() error {
 	started := make(chan error, 1)
 	go func() {
 		defer close(x.ended)
@@ -84,7 +84,7 @@ func (x *export) start() error {
 	return <-started
 }
 
-func (x *export) open(in io.Writer, bitmap string) error {
+func (x *export) openDevice(in io.Writer, bitmap string) error {
 	x.qmp = qmp.New(in, x.out)
 	if err := x.qmp.Run("block-dirty-bitmap-add", map[string]any{"node": "disk", "name": bitmap}, nil); err != nil {
 		return err
@@ -103,8 +103,8 @@ func (x *export) pid() int { return x.cmd.Process.Pid }
 // writers is how many requests are in flight. Their buffers count as the memory of every following command (see measure).
 const writers = 4
 
-// write fills pieces with bytes that do not compress, and flushes.
-func (x *export) write(ctx context.Context, pieces []extent.Extent, stream uint64) (err error) {
+// writePieces fills pieces with bytes that do not compress, and flushes.
+func (x *export) writePieces(ctx context.Context, pieces []extent.Extent, stream uint64) (err error) {
 	client, err := nbd.Dial(ctx, nbd.Target{Network: "unix", Address: x.socket, Export: exportName}, nbd.Options{})
 	if err != nil {
 		return err
@@ -126,29 +126,29 @@ func (x *export) write(ctx context.Context, pieces []extent.Extent, stream uint6
 	return client.Flush(ctx)
 }
 
-// stop ends the process in an orderly way. Its bitmap is lost with it.
-func (x *export) stop() error {
+// stopProcess ends the process in an orderly way. Its bitmap is lost with it.
+func (x *export) stopProcess() error {
 	if err := x.qmp.Run("quit", map[string]any{}, nil); err != nil {
-		return errors.Join(err, x.kill())
+		return errors.Join(err, x.killProcess())
 	}
 	late := time.NewTimer(lastWords)
 	defer late.Stop()
 	select {
 	case <-x.ended:
 	case <-late.C:
-		return errors.Join(errors.New("qemu-storage-daemon does not end"), x.kill())
+		return errors.Join(errors.New("qemu-storage-daemon does not end"), x.killProcess())
 	}
-	return errors.Join(x.failure(), x.out.Close())
+	return errors.Join(x.processFailure(), x.out.Close())
 }
 
-// kill ends the process at once.
-func (x *export) kill() error {
+// killProcess ends the process at once.
+func (x *export) killProcess() error {
 	_ = x.cmd.Process.Kill() // it may be gone already
 	<-x.ended
-	return errors.Join(x.failure(), x.out.Close())
+	return errors.Join(x.processFailure(), x.out.Close())
 }
 
-func (x *export) failure() error {
+func (x *export) processFailure() error {
 	if x.err == nil {
 		return nil
 	}

@@ -18,25 +18,25 @@ type fullRow struct {
 }
 
 var fullRows = []fullRow{
-	{"repo-full-kopia", varve, kopia, "kopia, same hash, cipher and S2", "s", seconds},
-	{"repo-full-restic", varve, restic, "restic, compression auto (zstd)", "s", seconds},
+	{"repo-full-kopia", varve, kopia, "kopia, same hash, cipher and S2", "s", wallSeconds},
+	{"repo-full-restic", varve, restic, "restic, compression auto (zstd)", "s", wallSeconds},
 	{"repo-stored-restic", varve, restic, "restic, compression auto (zstd)", "MiB", storedMiB},
-	{"repo-full-borg", varve, borg, "borg, repokey-blake2, lz4 (its default)", "s", seconds},
-	{"repo-full-zstd-restic", varveZstd, restic, "restic, compression auto (zstd)", "s", seconds},
+	{"repo-full-borg", varve, borg, "borg, repokey-blake2, lz4 (its default)", "s", wallSeconds},
+	{"repo-full-zstd-restic", varveZstd, restic, "restic, compression auto (zstd)", "s", wallSeconds},
 	{"repo-stored-zstd-restic", varveZstd, restic, "restic, compression auto (zstd)", "MiB", storedMiB},
 }
 
-// fulls measures the first backup of the image into an empty repository.
-func (b *bench) fulls(ctx context.Context) ([]report.Row, error) {
+// measureFulls measures the first backup of the image into an empty repository.
+func (b *bench) measureFulls(ctx context.Context) ([]report.Row, error) {
 	took := map[string]usages{}
 	var each []func(int) error
 	for _, name := range b.fullTools() {
-		t := b.tools()[name]
+		t := b.allTools()[name]
 		each = append(each, func(round int) error {
 			if t.slow && round%2 == 1 {
 				return nil
 			}
-			u, err := b.full(ctx, t)
+			u, err := b.measureFull(ctx, t)
 			took[name] = append(took[name], u)
 			return err
 		})
@@ -47,17 +47,17 @@ func (b *bench) fulls(ctx context.Context) ([]report.Row, error) {
 	}
 	var rows []report.Row
 	for _, r := range fullRows {
-		if !b.only.wants(r.id) {
+		if !b.only.wantsAny(r.id) {
 			continue
 		}
-		what := fmt.Sprintf("first full of a %s, %s, synced", b.disk(), b.coldness())
+		what := fmt.Sprintf("first full of a %s, %s, synced", b.describeDisk(), b.describeCold())
 		switch {
 		case r.unit == "MiB":
-			what = fmt.Sprintf("stored by the first full of a %s", b.disk())
+			what = fmt.Sprintf("stored by the first full of a %s", b.describeDisk())
 		case r.ours == varveZstd:
 			what += ", with zstd"
 		}
-		rows = append(rows, versus(r.id, what, r.unit, r.figure, took[r.ours], r.peer, took[r.theirs]))
+		rows = append(rows, rowVersusPeer(r.id, what, r.unit, r.figure, took[r.ours], r.peer, took[r.theirs]))
 	}
 	return rows, nil
 }
@@ -67,7 +67,7 @@ func (b *bench) fullTools() []string {
 	var names []string
 	for _, r := range fullRows {
 		for _, name := range []string{r.ours, r.theirs} {
-			if b.only.wants(r.id) && !slices.Contains(names, name) {
+			if b.only.wantsAny(r.id) && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -75,18 +75,18 @@ func (b *bench) fullTools() []string {
 	return names
 }
 
-// full measures one first backup, and removes the repository afterwards.
-func (b *bench) full(ctx context.Context, t *tool) (usage, error) {
-	if err := b.fresh(ctx, t); err != nil {
+// measureFull measures one first backup, and removes the repository afterwards.
+func (b *bench) measureFull(ctx context.Context, t *tool) (usage, error) {
+	if err := b.replaceRepository(ctx, t); err != nil {
 		return usage{}, err
 	}
-	u, _, err := b.measure(ctx, task{name: t.name + " full", args: t.full, repository: t.repository})
-	return u, errors.Join(err, t.remove())
+	u, _, err := b.measureTask(ctx, task{name: t.name + " full", args: t.full, repository: t.repository})
+	return u, errors.Join(err, t.removeStored())
 }
 
-// fresh replaces a tool's repository with an empty one.
-func (b *bench) fresh(ctx context.Context, t *tool) error {
-	if err := t.remove(); err != nil {
+// replaceRepository replaces a tool's repository with an empty one.
+func (b *bench) replaceRepository(ctx context.Context, t *tool) error {
+	if err := t.removeStored(); err != nil {
 		return err
 	}
 	for _, args := range t.create {
@@ -97,8 +97,8 @@ func (b *bench) fresh(ctx context.Context, t *tool) error {
 	return nil
 }
 
-// remove removes everything that a tool has stored.
-func (t *tool) remove() error {
+// removeStored removes everything that a tool has stored.
+func (t *tool) removeStored() error {
 	failures := []error{os.RemoveAll(t.repository)}
 	for _, path := range t.state {
 		failures = append(failures, os.RemoveAll(path))

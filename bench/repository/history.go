@@ -35,12 +35,12 @@ type point struct {
 	} `json:"disks"`
 }
 
-// history measures everything that starts from a repository with one restore point: reading it, and adding others.
-func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
-	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.tools()[varve], theirs: b.tools()[kopia]}
-	defer func() { err = errors.Join(err, h.ours.remove(), h.theirs.remove(), os.Remove(b.image)) }()
+// measureHistory measures everything that starts from a repository with one restore point: reading it, and adding others.
+func (b *bench) measureHistory(ctx context.Context) (rows []report.Row, err error) {
+	h := &history{bench: b, image: b.image, bytes: b.imageGiB * gib, ours: b.allTools()[varve], theirs: b.allTools()[kopia]}
+	defer func() { err = errors.Join(err, h.ours.removeStored(), h.theirs.removeStored(), os.Remove(b.image)) }()
 	fmt.Fprintln(b.log, "first restore point of the history")
-	first, err := h.begin(ctx)
+	first, err := h.beginHistory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -48,13 +48,13 @@ func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.only.wants(readIDs...) {
-		if rows, err = h.reading(ctx, first, snapshot); err != nil {
+	if b.only.wantsAny(readIDs...) {
+		if rows, err = h.measureReading(ctx, first, snapshot); err != nil {
 			return nil, err
 		}
 	}
-	if b.only.wants(changeIDs...) {
-		more, err := h.changing(ctx)
+	if b.only.wantsAny(changeIDs...) {
+		more, err := h.measureChanges(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -63,27 +63,27 @@ func (b *bench) history(ctx context.Context) (rows []report.Row, err error) {
 	return rows, nil
 }
 
-// begin makes an empty Varve repository and the first restore point, and returns its ID. It reads from the same kind
+// beginHistory makes an empty Varve repository and the first restore point, and returns its ID. It reads from the same kind
 // of export as the following restore points.
-func (h *history) begin(ctx context.Context) (id string, err error) {
-	if err := h.fresh(ctx, h.ours); err != nil {
+func (h *history) beginHistory(ctx context.Context) (id string, err error) {
+	if err := h.replaceRepository(ctx, h.ours); err != nil {
 		return "", err
 	}
-	x, err := h.serve(ctx, h.image, h.checkpoint())
+	x, err := h.startExport(ctx, h.image, h.lastCheckpoint())
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, x.stop()) }()
+	defer func() { err = errors.Join(err, x.stopProcess()) }()
 	_, p, err := h.backUp(ctx, "base", x, "")
 	return p.ID, err
 }
 
 // kopiaBegin makes an empty kopia repository and the first snapshot, and returns its ID.
 func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
-	if err := h.fresh(ctx, h.theirs); err != nil {
+	if err := h.replaceRepository(ctx, h.theirs); err != nil {
 		return "", err
 	}
-	_, out, err := h.measure(ctx, task{name: "kopia base", args: h.theirs.full, repository: h.theirs.repository})
+	_, out, err := h.measureTask(ctx, task{name: "kopia base", args: h.theirs.full, repository: h.theirs.repository})
 	if err != nil {
 		return "", err
 	}
@@ -96,20 +96,20 @@ func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 	return snapshot.ID, nil
 }
 
-// checkpoint returns the name of the last restore point in change tracking, in the form that `varve disk checkpoint` prints.
-func (h *history) checkpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
+// lastCheckpoint returns the name of the last restore point in change tracking, in the form that `varve disk checkpoint` prints.
+func (h *history) lastCheckpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
 
 // backUp measures a restore point of the export. It is incremental from the bitmap, or reads everything if bitmap is "".
 func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {
 	h.points++
 	args := []string{
-		h.varve, "disk", "backup", machineName, "disk=" + x.uri(), "--checkpoint", h.checkpoint(),
+		h.varve, "disk", "backup", machineName, "disk=" + x.uri(), "--checkpoint", h.lastCheckpoint(),
 		"--block-size", h.block, "--progress", "none", "-o", "json",
 	}
 	if bitmap != "" {
 		args = append(args, "--bitmap", bitmap)
 	}
-	u, out, err := h.measure(ctx, task{name: "varve " + name, args: args, repository: h.ours.repository, beside: x.pid()})
+	u, out, err := h.measureTask(ctx, task{name: "varve " + name, args: args, repository: h.ours.repository, beside: x.pid()})
 	if err != nil {
 		return u, point{}, err
 	}
@@ -129,27 +129,27 @@ func (h *history) backUp(ctx context.Context, name string, x *export, bitmap str
 	return u, p, nil
 }
 
-// pieces chooses where to change the image.
-func (h *history) pieces(c change, within []extent.Extent) ([]extent.Extent, error) {
-	return corpus.Pieces(rand.New(rand.NewPCG(seed, h.next())), within, c.length, c.align, c.count(h.bytes))
+// choosePieces chooses where to change the image.
+func (h *history) choosePieces(c change, within []extent.Extent) ([]extent.Extent, error) {
+	return corpus.Pieces(rand.New(rand.NewPCG(seed, h.nextStream())), within, c.length, c.align, c.pieceCount(h.bytes))
 }
 
-// next returns a new random stream for each use.
-func (h *history) next() uint64 {
+// nextStream returns a new random stream for each use.
+func (h *history) nextStream() uint64 {
 	h.changes++
 	return h.changes
 }
 
-// changed writes pieces to the image and calls measure with the export and the name of the bitmap that recorded them.
+// withChanges writes pieces to the image and calls measure with the export and the name of the bitmap that recorded them.
 // A bitmap lasts for one change. In a guest's QEMU it would continue; here each change starts with a new one.
-func (h *history) changed(ctx context.Context, pieces []extent.Extent, measure func(x *export, bitmap string) error) (err error) {
-	bitmap := h.checkpoint()
-	x, err := h.serve(ctx, h.image, bitmap)
+func (h *history) withChanges(ctx context.Context, pieces []extent.Extent, measure func(x *export, bitmap string) error) (err error) {
+	bitmap := h.lastCheckpoint()
+	x, err := h.startExport(ctx, h.image, bitmap)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, x.stop()) }()
-	if err := x.write(ctx, pieces, h.next()); err != nil {
+	defer func() { err = errors.Join(err, x.stopProcess()) }()
+	if err := x.writePieces(ctx, pieces, h.nextStream()); err != nil {
 		return err
 	}
 	return measure(x, bitmap)

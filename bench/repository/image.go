@@ -39,8 +39,8 @@ func dataOf(f *os.File) (extent.Set, error) {
 	return set, nil
 }
 
-// stretches calls visit with the extents of a set, split into stretches.
-func stretches(ctx context.Context, set extent.Set, visit func(extent.Extent) error) error {
+// visitStretches calls visit with the extents of a set, split into stretches.
+func visitStretches(ctx context.Context, set extent.Set, visit func(extent.Extent) error) error {
 	for e := range set.All() {
 		for at := e.Offset; at < e.End(); at += stretch {
 			if ctx.Err() != nil {
@@ -54,8 +54,8 @@ func stretches(ctx context.Context, set extent.Set, visit func(extent.Extent) er
 	return nil
 }
 
-// same returns an error if two files differ.
-func same(ctx context.Context, a, b string) (err error) {
+// compareFiles returns an error if two files differ.
+func compareFiles(ctx context.Context, a, b string) (err error) {
 	var files [2]*os.File
 	var data extent.Set
 	var sizes [2]int64
@@ -79,7 +79,7 @@ func same(ctx context.Context, a, b string) (err error) {
 		return fmt.Errorf("%s has %d bytes and %s %d", a, sizes[0], b, sizes[1])
 	}
 	var buffers [2][stretch]byte
-	return stretches(ctx, data, func(e extent.Extent) error {
+	return visitStretches(ctx, data, func(e extent.Extent) error {
 		for i, f := range files {
 			if _, err := f.ReadAt(buffers[i][:e.Length], e.Offset); err != nil {
 				return err
@@ -92,9 +92,9 @@ func same(ctx context.Context, a, b string) (err error) {
 	})
 }
 
-// sha256 measures how long it takes to read and hash the image's data with one goroutine per core, each hashing a
+// measureSHA256 measures how long it takes to read and hash the image's data with one goroutine per core, each hashing a
 // part. It also returns the number of bytes.
-func (h *history) sha256(ctx context.Context) (usage, int64, error) {
+func (h *history) measureSHA256(ctx context.Context) (usage, int64, error) {
 	f, err := os.Open(h.image)
 	if err != nil {
 		return usage{}, 0, err
@@ -104,7 +104,7 @@ func (h *history) sha256(ctx context.Context) (usage, int64, error) {
 	if err != nil {
 		return usage{}, 0, err
 	}
-	if err := h.cold(); err != nil {
+	if err := h.dropCaches(); err != nil {
 		return usage{}, 0, err
 	}
 	before, err := ownTime()
@@ -140,7 +140,7 @@ func hashAll(ctx context.Context, f *os.File, data extent.Set) error {
 	}
 	g.Go(func() error {
 		defer close(work)
-		return stretches(ctx, data, func(e extent.Extent) error {
+		return visitStretches(ctx, data, func(e extent.Extent) error {
 			select {
 			case work <- e:
 				return nil

@@ -21,13 +21,13 @@ func main() { command.Main("bench-repository", run) }
 const roundTimeout = 30 * time.Minute
 
 func run(ctx context.Context, args []string) (err error) {
-	o, err := parse(args)
+	o, err := parseOptions(args)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(o.rounds+1)*roundTimeout)
 	defer cancel()
-	dir, closeDir, err := openWorkspace(o.dir, o.needs())
+	dir, closeDir, err := openWorkspace(o.dir, o.peakBytes())
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if len(o.blocks) > 0 {
 		return b.compareBlocks(ctx)
 	}
-	rows, err := b.parts(ctx)
+	rows, err := b.runParts(ctx)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if o.profile != "" { // Profiling costs time, so these figures are not the product's.
 		return nil
 	}
-	facts, err := b.facts(ctx)
+	facts, err := b.collectFacts(ctx)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string) (err error) {
 	)
 }
 
-func parse(args []string) (*options, error) {
+func parseOptions(args []string) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("bench-repository", flag.ContinueOnError)
 	flags.StringVar(&o.build, "build", "build", "the repository's build directory, with bin/varve and peers/bin/kopia")
@@ -71,5 +71,5 @@ func parse(args []string) (*options, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	return o, o.complete()
+	return o, o.setDefaults()
 }

@@ -38,13 +38,13 @@ type usage struct {
 	memory, stored int64
 }
 
-// measure runs a task with cold caches. Its time includes the whole command and a sync of the file system that it wrote to.
-func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
-	before, err := t.size()
+// measureTask runs a task with cold caches. Its time includes the whole command and a sync of the file system that it wrote to.
+func (b *bench) measureTask(ctx context.Context, t task) (usage, []byte, error) {
+	before, err := t.repositorySize()
 	if err != nil {
 		return usage{}, nil, err
 	}
-	if err := b.ready(ctx, t.args[0]); err != nil {
+	if err := b.prepareCold(ctx, t.args[0]); err != nil {
 		return usage{}, nil, err
 	}
 	helped, err := processorTime(t.beside)
@@ -52,7 +52,7 @@ func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 		return usage{}, nil, err
 	}
 	start := time.Now()
-	out, state, err := b.runWith(ctx, b.profiling(t.name), t.args...)
+	out, state, err := b.runWith(ctx, b.profileVariable(t.name), t.args...)
 	if err == nil {
 		err = syncAll(b.dir)
 	}
@@ -64,7 +64,7 @@ func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 	if err != nil {
 		return usage{}, nil, err
 	}
-	after, err := t.size()
+	after, err := t.repositorySize()
 	// The kernel starts a child's maximum at this process's own size, some 30 MiB. Of all programs only qemu-img needs less.
 	u.memory = state.SysUsage().(*syscall.Rusage).Maxrss * kib
 	u.cpu, u.stored = state.UserTime()+state.SystemTime()+helper-helped, after-before
@@ -76,15 +76,15 @@ func (b *bench) measure(ctx context.Context, t task) (usage, []byte, error) {
 	return u, out, err
 }
 
-func (t *task) size() (int64, error) {
+func (t *task) repositorySize() (int64, error) {
 	if t.repository == "" {
 		return 0, nil
 	}
 	return bytesIn(t.repository)
 }
 
-// profiling returns the variable that makes the profiling varve write profiles named after the task, if profiling is on.
-func (b *bench) profiling(name string) []string {
+// profileVariable returns the variable that makes the profiling varve write profiles named after the task, if profiling is on.
+func (b *bench) profileVariable(name string) []string {
 	if b.profile == "" {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (b *bench) runWith(ctx context.Context, variables []string, args ...string)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = append(b.environment(), variables...)
+	cmd.Env = append(b.toolEnvironment(), variables...)
 	cmd.Dir = b.dir
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }

@@ -24,7 +24,7 @@ type options struct {
 	only                idList
 }
 
-func (o *options) complete() (err error) {
+func (o *options) setDefaults() (err error) {
 	if o.corpusMiB == 0 {
 		o.corpusMiB = o.imageGiB << 10 / 4
 	}
@@ -56,9 +56,9 @@ func (o *options) complete() (err error) {
 	return nil
 }
 
-// needs returns how many bytes the run may take at its peak: the image, two repositories of it and a restored copy.
+// peakBytes returns how many bytes the run may take at its peak: the image, two repositories of it and a restored copy.
 // Each round adds some 15 % of the image to kopia's repository. The sparse disk is made when all that is gone.
-func (o *options) needs() int64 {
+func (o *options) peakBytes() int64 {
 	rounds := int64(o.rounds)
 	return max(5*o.corpusMiB*mib+rounds*o.imageGiB*gib/5, (4+4*rounds)*gib)
 }
@@ -80,8 +80,8 @@ func (l *idList) Set(text string) error {
 // String implements flag.Value.
 func (l *idList) String() string { return strings.Join(*l, ",") }
 
-// wants says whether any of these rows is to be measured.
-func (l *idList) wants(ids ...string) bool {
+// wantsAny says whether any of these rows is to be measured.
+func (l *idList) wantsAny(ids ...string) bool {
 	return len(*l) == 0 || slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(*l, id) })
 }
 

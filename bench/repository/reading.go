@@ -10,18 +10,18 @@ import (
 	"github.com/varvebackup/varve/bench/report"
 )
 
-// reading measures restores of a Varve restore point and of a kopia snapshot, and how fast Varve verifies.
-func (h *history) reading(ctx context.Context, id, snapshot string) ([]report.Row, error) {
+// measureReading measures restores of a Varve restore point and of a kopia snapshot, and how fast Varve verifies.
+func (h *history) measureReading(ctx context.Context, id, snapshot string) ([]report.Row, error) {
 	var rows []report.Row
-	if h.only.wants("repo-restore-qemuimg", "repo-restore-kopia") {
-		more, err := h.restores(ctx, id, snapshot)
+	if h.only.wantsAny("repo-restore-qemuimg", "repo-restore-kopia") {
+		more, err := h.measureRestores(ctx, id, snapshot)
 		if err != nil {
 			return nil, err
 		}
 		rows = more
 	}
-	if h.only.wants("repo-verify") {
-		r, err := h.verifies(ctx)
+	if h.only.wantsAny("repo-verify") {
+		r, err := h.measureVerify(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -30,19 +30,19 @@ func (h *history) reading(ctx context.Context, id, snapshot string) ([]report.Ro
 	return rows, nil
 }
 
-func (h *history) restores(ctx context.Context, id, snapshot string) ([]report.Row, error) {
+func (h *history) measureRestores(ctx context.Context, id, snapshot string) ([]report.Row, error) {
 	fmt.Fprintln(h.log, "restore")
 	target := filepath.Join(h.dir, "restored.img")
 	var ours, converted, theirs usages
 	restore := func(took *usages, name string, args ...string) func(int) error {
 		return func(round int) error {
-			u, _, err := h.measure(ctx, task{name: name, args: args})
+			u, _, err := h.measureTask(ctx, task{name: name, args: args})
 			if err != nil {
 				return err
 			}
 			*took = append(*took, u)
 			if round == 0 { // A fast restore with wrong content is worthless.
-				if err := same(ctx, h.image, target); err != nil {
+				if err := compareFiles(ctx, h.image, target); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}
 			}
@@ -50,33 +50,33 @@ func (h *history) restores(ctx context.Context, id, snapshot string) ([]report.R
 		}
 	}
 	each := []func(int) error{restore(&ours, "varve restore", h.varve, "disk", "restore", id, target, "--progress", "none")}
-	if h.only.wants("repo-restore-qemuimg") {
+	if h.only.wantsAny("repo-restore-qemuimg") {
 		each = append(each, restore(&converted, "qemu-img convert", "qemu-img", "convert", "-f", "raw", "-O", "raw", h.image, target))
 	}
-	if h.only.wants("repo-restore-kopia") {
+	if h.only.wantsAny("repo-restore-kopia") {
 		each = append(each, restore(&theirs, "kopia restore", h.kopia, "snapshot", "restore", "--no-progress", "--no-auto-maintenance", "--write-sparse-files", snapshot+"/"+filepath.Base(h.image), target))
 	}
 	if err := inRounds(h.rounds, each...); err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("restore of a %s to a raw file, %s, synced", h.disk(), h.coldness())
+	what := fmt.Sprintf("restore of a %s to a raw file, %s, synced", h.describeDisk(), h.describeCold())
 	var rows []report.Row
 	if converted != nil {
-		rows = append(rows, versus("repo-restore-qemuimg", what, "s", seconds, ours, "qemu-img convert, raw to raw of the same content", converted))
+		rows = append(rows, rowVersusPeer("repo-restore-qemuimg", what, "s", wallSeconds, ours, "qemu-img convert, raw to raw of the same content", converted))
 	}
 	if theirs != nil {
-		rows = append(rows, versus("repo-restore-kopia", what, "s", seconds, ours, "kopia, sparse", theirs))
+		rows = append(rows, rowVersusPeer("repo-restore-kopia", what, "s", wallSeconds, ours, "kopia, sparse", theirs))
 	}
 	return rows, nil
 }
 
-func (h *history) verifies(ctx context.Context) (report.Row, error) {
+func (h *history) measureVerify(ctx context.Context) (report.Row, error) {
 	fmt.Fprintln(h.log, "verify")
 	const gb = 1e9
 	var ours, theirs usages
 	var rates, peer report.Sample
 	err := inRounds(h.rounds, func(int) error {
-		u, out, err := h.measure(ctx, task{name: "varve verify", args: []string{h.varve, "disk", "verify", "--progress", "none", "-o", "json"}})
+		u, out, err := h.measureTask(ctx, task{name: "varve verify", args: []string{h.varve, "disk", "verify", "--progress", "none", "-o", "json"}})
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func (h *history) verifies(ctx context.Context) (report.Row, error) {
 		ours, rates = append(ours, u), append(rates, float64(verified.Bytes)/gb/u.wall.Seconds())
 		return nil
 	}, func(int) error {
-		u, bytes, err := h.sha256(ctx)
+		u, bytes, err := h.measureSHA256(ctx)
 		if err != nil {
 			return err
 		}
@@ -99,8 +99,8 @@ func (h *history) verifies(ctx context.Context) (report.Row, error) {
 	if err != nil {
 		return report.Row{}, err
 	}
-	what := fmt.Sprintf("verify of a %s, every content once, %s", h.disk(), h.coldness())
+	what := fmt.Sprintf("verify of a %s, every content once, %s", h.describeDisk(), h.describeCold())
 	r := report.Larger("repo-verify", what, "GB/s", rates, "SHA-256 of the image's data on all cores", peer)
-	r.Cost, r.PeerCost = ours.cost(), theirs.cost()
+	r.Cost, r.PeerCost = ours.medianCost(), theirs.medianCost()
 	return r, nil
 }

@@ -7,8 +7,8 @@ import (
 // usages is what the rounds of one command used.
 type usages []usage
 
-// sample returns one figure of each round.
-func (u usages) sample(figure func(usage) float64) report.Sample {
+// sampleOf returns one figure of each round.
+func (u usages) sampleOf(figure func(usage) float64) report.Sample {
 	var s report.Sample
 	for _, x := range u {
 		s = append(s, figure(x))
@@ -16,29 +16,29 @@ func (u usages) sample(figure func(usage) float64) report.Sample {
 	return s
 }
 
-func seconds(u usage) float64   { return u.wall.Seconds() }
-func memoryMiB(u usage) float64 { return float64(u.memory) / float64(mib) }
-func storedMiB(u usage) float64 { return float64(u.stored) / float64(mib) }
+func wallSeconds(u usage) float64 { return u.wall.Seconds() }
+func memoryMiB(u usage) float64   { return float64(u.memory) / float64(mib) }
+func storedMiB(u usage) float64   { return float64(u.stored) / float64(mib) }
 
-func (u usages) cost() *report.Cost {
+func (u usages) medianCost() *report.Cost {
 	return &report.Cost{
-		CPUSeconds: u.sample(func(u usage) float64 { return u.cpu.Seconds() }).Median(),
-		MemoryMiB:  u.sample(memoryMiB).Median(),
-		StoredMiB:  u.sample(storedMiB).Median(),
+		CPUSeconds: u.sampleOf(func(u usage) float64 { return u.cpu.Seconds() }).Median(),
+		MemoryMiB:  u.sampleOf(memoryMiB).Median(),
+		StoredMiB:  u.sampleOf(storedMiB).Median(),
 	}
 }
 
-// versus returns a row for a figure that is better if it is smaller, with the costs of both.
-func versus(id, what, unit string, figure func(usage) float64, ours usages, peer string, theirs usages) report.Row {
-	r := report.Smaller(id, what, unit, ours.sample(figure), peer, theirs.sample(figure))
-	r.Cost, r.PeerCost = ours.cost(), theirs.cost()
+// rowVersusPeer returns a row for a figure that is better if it is smaller, with the costs of both.
+func rowVersusPeer(id, what, unit string, figure func(usage) float64, ours usages, peer string, theirs usages) report.Row {
+	r := report.Smaller(id, what, unit, ours.sampleOf(figure), peer, theirs.sampleOf(figure))
+	r.Cost, r.PeerCost = ours.medianCost(), theirs.medianCost()
 	return r
 }
 
-// aim returns a row for a figure that is compared with its target value.
-func aim(id, what, unit string, figure func(usage) float64, ours usages, value float64) report.Row {
-	r := report.Smaller(id, what, unit, ours.sample(figure), "aim", report.Sample{value})
-	r.Cost = ours.cost()
+// rowVersusAim returns a row for a figure that is compared with its target value.
+func rowVersusAim(id, what, unit string, figure func(usage) float64, ours usages, value float64) report.Row {
+	r := report.Smaller(id, what, unit, ours.sampleOf(figure), "aim", report.Sample{value})
+	r.Cost = ours.medianCost()
 	return r
 }
 

@@ -19,31 +19,31 @@ var (
 // The limits of a restore point after such a change.
 const tebibyteSeconds, tebibyteMiB = 20, 512
 
-// tebibyte measures restore points of a sparse disk of 1 TiB.
-func (b *bench) tebibyte(ctx context.Context) (rows []report.Row, err error) {
+// measureTebibyte measures restore points of a sparse disk of 1 TiB.
+func (b *bench) measureTebibyte(ctx context.Context) (rows []report.Row, err error) {
 	what := func(pieces string) string {
-		return fmt.Sprintf("1 GiB dirty in a sparse 1 TiB disk, in %s, from an export with a bitmap, %s, synced", pieces, b.coldness())
+		return fmt.Sprintf("1 GiB dirty in a sparse 1 TiB disk, in %s, from an export with a bitmap, %s, synced", pieces, b.describeCold())
 	}
 	h, err := b.sparseHistory(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, h.ours.remove(), os.Remove(h.image)) }()
-	if b.only.wants("repo-1tib-seconds", "repo-1tib-mib") {
-		s, err := h.repeat(ctx, &step{history: h, name: "1tib", change: dirty, alone: true}, h.whole())
+	defer func() { err = errors.Join(err, h.ours.removeStored(), os.Remove(h.image)) }()
+	if b.only.wantsAny("repo-1tib-seconds", "repo-1tib-mib") {
+		s, err := h.repeatStep(ctx, &step{history: h, name: "1tib", change: dirty, alone: true}, h.wholeImage())
 		if err != nil {
 			return nil, err
 		}
 		rows = append(rows,
-			aim("repo-1tib-seconds", what("64 KiB pieces"), "s", seconds, s.ours, tebibyteSeconds),
-			aim("repo-1tib-mib", "largest resident memory of the same", "MiB", memoryMiB, s.ours, tebibyteMiB))
+			rowVersusAim("repo-1tib-seconds", what("64 KiB pieces"), "s", wallSeconds, s.ours, tebibyteSeconds),
+			rowVersusAim("repo-1tib-mib", "largest resident memory of the same", "MiB", memoryMiB, s.ours, tebibyteMiB))
 	}
-	if b.only.wants("repo-1tib-runs-seconds") {
-		s, err := h.repeat(ctx, &step{history: h, name: "1tib runs", change: dirtyInRuns, alone: true}, h.whole())
+	if b.only.wantsAny("repo-1tib-runs-seconds") {
+		s, err := h.repeatStep(ctx, &step{history: h, name: "1tib runs", change: dirtyInRuns, alone: true}, h.wholeImage())
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, aim("repo-1tib-runs-seconds", what("1 MiB runs"), "s", seconds, s.ours, tebibyteSeconds))
+		rows = append(rows, rowVersusAim("repo-1tib-runs-seconds", what("1 MiB runs"), "s", wallSeconds, s.ours, tebibyteSeconds))
 	}
 	return rows, nil
 }
@@ -51,24 +51,24 @@ func (b *bench) tebibyte(ctx context.Context) (rows []report.Row, err error) {
 // sparseHistory makes the disk and its first restore point with this block size.
 func (b *bench) sparseHistory(ctx context.Context, block string) (h *history, err error) {
 	fmt.Fprintln(b.log, "1 TiB")
-	h = &history{bench: b, image: filepath.Join(b.dir, "tebibyte.img"), bytes: tib, ours: b.tools()[varve], block: block}
-	if err := h.sparse(); err != nil {
+	h = &history{bench: b, image: filepath.Join(b.dir, "tebibyte.img"), bytes: tib, ours: b.allTools()[varve], block: block}
+	if err := h.makeSparse(); err != nil {
 		return nil, err
 	}
 	// The initial content is written in the same way as the changes.
-	content, err := h.pieces(dirty, h.whole())
+	content, err := h.choosePieces(dirty, h.wholeImage())
 	if err != nil {
 		return nil, err
 	}
-	if err := h.changed(ctx, content, func(*export, string) error { return nil }); err != nil {
+	if err := h.withChanges(ctx, content, func(*export, string) error { return nil }); err != nil {
 		return nil, err
 	}
-	_, err = h.begin(ctx)
+	_, err = h.beginHistory(ctx)
 	return h, err
 }
 
-// sparse makes an empty image.
-func (h *history) sparse() error {
+// makeSparse makes an empty image.
+func (h *history) makeSparse() error {
 	f, err := os.Create(h.image)
 	if err != nil {
 		return err

@@ -31,9 +31,9 @@ const (
 // password is the password of all repositories.
 const password = "bench"
 
-// environment returns the whole environment of the programs. They keep their files in this run's directory, ask no
+// toolEnvironment returns the whole environment of the programs. They keep their files in this run's directory, ask no
 // questions and check for no updates.
-func (b *bench) environment() []string {
+func (b *bench) toolEnvironment() []string {
 	in := func(name string) string { return filepath.Join(b.dir, name) }
 	return []string{
 		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + in("home"), "TMPDIR=" + b.dir,
@@ -46,8 +46,8 @@ func (b *bench) environment() []string {
 	}
 }
 
-// tools returns all tools that back up the image, by name.
-func (b *bench) tools() map[string]*tool {
+// allTools returns all tools that back up the image, by name.
+func (b *bench) allTools() map[string]*tool {
 	in := func(name string) string { return filepath.Join(b.dir, name) }
 	varveTool := func(name string, flags ...string) *tool {
 		return &tool{

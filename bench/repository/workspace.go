@@ -28,7 +28,7 @@ func openWorkspace(parent string, needs int64) (dir string, remove func() error,
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("%s is in use by another run: %w", dir, err), lock.Close())
 	}
-	if err := empty(dir); err != nil {
+	if err := emptyDirectory(dir); err != nil {
 		return "", nil, errors.Join(err, lock.Close())
 	}
 	var s unix.Statfs_t
@@ -41,8 +41,8 @@ func openWorkspace(parent string, needs int64) (dir string, remove func() error,
 	return dir, remove, nil
 }
 
-// empty removes everything in a directory.
-func empty(dir string) error {
+// emptyDirectory removes everything in a directory.
+func emptyDirectory(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err

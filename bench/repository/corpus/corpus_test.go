@@ -179,7 +179,7 @@ func TestSystemFiles(t *testing.T) {
 	if files.Bytes < 8*mib || files.Bytes%Grain != 0 {
 		t.Fatalf("%d bytes in %d files", files.Bytes, len(files.paths))
 	}
-	r := files.reader()
+	r := files.openReader()
 	defer r.Close()
 	if n, err := io.CopyN(io.Discard, r, files.Bytes); err != nil {
 		t.Errorf("%d of %d bytes: %v", n, files.Bytes, err)

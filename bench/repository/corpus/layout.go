@@ -67,7 +67,7 @@ func Layout(seed uint64, imageBytes int64, sizes Sizes) []Run {
 		weights, sum = append(weights, w), sum+w
 	}
 	for left := sizes; left.Total() > 0; {
-		kind := left.pick(rng)
+		kind := left.pickKind(rng)
 		length := min(minRun+Grain*rng.Int64N((maxRun-minRun)/Grain+1), left[kind])
 		left[kind] -= length
 		runs = append(runs, Run{extent.Extent{Length: length}, kind})
@@ -83,8 +83,8 @@ func Layout(seed uint64, imageBytes int64, sizes Sizes) []Run {
 	return runs
 }
 
-// pick chooses a kind at random, weighted by the bytes that it has left.
-func (s Sizes) pick(rng *rand.Rand) Kind {
+// pickKind chooses a kind at random, weighted by the bytes that it has left.
+func (s Sizes) pickKind(rng *rand.Rand) Kind {
 	at := rng.Int64N(s.Total())
 	for kind, bytes := range s {
 		if at < bytes {

@@ -30,8 +30,8 @@ func Pieces(rng *rand.Rand, within []extent.Extent, length, align int64, count i
 		if total == 0 || misses == crowded {
 			return nil, fmt.Errorf("no room for %d pieces of %d bytes", count, length)
 		}
-		offset := place(within, places, rng.Int64N(total), align)
-		if overlaps(taken, offset, length) {
+		offset := nthPlace(within, places, rng.Int64N(total), align)
+		if overlapsTaken(taken, offset, length) {
 			misses++
 			continue
 		}
@@ -42,8 +42,8 @@ func Pieces(rng *rand.Rand, within []extent.Extent, length, align int64, count i
 	return out, nil
 }
 
-// place returns the offset of the nth place.
-func place(within []extent.Extent, places []int64, n, align int64) int64 {
+// nthPlace returns the offset of the nth place.
+func nthPlace(within []extent.Extent, places []int64, n, align int64) int64 {
 	low, high := 0, len(within)-1 // the extent with places[i] <= n < places[i+1]
 	for low < high {
 		mid := (low + high) / 2
@@ -57,8 +57,8 @@ func place(within []extent.Extent, places []int64, n, align int64) int64 {
 	return first + (n-places[low])*align
 }
 
-// overlaps says whether a piece at offset would overlap another one, which must begin in the same stretch or in a neighbor.
-func overlaps(taken map[int64]int64, offset, length int64) bool {
+// overlapsTaken says whether a piece at offset would overlap another one, which must begin in the same stretch or in a neighbor.
+func overlapsTaken(taken map[int64]int64, offset, length int64) bool {
 	for stretch := offset/length - 1; stretch <= offset/length+1; stretch++ {
 		if at, ok := taken[stretch]; ok && at < offset+length && offset < at+length {
 			return true

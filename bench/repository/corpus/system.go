@@ -42,8 +42,8 @@ func SystemFiles(enough int64) (*Files, error) {
 	return files, err
 }
 
-// reader reads the files from the beginning. After the last one it reads zeros.
-func (f *Files) reader() io.ReadCloser { return &filesReader{paths: f.paths} }
+// openReader reads the files from the beginning. After the last one it reads zeros.
+func (f *Files) openReader() io.ReadCloser { return &filesReader{paths: f.paths} }
 
 type filesReader struct {
 	paths []string
@@ -67,7 +67,7 @@ func (r *filesReader) Read(p []byte) (int, error) {
 			continue
 		}
 		if r.file == nil {
-			if err := r.open(); err != nil {
+			if err := r.openNext(); err != nil {
 				return n, err
 			}
 			continue
@@ -85,8 +85,8 @@ func (r *filesReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// open opens the next file, if it still exists.
-func (r *filesReader) open() (err error) {
+// openNext opens the next file, if it still exists.
+func (r *filesReader) openNext() (err error) {
 	r.file, err = os.Open(r.paths[0])
 	r.paths, r.at = r.paths[1:], 0
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {

@@ -40,7 +40,7 @@ func (t *text) Read(p []byte) (int, error) {
 	n := 0
 	for n < len(p) {
 		if len(t.rest) == 0 {
-			t.next()
+			t.nextLine()
 		}
 		copied := copy(p[n:], t.rest)
 		t.rest = t.rest[copied:]
@@ -49,7 +49,7 @@ func (t *text) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (t *text) next() {
+func (t *text) nextLine() {
 	t.now = t.now.Add(time.Duration(t.rng.Int64N(int64(time.Second))))
 	l := t.now.AppendFormat(t.line[:0], time.RFC3339Nano)
 	l = fmt.Appendf(l, " node-%02d %s[%d]:", t.rng.IntN(40), t.words[t.rng.IntN(64)], 300+t.rng.IntN(40))

@@ -40,7 +40,7 @@ func Write(ctx context.Context, path string, seed uint64, imageBytes int64, runs
 	if err := f.Truncate(imageBytes); err != nil {
 		return err
 	}
-	files := system.reader()
+	files := system.openReader()
 	defer func() { err = errors.Join(err, files.Close()) }()
 	sources := [kinds]io.Reader{System: files, Text: newText(seed), Random: Noise(seed, 0), Zero: zeroes{}}
 	buffer := make([]byte, copyBytes)

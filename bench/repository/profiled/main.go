@@ -27,7 +27,7 @@ func main() {
 
 func run(ctx context.Context, args []string, profile string) error {
 	if profile == "" {
-		return varve(ctx, args)
+		return runVarve(ctx, args)
 	}
 	cpu, err := os.Create(profile + ".cpu.pprof")
 	if err != nil {
@@ -36,11 +36,11 @@ func run(ctx context.Context, args []string, profile string) error {
 	if err := pprof.StartCPUProfile(cpu); err != nil {
 		return errors.Join(err, cpu.Close())
 	}
-	err = varve(ctx, args)
-	return errors.Join(err, finish(cpu, profile))
+	err = runVarve(ctx, args)
+	return errors.Join(err, finishProfiles(cpu, profile))
 }
 
-func varve(ctx context.Context, args []string) error {
+func runVarve(ctx context.Context, args []string) error {
 	root := cli.New(cli.Options{
 		Program: "varve", Version: "profiled", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr},
 		Now: time.Now, Env: os.Getenv,
@@ -49,8 +49,8 @@ func varve(ctx context.Context, args []string) error {
 	return root.ExecuteContext(ctx)
 }
 
-// finish ends the CPU profile and writes the memory profile: what was allocated, and what was in use at the last collection.
-func finish(cpu *os.File, profile string) error {
+// finishProfiles ends the CPU profile and writes the memory profile: what was allocated, and what was in use at the last collection.
+func finishProfiles(cpu *os.File, profile string) error {
 	pprof.StopCPUProfile()
 	if err := cpu.Close(); err != nil {
 		return err
