@@ -30,7 +30,7 @@ func run(index, base, out string) error {
 	if err != nil {
 		return fmt.Errorf("read the index of images (make images builds them): %w", err)
 	}
-	images, err := decode(text)
+	images, err := decodeIndex(text)
 	if err != nil {
 		return fmt.Errorf("decode %s: %w", index, err)
 	}
@@ -59,8 +59,8 @@ func run(index, base, out string) error {
 // references are the images of an installation.
 type references struct{ varve, launcher string }
 
-// decode takes what an installation needs from an index; other images in it are no concern of it.
-func decode(text []byte) (references, error) {
+// decodeIndex takes what an installation needs from an index; other images in it are no concern of it.
+func decodeIndex(text []byte) (references, error) {
 	var index map[string]struct {
 		Ref string `json:"ref"`
 	}
@@ -95,18 +95,18 @@ func kustomization(base string, r references) ([]byte, error) {
 		"resources":  []string{base},
 		"images":     []object{{"name": "varve", "newName": name, "newTag": tag}},
 		"patches": []object{
-			patch("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
+			patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
 				{"name": "VARVE_IMAGE", "value": r.varve},
 				{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
 				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
 			}}),
-			patch("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
+			patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
 		},
 	})
 }
 
-// patch changes one container of a workload.
-func patch(kind, name string, container object) object {
+// patchContainer changes one container of a workload.
+func patchContainer(kind, name string, container object) object {
 	text, err := yaml.Marshal(object{
 		"apiVersion": "apps/v1", "kind": kind, "metadata": object{"name": name, "namespace": "varve"},
 		"spec": object{"template": object{"spec": object{"containers": []object{container}}}},

@@ -81,7 +81,7 @@ func TestRenderForARegistry(t *testing.T) {
 func TestRenderNeedsBothImages(t *testing.T) {
 	t.Parallel()
 	for _, index := range []string{`{}`, `{"varve":{"ref":"a:b"}}`, `[]`} {
-		if _, err := decode([]byte(index)); err == nil {
+		if _, err := decodeIndex([]byte(index)); err == nil {
 			t.Errorf("%s was accepted", index)
 		}
 	}

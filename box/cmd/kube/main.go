@@ -43,7 +43,7 @@ var programs = map[string]func() int{
 }
 
 func main() {
-	args, err := resolve(os.Args)
+	args, err := resolveProgram(os.Args)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
@@ -52,8 +52,8 @@ func main() {
 	os.Exit(programs[args[0]]())
 }
 
-// resolve returns the chosen program's arguments, with its bare name first.
-func resolve(args []string) ([]string, error) {
+// resolveProgram returns the chosen program's arguments, with its bare name first.
+func resolveProgram(args []string) ([]string, error) {
 	if name := filepath.Base(args[0]); programs[name] != nil {
 		return append([]string{name}, args[1:]...), nil
 	}

@@ -26,25 +26,25 @@ func main() {
 func run(args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "serve":
-		return serve()
+		return serveHostName()
 	case len(args) == 2 && args[0] == "get":
-		return get(args[1])
+		return getURL(args[1])
 	case len(args) == 3 && args[0] == "fill":
-		return fill(args[1], args[2])
+		return fillWithNoise(args[1], args[2])
 	case len(args) == 3 && args[0] == "sum":
-		return sum(args[1], args[2])
+		return printSum(args[1], args[2])
 	case len(args) == 2 && args[0] == "remove":
-		return remove(args[1])
+		return removeFile(args[1])
 	case len(args) == 2 && args[0] == "size":
-		return size(args[1])
+		return printSize(args[1])
 	case len(args) == 2 && args[0] == "tmpfs":
 		return errors.Join(os.MkdirAll(args[1], 0o755), syscall.Mount("tmpfs", args[1], "tmpfs", 0, ""))
 	}
 	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | tmpfs PATH: %q", args)
 }
 
-// serve answers every request on port 8080 with the host name, until SIGTERM.
-func serve() error {
+// serveHostName answers every request on port 8080 with the host name, until SIGTERM.
+func serveHostName() error {
 	name, err := os.Hostname()
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func serve() error {
 	}))
 }
 
-func get(url string) error {
+func getURL(url string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -75,8 +75,8 @@ func get(url string) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// fill writes the given number of bytes of noise, the same at each call, and prints their SHA-256.
-func fill(path, bytes string) error {
+// fillWithNoise writes the given number of bytes of noise, the same at each call, and prints their SHA-256.
+func fillWithNoise(path, bytes string) error {
 	n, err := strconv.ParseInt(bytes, 10, 64)
 	if err != nil {
 		return err
@@ -95,8 +95,8 @@ func fill(path, bytes string) error {
 	return nil
 }
 
-// sum prints the SHA-256 of the first bytes of path.
-func sum(path, bytes string) error {
+// printSum prints the SHA-256 of the first bytes of path.
+func printSum(path, bytes string) error {
 	n, err := strconv.ParseInt(bytes, 10, 64)
 	if err != nil {
 		return err
@@ -114,8 +114,8 @@ func sum(path, bytes string) error {
 	return nil
 }
 
-// remove deletes a file and syncs, so that the file system discards the freed blocks on its device.
-func remove(path string) error {
+// removeFile deletes a file and syncs, so that the file system discards the freed blocks on its device.
+func removeFile(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
@@ -123,8 +123,8 @@ func remove(path string) error {
 	return nil
 }
 
-// size prints the size in bytes of a device or a file, found by seeking to its end.
-func size(path string) error {
+// printSize prints the size in bytes of a device or a file, found by seeking to its end.
+func printSize(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err

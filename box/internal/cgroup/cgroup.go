@@ -98,7 +98,7 @@ func Create(name string, pid int) error {
 		return err
 	}
 	for _, h := range hs {
-		if err := h.create(name); err != nil {
+		if err := h.createGroup(name); err != nil {
 			return fmt.Errorf("make the cgroup %s in %s: %w", name, h.Mount, err)
 		}
 		procs := filepath.Join(h.Mount, name, "cgroup.procs")
@@ -109,11 +109,11 @@ func Create(name string, pid int) error {
 	return nil
 }
 
-func (h Hierarchy) create(name string) error {
+func (h Hierarchy) createGroup(name string) error {
 	dir := h.Mount
 	for part := range strings.SplitSeq(name, "/") {
 		if h.V2 {
-			if err := delegate(dir); err != nil {
+			if err := delegateControllers(dir); err != nil {
 				return err
 			}
 		}
@@ -127,7 +127,7 @@ func (h Hierarchy) create(name string) error {
 			if h.V2 {
 				continue
 			}
-			if err := inherit(filepath.Join(parent, file), filepath.Join(dir, file)); err != nil {
+			if err := inheritCPUSet(filepath.Join(parent, file), filepath.Join(dir, file)); err != nil {
 				return err
 			}
 		}
@@ -135,7 +135,7 @@ func (h Hierarchy) create(name string) error {
 	return nil
 }
 
-func inherit(from, to string) error {
+func inheritCPUSet(from, to string) error {
 	have, err := os.ReadFile(to)
 	if errors.Is(err, fs.ErrNotExist) || len(bytes.TrimSpace(have)) > 0 {
 		return nil
@@ -150,8 +150,8 @@ func inherit(from, to string) error {
 	return os.WriteFile(to, want, 0)
 }
 
-// delegate enables every controller of a v2 group for its children.
-func delegate(dir string) error {
+// delegateControllers enables every controller of a v2 group for its children.
+func delegateControllers(dir string) error {
 	have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func splitInit(base string) error {
 	if err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("move the node's init into its leaf cgroup: %w", err)
 	}
-	return delegate(base)
+	return delegateControllers(base)
 }
 
 // Members returns the processes in the group name and below it, in any hierarchy.
@@ -256,19 +256,19 @@ func Remove(ctx context.Context, name string, end func(ctx context.Context, pid 
 		return err
 	}
 	for {
-		failed := remove(ctx, hs, name, end)
+		failed := removeGroup(ctx, hs, name, end)
 		if failed == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("remove the cgroup %s: %w%s", name, errors.Join(ctx.Err(), failed), describe(name))
+			return fmt.Errorf("remove the cgroup %s: %w%s", name, errors.Join(ctx.Err(), failed), describeProcesses(name))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-func remove(ctx context.Context, hs []Hierarchy, name string, end func(ctx context.Context, pid int) error) error {
+func removeGroup(ctx context.Context, hs []Hierarchy, name string, end func(ctx context.Context, pid int) error) error {
 	if err := Thaw(name); err != nil {
 		return err
 	}
@@ -299,14 +299,14 @@ func Thaw(name string) error {
 		return err
 	}
 	for _, h := range hs {
-		if err := thaw(filepath.Join(h.Mount, name)); err != nil {
+		if err := thawGroup(filepath.Join(h.Mount, name)); err != nil {
 			return fmt.Errorf("thaw the cgroup %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func thaw(dir string) error {
+func thawGroup(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || d.Name() != "freezer.state" {
 			return skipGone(err)
@@ -315,8 +315,8 @@ func thaw(dir string) error {
 	})
 }
 
-// describe lists the processes that are left in a group, for an error.
-func describe(name string) string {
+// describeProcesses lists the processes that are left in a group, for an error.
+func describeProcesses(name string) string {
 	var text strings.Builder
 	pids, err := Members(name)
 	if err != nil {

@@ -26,7 +26,7 @@ func TestCrashing(t *testing.T) {
 		"lived for a while": {node.ServiceStatus{Restarts: 9, LastLife: time.Minute}, false},
 		"killed by others":  {node.ServiceStatus{Restarts: 9, LastLife: time.Second, Killed: true}, false},
 	} {
-		if got := crashing(tc.s); got != tc.want {
+		if got := isCrashing(tc.s); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -39,7 +39,7 @@ func TestAwaitExplains(t *testing.T) {
 		t.Fatal(err)
 	}
 	why := errors.New("not there")
-	err := await(context.Background(), "the thing", 10*time.Millisecond, log, func(context.Context) error { return why })
+	err := awaitCheck(context.Background(), "the thing", 10*time.Millisecond, log, func(context.Context) error { return why })
 	if !errors.Is(err, why) {
 		t.Errorf("the cause is lost: %v", err)
 	}
@@ -53,7 +53,7 @@ func TestAwaitExplains(t *testing.T) {
 func TestAwaitGivesUp(t *testing.T) {
 	t.Parallel()
 	looks := 0
-	err := await(context.Background(), "x", time.Hour, "", func(context.Context) error {
+	err := awaitCheck(context.Background(), "x", time.Hour, "", func(context.Context) error {
 		looks++
 		return giveUpError{errEtcdDamaged}
 	})

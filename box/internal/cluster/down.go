@@ -19,8 +19,8 @@ import (
 // Down removes every trace of the box: processes, mounts, loop devices, control groups, the bridge and the directory.
 // After an interruption it can be run again.
 func Down(ctx context.Context, dir layout.Box, p *Progress) error {
-	unlock, err := lock(ctx, dir, false)
-	if missing(err) {
+	unlock, err := lockBox(ctx, dir, false)
+	if isMissing(err) {
 		p.Say("there is no box in %s", dir)
 		return nil
 	}
@@ -28,15 +28,15 @@ func Down(ctx context.Context, dir layout.Box, p *Progress) error {
 		return err
 	}
 	defer unlock()
-	return down(ctx, dir, p)
+	return takeDown(ctx, dir, p)
 }
 
-func down(ctx context.Context, dir layout.Box, p *Progress) error {
-	if _, err := os.Stat(dir.State()); missing(err) {
+func takeDown(ctx context.Context, dir layout.Box, p *Progress) error {
+	if _, err := os.Stat(dir.State()); isMissing(err) {
 		if err := onlyRemains(dir); err != nil {
 			return err
 		}
-	} else if err := wipe(ctx, dir); err != nil {
+	} else if err := wipeBox(ctx, dir); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(string(dir)); err != nil {
@@ -62,16 +62,16 @@ func onlyRemains(dir layout.Box) error {
 	return nil
 }
 
-// wipe removes the box, except its directory and the images in it. It removes the state last, so that it can be run again.
-func wipe(ctx context.Context, dir layout.Box) error {
-	st, err := load(dir)
+// wipeBox removes the box, except its directory and the images in it. It removes the state last, so that it can be run again.
+func wipeBox(ctx context.Context, dir layout.Box) error {
+	st, err := loadState(dir)
 	if errors.Is(err, errStateDamaged) {
-		st, err = salvage(dir)
+		st, err = salvageState(dir)
 	}
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(st.remove(ctx, dir), noMounts(dir)); err != nil {
+	if err := errors.Join(st.removeOutside(ctx, dir), noMounts(dir)); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(string(dir))
@@ -93,8 +93,8 @@ func wipe(ctx context.Context, dir layout.Box) error {
 	return nil
 }
 
-// remove removes everything of the box that exists outside its directory.
-func (s *State) remove(ctx context.Context, dir layout.Box) error {
+// removeOutside removes everything of the box that exists outside its directory.
+func (s *State) removeOutside(ctx context.Context, dir layout.Box) error {
 	for i := 1; i <= netplan.MaxNodes; i++ {
 		if err := s.stopNode(ctx, dir, i); err != nil {
 			return err
@@ -102,11 +102,11 @@ func (s *State) remove(ctx context.Context, dir layout.Box) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
-	return errors.Join(cgroup.Remove(ctx, dir.Cgroup(), kill), hostnet.RemoveBridge(s.Bridge, string(dir)))
+	return errors.Join(cgroup.Remove(ctx, dir.Cgroup(), killProcess), hostnet.RemoveBridge(s.Bridge, string(dir)))
 }
 
-// salvage finds what a box with a damaged state owns: the bridge by its alias. The rest follows from the directory.
-func salvage(dir layout.Box) (*State, error) {
+// salvageState finds what a box with a damaged state owns: the bridge by its alias. The rest follows from the directory.
+func salvageState(dir layout.Box) (*State, error) {
 	bridge, err := hostnet.Owned(string(dir))
 	if err != nil {
 		return nil, err

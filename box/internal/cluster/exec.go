@@ -15,7 +15,7 @@ import (
 // Exec replaces the calling process with a command inside a node: its namespaces, its root directory, and the box's
 // programs at the front of PATH. It returns only on failure.
 func Exec(dir layout.Box, name string, command []string) error {
-	st, err := load(dir)
+	st, err := loadState(dir)
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func Exec(dir layout.Box, name string, command []string) error {
 			return fmt.Errorf("enter %s: %w (Debian package util-linux)", name, err)
 		}
 		args := append([]string{"nsenter"}, enterArgs(n.Init.PID)...)
-		env := append(without(os.Environ(), "PATH=", "KUBECONFIG="),
+		env := append(withoutVariables(os.Environ(), "PATH=", "KUBECONFIG="),
 			"PATH="+dir.Bin()+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 			"KUBECONFIG="+dir.Kubeconfig())
 		if err := unix.Exec(nsenter, append(args, command...), env); err != nil {
@@ -41,8 +41,8 @@ func Exec(dir layout.Box, name string, command []string) error {
 	return fmt.Errorf("the box has no node %q: it has node1 to node%d", name, len(st.Nodes))
 }
 
-// without drops the variables that have one of the prefixes: if a variable is present twice, the first one counts.
-func without(env []string, prefixes ...string) []string {
+// withoutVariables drops the variables that have one of the prefixes: if a variable is present twice, the first one counts.
+func withoutVariables(env []string, prefixes ...string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) })
 	})

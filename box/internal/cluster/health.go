@@ -19,8 +19,8 @@ import (
 	"github.com/varvebackup/varve/box/internal/layout"
 )
 
-// client returns a client with administrator rights.
-func client(dir layout.Box) (*kubernetes.Clientset, error) {
+// adminClient returns a client with administrator rights.
+func adminClient(dir layout.Box) (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", dir.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read the box's kubeconfig: %w", err)
@@ -34,14 +34,14 @@ func client(dir layout.Box) (*kubernetes.Clientset, error) {
 	return c, nil
 }
 
-// healthy waits for the box to work, layer by layer from the bottom, and creates the box's objects in the cluster.
-func (s *State) healthy(ctx context.Context, dir layout.Box, p *Progress) error {
-	c, err := client(dir)
+// waitHealthy waits for the box to work, layer by layer from the bottom, and creates the box's objects in the cluster.
+func (s *State) waitHealthy(ctx context.Context, dir layout.Box, p *Progress) error {
+	c, err := adminClient(dir)
 	if err != nil {
 		return err
 	}
 	for i := range s.Nodes {
-		if err := s.supervised(ctx, dir, i+1); err != nil {
+		if err := s.awaitSupervisor(ctx, dir, i+1); err != nil {
 			return err
 		}
 	}
@@ -70,27 +70,27 @@ func (s *State) healthy(ctx context.Context, dir layout.Box, p *Progress) error 
 // errNodeDied says that a node's init ended during a wait for something on the node.
 var errNodeDied = errors.New("the node's init has ended")
 
-// await calls the function await for something on node i. It gives up when the node dies.
-func (s *State) await(
+// awaitOnNode calls awaitCheck for something on node i. It gives up when the node dies.
+func (s *State) awaitOnNode(
 	ctx context.Context, dir layout.Box, i int, what string, limit time.Duration, log string, check func(context.Context) error,
 ) error {
-	err := await(ctx, what, limit, log, func(ctx context.Context) error {
+	err := awaitCheck(ctx, what, limit, log, func(ctx context.Context) error {
 		if !s.Nodes[i-1].Init.Alive() {
 			return giveUpError{errNodeDied}
 		}
 		return check(ctx)
 	})
 	if errors.Is(err, errNodeDied) {
-		return fmt.Errorf("%w%s", err, tail(dir.Node(i).Log("init")))
+		return fmt.Errorf("%w%s", err, logTail(dir.Node(i).Log("init")))
 	}
 	return err
 }
 
-// supervised waits until the node's init has started its services.
-func (s *State) supervised(ctx context.Context, dir layout.Box, i int) error {
+// awaitSupervisor waits until the node's init has started its services.
+func (s *State) awaitSupervisor(ctx context.Context, dir layout.Box, i int) error {
 	l := dir.Node(i)
-	return s.await(ctx, dir, i, "the init of "+l.Name, time.Minute, l.Log("init"), func(context.Context) error {
-		_, err := services(l)
+	return s.awaitOnNode(ctx, dir, i, "the init of "+l.Name, time.Minute, l.Log("init"), func(context.Context) error {
+		_, err := serviceStatus(l)
 		return err
 	})
 }
@@ -98,16 +98,16 @@ func (s *State) supervised(ctx context.Context, dir layout.Box, i int) error {
 func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p *Progress) error {
 	l := dir.Node(i)
 	look := func(ctx context.Context) error {
-		if svc, err := services(l); err == nil && crashing(svc["containerd"]) {
+		if svc, err := serviceStatus(l); err == nil && isCrashing(svc["containerd"]) {
 			return giveUpError{errors.New("it dies at each start")}
 		}
-		err := s.withRuntime(i, func(r runtime) error { return r.version(ctx) })
+		err := s.withRuntime(i, func(r runtime) error { return r.checkVersion(ctx) })
 		if status.Code(err) == codes.Unimplemented { // it serves without its CRI plugin, which could not read the store
 			return giveUpError{err}
 		}
 		return err
 	}
-	err := s.await(ctx, dir, i, "containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
+	err := s.awaitOnNode(ctx, dir, i, "containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
 	if giveUp := (giveUpError{}); !errors.As(err, &giveUp) || errors.Is(err, errNodeDied) {
 		return err
 	}
@@ -122,17 +122,17 @@ func (s *State) containerdAnswers(ctx context.Context, dir layout.Box, i int, p 
 	if err := s.startNode(ctx, dir, i); err != nil {
 		return err
 	}
-	if err := s.supervised(ctx, dir, i); err != nil {
+	if err := s.awaitSupervisor(ctx, dir, i); err != nil {
 		return err
 	}
-	return s.await(ctx, dir, i, "the fresh containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
+	return s.awaitOnNode(ctx, dir, i, "the fresh containerd of "+l.Name, time.Minute, l.Log("containerd"), look)
 }
 
 func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Interface) error {
 	l := dir.Node(1)
-	return s.await(ctx, dir, 1, "the API server", 3*time.Minute, l.Log("kube-apiserver"), func(ctx context.Context) error {
-		if svc, err := services(l); err == nil && crashing(svc["etcd"]) {
-			return giveUpError{fmt.Errorf("%w%s", errEtcdDamaged, tail(l.Log("etcd")))}
+	return s.awaitOnNode(ctx, dir, 1, "the API server", 3*time.Minute, l.Log("kube-apiserver"), func(ctx context.Context) error {
+		if svc, err := serviceStatus(l); err == nil && isCrashing(svc["etcd"]) {
+			return giveUpError{fmt.Errorf("%w%s", errEtcdDamaged, logTail(l.Log("etcd")))}
 		}
 		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 		defer cancel()
@@ -145,7 +145,7 @@ func (s *State) apiReady(ctx context.Context, dir layout.Box, c kubernetes.Inter
 // and until the node can take volumes.
 func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Interface, i int) error {
 	l, started := dir.Node(i), s.Nodes[i-1].Started.Truncate(time.Second) // the API's times are in whole seconds
-	err := s.await(ctx, dir, i, l.Name+" to be Ready", 3*time.Minute, l.Log("kubelet"), func(ctx context.Context) error {
+	err := s.awaitOnNode(ctx, dir, i, l.Name+" to be Ready", 3*time.Minute, l.Log("kubelet"), func(ctx context.Context) error {
 		n, err := c.CoreV1().Nodes().Get(ctx, l.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -167,8 +167,8 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, dir, i, "the volumes of "+l.Name, 2*time.Minute, l.Log("csi"), func(ctx context.Context) error {
-		svc, err := services(l)
+	return s.awaitOnNode(ctx, dir, i, "the volumes of "+l.Name, 2*time.Minute, l.Log("csi"), func(ctx context.Context) error {
+		svc, err := serviceStatus(l)
 		if err != nil {
 			return err
 		}
@@ -183,7 +183,7 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 func (s *State) serviceAnswers(ctx context.Context, dir layout.Box) error {
 	l := dir.Node(1)
 	target := net.JoinHostPort(s.Plan.APIService().String(), "443")
-	return s.await(ctx, dir, 1, "the Service kubernetes at "+target, 60*time.Second, l.Log("kube-proxy"), func(ctx context.Context) error {
+	return s.awaitOnNode(ctx, dir, 1, "the Service kubernetes at "+target, 60*time.Second, l.Log("kube-proxy"), func(ctx context.Context) error {
 		d := net.Dialer{Timeout: 2 * time.Second}
 		conn, err := d.DialContext(ctx, "tcp", target)
 		if err != nil {

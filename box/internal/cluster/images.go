@@ -26,12 +26,12 @@ const importLimit = 5 * time.Minute
 // Load imports image files (OCI layout or `docker save`, as tar) into every node. It skips a node that already has
 // the images, by the digests of their configs. The box keeps a copy for nodes that are added later.
 func Load(ctx context.Context, dir layout.Box, files []string, p *Progress) error {
-	unlock, err := lock(ctx, dir, false)
+	unlock, err := lockBox(ctx, dir, false)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	st, err := load(dir)
+	st, err := loadState(dir)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func storePause(dir layout.Box) error {
 // storeImage copies an image file into the box under a name derived from its content, and removes the copies of
 // images all of whose names the new file takes over. It returns the path of the copy.
 func storeImage(dir layout.Box, file string) (string, error) {
-	images, err := inspect(file)
+	images, err := inspectImages(file)
 	if err != nil {
 		return "", err
 	}
@@ -103,16 +103,16 @@ func storeImage(dir layout.Box, file string) (string, error) {
 	if err := copyImage(file, stored); err != nil {
 		return "", fmt.Errorf("load %s: %w", file, err)
 	}
-	return stored, dropReplaced(dir, stored, refs(images))
+	return stored, dropReplaced(dir, stored, imageRefs(images))
 }
 
 // sameImages says whether a stored file contains images with the same names.
 func sameImages(stored string, images []imagetar.Image) (bool, error) {
-	have, err := inspect(stored)
-	if missing(err) {
+	have, err := inspectImages(stored)
+	if isMissing(err) {
 		return false, nil
 	}
-	return slices.Equal(refs(have), refs(images)), err
+	return slices.Equal(imageRefs(have), imageRefs(images)), err
 }
 
 func dropReplaced(dir layout.Box, keep string, taken []string) error {
@@ -124,11 +124,11 @@ func dropReplaced(dir layout.Box, keep string, taken []string) error {
 		if f == keep {
 			continue
 		}
-		images, err := inspect(f)
+		images, err := inspectImages(f)
 		if err != nil {
 			return err
 		}
-		free := slices.ContainsFunc(refs(images), func(ref string) bool { return !slices.Contains(taken, ref) })
+		free := slices.ContainsFunc(imageRefs(images), func(ref string) bool { return !slices.Contains(taken, ref) })
 		if !free {
 			if err := os.Remove(f); err != nil {
 				return fmt.Errorf("drop the replaced image %s: %w", f, err)
@@ -161,7 +161,7 @@ func copyImage(from, to string) (err error) {
 	return nil
 }
 
-func inspect(file string) (images []imagetar.Image, err error) {
+func inspectImages(file string) (images []imagetar.Image, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the image file: %w", err)
@@ -173,7 +173,7 @@ func inspect(file string) (images []imagetar.Image, err error) {
 	return images, nil
 }
 
-func refs(images []imagetar.Image) []string {
+func imageRefs(images []imagetar.Image) []string {
 	var out []string
 	for _, img := range images {
 		out = append(out, img.Refs...)
@@ -184,7 +184,7 @@ func refs(images []imagetar.Image) []string {
 
 // importImage imports the images in file into node i, unless it has them.
 func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file string, p *Progress) error {
-	images, err := inspect(file)
+	images, err := inspectImages(file)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file str
 	defer cancel()
 	name := layout.NodeName(i)
 	return s.withRuntime(i, func(r runtime) error {
-		if r.has(ctx, images) == nil {
+		if r.hasImages(ctx, images) == nil {
 			return nil
 		}
 		cmd := exec.CommandContext(ctx, "nsenter", append(enterArgs(s.Nodes[i-1].Init.PID),
@@ -200,16 +200,16 @@ func (s *State) importImage(ctx context.Context, dir layout.Box, i int, file str
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("import %s into %s: %w: %s", file, name, err, out)
 		}
-		p.Say("%s: imported %s", name, strings.Join(refs(images), ", "))
-		err := await(ctx, "kubelet's view of "+file, 30*time.Second, dir.Node(i).Log("containerd"), func(ctx context.Context) error {
-			return r.has(ctx, images)
+		p.Say("%s: imported %s", name, strings.Join(imageRefs(images), ", "))
+		err := awaitCheck(ctx, "kubelet's view of "+file, 30*time.Second, dir.Node(i).Log("containerd"), func(ctx context.Context) error {
+			return r.hasImages(ctx, images)
 		})
-		return errors.Join(err, r.prune(ctx))
+		return errors.Join(err, r.pruneImages(ctx))
 	})
 }
 
-// has returns an error unless the node has each of the images under each of its names.
-func (r runtime) has(ctx context.Context, images []imagetar.Image) error {
+// hasImages returns an error unless the node has each of the images under each of its names.
+func (r runtime) hasImages(ctx context.Context, images []imagetar.Image) error {
 	for _, img := range images {
 		for _, ref := range img.Refs {
 			id, err := r.imageID(ctx, ref)

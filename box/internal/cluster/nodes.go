@@ -37,13 +37,13 @@ func (s *State) startNode(ctx context.Context, dir layout.Box, i int) error {
 			return err
 		}
 	}
-	if err := os.Remove(l.Status()); err != nil && !missing(err) {
+	if err := os.Remove(l.Status()); err != nil && !isMissing(err) {
 		return fmt.Errorf("start %s: %w", l.Name, err)
 	}
-	_, err := node.Start(ctx, s.spec(dir, i), func(id proc.ID) error {
+	_, err := node.Start(ctx, s.nodeSpec(dir, i), func(id proc.ID) error {
 		s.Nodes[i-1] = NodeState{Init: id, Started: time.Now().UTC()}
 		return errors.Join(
-			s.save(dir),
+			s.saveState(dir),
 			cgroup.Create(l.Cgroup(), id.PID),
 			hostnet.Plug(s.Bridge, string(dir), i, id.PID),
 		)
@@ -59,7 +59,7 @@ func dropKubeletState(l layout.Node) error {
 		return err
 	}
 	for _, f := range stale {
-		if err := os.Remove(f); err != nil && !missing(err) {
+		if err := os.Remove(f); err != nil && !isMissing(err) {
 			return fmt.Errorf("drop kubelet's checkpoint: %w", err)
 		}
 	}
@@ -88,7 +88,7 @@ func (s *State) stopNode(ctx context.Context, dir layout.Box, i int) error {
 		}
 	}
 	// Killing init took everything with it, unless others killed it and its namespace is still draining.
-	if err := cgroup.Remove(ctx, dir.Node(i).Cgroup(), kill); err != nil {
+	if err := cgroup.Remove(ctx, dir.Node(i).Cgroup(), killProcess); err != nil {
 		return fmt.Errorf("stop %s: %w", layout.NodeName(i), err)
 	}
 	if err := loop.DetachTree(dir.Node(i).Volumes()); err != nil {
@@ -97,10 +97,10 @@ func (s *State) stopNode(ctx context.Context, dir layout.Box, i int) error {
 	return nil
 }
 
-// kill ends a process that may have ended already.
-func kill(ctx context.Context, pid int) error {
+// killProcess ends a process that may have ended already.
+func killProcess(ctx context.Context, pid int) error {
 	id, err := proc.Of(pid)
-	if missing(err) {
+	if isMissing(err) {
 		return nil
 	}
 	if err != nil {
@@ -109,8 +109,8 @@ func kill(ctx context.Context, pid int) error {
 	return id.Kill(ctx)
 }
 
-// services returns the last status that the node's init wrote about its services.
-func services(l layout.Node) (map[string]node.ServiceStatus, error) {
+// serviceStatus returns the last status that the node's init wrote about its services.
+func serviceStatus(l layout.Node) (map[string]node.ServiceStatus, error) {
 	data, err := os.ReadFile(l.Status())
 	if err != nil {
 		return nil, fmt.Errorf("read the status of %s: %w", l.Name, err)
@@ -122,8 +122,8 @@ func services(l layout.Node) (map[string]node.ServiceStatus, error) {
 	return out, nil
 }
 
-// crashing says whether a service exits soon after each start, which for a store means that its data is damaged. A
+// isCrashing says whether a service exits soon after each start, which for a store means that its data is damaged. A
 // service that others kill says nothing about its data.
-func crashing(s node.ServiceStatus) bool {
+func isCrashing(s node.ServiceStatus) bool {
 	return s.Restarts >= 3 && s.LastLife < 10*time.Second && !s.Killed
 }

@@ -14,8 +14,8 @@ var tools = map[string]string{
 	"nsenter": "util-linux", "losetup": "mount", "mkfs.ext4": "e2fsprogs",
 }
 
-// preflight reports everything that the machine lacks, at once.
-func preflight() error {
+// checkMachine reports everything that the machine lacks, at once.
+func checkMachine() error {
 	var failed error
 	if os.Geteuid() != 0 {
 		failed = errors.New("the box needs root: namespaces, mounts, a bridge")

@@ -23,8 +23,8 @@ var kubePrograms = []string{
 	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
 }
 
-// install copies the programs into the box, and says whether one that runs on nodes changed.
-func (p Programs) install(dir layout.Box) (changed bool, err error) {
+// installInto copies the programs into the box, and says whether one that runs on nodes changed.
+func (p Programs) installInto(dir layout.Box) (changed bool, err error) {
 	if err := os.MkdirAll(dir.Bin(), 0o755); err != nil {
 		return false, fmt.Errorf("install programs: %w", err)
 	}
@@ -85,15 +85,15 @@ func installFile(from, to string) (changed bool, err error) {
 }
 
 func sameContent(a, b string) (bool, error) {
-	x, err := digest(a)
+	x, err := fileDigest(a)
 	if err != nil {
 		return false, err
 	}
-	y, err := digest(b)
+	y, err := fileDigest(b)
 	return x == y, err
 }
 
-func digest(path string) (sum [sha256.Size]byte, err error) {
+func fileDigest(path string) (sum [sha256.Size]byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return sum, err
@@ -105,7 +105,7 @@ func digest(path string) (sum [sha256.Size]byte, err error) {
 }
 
 func skipMissing(err error) error {
-	if missing(err) {
+	if isMissing(err) {
 		return nil
 	}
 	return err

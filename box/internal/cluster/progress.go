@@ -31,9 +31,9 @@ type giveUpError struct{ error }
 
 func (e giveUpError) Unwrap() error { return e.error }
 
-// await polls until check succeeds. If the limit passes, or check gives up, the error says what it waited for, why
+// awaitCheck polls until check succeeds. If the limit passes, or check gives up, the error says what it waited for, why
 // the last check failed, and how the given log ends.
-func await(ctx context.Context, what string, limit time.Duration, log string, check func(context.Context) error) error {
+func awaitCheck(ctx context.Context, what string, limit time.Duration, log string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
@@ -42,18 +42,18 @@ func await(ctx context.Context, what string, limit time.Duration, log string, ch
 			return nil
 		}
 		if giveUp := (giveUpError{}); errors.As(err, &giveUp) {
-			return fmt.Errorf("wait for %s: %w%s", what, err, tail(log))
+			return fmt.Errorf("wait for %s: %w%s", what, err, logTail(log))
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: not within %s: %w%s", what, limit, err, tail(log))
+			return fmt.Errorf("wait for %s: not within %s: %w%s", what, limit, err, logTail(log))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// tail quotes the end of a log, for an error message.
-func tail(path string) string {
+// logTail quotes the end of a log, for an error message.
+func logTail(path string) string {
 	const most = 4 << 10 // bytes
 	f, err := os.Open(path)
 	if err != nil {

@@ -25,7 +25,7 @@ func (s *State) withRuntime(i int, f func(runtime) error) (err error) {
 	return f(runtime{conn})
 }
 
-func (r runtime) version(ctx context.Context) error {
+func (r runtime) checkVersion(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	_, err := cri.NewRuntimeServiceClient(r.conn).Version(ctx, &cri.VersionRequest{})
@@ -43,8 +43,8 @@ func (r runtime) imageID(ctx context.Context, ref string) (string, error) {
 	return resp.GetImage().GetId(), nil
 }
 
-// prune removes the images that have lost every name to a newer image. Running containers keep their files.
-func (r runtime) prune(ctx context.Context) error {
+// pruneImages removes the images that have lost every name to a newer image. Running containers keep their files.
+func (r runtime) pruneImages(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	images := cri.NewImageServiceClient(r.conn)

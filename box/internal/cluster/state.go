@@ -37,17 +37,17 @@ type NodeState struct {
 	Started time.Time `json:"started"`
 }
 
-func (s *State) spec(dir layout.Box, i int) node.Spec {
+func (s *State) nodeSpec(dir layout.Box, i int) node.Spec {
 	return node.Spec{Dir: dir, Index: i, Plan: s.Plan}
 }
 
 // errStateDamaged says that the record of what the box owns is unreadable.
 var errStateDamaged = errors.New("the box's state cannot be read")
 
-// load returns fs.ErrNotExist if there is no box in dir, and errStateDamaged if its state cannot be parsed.
-func load(dir layout.Box) (*State, error) {
+// loadState returns fs.ErrNotExist if there is no box in dir, and errStateDamaged if its state cannot be parsed.
+func loadState(dir layout.Box) (*State, error) {
 	data, err := os.ReadFile(dir.State())
-	if missing(err) {
+	if isMissing(err) {
 		return nil, fmt.Errorf("there is no box in %s: %w (`box up` makes one)", dir, fs.ErrNotExist)
 	}
 	if err != nil {
@@ -60,12 +60,12 @@ func load(dir layout.Box) (*State, error) {
 	return s, nil
 }
 
-func (s *State) save(dir layout.Box) error { return atomicfile.WriteJSON(dir.State(), s, 0o644) }
+func (s *State) saveState(dir layout.Box) error { return atomicfile.WriteJSON(dir.State(), s, 0o644) }
 
-// lock ensures that only one process at a time changes the box, and returns the function that releases it. The lock
+// lockBox ensures that only one process at a time changes the box, and returns the function that releases it. The lock
 // is on the directory itself, so it leaves nothing behind. With create it makes the directory; without it a missing
 // one is fs.ErrNotExist.
-func lock(ctx context.Context, dir layout.Box, create bool) (func(), error) {
+func lockBox(ctx context.Context, dir layout.Box, create bool) (func(), error) {
 	for {
 		if create {
 			if err := os.MkdirAll(string(dir), 0o755); err != nil {
@@ -77,7 +77,7 @@ func lock(ctx context.Context, dir layout.Box, create bool) (func(), error) {
 			return nil, fmt.Errorf("lock the box: %w", err)
 		}
 		err = unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil && same(d, string(dir)) {
+		if err == nil && isSameDirectory(d, string(dir)) {
 			return func() { d.Close() }, nil //nolint:errcheck,gosec // closing releases the lock; nothing was written
 		}
 		d.Close() //nolint:errcheck,gosec // nothing was written
@@ -92,10 +92,10 @@ func lock(ctx context.Context, dir layout.Box, create bool) (func(), error) {
 	}
 }
 
-func same(d *os.File, path string) bool {
+func isSameDirectory(d *os.File, path string) bool {
 	a, errA := d.Stat()
 	b, errB := os.Stat(path)
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

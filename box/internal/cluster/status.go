@@ -18,7 +18,7 @@ var ErrUnhealthy = errors.New("the box is not healthy: `box up` repairs it")
 // Status writes what is running to w. It returns ErrUnhealthy if something should be running and is not, and
 // fs.ErrNotExist if there is no box.
 func Status(ctx context.Context, dir layout.Box, w io.Writer) error {
-	st, err := load(dir)
+	st, err := loadState(dir)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func Status(ctx context.Context, dir layout.Box, w io.Writer) error {
 			}
 			continue
 		}
-		all, err := services(l)
+		all, err := serviceStatus(l)
 		if err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func Status(ctx context.Context, dir layout.Box, w io.Writer) error {
 		return err
 	}
 	api := "ready"
-	if err := ready(ctx, dir); err != nil {
+	if err := checkReady(ctx, dir); err != nil {
 		api, healthy = err.Error(), false
 	}
 	_, err = fmt.Fprintf(w, "\nAPI server: %s\nnetwork:    %s on %s\nlogs:       %s/NODE/log/SERVICE.log\nkubeconfig: %s\n",
@@ -75,8 +75,8 @@ func Status(ctx context.Context, dir layout.Box, w io.Writer) error {
 	return err
 }
 
-func ready(ctx context.Context, dir layout.Box) error {
-	c, err := client(dir)
+func checkReady(ctx context.Context, dir layout.Box) error {
+	c, err := adminClient(dir)
 	if err != nil {
 		return err
 	}

@@ -30,32 +30,32 @@ func Up(ctx context.Context, cfg Config, p *Progress) error {
 	if cfg.Nodes < 1 || cfg.Nodes > netplan.MaxNodes {
 		return fmt.Errorf("a box has 1 to %d nodes, not %d", netplan.MaxNodes, cfg.Nodes)
 	}
-	if err := preflight(); err != nil {
+	if err := checkMachine(); err != nil {
 		return err
 	}
-	unlock, err := lock(ctx, cfg.Dir, true)
+	unlock, err := lockBox(ctx, cfg.Dir, true)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	err = up(ctx, cfg, p)
+	err = bringUp(ctx, cfg, p)
 	if !errors.Is(err, errEtcdDamaged) && !errors.Is(err, errStateDamaged) {
 		return err
 	}
 	p.Say("%v", err)
 	p.Say("starting a FRESH cluster: what was in the old one is lost, except the images that were loaded")
-	if err := wipe(ctx, cfg.Dir); err != nil {
+	if err := wipeBox(ctx, cfg.Dir); err != nil {
 		return err
 	}
-	return up(ctx, cfg, p)
+	return bringUp(ctx, cfg, p)
 }
 
-func up(ctx context.Context, cfg Config, p *Progress) error {
-	st, err := open(cfg, p)
+func bringUp(ctx context.Context, cfg Config, p *Progress) error {
+	st, err := openState(cfg, p)
 	if err != nil {
 		return err
 	}
-	changed, err := cfg.Programs.install(cfg.Dir)
+	changed, err := cfg.Programs.installInto(cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -66,9 +66,9 @@ func up(ctx context.Context, cfg Config, p *Progress) error {
 		return err
 	}
 	// A node may die at any time, even now: a process that was just killed can still look alive.
-	err = st.converge(ctx, cfg.Dir, changed, p)
+	err = st.convergeNodes(ctx, cfg.Dir, changed, p)
 	for again := 0; errors.Is(err, errNodeDied) && again < 2; again++ {
-		err = st.converge(ctx, cfg.Dir, false, p)
+		err = st.convergeNodes(ctx, cfg.Dir, false, p)
 	}
 	if err != nil {
 		return err
@@ -77,24 +77,24 @@ func up(ctx context.Context, cfg Config, p *Progress) error {
 	return nil
 }
 
-// converge starts the nodes that are not running, and waits for all to work.
-func (s *State) converge(ctx context.Context, dir layout.Box, changed bool, p *Progress) error {
+// convergeNodes starts the nodes that are not running, and waits for all to work.
+func (s *State) convergeNodes(ctx context.Context, dir layout.Box, changed bool, p *Progress) error {
 	for i := 1; i <= len(s.Nodes); i++ {
-		if err := service.Configure(s.spec(dir, i)); err != nil {
+		if err := service.Configure(s.nodeSpec(dir, i)); err != nil {
 			return err
 		}
 		if err := s.ensureNode(ctx, dir, i, changed, p); err != nil {
 			return err
 		}
 	}
-	return s.healthy(ctx, dir, p)
+	return s.waitHealthy(ctx, dir, p)
 }
 
-// open loads the box's state or creates a new one, with room for the wanted nodes.
-func open(cfg Config, p *Progress) (*State, error) {
-	st, err := load(cfg.Dir)
-	if missing(err) {
-		st, err = create(cfg, p)
+// openState loads the box's state or creates a new one, with room for the wanted nodes.
+func openState(cfg Config, p *Progress) (*State, error) {
+	st, err := loadState(cfg.Dir)
+	if isMissing(err) {
+		st, err = createState(cfg, p)
 	}
 	if err != nil {
 		return nil, err
@@ -105,10 +105,10 @@ func open(cfg Config, p *Progress) (*State, error) {
 	for len(st.Nodes) < cfg.Nodes {
 		st.Nodes = append(st.Nodes, NodeState{})
 	}
-	return st, st.save(cfg.Dir)
+	return st, st.saveState(cfg.Dir)
 }
 
-func create(cfg Config, p *Progress) (*State, error) {
+func createState(cfg Config, p *Progress) (*State, error) {
 	if err := onlyRemains(cfg.Dir); err != nil {
 		return nil, err
 	}

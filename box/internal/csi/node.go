@@ -40,41 +40,41 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 
 // NodeStageVolume attaches the volume's file and, for a Filesystem volume, mounts it at the staging path.
 func (n *nodeServer) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	dev, err := n.store.attach(r.GetVolumeId())
+	dev, err := n.store.attachVolume(r.GetVolumeId())
 	if err != nil {
-		return nil, failure("stage", r.GetVolumeId(), err)
+		return nil, grpcError("stage", r.GetVolumeId(), err)
 	}
 	if r.GetVolumeCapability().GetBlock() == nil {
 		if err := mountOnce(dev.Path, r.GetStagingTargetPath(), "ext4", 0, "discard"); err != nil {
-			return nil, failure("stage", r.GetVolumeId(), err)
+			return nil, grpcError("stage", r.GetVolumeId(), err)
 		}
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
 func (n *nodeServer) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	err := unmount(r.GetStagingTargetPath())
+	err := unmountAll(r.GetStagingTargetPath())
 	if err == nil {
-		err = skipMissing(n.store.detach(r.GetVolumeId()))
+		err = skipMissing(n.store.detachVolume(r.GetVolumeId()))
 	}
 	if err != nil {
-		return nil, failure("unstage", r.GetVolumeId(), err)
+		return nil, grpcError("unstage", r.GetVolumeId(), err)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
 // NodePublishVolume bind-mounts the staged file system, or the device, at the path that kubelet chose for the pod.
 func (n *nodeServer) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	if err := n.publish(r); err != nil {
-		return nil, failure("publish", r.GetVolumeId(), err)
+	if err := n.publishVolume(r); err != nil {
+		return nil, grpcError("publish", r.GetVolumeId(), err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-func (n *nodeServer) publish(r *csi.NodePublishVolumeRequest) error {
+func (n *nodeServer) publishVolume(r *csi.NodePublishVolumeRequest) error {
 	target := r.GetTargetPath()
 	if r.GetVolumeCapability().GetBlock() != nil {
-		dev, err := n.store.attach(r.GetVolumeId())
+		dev, err := n.store.attachVolume(r.GetVolumeId())
 		if err != nil {
 			return err
 		}
@@ -100,12 +100,12 @@ func (n *nodeServer) publish(r *csi.NodePublishVolumeRequest) error {
 }
 
 func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	err := unmount(r.GetTargetPath())
+	err := unmountAll(r.GetTargetPath())
 	if err == nil {
 		err = skipMissing(os.Remove(r.GetTargetPath()))
 	}
 	if err != nil {
-		return nil, failure("unpublish", r.GetVolumeId(), err)
+		return nil, grpcError("unpublish", r.GetVolumeId(), err)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
@@ -114,21 +114,21 @@ func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublish
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	info, err := os.Stat(r.GetVolumePath())
 	if err != nil {
-		return nil, failure("measure", r.GetVolumeId(), err)
+		return nil, grpcError("measure", r.GetVolumeId(), err)
 	}
 	if !info.IsDir() {
-		file, err := n.store.file(r.GetVolumeId())
+		file, err := n.store.volumeFile(r.GetVolumeId())
 		if err == nil {
 			info, err = os.Stat(file)
 		}
 		if err != nil {
-			return nil, failure("measure", r.GetVolumeId(), err)
+			return nil, grpcError("measure", r.GetVolumeId(), err)
 		}
 		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Total: info.Size(), Unit: csi.VolumeUsage_BYTES}}}, nil
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(r.GetVolumePath(), &st); err != nil {
-		return nil, failure("measure", r.GetVolumeId(), err)
+		return nil, grpcError("measure", r.GetVolumeId(), err)
 	}
 	block := st.Bsize
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
@@ -157,8 +157,8 @@ func mountOnce(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// unmount removes every mount from target. It is no error if nothing is mounted there or the path does not exist.
-func unmount(target string) error {
+// unmountAll removes every mount from target. It is no error if nothing is mounted there or the path does not exist.
+func unmountAll(target string) error {
 	for {
 		mounted, err := mountinfo.Mounted(target)
 		if err != nil || !mounted {
@@ -175,8 +175,8 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// failure converts an error to the gRPC code that kubelet acts on.
-func failure(operation, id string, err error) error {
+// grpcError converts an error to the gRPC code that kubelet acts on.
+func grpcError(operation, id string, err error) error {
 	code := codes.Internal
 	switch {
 	case errors.Is(err, errBadID):

@@ -66,8 +66,8 @@ func Registered(ctx context.Context, c kubernetes.Interface, node string) error 
 	return fmt.Errorf("kubelet has not registered %s on %s yet", DriverName, node)
 }
 
-// affinity pins a volume to the node whose disk has it.
-func affinity(node string) *corev1.VolumeNodeAffinity {
+// nodeAffinity pins a volume to the node whose disk has it.
+func nodeAffinity(node string) *corev1.VolumeNodeAffinity {
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{
 			Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node},

@@ -31,8 +31,8 @@ var (
 	_ controller.DeletionGuard    = (*provisioner)(nil)
 )
 
-// provision runs the provisioner until ctx ends.
-func provision(ctx context.Context, client kubernetes.Interface, node string, volumes store) error {
+// runProvisioner runs the provisioner until ctx ends.
+func runProvisioner(ctx context.Context, client kubernetes.Interface, node string, volumes store) error {
 	p := &provisioner{node: node, store: volumes}
 	c := controller.NewProvisionController(klog.FromContext(ctx), client, DriverName, p,
 		controller.LeaderElection(false),
@@ -63,7 +63,7 @@ func (p *provisioner) SupportsBlock(context.Context) bool { return true }
 
 // Provision creates the volume's file and returns its description.
 func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume, controller.ProvisioningState, error) {
-	if err := acceptable(o.PVC); err != nil {
+	if err := checkClaim(o.PVC); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
 	size := o.PVC.Spec.Resources.Requests[corev1.ResourceStorage]
@@ -72,7 +72,7 @@ func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 		mode = *o.PVC.Spec.VolumeMode
 	}
 	bytes := roundUp(size.Value())
-	if err := p.store.create(ctx, o.PVName, bytes, mode == corev1.PersistentVolumeFilesystem); err != nil {
+	if err := p.store.createVolume(ctx, o.PVName, bytes, mode == corev1.PersistentVolumeFilesystem); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
 	return &corev1.PersistentVolume{
@@ -83,7 +83,7 @@ func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
 			MountOptions:                  o.StorageClass.MountOptions,
 			VolumeMode:                    &mode,
-			NodeAffinity:                  affinity(p.node),
+			NodeAffinity:                  nodeAffinity(p.node),
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: DriverName, VolumeHandle: o.PVName, VolumeAttributes: map[string]string{"node": p.node},
 			}},
@@ -93,11 +93,11 @@ func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 
 // Delete removes the volume's file.
 func (p *provisioner) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
-	return p.store.remove(pv.Spec.CSI.VolumeHandle)
+	return p.store.removeVolume(pv.Spec.CSI.VolumeHandle)
 }
 
-// acceptable rejects what the box's volumes cannot do.
-func acceptable(claim *corev1.PersistentVolumeClaim) error {
+// checkClaim rejects what the box's volumes cannot do.
+func checkClaim(claim *corev1.PersistentVolumeClaim) error {
 	for _, m := range []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany, corev1.ReadOnlyMany} {
 		if slices.Contains(claim.Spec.AccessModes, m) {
 			return fmt.Errorf("access mode %s: the box's volumes lie on one node", m)

@@ -44,15 +44,15 @@ func Run(ctx context.Context, dir layout.Box, node string, log *slog.Logger) err
 	registration.RegisterRegistrationServer(registrar, registrationServer{log: log})
 
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return serve(ctx, driver, driverSocket) })
+	g.Go(func() error { return serveSocket(ctx, driver, driverSocket) })
 	// kubelet calls the driver as soon as it sees the registration, and retries if the driver is not there yet.
-	g.Go(func() error { return serve(ctx, registrar, registrationSocket) })
-	g.Go(func() error { return provision(ctx, client, node, volumes) })
+	g.Go(func() error { return serveSocket(ctx, registrar, registrationSocket) })
+	g.Go(func() error { return runProvisioner(ctx, client, node, volumes) })
 	return g.Wait()
 }
 
-// serve serves on a Unix socket. It replaces one that a killed process left.
-func serve(ctx context.Context, s *grpc.Server, socket string) error {
+// serveSocket serves on a Unix socket. It replaces one that a killed process left.
+func serveSocket(ctx context.Context, s *grpc.Server, socket string) error {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(socket), 0o750), skipMissing(os.Remove(socket))); err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}

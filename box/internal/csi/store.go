@@ -27,18 +27,18 @@ type store struct{ dir string }
 // errBadID says that an ID cannot have come from this store.
 var errBadID = errors.New("not the id of a volume")
 
-// file returns the path of the volume id. IDs come from outside, so file rejects one that could leave the directory.
-func (s store) file(id string) (string, error) {
+// volumeFile returns the path of the volume id. IDs come from outside, so volumeFile rejects one that could leave the directory.
+func (s store) volumeFile(id string) (string, error) {
 	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") {
 		return "", fmt.Errorf("%q: %w", id, errBadID)
 	}
 	return filepath.Join(s.dir, id+".img"), nil
 }
 
-// create creates the volume id with the given size in bytes. With format it contains an empty ext4. An existing
+// createVolume creates the volume id with the given size in bytes. With format it contains an empty ext4. An existing
 // volume is kept. The file gets its name when it is complete, so that a volume is never half-formatted.
-func (s store) create(ctx context.Context, id string, bytes int64, format bool) error {
-	file, err := s.file(id)
+func (s store) createVolume(ctx context.Context, id string, bytes int64, format bool) error {
+	file, err := s.volumeFile(id)
 	if err != nil {
 		return err
 	}
@@ -52,14 +52,14 @@ func (s store) create(ctx context.Context, id string, bytes int64, format bool) 
 		return fmt.Errorf("create the volume %s: %w", id, err)
 	}
 	tmp := file + ".new"
-	if err := errors.Join(blank(tmp, bytes), formatIf(ctx, format, tmp), os.Rename(tmp, file)); err != nil {
+	if err := errors.Join(createBlank(tmp, bytes), formatIf(ctx, format, tmp), os.Rename(tmp, file)); err != nil {
 		return fmt.Errorf("create the volume %s: %w", id, err)
 	}
 	return nil
 }
 
-// blank creates a sparse file and replaces an existing one.
-func blank(path string, bytes int64) error {
+// createBlank creates a sparse file and replaces an existing one.
+func createBlank(path string, bytes int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -79,13 +79,13 @@ func formatIf(ctx context.Context, format bool, path string) error {
 	return nil
 }
 
-// remove detaches the volume id and deletes its file. A missing volume is no error.
-func (s store) remove(id string) error {
-	file, err := s.file(id)
+// removeVolume detaches the volume id and deletes its file. A missing volume is no error.
+func (s store) removeVolume(id string) error {
+	file, err := s.volumeFile(id)
 	if err != nil {
 		return err
 	}
-	if err := s.detach(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.detachVolume(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := errors.Join(skipMissing(os.Remove(file+".new")), skipMissing(os.Remove(file))); err != nil {
@@ -94,16 +94,16 @@ func (s store) remove(id string) error {
 	return nil
 }
 
-func (s store) attach(id string) (loop.Device, error) {
-	file, err := s.file(id)
+func (s store) attachVolume(id string) (loop.Device, error) {
+	file, err := s.volumeFile(id)
 	if err != nil {
 		return loop.Device{}, err
 	}
 	return loop.Attach(file)
 }
 
-func (s store) detach(id string) error {
-	file, err := s.file(id)
+func (s store) detachVolume(id string) error {
+	file, err := s.volumeFile(id)
 	if err != nil {
 		return err
 	}

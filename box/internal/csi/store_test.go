@@ -17,11 +17,11 @@ func TestStoreIDs(t *testing.T) {
 	t.Parallel()
 	s := store{dir: t.TempDir()}
 	for _, id := range []string{"", ".", "..", "a/b", "../x", "a\x00b"} {
-		if _, err := s.file(id); !errors.Is(err, errBadID) {
+		if _, err := s.volumeFile(id); !errors.Is(err, errBadID) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
-	if got, err := s.file("pvc-1"); err != nil || filepath.Dir(got) != s.dir {
+	if got, err := s.volumeFile("pvc-1"); err != nil || filepath.Dir(got) != s.dir {
 		t.Errorf("%s, %v", got, err)
 	}
 }
@@ -31,11 +31,11 @@ func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	s := store{dir: filepath.Join(t.TempDir(), "volumes")}
 	const size = 64 << 20
 	for range 2 {
-		if err := s.create(context.Background(), "v", size, true); err != nil {
+		if err := s.createVolume(context.Background(), "v", size, true); err != nil {
 			t.Fatal(err)
 		}
 	}
-	file, err := s.file("v")
+	file, err := s.volumeFile("v")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.create(context.Background(), "v", 2*size, true); err == nil {
+	if err := s.createVolume(context.Background(), "v", 2*size, true); err == nil {
 		t.Error("another size for the same volume is accepted")
 	}
 }
@@ -67,7 +67,7 @@ func TestCreateOverRemains(t *testing.T) {
 	if err := os.WriteFile(half, []byte(strings.Repeat("x", 1<<20)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.create(context.Background(), "v", 4096, false); err != nil {
+	if err := s.createVolume(context.Background(), "v", 4096, false); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(s.dir, "v.img"))
@@ -85,12 +85,12 @@ func TestAcceptable(t *testing.T) {
 		corev1.ReadWriteOnce: true, corev1.ReadWriteOncePod: true, corev1.ReadWriteMany: false, corev1.ReadOnlyMany: false,
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}}}
-		if err := acceptable(claim); (err == nil) != ok {
+		if err := checkClaim(claim); (err == nil) != ok {
 			t.Errorf("%s: %v", mode, err)
 		}
 	}
 	clone := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{DataSource: &corev1.TypedLocalObjectReference{Name: "x"}}}
-	if acceptable(clone) == nil {
+	if checkClaim(clone) == nil {
 		t.Error("a data source is accepted, and would be ignored")
 	}
 }

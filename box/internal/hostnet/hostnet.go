@@ -21,8 +21,8 @@ import (
 // MaxBridgeName is the longest bridge name, in bytes. Ports are named after the bridge, and the kernel allows 15.
 const MaxBridgeName = 12
 
-// whole retries a list while the kernel reports that it changed during the dump, as on a host where links come and go.
-func whole[T any](list func() ([]T, error)) (all []T, err error) {
+// listWhole retries a list while the kernel reports that it changed during the dump, as on a host where links come and go.
+func listWhole[T any](list func() ([]T, error)) (all []T, err error) {
 	for range 100 {
 		all, err = list()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -36,21 +36,21 @@ func whole[T any](list func() ([]T, error)) (all []T, err error) {
 // Taken returns the networks in which the host has addresses or to which it has routes.
 func Taken() ([]netip.Prefix, error) {
 	var taken []netip.Prefix
-	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	routes, err := listWhole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list the host's routes: %w", err)
 	}
 	for _, r := range routes {
-		if p, ok := prefix(r.Dst); ok {
+		if p, ok := toPrefix(r.Dst); ok {
 			taken = append(taken, p)
 		}
 	}
-	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := listWhole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list the host's addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if p, ok := prefix(a.IPNet); ok {
+		if p, ok := toPrefix(a.IPNet); ok {
 			taken = append(taken, p)
 		}
 	}
@@ -62,7 +62,7 @@ func EnsureBridge(name, owner string, plan netplan.Plan) error {
 	if len(name) > MaxBridgeName {
 		return fmt.Errorf("the bridge's name %q is longer than %d bytes", name, MaxBridgeName)
 	}
-	link, err := find(name, owner)
+	link, err := findLink(name, owner)
 	if err != nil {
 		return err
 	}
@@ -87,45 +87,45 @@ func EnsureBridge(name, owner string, plan netplan.Plan) error {
 		return fmt.Errorf("set the bridge %s up: %w", name, err)
 	}
 	for i := 1; i <= netplan.MaxNodes; i++ {
-		if err := route(link, plan.Pods(i), plan.Node(i).Addr()); err != nil {
+		if err := addRoute(link, plan.Pods(i), plan.Node(i).Addr()); err != nil {
 			return err
 		}
 	}
 	// Any node's kube-proxy serves every Service. The first node always exists.
-	return route(link, plan.Services(), plan.Node(1).Addr())
+	return addRoute(link, plan.Services(), plan.Node(1).Addr())
 }
 
 // RemoveBridge removes the owner's bridge, and with it its address and routes. It does nothing if the bridge of that
 // name belongs to someone else: then the owner has none.
 func RemoveBridge(name, owner string) error {
-	link, err := find(name, owner)
+	link, err := findLink(name, owner)
 	if errors.Is(err, errForeign) || err == nil && link == nil {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := unplug(link); err != nil {
+	if err := removePorts(link); err != nil {
 		return err
 	}
-	if err := remove(link); err != nil {
+	if err := removeLink(link); err != nil {
 		return fmt.Errorf("remove the bridge %s: %w", name, err)
 	}
 	return nil
 }
 
-// remove removes a link that may already be disappearing, such as a port whose node has died.
-func remove(link netlink.Link) error {
+// removeLink removes a link that may already be disappearing, such as a port whose node has died.
+func removeLink(link netlink.Link) error {
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
 	}
 	return nil
 }
 
-// unplug removes the ports of a bridge. They disappear with the nodes' network namespaces, but the kernel takes its
+// removePorts removes the ports of a bridge. They disappear with the nodes' network namespaces, but the kernel takes its
 // time to remove a namespace: a lingering connection can keep it, and the port on the host, for a minute.
-func unplug(bridge netlink.Link) error {
-	links, err := whole(netlink.LinkList)
+func removePorts(bridge netlink.Link) error {
+	links, err := listWhole(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list the ports of %s: %w", bridge.Attrs().Name, err)
 	}
@@ -133,7 +133,7 @@ func unplug(bridge netlink.Link) error {
 		if l.Type() != "veth" || l.Attrs().MasterIndex != bridge.Attrs().Index {
 			continue
 		}
-		if err := remove(l); err != nil {
+		if err := removeLink(l); err != nil {
 			return fmt.Errorf("remove the port %s: %w", l.Attrs().Name, err)
 		}
 	}
@@ -142,7 +142,7 @@ func unplug(bridge netlink.Link) error {
 
 // Owned returns the name of the owner's bridge, or "" if it has none.
 func Owned(owner string) (string, error) {
-	links, err := whole(netlink.LinkList)
+	links, err := listWhole(netlink.LinkList)
 	if err != nil {
 		return "", fmt.Errorf("list the host's links: %w", err)
 	}
@@ -157,7 +157,7 @@ func Owned(owner string) (string, error) {
 // Plug creates a veth pair between the bridge and the network namespace of process pid, where its end is called eth0.
 // It replaces a port that a dead node left behind.
 func Plug(bridge, owner string, node, pid int) error {
-	master, err := find(bridge, owner)
+	master, err := findLink(bridge, owner)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func Plug(bridge, owner string, node, pid int) error {
 	}
 	port := fmt.Sprintf("%s-n%d", bridge, node)
 	if old, err := netlink.LinkByName(port); err == nil {
-		if err := remove(old); err != nil {
+		if err := removeLink(old); err != nil {
 			return fmt.Errorf("remove the stale port %s: %w", port, err)
 		}
 	}
@@ -204,14 +204,14 @@ func Inside(plan netplan.Plan, i int) error {
 		if j == i {
 			continue
 		}
-		if err := route(eth0, plan.Pods(j), plan.Node(j).Addr()); err != nil {
+		if err := addRoute(eth0, plan.Pods(j), plan.Node(j).Addr()); err != nil {
 			return err
 		}
 	}
-	return route(eth0, netip.MustParsePrefix("0.0.0.0/0"), plan.Bridge().Addr())
+	return addRoute(eth0, netip.MustParsePrefix("0.0.0.0/0"), plan.Bridge().Addr())
 }
 
-func route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
+func addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice()}
 	if err := netlink.RouteReplace(r); err != nil {
 		return fmt.Errorf("route %s via %s: %w", to, via, err)
@@ -222,8 +222,8 @@ func route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 // errForeign says that a link belongs to someone else.
 var errForeign = errors.New("the link is not this box's")
 
-// find returns nil if there is no such link, and an error if there is one that is not the owner's.
-func find(name, owner string) (netlink.Link, error) {
+// findLink returns nil if there is no such link, and an error if there is one that is not the owner's.
+func findLink(name, owner string) (netlink.Link, error) {
 	if name == "" {
 		return nil, nil
 	}
@@ -241,7 +241,7 @@ func find(name, owner string) (netlink.Link, error) {
 	return link, nil
 }
 
-func prefix(n *net.IPNet) (netip.Prefix, bool) {
+func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
 	}

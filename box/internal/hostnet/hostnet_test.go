@@ -10,7 +10,7 @@ import (
 func TestAListThatChangesIsReadAgain(t *testing.T) {
 	t.Parallel()
 	reads := 0
-	got, err := whole(func() ([]int, error) {
+	got, err := listWhole(func() ([]int, error) {
 		if reads++; reads < 3 {
 			return []int{1}, netlink.ErrDumpInterrupted
 		}
@@ -20,10 +20,10 @@ func TestAListThatChangesIsReadAgain(t *testing.T) {
 		t.Errorf("%v, %v after %d reads", got, err, reads)
 	}
 	broken := errors.New("broken")
-	if _, err := whole(func() ([]int, error) { reads++; return nil, broken }); !errors.Is(err, broken) || reads != 4 {
+	if _, err := listWhole(func() ([]int, error) { reads++; return nil, broken }); !errors.Is(err, broken) || reads != 4 {
 		t.Errorf("%v after %d reads", err, reads)
 	}
-	if _, err := whole(func() ([]int, error) { return nil, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) {
+	if _, err := listWhole(func() ([]int, error) { return nil, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) {
 		t.Errorf("a list that never holds still: %v", err)
 	}
 }

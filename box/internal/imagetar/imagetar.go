@@ -32,12 +32,12 @@ func Build(ref string, entrypoint []string, files []File) ([]byte, error) {
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux", "created": "1970-01-01T00:00:00Z",
 		"config": map[string]any{"Entrypoint": entrypoint, "Env": []string{"PATH=/"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest(layer)}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sha256Digest(layer)}},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build the image %s: %w", ref, err)
 	}
-	configName, layerName := digest(config)+".json", digest(layer)+".tar"
+	configName, layerName := sha256Digest(config)+".json", sha256Digest(layer)+".tar"
 	manifest, err := json.Marshal([]manifestItem{{Config: configName, RepoTags: []string{ref}, Layers: []string{layerName}}})
 	if err != nil {
 		return nil, fmt.Errorf("build the image %s: %w", ref, err)
@@ -77,7 +77,7 @@ func writeTar(files []File) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-func digest(data []byte) string {
+func sha256Digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
@@ -110,7 +110,7 @@ const jsonLimit = 8 << 20
 
 // Inspect lists the images in a tar file: an OCI layout or the format of `docker save`.
 func Inspect(r io.ReadSeeker) ([]Image, error) {
-	docs, err := documents(r)
+	docs, err := readDocuments(r)
 	if err != nil {
 		return nil, fmt.Errorf("read the image file: %w", err)
 	}
@@ -124,8 +124,8 @@ func Inspect(r io.ReadSeeker) ([]Image, error) {
 	return nil, errors.New("read the image file: it holds neither index.json nor manifest.json")
 }
 
-// documents returns the small JSON files of a tar file by name. It skips layers.
-func documents(r io.ReadSeeker) (map[string][]byte, error) {
+// readDocuments returns the small JSON files of a tar file by name. It skips layers.
+func readDocuments(r io.ReadSeeker) (map[string][]byte, error) {
 	if _, err := r.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func fromDocker(data []byte, docs map[string][]byte) ([]Image, error) {
 		if !ok {
 			return nil, fmt.Errorf("read manifest.json: the config %s of %v is not in the file", item.Config, item.RepoTags)
 		}
-		out = append(out, Image{Refs: item.RepoTags, ID: "sha256:" + digest(config)})
+		out = append(out, Image{Refs: item.RepoTags, ID: "sha256:" + sha256Digest(config)})
 	}
 	return out, nil
 }

@@ -13,31 +13,31 @@ type Box string
 // DefaultDir is the directory of a box unless the user chooses another.
 const DefaultDir = "/var/lib/varve-box"
 
-func (b Box) path(elem ...string) string {
+func (b Box) join(elem ...string) string {
 	return filepath.Join(append([]string{string(b)}, elem...)...)
 }
 
 // State is the record of what was created on the host (bridge, nodes), so that it can be found again.
-func (b Box) State() string { return b.path("state.json") }
+func (b Box) State() string { return b.join("state.json") }
 
 // Cgroup is the control group of every process of the box. Its name is derived from the directory, so that a process
 // in it is known to be this box's, even if everything else that was recorded is lost.
 func (b Box) Cgroup() string { return fmt.Sprintf("varve-box-%x", sha256.Sum256([]byte(b)))[:18] }
 
 // Kubeconfig is the administrator's kubeconfig, usable from the host's network namespace.
-func (b Box) Kubeconfig() string { return b.path("kubeconfig") }
+func (b Box) Kubeconfig() string { return b.join("kubeconfig") }
 
 // PKI is the directory of the certificates and keys.
-func (b Box) PKI() string { return b.path("pki") }
+func (b Box) PKI() string { return b.join("pki") }
 
 // Bin has the box's own copies of its programs, so that rebuilding or cleaning the build directory does not change what runs.
-func (b Box) Bin() string { return b.path("bin") }
+func (b Box) Bin() string { return b.join("bin") }
 
 // Program is the path of one of the programs in Bin.
-func (b Box) Program(name string) string { return b.path("bin", name) }
+func (b Box) Program(name string) string { return b.join("bin", name) }
 
 // Images has a copy of every image that was loaded. A node imports them when it is new or has lost its store.
-func (b Box) Images() string { return b.path("images") }
+func (b Box) Images() string { return b.join("images") }
 
 // Node returns the layout of node number i, counted from 1.
 func (b Box) Node(i int) Node { return Node{Box: b, Name: NodeName(i)} }
@@ -52,7 +52,7 @@ type Node struct {
 }
 
 // Dir is the node's directory.
-func (n Node) Dir() string { return n.Box.path(n.Name) }
+func (n Node) Dir() string { return n.Box.join(n.Name) }
 
 // Cgroup is the node's part of the box's control group.
 func (n Node) Cgroup() string { return n.Box.Cgroup() + "/" + n.Name }

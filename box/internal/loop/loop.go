@@ -22,8 +22,8 @@ type Device struct {
 	info *unix.LoopInfo64
 }
 
-// rdev returns the device number of the loop device itself, in the encoding that loop_info64 uses for a backing device.
-func (d Device) rdev() (uint64, error) {
+// deviceNumber returns the device number of the loop device itself, in the encoding that loop_info64 uses for a backing device.
+func (d Device) deviceNumber() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(d.Path, &st); err != nil {
 		return 0, err
@@ -47,11 +47,11 @@ func Attach(file string) (Device, error) {
 	defer backing.Close() //nolint:errcheck // the device holds the file from here on
 	// Another process may take the free device between the two calls. Then ask for another.
 	for range 100 {
-		path, err := free()
+		path, err := freeDevice()
 		if err != nil {
 			return Device{}, fmt.Errorf("attach %s: %w", file, err)
 		}
-		err = configure(path, backing, file)
+		err = configureDevice(path, backing, file)
 		if errors.Is(err, unix.EBUSY) {
 			time.Sleep(time.Millisecond)
 			continue
@@ -70,7 +70,7 @@ func Find(file string) (Device, error) {
 	if err := unix.Stat(file, &st); err != nil {
 		return Device{}, fmt.Errorf("look for the loop device of %s: %w", file, err)
 	}
-	all, err := attached()
+	all, err := attachedDevices()
 	if err != nil {
 		return Device{}, err
 	}
@@ -101,7 +101,7 @@ func DetachTree(dir string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("list the volumes in %s: %w", dir, err)
 	}
-	all, err := attached()
+	all, err := attachedDevices()
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func DetachTree(dir string) error {
 			continue
 		}
 		lower = append(lower, d)
-		if rdev, err := d.rdev(); err == nil {
+		if rdev, err := d.deviceNumber(); err == nil {
 			below[rdev] = true
 		}
 	}
@@ -142,7 +142,7 @@ func (d Device) Detach() error {
 	return nil
 }
 
-func free() (string, error) {
+func freeDevice() (string, error) {
 	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return "", err
@@ -155,7 +155,7 @@ func free() (string, error) {
 	return fmt.Sprintf("/dev/loop%d", n), nil
 }
 
-func configure(path string, backing *os.File, name string) error {
+func configureDevice(path string, backing *os.File, name string) error {
 	dev, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func configure(path string, backing *os.File, name string) error {
 	return unix.IoctlLoopConfigure(int(dev.Fd()), &cfg)
 }
 
-func attached() ([]Device, error) {
+func attachedDevices() ([]Device, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)

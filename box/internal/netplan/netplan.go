@@ -34,14 +34,14 @@ func Choose(taken []netip.Prefix) (Plan, error) {
 	for i := range 150 {
 		second := byte(100 + (113+i)%150) // 10.213 to 10.249, then 10.100 to 10.212
 		base := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, second, 0, 0}), 16)
-		if !overlaps(base, taken) {
+		if !overlapsAny(base, taken) {
 			return Plan{Base: base}, nil
 		}
 	}
 	return Plan{}, errors.New("no free 10.x.0.0/16 on this host: give one with --subnet")
 }
 
-func overlaps(p netip.Prefix, taken []netip.Prefix) bool {
+func overlapsAny(p netip.Prefix, taken []netip.Prefix) bool {
 	for _, t := range taken {
 		if t.Bits() > 0 && p.Overlaps(t) { // the default route covers everything and does not count
 			return true
@@ -50,28 +50,28 @@ func overlaps(p netip.Prefix, taken []netip.Prefix) bool {
 	return false
 }
 
-func (p Plan) addr(third, fourth byte) netip.Addr {
+func (p Plan) address(third, fourth byte) netip.Addr {
 	a := p.Base.Addr().As4()
 	return netip.AddrFrom4([4]byte{a[0], a[1], third, fourth})
 }
 
 // Bridge is the host's address, with the prefix length of the bridge's subnet.
-func (p Plan) Bridge() netip.Prefix { return netip.PrefixFrom(p.addr(0, 1), 24) }
+func (p Plan) Bridge() netip.Prefix { return netip.PrefixFrom(p.address(0, 1), 24) }
 
 // Node is the address of node i, counted from 1, with the prefix length of the bridge's subnet.
-func (p Plan) Node(i int) netip.Prefix { return netip.PrefixFrom(p.addr(0, byte(10+i)), 24) }
+func (p Plan) Node(i int) netip.Prefix { return netip.PrefixFrom(p.address(0, byte(10+i)), 24) }
 
 // Pods is the subnet of the pods of node i, counted from 1.
-func (p Plan) Pods(i int) netip.Prefix { return netip.PrefixFrom(p.addr(byte(64+i), 0), 24) }
+func (p Plan) Pods(i int) netip.Prefix { return netip.PrefixFrom(p.address(byte(64+i), 0), 24) }
 
 // AllPods covers the pods of all nodes, and nothing else.
-func (p Plan) AllPods() netip.Prefix { return netip.PrefixFrom(p.addr(64, 0), 18) }
+func (p Plan) AllPods() netip.Prefix { return netip.PrefixFrom(p.address(64, 0), 18) }
 
 // Services is the range of the ClusterIPs.
-func (p Plan) Services() netip.Prefix { return netip.PrefixFrom(p.addr(128, 0), 20) }
+func (p Plan) Services() netip.Prefix { return netip.PrefixFrom(p.address(128, 0), 20) }
 
 // APIService is the ClusterIP of the Service "kubernetes": the first address of the range, by Kubernetes' own rule.
-func (p Plan) APIService() netip.Addr { return p.addr(128, 1) }
+func (p Plan) APIService() netip.Addr { return p.address(128, 1) }
 
 // DNS is the ClusterIP of the name server in the pods' configuration.
-func (p Plan) DNS() netip.Addr { return p.addr(128, 10) }
+func (p Plan) DNS() netip.Addr { return p.address(128, 10) }

@@ -51,7 +51,7 @@ func Enter() error {
 	if err := buildRoot(spec, hierarchies); err != nil {
 		return err
 	}
-	if err := sysctls(); err != nil {
+	if err := setSysctls(); err != nil {
 		return err
 	}
 	self := spec.Dir.Program("box")
@@ -61,8 +61,8 @@ func Enter() error {
 	return nil
 }
 
-// sysctls sets the sysctls of the network namespace. br_netfilter's is absent if the host has not loaded the module.
-func sysctls() error {
+// setSysctls sets the sysctls of the network namespace. br_netfilter's is absent if the host has not loaded the module.
+func setSysctls() error {
 	for name, value := range map[string]string{
 		"net/ipv4/ip_forward":                "1",
 		"net/bridge/bridge-nf-call-iptables": "1", // without it a pod cannot reach a Service whose endpoint is on its own node

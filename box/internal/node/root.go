@@ -27,19 +27,19 @@ func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the node's mounts private: %w", err)
 	}
-	if err := skeleton(root); err != nil {
+	if err := makeSkeleton(root); err != nil {
 		return err
 	}
 	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind the node's root: %w", err)
 	}
 	for _, step := range []func() error{
-		func() error { return programs(root) },
-		func() error { return etc(root, spec) },
+		func() error { return bindPrograms(root) },
+		func() error { return makeEtc(root, spec) },
 		func() error { return kernelMounts(root) },
 		func() error { return cgroup.MountInside(root, hs) },
 		func() error { return pinSysctls(root) },
-		func() error { return bind(string(spec.Dir), root, 0) },
+		func() error { return bindBelow(string(spec.Dir), root, 0) },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -65,7 +65,7 @@ func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 	return nil
 }
 
-func skeleton(root string) error {
+func makeSkeleton(root string) error {
 	for dir, mode := range map[string]os.FileMode{
 		"usr": 0o755, "etc": 0o755, "root": 0o700, "proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755,
 		"opt/cni/bin": 0o755, "srv": 0o755, "home": 0o755,
@@ -84,24 +84,24 @@ func skeleton(root string) error {
 	if err := os.RemoveAll(filepath.Join(root, "var/lib/cni")); err != nil {
 		return err
 	}
-	return symlink("/run", filepath.Join(root, "var/run"))
+	return ensureSymlink("/run", filepath.Join(root, "var/run"))
 }
 
-// programs binds /usr read-only and recreates the host's layout of /bin, /lib and the like: links into /usr or directories.
-func programs(root string) error {
-	if err := bind("/usr", root, unix.MS_RDONLY); err != nil {
+// bindPrograms binds /usr read-only and recreates the host's layout of /bin, /lib and the like: links into /usr or directories.
+func bindPrograms(root string) error {
+	if err := bindBelow("/usr", root, unix.MS_RDONLY); err != nil {
 		return err
 	}
 	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		target, err := os.Readlink(name)
 		if err == nil {
-			if err := symlink(target, filepath.Join(root, name)); err != nil {
+			if err := ensureSymlink(target, filepath.Join(root, name)); err != nil {
 				return err
 			}
 			continue
 		}
 		if _, err := os.Stat(name); err == nil {
-			if err := bind(name, root, unix.MS_RDONLY); err != nil {
+			if err := bindBelow(name, root, unix.MS_RDONLY); err != nil {
 				return err
 			}
 		}
@@ -109,8 +109,8 @@ func programs(root string) error {
 	return nil
 }
 
-// etc gives the node its own /etc: the host's files that programs need, and the node's names.
-func etc(root string, spec Spec) error {
+// makeEtc gives the node its own /etc: the host's files that programs need, and the node's names.
+func makeEtc(root string, spec Spec) error {
 	for _, name := range []string{
 		"passwd", "group", "nsswitch.conf", "mke2fs.conf", "ethertypes", "protocols", "services", "localtime",
 		"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "iproute2", "resolv.conf",
@@ -187,8 +187,8 @@ func pinSysctls(root string) error {
 	return nil
 }
 
-// bind makes path appear at the same path below root.
-func bind(path, root string, flags uintptr) error {
+// bindBelow makes path appear at the same path below root.
+func bindBelow(path, root string, flags uintptr) error {
 	target := filepath.Join(root, path)
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -205,7 +205,7 @@ func bind(path, root string, flags uintptr) error {
 	return nil
 }
 
-func symlink(target, path string) error {
+func ensureSymlink(target, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == target {
 		return nil
 	}
@@ -241,7 +241,7 @@ func copyTree(from, to string) error {
 			if err != nil {
 				return err
 			}
-			return symlink(link, target)
+			return ensureSymlink(link, target)
 		case 0:
 			return copyFile(path, target, 0o644)
 		}

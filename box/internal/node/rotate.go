@@ -22,10 +22,10 @@ func openRotated(path string, limit int64) (*rotated, error) {
 		return nil, err
 	}
 	r := &rotated{path: path, limit: limit}
-	return r, r.open()
+	return r, r.openFile()
 }
 
-func (r *rotated) open() error {
+func (r *rotated) openFile() error {
 	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (r *rotated) Write(p []byte) (int, error) {
 		if err := os.Rename(r.path, r.path+".1"); err != nil {
 			return 0, fmt.Errorf("rotate %s: %w", r.path, err)
 		}
-		if err := r.open(); err != nil {
+		if err := r.openFile(); err != nil {
 			return 0, fmt.Errorf("rotate %s: %w", r.path, err)
 		}
 	}

@@ -71,10 +71,10 @@ func (s *Supervisor) Run(ctx context.Context, services []Service, children <-cha
 		if err != nil {
 			return fmt.Errorf("open the log of %s: %w", svc.Name, err)
 		}
-		go s.keep(ctx, svc, out)
+		go s.keepRunning(ctx, svc, out)
 	}
 	for {
-		s.reap()
+		s.reapChildren()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -84,8 +84,8 @@ func (s *Supervisor) Run(ctx context.Context, services []Service, children <-cha
 	}
 }
 
-// reap collects every child that has ended: services, which keep waits for, and orphans, which nobody waits for.
-func (s *Supervisor) reap() {
+// reapChildren collects every child that has ended: services, which keep waits for, and orphans, which nobody waits for.
+func (s *Supervisor) reapChildren() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
@@ -104,22 +104,22 @@ func (s *Supervisor) reap() {
 	}
 }
 
-func (s *Supervisor) keep(ctx context.Context, svc Service, out io.Writer) {
+func (s *Supervisor) keepRunning(ctx context.Context, svc Service, out io.Writer) {
 	backoff := backoffFirst
 	for ctx.Err() == nil {
-		if err := reachable(ctx, svc.Needs); err != nil {
+		if err := awaitReachable(ctx, svc.Needs); err != nil {
 			return
 		}
 		started := time.Now()
-		exit, err := s.start(svc, out)
+		exit, err := s.startService(svc, out)
 		if err != nil {
 			s.log.Error("service does not start", "service", svc.Name, "error", err)
-			s.ended(svc.Name, err.Error(), false, 0)
+			s.recordEnd(svc.Name, err.Error(), false, 0)
 		} else {
 			status := <-exit
 			life := time.Since(started)
-			s.log.Warn("service ended", "service", svc.Name, "status", describe(status), "after", life)
-			s.ended(svc.Name, describe(status), status.Signaled() && status.Signal() == syscall.SIGKILL, life)
+			s.log.Warn("service ended", "service", svc.Name, "status", describeExit(status), "after", life)
+			s.recordEnd(svc.Name, describeExit(status), status.Signaled() && status.Signal() == syscall.SIGKILL, life)
 			if life > backoffReset {
 				backoff = backoffFirst
 			}
@@ -133,7 +133,7 @@ func (s *Supervisor) keep(ctx context.Context, svc Service, out io.Writer) {
 	}
 }
 
-func (s *Supervisor) start(svc Service, out io.Writer) (<-chan syscall.WaitStatus, error) {
+func (s *Supervisor) startService(svc Service, out io.Writer) (<-chan syscall.WaitStatus, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (s *Supervisor) start(svc Service, out io.Writer) (<-chan syscall.WaitStatu
 	st := s.status[svc.Name]
 	st.PID, st.Started = child.Pid, time.Now()
 	s.status[svc.Name] = st
-	s.publish()
+	s.writeStatus()
 	go func() { // ends when the service, and everything that inherited its output, is gone
 		_, err := io.Copy(out, r)
 		if err = errors.Join(err, r.Close()); err != nil {
@@ -167,25 +167,25 @@ func (s *Supervisor) start(svc Service, out io.Writer) (<-chan syscall.WaitStatu
 	return exit, child.Release()
 }
 
-func (s *Supervisor) ended(name, how string, killed bool, life time.Duration) {
+func (s *Supervisor) recordEnd(name, how string, killed bool, life time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.status[name]
 	st.PID, st.LastExit, st.Killed, st.LastLife = 0, how, killed, life
 	st.Restarts++
 	s.status[name] = st
-	s.publish()
+	s.writeStatus()
 }
 
-// publish writes the Status file. The caller holds mu.
-func (s *Supervisor) publish() {
+// writeStatus writes the Status file. The caller holds mu.
+func (s *Supervisor) writeStatus() {
 	if err := atomicfile.WriteJSON(s.layout.Status(), s.status, 0o644); err != nil {
 		s.log.Error("status not written", "error", err)
 	}
 }
 
-// reachable waits until each address accepts a connection. It gives up only when ctx ends.
-func reachable(ctx context.Context, addresses []string) error {
+// awaitReachable waits until each address accepts a connection. It gives up only when ctx ends.
+func awaitReachable(ctx context.Context, addresses []string) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	for _, address := range addresses {
 		network, target, _ := strings.Cut(address, ":")
@@ -207,7 +207,7 @@ func reachable(ctx context.Context, addresses []string) error {
 	return nil
 }
 
-func describe(status syscall.WaitStatus) string {
+func describeExit(status syscall.WaitStatus) string {
 	if status.Signaled() {
 		return "killed by " + unix.SignalName(status.Signal())
 	}

@@ -61,15 +61,15 @@ func (p Pair) KeyPEM() ([]byte, error) { return os.ReadFile(p.KeyFile) }
 
 // Open loads the authority name from dir, or creates it. now decides what is close to its expiry.
 func Open(dir, name string, now time.Time) (*Authority, error) {
-	a := &Authority{Pair: files(dir, name), dir: dir, now: now}
-	if a.load() == nil && a.cert.IsCA && a.fresh(now) {
+	a := &Authority{Pair: pairFiles(dir, name), dir: dir, now: now}
+	if a.loadPair() == nil && a.cert.IsCA && a.isFresh(now) {
 		return a, nil
 	}
-	tmpl := template(pkix.Name{CommonName: "varve-box " + name}, now, authorityLife)
+	tmpl := certificateTemplate(pkix.Name{CommonName: "varve-box " + name}, now, authorityLife)
 	tmpl.IsCA = true
 	tmpl.BasicConstraintsValid = true
 	tmpl.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	if err := a.make(tmpl, nil); err != nil {
+	if err := a.makePair(tmpl, nil); err != nil {
 		return nil, fmt.Errorf("make the authority %s: %w", name, err)
 	}
 	return a, nil
@@ -77,15 +77,15 @@ func Open(dir, name string, now time.Time) (*Authority, error) {
 
 // Ensure loads the leaf's files NAME.crt and NAME.key, or creates them.
 func (a *Authority) Ensure(name string, leaf Leaf) (Pair, error) {
-	p := files(a.dir, name)
-	if p.load() == nil && p.fresh(a.now) && p.cert.CheckSignatureFrom(a.cert) == nil && leaf.matches(p.cert) {
+	p := pairFiles(a.dir, name)
+	if p.loadPair() == nil && p.isFresh(a.now) && p.cert.CheckSignatureFrom(a.cert) == nil && leaf.matchesCertificate(p.cert) {
 		return p, nil
 	}
-	tmpl := template(pkix.Name{CommonName: leaf.CommonName, Organization: leaf.Organizations}, a.now, leafLife)
+	tmpl := certificateTemplate(pkix.Name{CommonName: leaf.CommonName, Organization: leaf.Organizations}, a.now, leafLife)
 	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
 	tmpl.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 	tmpl.DNSNames, tmpl.IPAddresses = leaf.DNSNames, leaf.IPs
-	if err := p.make(tmpl, a); err != nil {
+	if err := p.makePair(tmpl, a); err != nil {
 		return Pair{}, fmt.Errorf("make the certificate %s: %w", name, err)
 	}
 	return p, nil
@@ -110,11 +110,11 @@ func EnsureKey(dir, name string) (keyFile, pubFile string, err error) {
 	return keyFile, pubFile, atomicfile.Write(pubFile, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o644)
 }
 
-func files(dir, name string) Pair {
+func pairFiles(dir, name string) Pair {
 	return Pair{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
 }
 
-func (p *Pair) load() error {
+func (p *Pair) loadPair() error {
 	data, err := os.ReadFile(p.CertFile)
 	if err != nil {
 		return err
@@ -135,12 +135,12 @@ func (p *Pair) load() error {
 	return nil
 }
 
-func (p *Pair) fresh(now time.Time) bool {
+func (p *Pair) isFresh(now time.Time) bool {
 	return now.After(p.cert.NotBefore) && now.Add(renewBefore).Before(p.cert.NotAfter)
 }
 
-// make writes the key before the certificate, so a new certificate never exists without its key. load detects any other mismatch.
-func (p *Pair) make(tmpl *x509.Certificate, signer *Authority) error {
+// makePair writes the key before the certificate, so a new certificate never exists without its key. load detects any other mismatch.
+func (p *Pair) makePair(tmpl *x509.Certificate, signer *Authority) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -162,17 +162,17 @@ func (p *Pair) make(tmpl *x509.Certificate, signer *Authority) error {
 	if err := errors.Join(writeKey(p.KeyFile, key), atomicfile.Write(p.CertFile, cert, 0o644)); err != nil {
 		return err
 	}
-	return p.load()
+	return p.loadPair()
 }
 
-func (l Leaf) matches(c *x509.Certificate) bool {
+func (l Leaf) matchesCertificate(c *x509.Certificate) bool {
 	return c.Subject.CommonName == l.CommonName &&
 		slices.Equal(c.Subject.Organization, l.Organizations) &&
 		slices.Equal(c.DNSNames, l.DNSNames) &&
 		slices.EqualFunc(c.IPAddresses, l.IPs, net.IP.Equal)
 }
 
-func template(name pkix.Name, now time.Time, life time.Duration) *x509.Certificate {
+func certificateTemplate(name pkix.Name, now time.Time, life time.Duration) *x509.Certificate {
 	return &x509.Certificate{Subject: name, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(life)}
 }
 

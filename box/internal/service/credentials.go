@@ -51,19 +51,19 @@ func Credentials(box layout.Box, plan netplan.Plan, nodes int, now time.Time) er
 	if err != nil {
 		return err
 	}
-	if _, err := ca.Ensure("apiserver-kubelet-client", client("box:apiserver", admins)); err != nil {
+	if _, err := ca.Ensure("apiserver-kubelet-client", clientLeaf("box:apiserver", admins)); err != nil {
 		return err
 	}
 	first := box.Node(1)
 	configs := map[string]pki.Leaf{
-		box.Kubeconfig(): client("box:admin", admins),
-		first.Conf("controller-manager.kubeconfig"): client("system:kube-controller-manager"),
-		first.Conf("scheduler.kubeconfig"):          client("system:kube-scheduler"),
+		box.Kubeconfig(): clientLeaf("box:admin", admins),
+		first.Conf("controller-manager.kubeconfig"): clientLeaf("system:kube-controller-manager"),
+		first.Conf("scheduler.kubeconfig"):          clientLeaf("system:kube-scheduler"),
 	}
 	for i := 1; i <= nodes; i++ {
 		n := box.Node(i)
-		configs[n.Conf("kubelet.kubeconfig")] = client("system:node:"+n.Name, "system:nodes")
-		configs[n.Conf("proxy.kubeconfig")] = client("system:kube-proxy")
+		configs[n.Conf("kubelet.kubeconfig")] = clientLeaf("system:node:"+n.Name, "system:nodes")
+		configs[n.Conf("proxy.kubeconfig")] = clientLeaf("system:kube-proxy")
 		serving := pki.Leaf{
 			CommonName: "system:node:" + n.Name, Organizations: []string{"system:nodes"},
 			DNSNames: []string{n.Name}, IPs: []net.IP{plan.Node(i).Addr().AsSlice()},
@@ -73,19 +73,19 @@ func Credentials(box layout.Box, plan netplan.Plan, nodes int, now time.Time) er
 		}
 	}
 	for path, leaf := range configs {
-		if err := kubeconfig(path, ca, leaf, plan); err != nil {
+		if err := writeKubeconfig(path, ca, leaf, plan); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func client(name string, groups ...string) pki.Leaf {
+func clientLeaf(name string, groups ...string) pki.Leaf {
 	return pki.Leaf{CommonName: name, Organizations: groups}
 }
 
-// kubeconfig writes a self-contained kubeconfig for the user that leaf names.
-func kubeconfig(path string, ca *pki.Authority, leaf pki.Leaf, plan netplan.Plan) error {
+// writeKubeconfig writes a self-contained kubeconfig for the user that leaf names.
+func writeKubeconfig(path string, ca *pki.Authority, leaf pki.Leaf, plan netplan.Plan) error {
 	pair, err := ca.Ensure("client-"+fileName(leaf.CommonName), leaf)
 	if err != nil {
 		return err

@@ -66,17 +66,17 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 	}
 	switch flags.Arg(0) {
 	case "build":
-		return build(ctx, k, *out, flags.Args()[1:])
+		return buildImages(ctx, k, *out, flags.Args()[1:])
 	case "guest":
-		return guests(ctx, k, *out)
+		return buildGuests(ctx, k, *out)
 	case "root":
-		return root(ctx, k, *out)
+		return unpackRoot(ctx, k, *out)
 	}
 	return errors.New("say what to do: build [name...], guest or root (-help lists the flags)")
 }
 
-// build builds images one after the other: each is mostly compression and disk I/O, and they share roots.
-func build(ctx context.Context, k *recipe.Kitchen, out string, names []string) error {
+// buildImages builds images one after the other: each is mostly compression and disk I/O, and they share roots.
+func buildImages(ctx context.Context, k *recipe.Kitchen, out string, names []string) error {
 	if len(names) == 0 {
 		names = recipe.Names()
 	}
@@ -94,7 +94,7 @@ func build(ctx context.Context, k *recipe.Kitchen, out string, names []string) e
 	return nil
 }
 
-func guests(ctx context.Context, k *recipe.Kitchen, out string) error {
+func buildGuests(ctx context.Context, k *recipe.Kitchen, out string) error {
 	test, err := k.Guest.Test(ctx)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func guests(ctx context.Context, k *recipe.Kitchen, out string) error {
 		return err
 	}
 	for _, path := range []string{test.Kernel, test.Initrd, deb.Kernel, deb.Initrd, deb.Disk} {
-		if err := link(path, filepath.Join(out, "guest", filepath.Base(path))); err != nil {
+		if err := replaceLink(path, filepath.Join(out, "guest", filepath.Base(path))); err != nil {
 			return err
 		}
 	}
@@ -112,21 +112,21 @@ func guests(ctx context.Context, k *recipe.Kitchen, out string) error {
 	return nil
 }
 
-func root(ctx context.Context, k *recipe.Kitchen, out string) error {
+func unpackRoot(ctx context.Context, k *recipe.Kitchen, out string) error {
 	dir, err := k.LauncherDir(ctx)
 	if err != nil {
 		return err
 	}
 	name := filepath.Join(out, "launcher-root")
-	if err := link(dir, name); err != nil {
+	if err := replaceLink(dir, name); err != nil {
 		return err
 	}
 	k.Debian.Log.Printf("%s -> %s", name, dir)
 	return nil
 }
 
-// link makes name a symbolic link to target, atomically, and replaces an existing link.
-func link(target, name string) error {
+// replaceLink makes name a symbolic link to target, atomically, and replaces an existing link.
+func replaceLink(target, name string) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ type Built struct {
 
 // Write writes the image to a file in dir, named after the image.
 func Write(dir string, img Image) (Built, error) {
-	image, err := assemble(img)
+	image, err := assembleImage(img)
 	if err != nil {
 		return Built{}, fmt.Errorf("assemble image %s: %w", img.Name, err)
 	}
@@ -62,7 +62,7 @@ func Write(dir string, img Image) (Built, error) {
 	return Built{Ref: ref, Digest: digest.String(), Tar: path}, nil
 }
 
-func assemble(img Image) (v1.Image, error) {
+func assembleImage(img Image) (v1.Image, error) {
 	var layers []v1.Layer
 	for _, path := range img.Layers {
 		l, err := newPlainLayer(path)

@@ -100,18 +100,18 @@ func HashTree(dir string) (string, error) {
 func (c *Cache) Dir(ctx context.Context, kind, key string, build func(dir string) error) (string, error) {
 	kindDir := filepath.Join(c.dir, kind)
 	entry := filepath.Join(kindDir, key)
-	if found(entry) {
+	if touchEntry(entry) {
 		return entry, nil
 	}
 	if err := os.MkdirAll(kindDir, 0o755); err != nil {
 		return "", fmt.Errorf("make cache: %w", err)
 	}
-	unlock, err := lock(ctx, entry+".lock")
+	unlock, err := lockFile(ctx, entry+".lock")
 	if err != nil {
 		return "", fmt.Errorf("lock cache entry %s/%s: %w", kind, key, err)
 	}
 	defer unlock()
-	if found(entry) { // Somebody else built it while this process waited.
+	if touchEntry(entry) { // Somebody else built it while this process waited.
 		return entry, nil
 	}
 	tmp := entry + ".tmp"
@@ -127,11 +127,11 @@ func (c *Cache) Dir(ctx context.Context, kind, key string, build func(dir string
 	if err := os.Rename(tmp, entry); err != nil {
 		return "", fmt.Errorf("publish cache entry: %w", err)
 	}
-	return entry, c.prune(kindDir, key)
+	return entry, c.pruneKind(kindDir, key)
 }
 
-// found reports whether an entry exists, and marks it as used now, which prune checks.
-func found(entry string) bool {
+// touchEntry reports whether an entry exists, and marks it as used now, which prune checks.
+func touchEntry(entry string) bool {
 	if info, err := os.Stat(entry); err != nil || !info.IsDir() {
 		return false
 	}
@@ -141,8 +141,8 @@ func found(entry string) bool {
 	return true
 }
 
-// lock takes an exclusive lock on a file, waiting for its holder until ctx ends.
-func lock(ctx context.Context, path string) (unlock func(), err error) {
+// lockFile takes an exclusive lock on a file, waiting for its holder until ctx ends.
+func lockFile(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
@@ -164,8 +164,8 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// prune removes all entries of a kind except the most recently used ones.
-func (c *Cache) prune(kindDir, current string) error {
+// pruneKind removes all entries of a kind except the most recently used ones.
+func (c *Cache) pruneKind(kindDir, current string) error {
 	names, err := os.ReadDir(kindDir)
 	if err != nil {
 		return fmt.Errorf("prune cache: %w", err)

@@ -63,13 +63,13 @@ func Run(ctx context.Context, env []string, name string, args ...string) ([]byte
 		if len(bytes.TrimSpace(said)) == 0 {
 			said = out.Bytes()
 		}
-		return nil, fmt.Errorf("run %s: %w\n%s", name, err, tail(said))
+		return nil, fmt.Errorf("run %s: %w\n%s", name, err, lastLines(said))
 	}
 	return out.Bytes(), nil
 }
 
-// tail returns the last lines of a program's output, indented, at most about tailBytes of it.
-func tail(said []byte) string {
+// lastLines returns the last lines of a program's output, indented, at most about tailBytes of it.
+func lastLines(said []byte) string {
 	text := strings.TrimSpace(string(said))
 	if len(text) > tailBytes {
 		text = text[len(text)-tailBytes:]

@@ -53,7 +53,7 @@ type Builder struct {
 
 // Tar returns the path of the root as a tar file, and makes it if it is not in the cache. kind names it in the cache and in messages.
 func (b *Builder) Tar(ctx context.Context, kind string, root Root) (string, error) {
-	dir, err := b.Cache.Dir(ctx, kind+"-tar", b.key(root), func(dir string) error {
+	dir, err := b.Cache.Dir(ctx, kind+"-tar", b.cacheKey(root), func(dir string) error {
 		return b.Log.Step(fmt.Sprintf("Debian %s root for %s (%d packages asked for)", root.Suite, kind, len(root.Packages)),
 			func() error { return b.bootstrap(ctx, dir, root) })
 	})
@@ -70,13 +70,13 @@ func (b *Builder) Dir(ctx context.Context, kind string, root Root) (string, erro
 	if err != nil {
 		return "", err
 	}
-	return b.Cache.Dir(ctx, kind+"-dir", b.key(root), func(dir string) error {
+	return b.Cache.Dir(ctx, kind+"-dir", b.cacheKey(root), func(dir string) error {
 		_, err := command.Run(ctx, nil, "tar", "-x", "--numeric-owner", "--xattrs-include=*", "-C", dir, "-f", tarPath)
 		return err
 	})
 }
 
-func (b *Builder) key(root Root) string {
+func (b *Builder) cacheKey(root Root) string {
 	inputs := []string{format, b.Fresh, root.Suite, root.Variant, strings.Join(root.Packages, ","), root.DropVersion}
 	for _, h := range root.Hooks {
 		inputs = append(inputs, h.Inputs)
@@ -85,10 +85,10 @@ func (b *Builder) key(root Root) string {
 }
 
 // Key returns the key that identifies the root's content in the cache.
-func (b *Builder) Key(root Root) string { return b.key(root) }
+func (b *Builder) Key(root Root) string { return b.cacheKey(root) }
 
 func (b *Builder) bootstrap(ctx context.Context, dir string, root Root) error {
-	uri, err := archive()
+	uri, err := archiveAddress()
 	if err != nil {
 		return err
 	}
@@ -106,21 +106,21 @@ func (b *Builder) bootstrap(ctx context.Context, dir string, root Root) error {
 	if _, err := command.Run(ctx, []string{"SOURCE_DATE_EPOCH=0", "LC_ALL=C.UTF-8"}, "mmdebstrap", args...); err != nil {
 		return err
 	}
-	if err := filter(filepath.Join(dir, "root.tar"), raw, root.Drop); err != nil {
+	if err := filterTar(filepath.Join(dir, "root.tar"), raw, root.Drop); err != nil {
 		return err
 	}
 	return os.Remove(raw)
 }
 
-// archive returns the address of the Debian archive.
-func archive() (string, error) {
+// archiveAddress returns the address of the Debian archive.
+func archiveAddress() (string, error) {
 	if uri := os.Getenv(MirrorVariable); uri != "" {
 		return uri, nil
 	}
 	return mirror.Find(os.DirFS("/etc/apt"))
 }
 
-func filter(dst, src string, drop func(string) bool) (err error) {
+func filterTar(dst, src string, drop func(string) bool) (err error) {
 	in, err := os.Open(src)
 	if err != nil {
 		return err

@@ -43,7 +43,7 @@ func writeCpioEntry(w io.Writer, inode int, e cpioEntry) error {
 	// magic, inode, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check.
 	header := fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%s\x00",
 		inode, e.mode, 0, 0, links, 0, len(e.content), 0, 0, 0, 0, len(e.name)+1, 0, e.name)
-	if _, err := io.WriteString(w, pad(header)); err != nil {
+	if _, err := io.WriteString(w, padToFour(header)); err != nil {
 		return err
 	}
 	if _, err := w.Write(e.content); err != nil {
@@ -53,7 +53,7 @@ func writeCpioEntry(w io.Writer, inode int, e cpioEntry) error {
 	return err
 }
 
-// pad pads s with zero bytes to a multiple of four, as the format requires for headers and contents.
-func pad(s string) string { return s + padding(len(s)) }
+// padToFour pads s with zero bytes to a multiple of four, as the format requires for headers and contents.
+func padToFour(s string) string { return s + padding(len(s)) }
 
 func padding(n int) string { return "\x00\x00\x00"[:(4-n%4)%4] }

@@ -12,7 +12,7 @@ func TestCpioIsTheSameEveryTime(t *testing.T) {
 	write := func(names ...string) []byte {
 		i := newInitramfs("")
 		for _, name := range names {
-			i.file(name, fs.FileMode(0o755), []byte(name))
+			i.setFile(name, fs.FileMode(0o755), []byte(name))
 		}
 		var out bytes.Buffer
 		if err := writeCpio(&out, i.entries); err != nil {

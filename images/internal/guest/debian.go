@@ -26,7 +26,7 @@ func (b *Builder) Debian(ctx context.Context) (Guest, error) {
 	if err != nil {
 		return Guest{}, fmt.Errorf("Debian guest: %w", err)
 	}
-	key := cache.Key(format, b.Roots.Key(b.packages()), source)
+	key := cache.Key(format, b.Roots.Key(b.packageRoot()), source)
 	dir, err := b.Roots.Cache.Dir(ctx, "guest-debian", key, func(dir string) error {
 		return b.Roots.Log.Step("Debian guest", func() error { return b.buildDebian(ctx, dir, source) })
 	})
@@ -41,7 +41,7 @@ func (b *Builder) Debian(ctx context.Context) (Guest, error) {
 }
 
 func (b *Builder) buildDebian(ctx context.Context, dir, source string) error {
-	pkgs, k, err := b.unpacked(ctx)
+	pkgs, k, err := b.unpackedRoot(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (b *Builder) buildDebian(ctx context.Context, dir, source string) error {
 	if err := fs.addTree(filepath.Join(b.Source, "debian", "initrd")); err != nil {
 		return err
 	}
-	if err := fs.write(filepath.Join(dir, "debian-initrd.img")); err != nil {
+	if err := fs.writeTo(filepath.Join(dir, "debian-initrd.img")); err != nil {
 		return err
 	}
 	if err := copyFile(k.image, filepath.Join(dir, "debian-vmlinuz")); err != nil {
@@ -92,7 +92,7 @@ func (b *Builder) debianRoot(k kernel, source string) (debian.Root, error) {
 		Packages: list,
 		Hooks: []debian.Hook{{
 			Command: fmt.Sprintf(`'%s/customize' '%s/root' '%s' "$1"`, base, base, modules),
-			Inputs:  cache.Key(source, b.Roots.Key(b.packages())),
+			Inputs:  cache.Key(source, b.Roots.Key(b.packageRoot())),
 		}},
 		Drop:        guestDrops,
 		DropVersion: debian.DocsVersion + ".1",

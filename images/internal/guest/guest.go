@@ -33,8 +33,8 @@ type Guest struct {
 	Kernel, Initrd, Disk string
 }
 
-// packages returns the root with everything that goes into an initramfs, unpacked but not installed.
-func (b *Builder) packages() debian.Root {
+// packageRoot returns the root with everything that goes into an initramfs, unpacked but not installed.
+func (b *Builder) packageRoot() debian.Root {
 	return debian.Root{
 		Suite:       b.Suite,
 		Variant:     "extract",
@@ -44,9 +44,9 @@ func (b *Builder) packages() debian.Root {
 	}
 }
 
-// unpacked returns the directory of the unpacked packages and the kernel in it.
-func (b *Builder) unpacked(ctx context.Context) (dir string, k kernel, err error) {
-	dir, err = b.Roots.Dir(ctx, "guest-packages", b.packages())
+// unpackedRoot returns the directory of the unpacked packages and the kernel in it.
+func (b *Builder) unpackedRoot(ctx context.Context) (dir string, k kernel, err error) {
+	dir, err = b.Roots.Dir(ctx, "guest-packages", b.packageRoot())
 	if err != nil {
 		return "", kernel{}, err
 	}
@@ -60,7 +60,7 @@ func (b *Builder) Test(ctx context.Context) (Guest, error) {
 	if err != nil {
 		return Guest{}, fmt.Errorf("test guest: %w", err)
 	}
-	key := cache.Key(format, b.Roots.Key(b.packages()), source)
+	key := cache.Key(format, b.Roots.Key(b.packageRoot()), source)
 	dir, err := b.Roots.Cache.Dir(ctx, "guest-test", key, func(dir string) error {
 		return b.Roots.Log.Step("test guest", func() error { return b.buildTest(ctx, dir) })
 	})
@@ -71,7 +71,7 @@ func (b *Builder) Test(ctx context.Context) (Guest, error) {
 }
 
 func (b *Builder) buildTest(ctx context.Context, dir string) error {
-	pkgs, k, err := b.unpacked(ctx)
+	pkgs, k, err := b.unpackedRoot(ctx)
 	if err != nil {
 		return err
 	}
@@ -83,11 +83,11 @@ func (b *Builder) buildTest(ctx context.Context, dir string) error {
 	if err := fs.addBusybox(ctx); err != nil {
 		return err
 	}
-	fs.symlink("init", "usr/bin/busybox")
+	fs.addSymlink("init", "usr/bin/busybox")
 	for alias, program := range map[string]string{
 		"mkfs.ext4": "mke2fs", "mkfs.ext3": "mke2fs", "mkfs.ext2": "mke2fs", "fsck.ext4": "e2fsck", "e2label": "tune2fs",
 	} {
-		fs.symlink("usr/bin/"+alias, program)
+		fs.addSymlink("usr/bin/"+alias, program)
 	}
 	for _, p := range programs {
 		if err := fs.addProgram(p); err != nil {
@@ -103,10 +103,10 @@ func (b *Builder) buildTest(ctx context.Context, dir string) error {
 	if err := fs.addTree(filepath.Join(b.Source, "test", "root")); err != nil {
 		return err
 	}
-	if err := fs.write(filepath.Join(dir, "initrd-test.img")); err != nil {
+	if err := fs.writeTo(filepath.Join(dir, "initrd-test.img")); err != nil {
 		return err
 	}
-	unpacked, err := k.unpack()
+	unpacked, err := k.unpackImage()
 	if err != nil {
 		return err
 	}
@@ -119,16 +119,16 @@ func (b *Builder) addModules(ctx context.Context, fs *initramfs, k kernel, name 
 	if err != nil {
 		return err
 	}
-	modules, err := k.load(ctx, wanted)
+	modules, err := k.loadModules(ctx, wanted)
 	if err != nil {
 		return err
 	}
 	var order strings.Builder
 	for _, m := range modules {
-		fs.file("usr/lib/modules/"+m.name+".ko", 0o644, m.content)
+		fs.setFile("usr/lib/modules/"+m.name+".ko", 0o644, m.content)
 		fmt.Fprintln(&order, m.name+".ko")
 	}
-	fs.file("usr/lib/modules/order", 0o644, []byte(order.String()))
+	fs.setFile("usr/lib/modules/order", 0o644, []byte(order.String()))
 	return nil
 }
 

@@ -30,31 +30,31 @@ type initramfs struct {
 func newInitramfs(packages string) *initramfs {
 	i := &initramfs{packages: packages, entries: map[string]cpioEntry{}}
 	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "etc", "usr/bin", "usr/lib", "usr/lib64", "var/log", "disks"} {
-		i.directory(dir)
+		i.addDirectory(dir)
 	}
 	for link, target := range map[string]string{
 		"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "usr/sbin": "bin", "var/run": "../run",
 	} {
-		i.symlink(link, target)
+		i.addSymlink(link, target)
 	}
 	return i
 }
 
-// directory adds a directory and its parents.
-func (i *initramfs) directory(name string) {
+// addDirectory adds a directory and its parents.
+func (i *initramfs) addDirectory(name string) {
 	for ; name != "."; name = filepath.Dir(name) {
 		i.entries[name] = cpioEntry{name: name, mode: cpioDir | 0o755}
 	}
 }
 
-func (i *initramfs) symlink(name, target string) {
-	i.directory(filepath.Dir(name))
+func (i *initramfs) addSymlink(name, target string) {
+	i.addDirectory(filepath.Dir(name))
 	i.entries[name] = cpioEntry{name: name, mode: cpioSymlink | 0o777, content: []byte(target)}
 }
 
-// file adds a regular file. It replaces any entry of that name.
-func (i *initramfs) file(name string, perm fs.FileMode, content []byte) {
-	i.directory(filepath.Dir(name))
+// setFile adds a regular file. It replaces any entry of that name.
+func (i *initramfs) setFile(name string, perm fs.FileMode, content []byte) {
+	i.addDirectory(filepath.Dir(name))
 	i.entries[name] = cpioEntry{name: name, mode: cpioFile | uint32(perm.Perm()), content: content}
 }
 
@@ -65,14 +65,14 @@ func (i *initramfs) addBusybox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i.file("usr/bin/busybox", 0o755, content)
+	i.setFile("usr/bin/busybox", 0o755, content)
 	applets, err := command.Run(ctx, nil, path, "--list")
 	if err != nil {
 		return err
 	}
 	for _, applet := range strings.Fields(string(applets)) {
 		if applet != "busybox" {
-			i.symlink("usr/bin/"+applet, "busybox")
+			i.addSymlink("usr/bin/"+applet, "busybox")
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func (i *initramfs) addProgram(name string) error {
 	if err != nil {
 		return fmt.Errorf("program %s: %w", name, err)
 	}
-	i.file("usr/bin/"+filepath.Base(name), 0o755, content)
+	i.setFile("usr/bin/"+filepath.Base(name), 0o755, content)
 	if err := i.addLibraries(name); err != nil {
 		return fmt.Errorf("program %s: %w", name, err)
 	}
@@ -93,7 +93,7 @@ func (i *initramfs) addProgram(name string) error {
 	if err != nil {
 		return err
 	}
-	i.file(loader, 0o755, real)
+	i.setFile(loader, 0o755, real)
 	return nil
 }
 
@@ -115,7 +115,7 @@ func (i *initramfs) addLibraries(name string) error {
 		if _, have := i.entries[path]; have {
 			continue
 		}
-		i.file(path, 0o755, content)
+		i.setFile(path, 0o755, content)
 		if err := i.addLibraries(path); err != nil {
 			return err
 		}
@@ -143,7 +143,7 @@ func (i *initramfs) addFile(name string) error {
 	if err != nil {
 		return err
 	}
-	i.file(name, 0o644, content)
+	i.setFile(name, 0o644, content)
 	return nil
 }
 
@@ -169,13 +169,13 @@ func (i *initramfs) addTree(dir string) error {
 		if info.Mode()&0o100 != 0 {
 			perm = 0o755
 		}
-		i.file(name, perm, content)
+		i.setFile(name, perm, content)
 		return nil
 	})
 }
 
-// write writes the archive uncompressed: under emulation unpacking takes longer than loading.
-func (i *initramfs) write(path string) (err error) {
+// writeTo writes the archive uncompressed: under emulation unpacking takes longer than loading.
+func (i *initramfs) writeTo(path string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

@@ -41,11 +41,11 @@ func findKernel(dir string) (kernel, error) {
 	return kernel{image: images[0], modules: filepath.Join(dir, "usr/lib/modules", version)}, nil
 }
 
-// unpack returns the kernel in the boot image. QEMU can boot it directly (PVH), and an emulated processor needs
+// unpackImage returns the kernel in the boot image. QEMU can boot it directly (PVH), and an emulated processor needs
 // seconds to unpack it.
 //
 // Source: Linux, Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header" and "Loading The Rest of The Kernel".
-func (k kernel) unpack() ([]byte, error) {
+func (k kernel) unpackImage() ([]byte, error) {
 	image, err := os.ReadFile(k.image)
 	if err != nil {
 		return nil, err
@@ -76,9 +76,9 @@ func (k kernel) unpack() ([]byte, error) {
 	return unpacked, nil
 }
 
-// load returns the wanted modules and all their dependencies, each module after its own dependencies.
-func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
-	paths, err := k.index()
+// loadModules returns the wanted modules and all their dependencies, each module after its own dependencies.
+func (k kernel) loadModules(ctx context.Context, wanted []string) ([]module, error) {
+	paths, err := k.indexModules()
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
 		if err != nil {
 			return err
 		}
-		needs, err := depends(content)
+		needs, err := moduleDependencies(content)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", name, err)
 		}
@@ -126,8 +126,8 @@ func (k kernel) load(ctx context.Context, wanted []string) ([]module, error) {
 	return ordered, nil
 }
 
-// index maps the names of all modules to their files.
-func (k kernel) index() (map[string]string, error) {
+// indexModules maps the names of all modules to their files.
+func (k kernel) indexModules() (map[string]string, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -161,8 +161,8 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// depends reads the names of the modules that a module needs from its section .modinfo: "depends=a,b".
-func depends(content []byte) ([]string, error) {
+// moduleDependencies reads the names of the modules that a module needs from its section .modinfo: "depends=a,b".
+func moduleDependencies(content []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
 		return nil, err

@@ -36,7 +36,7 @@ func Write(w io.Writer, entries []Entry) error {
 		if i > 0 && all[i-1].Name == e.Name {
 			return fmt.Errorf("write layer: %s is in it twice", e.Name)
 		}
-		if err := write(tw, e); err != nil {
+		if err := writeEntry(tw, e); err != nil {
 			return fmt.Errorf("write layer: %s: %w", e.Name, err)
 		}
 	}
@@ -59,7 +59,7 @@ func withParents(entries []Entry) []Entry {
 	return all
 }
 
-func write(tw *tar.Writer, e Entry) (err error) {
+func writeEntry(tw *tar.Writer, e Entry) (err error) {
 	h := &tar.Header{Name: e.Name, Mode: unixMode(e.Mode), ModTime: epoch, Format: tar.FormatPAX}
 	switch {
 	case e.Mode.IsDir():
@@ -110,7 +110,7 @@ func Filter(w io.Writer, r io.Reader, drop func(name string) bool) error {
 		if err != nil {
 			return fmt.Errorf("filter layer: %w", err)
 		}
-		name := clean(h.Name)
+		name := cleanName(h.Name)
 		if name == "" {
 			continue // The root itself.
 		}
@@ -118,7 +118,7 @@ func Filter(w io.Writer, r io.Reader, drop func(name string) bool) error {
 			dropped[name] = true
 			continue
 		}
-		if h.Typeflag == tar.TypeLink && dropped[clean(h.Linkname)] {
+		if h.Typeflag == tar.TypeLink && dropped[cleanName(h.Linkname)] {
 			return fmt.Errorf("filter layer: %s is a hard link to %s, which is left out", name, h.Linkname)
 		}
 		if err := copyEntry(tw, tr, h, name); err != nil {
@@ -130,13 +130,13 @@ func Filter(w io.Writer, r io.Reader, drop func(name string) bool) error {
 func copyEntry(tw *tar.Writer, r io.Reader, h *tar.Header, name string) error {
 	out := &tar.Header{
 		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid,
-		ModTime: epoch, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX, PAXRecords: attributes(h),
+		ModTime: epoch, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX, PAXRecords: extendedAttributes(h),
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		out.Name += "/"
 	case tar.TypeLink:
-		out.Linkname = clean(h.Linkname)
+		out.Linkname = cleanName(h.Linkname)
 	}
 	if err := tw.WriteHeader(out); err != nil {
 		return err
@@ -145,8 +145,8 @@ func copyEntry(tw *tar.Writer, r io.Reader, h *tar.Header, name string) error {
 	return err
 }
 
-// attributes returns the extended attributes of a file (file capabilities are one), and no other record.
-func attributes(h *tar.Header) map[string]string {
+// extendedAttributes returns the extended attributes of a file (file capabilities are one), and no other record.
+func extendedAttributes(h *tar.Header) map[string]string {
 	var kept map[string]string
 	for k, v := range h.PAXRecords {
 		if !strings.HasPrefix(k, "SCHILY.xattr.") {
@@ -160,6 +160,6 @@ func attributes(h *tar.Header) map[string]string {
 	return kept
 }
 
-func clean(name string) string {
+func cleanName(name string) string {
 	return strings.Trim(strings.TrimPrefix(name, "./"), "/")
 }

@@ -38,7 +38,7 @@ func Find(fsys fs.FS) (string, error) {
 			parse = parseDeb822
 		}
 		for _, s := range parse(string(text)) {
-			if uri := s.archive(); uri != "" {
+			if uri := s.archiveAddress(); uri != "" {
 				return uri, nil
 			}
 		}
@@ -69,8 +69,8 @@ var debianSuites = []string{
 	"bullseye", "bookworm", "trixie", "forky", "duke", "sid", "oldoldstable", "oldstable", "stable", "testing", "unstable",
 }
 
-// archive returns the source's address if it is Debian's main archive, or the empty string.
-func (s source) archive() string {
+// archiveAddress returns the source's address if it is Debian's main archive, or the empty string.
+func (s source) archiveAddress() string {
 	if !slices.Contains(s.types, "deb") || !slices.Contains(s.components, "main") || len(s.uris) == 0 {
 		return ""
 	}

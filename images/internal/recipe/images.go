@@ -10,8 +10,8 @@ import (
 // path is the search path for programs in every image.
 const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// varve returns the image with only the static binary and a directory for temporary files.
-func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // same signature as the other recipes
+// varveImage returns the image with only the static binary and a directory for temporary files.
+func varveImage(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // same signature as the other recipes
 	return image{
 		parts: []part{{entries: []layer.Entry{
 			{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
@@ -22,15 +22,15 @@ func varve(_ context.Context, k *Kitchen) (image, error) { //nolint:unparam // s
 	}, nil
 }
 
-// launcher returns Debian with libvirt and QEMU, its configuration, and the two binaries, in three layers: from the
+// launcherImage returns Debian with libvirt and QEMU, its configuration, and the two binaries, in three layers: from the
 // one that changes once in months to the one that changes with every build.
-func launcher(ctx context.Context, k *Kitchen) (image, error) {
+func launcherImage(ctx context.Context, k *Kitchen) (image, error) {
 	root := LauncherRoot()
 	base, err := k.Debian.Tar(ctx, launcherKind, root)
 	if err != nil {
 		return image{}, err
 	}
-	config, err := tree(k.Config)
+	config, err := treeEntries(k.Config)
 	if err != nil {
 		return image{}, err
 	}

@@ -50,8 +50,8 @@ type image struct {
 
 // recipes maps the names of all images to their recipes.
 var recipes = map[string]func(context.Context, *Kitchen) (image, error){
-	"varve":              varve,
-	"varve-launcher":     launcher,
+	"varve":              varveImage,
+	"varve-launcher":     launcherImage,
 	"varve-guest-test":   testGuest,
 	"varve-guest-debian": debianGuest,
 }
@@ -76,12 +76,12 @@ func (k *Kitchen) Build(ctx context.Context, name string) (archive.Built, error)
 	if err != nil {
 		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
 	}
-	key, err := img.key()
+	key, err := img.contentKey()
 	if err != nil {
 		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
 	}
 	dir, err := k.Debian.Cache.Dir(ctx, "image-"+name, key, func(dir string) error {
-		return k.Debian.Log.Step("image "+name, func() error { return img.write(dir, name) })
+		return k.Debian.Log.Step("image "+name, func() error { return img.writeTo(dir, name) })
 	})
 	if err != nil {
 		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
@@ -101,8 +101,8 @@ func (k *Kitchen) Build(ctx context.Context, name string) (archive.Built, error)
 // descriptionName is the file that holds the archive.Built of a cached image.
 const descriptionName = "image.json"
 
-// key identifies the image by the content of everything in it.
-func (img image) key() (string, error) {
+// contentKey identifies the image by the content of everything in it.
+func (img image) contentKey() (string, error) {
 	inputs := []string{format, strings.Join(img.entrypoint, " "), strings.Join(img.env, " ")}
 	for _, p := range img.parts {
 		inputs = append(inputs, "layer", p.tarKey)
@@ -121,8 +121,8 @@ func (img image) key() (string, error) {
 	return cache.Key(inputs...), nil
 }
 
-// write writes the layers, the image and its description into dir. It removes the layers again, since the image contains them.
-func (img image) write(dir, name string) error {
+// writeTo writes the layers, the image and its description into dir. It removes the layers again, since the image contains them.
+func (img image) writeTo(dir, name string) error {
 	out := archive.Image{Name: name, Entrypoint: img.entrypoint, Env: img.env}
 	var written []string
 	for i, p := range img.parts {
@@ -162,8 +162,8 @@ func writeLayer(path string, entries []layer.Entry) (err error) {
 	return layer.Write(f, entries)
 }
 
-// tree returns the files below dir as entries, with their executable bits and nothing else of their modes.
-func tree(dir string) ([]layer.Entry, error) {
+// treeEntries returns the files below dir as entries, with their executable bits and nothing else of their modes.
+func treeEntries(dir string) ([]layer.Entry, error) {
 	var entries []layer.Entry
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

@@ -24,7 +24,7 @@ func (k *Kitchen) LauncherDir(ctx context.Context) (string, error) {
 	}
 	key := cache.Key(format, k.Debian.Key(root), config)
 	dir, err := k.Debian.Cache.Dir(ctx, launcherKind, key, func(dir string) error {
-		return k.Debian.Log.Step("unpack the launcher's root", func() error { return unpack(ctx, dir, base, k.Config) })
+		return k.Debian.Log.Step("unpack the launcher's root", func() error { return unpackRoot(ctx, dir, base, k.Config) })
 	})
 	if err != nil {
 		return "", fmt.Errorf("launcher root: %w", err)
@@ -32,12 +32,12 @@ func (k *Kitchen) LauncherDir(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// unpack unpacks the tar into dir and copies the files of the tree config over it.
-func unpack(ctx context.Context, dir, tar, config string) error {
+// unpackRoot unpacks the tar into dir and copies the files of the tree config over it.
+func unpackRoot(ctx context.Context, dir, tar, config string) error {
 	if _, err := command.Run(ctx, nil, "tar", "-x", "--numeric-owner", "--xattrs-include=*", "-C", dir, "-f", tar); err != nil {
 		return err
 	}
-	entries, err := tree(config)
+	entries, err := treeEntries(config)
 	if err != nil {
 		return err
 	}
