@@ -6,7 +6,10 @@ SHELL := /bin/bash -o pipefail
 
 GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-GOFLAGS_VARVE := -trimpath -ldflags '-s -w -X github.com/varvebackup/varve/internal/version.Version=$(VERSION)'
+# Tests, tools and what is built share the packages that they compile.
+override GOFLAGS := $(filter-out -trimpath,$(or $(GOFLAGS),$(shell $(GO) env GOFLAGS))) -trimpath
+export GOFLAGS
+GOFLAGS_VARVE := -ldflags '-s -w -X github.com/varvebackup/varve/internal/version.Version=$(VERSION)'
 export VARVE_BOX_DIR ?= /var/lib/varve-box
 export KUBECONFIG ?= $(VARVE_BOX_DIR)/kubeconfig
 export KUBEBUILDER_ASSETS ?= $(CURDIR)/build/kube/bin

@@ -28,6 +28,6 @@ test-box: kube box ## test the box itself, unless it passed here as it is (FRESH
 	hack/deps.sh box
 	hack/once.sh test-box 'box hack/deps.sh' $(MAKE) --no-print-directory test-box-always
 
-test-box-always: ## test the box itself, in a box of its own beside any that runs (root, minutes)
-	cd box && $(BOX_GO) test $(BOX_FLAGS) ./cmd/box ./internal/...
-	cd box && $(BOX_GO) test $(BOX_FLAGS) -tags=box -count=1 -timeout=15m ./e2e
+test-box-always: test-times ## test the box itself, in a box of its own beside any that runs (root, minutes)
+	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) ./cmd/box ./internal/...
+	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) -tags=box -count=1 -timeout=15m ./e2e

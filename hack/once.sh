@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs a command, unless it has passed on this machine before with the same inputs; then it says when that was. Inputs are the files below PATHS, Go, the
-# kernel and the installed packages. Where there is no git checkout it always runs, as with FRESH=1.
+# Runs a command, unless it has passed on this machine before with the same inputs; then it says when that was, on standard output and for `make test` in
+# build/test-times/NAME.tsv. Inputs are the files below PATHS, Go, the kernel and the installed packages. Where there is no git checkout it always runs, as
+# with FRESH=1.
 # Usage: hack/once.sh NAME 'PATHS' COMMAND...
 set -euo pipefail
 
@@ -21,7 +22,10 @@ if [ -n "${FRESH:-}" ] || ! git rev-parse --git-dir >/dev/null 2>&1; then
 fi
 stamp=$cache/$name-$(inputs | sha256sum | cut -c1-24)
 if [ -e "$stamp" ]; then
-	echo "$name: passed on this machine at $(cat "$stamp") with the same $paths, Go, kernel and packages; FRESH=1 runs it again"
+	relied="passed on this machine at $(cat "$stamp") with the same $paths, Go, kernel and packages; FRESH=1 runs it again"
+	echo "$name: $relied"
+	mkdir -p build/test-times
+	printf 'relied\t%s\n' "$relied" >>"build/test-times/$name.tsv"
 	exit 0
 fi
 "$@"

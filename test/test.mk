@@ -2,41 +2,65 @@
 TIERS := test-unit test-control-plane test-peers test-interop test-image test-box test-e2e
 
 # Their tests sync each blob or file of thousands, which costs nothing in memory, and wait beside that, for processes and deadlines.
-TESTS_IN_MEMORY := ./internal/repository/ ./internal/launcher/push/
+TESTS_IN_MEMORY := ./internal/repository/ ./internal/repository/storage/ ./internal/repository/engine/ ./internal/launcher/push/
+
+# How long tests take goes to a file for each tier, which `make test` begins anew. GO_TEST is for a tier's recipe.
+TEST_TIMES := $(CURDIR)/build/test-times
+TIMES := $(CURDIR)/build/bin/times
+GO_TEST = $(TIMES) collect $(TEST_TIMES)/$(@:-always=).tsv $(GO) test -json
+
+.PHONY: test-times
+test-times:
+	@$(GO) build -o $(TIMES) ./test/times
 
 .PHONY: test-unit
-test-unit: ## Unit tests: no root, no cluster
+test-unit: test-times ## Unit tests: no root, no cluster
 	# The tag is kopia's: a repository's key comes from its password in no time.
-	hack/in-memory.sh $(GO) test -tags testing -parallel 4 -timeout 30m $(TESTS_IN_MEMORY)
-	$(GO) test -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
+	hack/in-memory.sh $(GO_TEST) -tags testing -parallel 4 -timeout 30m $(TESTS_IN_MEMORY)
+	$(GO_TEST) -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
 
 .PHONY: test-control-plane
-test-control-plane: kube ## Reconcilers and admission against a real kube-apiserver and etcd
+test-control-plane: kube test-times ## Reconcilers and admission against a real kube-apiserver and etcd
 	# They wait for each other's controllers most of the time.
-	$(GO) test -tags controlplane -p 2 -parallel 6 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
+	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
 .PHONY: test-interop
-test-interop: kube launcher-root guest ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
+test-interop: kube launcher-root guest test-times ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
-	$(GO) test -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/
-	$(GO) test -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
-	$(GO) test -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
-	$(GO) test -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
+	$(GO_TEST) -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/
+	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
+	$(GO_TEST) -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
+	$(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
 .PHONY: test-peers
-test-peers: peers ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	$(GO) test -tags peers -parallel 4 -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
+test-peers: peers test-times ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
+	$(GO_TEST) -tags peers -parallel 4 -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
-test-e2e: box-up install guest ## Real pods, virtual machines and guests on the box; bytes compared
-	$(GO) test -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
+test-e2e: box-up install guest test-times ## Real pods, virtual machines and guests on the box; bytes compared
+	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
+
+# Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
+LANES := 'test-box test-e2e' 'test-unit test-control-plane test-interop test-peers test-image'
+
+ifeq ($(origin TIERS),file)
+test: kube peers build image-tool box guest launcher-root
+endif
 
 .PHONY: test
-test: ## Every tier; installs what it needs
+test: test-times ## Every tier; installs what it needs; then the time of each, and the slowest tests (TIERS="test-unit …": these alone)
+	@rm -rf $(TEST_TIMES); mkdir -p $(TEST_TIMES)
+ifeq ($(origin TIERS),file)
+	hack/deps.sh box build guest image interop
+	@hack/lanes.sh $(LANES)
+else
 	@for tier in $(TIERS); do \
 		start=$$(date +%s); $(MAKE) --no-print-directory $$tier || exit 1; \
-		echo "==== $$tier passed in $$(( $$(date +%s) - start )) s"; \
+		seconds=$$(( $$(date +%s) - start )); echo "==== $$tier passed in $$seconds s"; \
+		printf 'seconds\t%d\n' $$seconds >>$(TEST_TIMES)/$$tier.tsv; \
 	done
+endif
+	@$(TIMES) report $(TEST_TIMES) $(TIERS)
 
 .PHONY: demo
 demo: box-up install guest ## The main job on a box, told step by step; result in build/demo/result.json

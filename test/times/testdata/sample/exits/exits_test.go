@@ -1,0 +1,11 @@
+package exits
+
+import (
+	"os"
+	"testing"
+)
+
+func TestExits(t *testing.T) {
+	t.Log("before")
+	os.Exit(7)
+}

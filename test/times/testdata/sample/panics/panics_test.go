@@ -1,0 +1,8 @@
+package panics
+
+import "testing"
+
+func TestPanics(t *testing.T) {
+	t.Log("before")
+	panic("boom")
+}
