@@ -2,11 +2,14 @@ package virtualmachineinstance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,7 +32,9 @@ const heldRetry = 5 * time.Second
 // second write is a conflict, and the loser then finds the other instance as a holder. Claims are taken in the
 // order of their names, so that two instances never wait for each other. After a crash the instance takes the same
 // claims again, which changes nothing.
-func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.PersistentVolumeClaim, *obstacle, error) {
+//
+// pods are the namespace's pods, read before, when the instance had no launcher pod.
+func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, pods []corev1.Pod) (map[string]*corev1.PersistentVolumeClaim, *obstacle, error) {
 	all := writableUses(instance)
 	if o := conflictsWithin(all, instance); o != nil {
 		return nil, o, nil
@@ -41,8 +46,7 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	if o := missingClaim(instance, claims); o != nil {
 		return nil, o, nil
 	}
-	pods, err := r.livePods(ctx, instance.Namespace)
-	if err != nil {
+	if err := r.isUnchanged(ctx, instance); err != nil {
 		return nil, nil, err
 	}
 	next := map[string]runepoch.Epoch{}
@@ -108,8 +112,11 @@ func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualM
 }
 
 // editRuns changes the records of the instance's claims that name its run as their last one. The handler trusts
-// nothing about the other claims anyway.
+// nothing about the other claims anyway. It changes nothing if the instance has changed since it was read.
 func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, edit func(claim string, epoch runepoch.Epoch) runepoch.Epoch) error {
+	if err := r.isUnchanged(ctx, instance); err != nil {
+		return err
+	}
 	claims, err := r.readClaims(ctx, r.live, instance)
 	if err != nil {
 		return err
@@ -126,6 +133,22 @@ func (r *reconciler) editRuns(ctx context.Context, instance *kubevirtv1.VirtualM
 		if err := r.writeEpoch(ctx, claim, edit(u.claim, epoch)); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// isUnchanged returns a conflict unless the API server has the instance as it was read. A cache that is behind can
+// show an instance whose guest has not started while it runs: a pod that ends then wrote beside the guest, and must
+// not be recorded as one that ended before it. What was read of pods before this call is older than the guest.
+func (r *reconciler) isUnchanged(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) error {
+	now := &kubevirtv1.VirtualMachineInstance{}
+	err := r.live.Get(ctx, client.ObjectKeyFromObject(instance), now)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("get instance %s/%s: %w", instance.Namespace, instance.Name, err)
+	}
+	if err != nil || now.UID != instance.UID || now.ResourceVersion != instance.ResourceVersion {
+		return apierrors.NewConflict(schema.GroupResource{Group: kubevirtv1.GroupVersion.Group, Resource: "virtualmachineinstances"}, instance.Name,
+			errors.New("the instance has changed since it was read"))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package virtualmachineinstance
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -106,16 +107,18 @@ func (r *reconciler) releaseInstance(ctx context.Context, instance *kubevirtv1.V
 // not name its run. The pod is created before the status is written: from Scheduling on, a missing pod counts as
 // lost. bringUp returns the decision that is left to apply.
 func (r *reconciler) bringUp(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in input) (decision, error) {
-	// A pod that the cache does not show yet already has its claims. Taking them again could hide who had them in
-	// between.
-	pod, err := r.livePod(ctx, instance)
+	pods, err := r.livePods(ctx, instance.Namespace)
 	if err != nil {
 		return decision{}, err
 	}
-	if pod != nil && isLauncher(pod, instance) {
+	// A pod that the cache does not show yet already has its claims. Taking them again could hide who had them in
+	// between.
+	if slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+		return p.Name == layout.LauncherPod(instance.Name, instance.UID) && isLauncher(&p, instance)
+	}) {
 		return decide(in), nil
 	}
-	claims, obstacle, err := r.takeClaims(ctx, instance)
+	claims, obstacle, err := r.takeClaims(ctx, instance, pods)
 	if err != nil {
 		return decision{}, r.showRefusedRun(ctx, instance, decide(in), in, err)
 	}

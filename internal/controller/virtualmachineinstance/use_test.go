@@ -70,7 +70,7 @@ func TestTakeClaims_holdsAMachineWithTwoDisksOnOneClaim(t *testing.T) {
 func takeClaimsSays(t *testing.T, name string, instance *kubevirtv1.VirtualMachineInstance, claim, volumes string) {
 	t.Helper()
 	r := &reconciler{live: hasPod{}} // no claim exists: an instance that its own disks do not hold back waits for the claim
-	_, o, err := r.takeClaims(t.Context(), instance)
+	_, o, err := r.takeClaims(t.Context(), instance, nil)
 	switch {
 	case err != nil || o == nil:
 		t.Errorf("%s: %+v, %v", name, o, err)
