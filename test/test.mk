@@ -41,7 +41,7 @@ test-e2e: box-up install guest test-times ## Real pods, virtual machines and gue
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
 
 # Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
-LANES := 'test-box test-e2e' 'test-unit test-control-plane test-interop test-peers test-image'
+LANES := 'test-box test-e2e test-peers test-image' 'test-unit test-control-plane test-interop'
 
 ifeq ($(origin TIERS),file)
 test: kube peers build image-tool box guest launcher-root
