@@ -141,7 +141,7 @@ func newManager(o Options) (ctrl.Manager, error) {
 }
 
 func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clients, mounts *mount.Mounts) error {
-	measures, err := metric.New(o.Registry)
+	measures, err := metric.New(o.Registry, o.NodeName)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}

@@ -130,13 +130,6 @@ func (r *Reconciler) tellLauncher(ctx context.Context, s *gathered, p plan) (ctr
 	default:
 		return ctrl.Result{}, fmt.Errorf("begin: %w", err)
 	}
-	if s.backup.Spec.BackupTracker != "" {
-		for _, v := range p.Volumes {
-			if !v.incremental() {
-				r.Measures.Fallback(v.FullReason)
-			}
-		}
-	}
 	if ph := job.GetPhase(); ph == launcherpb.Backup_DONE || ph == launcherpb.Backup_FAILED {
 		// The next pass judges the outcome, with everything in view.
 		return ctrl.Result{RequeueAfter: beginInterval}, nil

@@ -3,7 +3,6 @@ package kubevirtbackup
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,21 +30,10 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *gathered) error {
 	}
 	r.written[s.backup.UID] = r.Clock.Now()
 	r.mu.Unlock()
-	r.countFallbacks(s)
 	if s.backup.Status.Phase != s.before.Status.Phase {
 		r.reportPhase(s)
 	}
 	return nil
-}
-
-// countFallbacks counts the disks that became full although they were planned as incremental.
-func (r *Reconciler) countFallbacks(s *gathered) {
-	for _, v := range s.backup.Status.IncludedVolumes {
-		i := slices.IndexFunc(s.before.Status.IncludedVolumes, func(w backupv1.IncludedVolume) bool { return w.Name == v.Name && isIncremental(w) })
-		if i >= 0 && v.Type == backupv1.Full {
-			r.Measures.Fallback(v.FullReason)
-		}
-	}
 }
 
 // reportPhase reports a new phase once it is written.
@@ -54,11 +42,10 @@ func (r *Reconciler) reportPhase(s *gathered) {
 	switch b.Status.Phase {
 	case backupv1.BackupCopied:
 		if b.Status.StartTimestamp != nil {
-			r.Measures.Copied(&b.Status, r.Clock.Since(b.Status.StartTimestamp.Time))
+			r.Measures.Copied(b.Status.BackupType, r.Clock.Since(b.Status.StartTimestamp.Time))
 		}
 		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copied", "Copy", "%s", fmt.Sprintf("%d bytes are on the target in %s.", b.Status.MovedBytes, b.Status.Directory))
 	case backupv1.BackupCopyFailed:
-		r.Measures.Failed(&b.Status)
 		r.Events.Eventf(b, nil, corev1.EventTypeWarning, b.Status.Reason, "Copy", "%s", b.Status.Message)
 	case backupv1.BackupCopying:
 		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copying", "Copy", "The point in time is fixed; data is being copied.")

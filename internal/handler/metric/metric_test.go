@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
@@ -14,15 +13,13 @@ import (
 func TestMetrics_areAllServed(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewRegistry()
-	s, err := New(registry)
+	s, err := New(registry, "node-1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Guests(map[string]int{"RUNNING": 2})
 	s.Mounts(1)
-	s.Copied(&backupv1.VirtualMachineBackupStatus{BackupType: backupv1.Incremental, MovedBytes: 10, FrozenMillis: ptr.To(int64(20))}, time.Second)
-	s.Failed(&backupv1.VirtualMachineBackupStatus{BackupType: backupv1.Full, Reason: "Aborted"})
-	s.Fallback(backupv1.FullNewDisk)
+	s.Copied(backupv1.Incremental, time.Second)
 	s.Discarded(backupv1.FullBitmapLost)
 	families, err := registry.Gather()
 	if err != nil {
@@ -35,14 +32,13 @@ func TestMetrics_areAllServed(t *testing.T) {
 		}
 	}
 	want := map[string]float64{
-		"varve_handler_guests": 2, "varve_handler_utility_mounts": 1, "varve_handler_backups_total": 2,
-		"varve_handler_backup_moved_bytes_total": 10, "varve_handler_backup_copy_seconds": 1,
-		"varve_handler_backup_frozen_seconds": 0.02, "varve_handler_full_fallbacks_total": 1, "varve_handler_discarded_disks_total": 1,
+		"varve_handler_info": 1, "varve_handler_guests": 2, "varve_handler_utility_mounts": 1,
+		"varve_handler_backup_copy_seconds": 1, "varve_handler_discarded_disks_total": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := New(registry); err == nil {
+	if _, err := New(registry, "node-1"); err == nil {
 		t.Error("a second set on one registry was taken")
 	}
 }
