@@ -6,6 +6,7 @@
 //	virtualmachineinstance   instance -> launcher pod -> phase
 //	utilityvolume            utility volumes -> attachment pods
 //	kubevirtbackup           a VirtualMachineBackup of backup.kubevirt.io outside the node
+//	metric                   Prometheus metrics of machines and their backups
 //
 // The controllers share nothing but the manager. Each reads objects, decides in a pure function, and writes only
 // its own fields, with optimistic concurrency. Several replicas may run: only the one that holds the lease works,

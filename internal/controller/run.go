@@ -30,6 +30,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
+	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
@@ -92,14 +93,18 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
+	measures := metric.New(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected())
+	if err := metrics.Registry.Register(measures); err != nil {
+		return fmt.Errorf("register the metrics: %w", err)
+	}
+	defer metrics.Registry.Unregister(measures)
+	if err := mgr.Add(measures); err != nil {
+		return fmt.Errorf("set up the metrics: %w", err)
+	}
+	o.Backup.Ended = measures.CountEnd
 	if err := Setup(mgr, o); err != nil {
 		return err
 	}
-	count := newCensus(mgr.GetClient())
-	if err := metrics.Registry.Register(count); err != nil {
-		return fmt.Errorf("register the metrics: %w", err)
-	}
-	defer metrics.Registry.Unregister(count)
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run the controllers: %w", err)
 	}

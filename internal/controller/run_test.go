@@ -10,15 +10,18 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // TestRun runs everything as `varve controller` does, with the roles of deploy/rbac: lease, checks, metrics, and an
@@ -29,6 +32,17 @@ func TestRun(t *testing.T) {
 	}
 	sa := controlplane.Controller
 	sa.Restricted = true
+	w := &world{T: t, ns: cluster.Namespace(t), user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin)}
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	// A backup that ended before this controller began, and that is in no cache.
+	taken := time.Now().Add(time.Hour).Truncate(time.Second)
+	cluster.Seed(t, []client.Object{gen.Backup(gen.Meta(w.ns, "ended"), func(b *backupv1.VirtualMachineBackup) {
+		b.Labels = map[string]string{layout.LabelEnded: "true"}
+		b.Status = backupv1.VirtualMachineBackupStatus{
+			Phase: backupv1.BackupDone, Result: backupv1.BackupSucceeded, Reason: backupv1.ReasonCompleted, BackupType: backupv1.Full, SourceName: "vm",
+			MovedBytes: 4096, StartTimestamp: &metav1.Time{Time: taken}, CompletionTimestamp: &metav1.Time{Time: taken.Add(time.Minute)},
+		}
+	})})
 	metrics, health := freeAddress(t), freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -38,15 +52,15 @@ func TestRun(t *testing.T) {
 			MetricsAddress: metrics, HealthAddress: health, LeaderElection: true, Logger: logr.Discard(),
 		})
 	}()
-	w := &world{T: t, ns: cluster.Namespace(t), user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin)}
-	w.machine(kubevirtv1.RunStrategyAlways, nil)
 	vmi := w.vmi(inPhase(kubevirtv1.PhasePending))
 	if vmi.Labels[layout.LabelVM] != "vm" {
 		t.Errorf("labels %v", vmi.Labels)
 	}
 	for _, want := range []string{
-		fmt.Sprintf("varve_vmi_phase_count{namespace=%q,phase=\"Pending\"} 1", w.ns),
-		fmt.Sprintf("varve_vm_changed_block_tracking_count{namespace=%q,state=\"None\"} 1", w.ns),
+		fmt.Sprintf("varve_vmis{namespace=%q,node=\"\",phase=\"Pending\"} 1", w.ns),
+		fmt.Sprintf("varve_vm_info{changed_block_tracking=\"None\",namespace=%q,", w.ns),
+		fmt.Sprintf("varve_backup_last_success_timestamp_seconds{namespace=%q,vm=\"vm\"} %v", w.ns, float64(taken.Unix())),
+		fmt.Sprintf("varve_backup_last_success_moved_bytes{namespace=%q,vm=\"vm\"} 4096", w.ns),
 		"varve_vm_start_failures_total ", "varve_changed_block_tracking_selectors_invalid 0",
 	} {
 		controlplane.Eventually(t, func() error {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -129,7 +127,6 @@ func (w *world) start() {
 	})
 	err := Setup(mgr, Options{
 		Namespace: w.ns, LauncherImage: "varve-launcher:test", VarveImage: "varve:test",
-		Backup: kubevirtbackup.Options{Registerer: prometheus.NewRegistry()},
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -152,7 +152,9 @@ func (r *reconciler) writeStatus(ctx context.Context, in *input, status *backupv
 		r.events.Eventf(in.Backup, relatedMachine(in), e.kind, e.reason, e.action, "%s", status.Message)
 	}
 	if status.Phase.Final() && !in.Backup.Status.Phase.Final() {
-		r.measures.countEnd(in.Backup.Spec.BackupTracker != "", status)
+		ended := in.Backup.DeepCopy()
+		ended.Status = *status
+		r.ended(ended)
 	}
 	return nil
 }

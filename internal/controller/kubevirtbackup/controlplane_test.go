@@ -26,6 +26,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -57,7 +58,7 @@ type lab struct {
 
 func newLab(t *testing.T, limits Limits) *lab {
 	t.Helper()
-	l := &lab{T: t, ns: cluster.Namespace(t), limits: limits, registry: prometheus.NewRegistry()}
+	l := &lab{T: t, ns: cluster.Namespace(t), limits: limits}
 	l.user, l.handler = cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.HandlerOn("node-1"))
 	l.varve = cluster.Client(t, controlplane.Controller)
 	l.start()
@@ -79,7 +80,10 @@ func (l *lab) start() {
 		}}
 	})
 	l.cached = mgr.GetClient()
-	l.must(Setup(mgr, Options{Configuration: l.configuration, Limits: l.limits, Registerer: l.registry}))
+	measures := metric.New(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected())
+	l.registry = prometheus.NewRegistry()
+	l.must(l.registry.Register(measures))
+	l.must(Setup(mgr, Options{Configuration: l.configuration, Limits: l.limits, Ended: measures.CountEnd}))
 	l.stop = controlplane.StartManager(l.T, mgr)
 }
 
@@ -317,10 +321,10 @@ func TestBackup_fullThenIncremental(t *testing.T) {
 		return nil
 	})
 	for _, kind := range []backupv1.BackupType{backupv1.Full, backupv1.Incremental} {
-		if n := l.counter("varve_backups_total", string(kind), "Succeeded", backupv1.ReasonCompleted); n != 1 {
+		if n := l.counter("varve_backups_total", l.ns, "vm", string(kind), "Succeeded", backupv1.ReasonCompleted); n != 1 {
 			t.Errorf("%v %s backups counted", n, kind)
 		}
-		if n := l.counter("varve_backup_moved_bytes_total", string(kind)); n != 4096 {
+		if n := l.counter("varve_backup_moved_bytes_total", l.ns, "vm", string(kind)); n != 4096 {
 			t.Errorf("%v bytes of %s backups counted", n, kind)
 		}
 	}

@@ -26,7 +26,7 @@ type reconciler struct {
 	clock         clock.PassiveClock
 	limits        Limits
 	configuration types.NamespacedName
-	measures      *measures
+	ended         func(*backupv1.VirtualMachineBackup)
 	watchdog      *watchdog
 	granted       grantedPlaces
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -15,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -102,8 +100,8 @@ type Options struct {
 	Limits Limits
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
-	// Registerer receives the metrics. Default: controller-runtime's registry, which the manager serves.
-	Registerer prometheus.Registerer
+	// Ended is called with each backup that reaches a final phase, after that is written. Default: nothing is called.
+	Ended func(*backupv1.VirtualMachineBackup)
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
 }
@@ -117,16 +115,12 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Configuration.Name == "" {
 		opts.Configuration = types.NamespacedName{Namespace: layout.Namespace, Name: layout.Configuration}
 	}
-	if opts.Registerer == nil {
-		opts.Registerer = metrics.Registry
+	if opts.Ended == nil {
+		opts.Ended = func(*backupv1.VirtualMachineBackup) {}
 	}
 	recorder := reconcile.ShortenNotes(mgr.GetEventRecorder("varve-backup"))
-	m, err := newMeasures(opts.Registerer)
-	if err != nil {
-		return fmt.Errorf("register backup metrics: %w", err)
-	}
 	base := access{cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: recorder}
-	if err := setupBackups(mgr, opts, base, m); err != nil {
+	if err := setupBackups(mgr, opts, base); err != nil {
 		return fmt.Errorf("set up the backup controller: %w", err)
 	}
 	if err := setupTrackers(mgr, opts, base); err != nil {
@@ -152,7 +146,7 @@ func oneWorker(o controller.Options) controller.Options {
 	return o
 }
 
-func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
+func setupBackups(mgr ctrl.Manager, opts Options, a access) error {
 	if err := addIndexes(context.Background(), mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
@@ -160,7 +154,7 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access, m *measures) error {
 		return fmt.Errorf("index machines by their claims: %w", err)
 	}
 	r := &reconciler{
-		access: a, clock: opts.Clock, limits: opts.Limits.withDefaults(), configuration: opts.Configuration, measures: m, watchdog: newWatchdog(),
+		access: a, clock: opts.Clock, limits: opts.Limits.withDefaults(), configuration: opts.Configuration, ended: opts.Ended, watchdog: newWatchdog(),
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup"+opts.ControllerSuffix).
