@@ -24,7 +24,7 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code and the tables of docs
 	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(PROTO) --go_out=$(PROTO) --go_opt=paths=source_relative \
 		--go-grpc_out=$(PROTO) --go-grpc_opt=paths=source_relative launcher.proto
 	$(GO) test ./internal/cli -run '^TestReference$$' -update
-	$(GO) test ./docs -run '^TestAPIReference$$' -update
+	$(GO) test ./docs -run '^Test(API|Metrics)Reference$$' -update
 	$(GO) test ./internal/layering -run '^TestArchitecture_listsEveryPackage$$' -update
 
 verify-generate: ## Fail when make generate would change something

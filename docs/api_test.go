@@ -26,7 +26,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-var update = flag.Bool("update", false, "write the tables of api.md")
+var update = flag.Bool("update", false, "write the tables of api.md and metrics.md")
 
 // block is a generated part: what, of what, and the text in between.
 var block = regexp.MustCompile(`(?s)<!-- begin (\w+)(?: (\w+))? -->\n.*?<!-- end -->`)

@@ -1,0 +1,181 @@
+package docs_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
+	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
+	handlermetric "github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/test/gen"
+)
+
+// described is a metric that a component serves.
+type described struct{ name, kind, help, labels string }
+
+// ownPrefix begins the names of Varve's own metrics. Its components also serve those of their libraries.
+const ownPrefix = "varve_"
+
+// registerer registers collectors and remembers the names of what they describe.
+type registerer struct {
+	*prometheus.Registry
+	names map[string]bool
+}
+
+var describedName = regexp.MustCompile(`fqName: "(\w+)"`)
+
+func (r *registerer) Register(c prometheus.Collector) error {
+	ch := make(chan *prometheus.Desc, 100)
+	c.Describe(ch)
+	close(ch)
+	for d := range ch {
+		r.names[describedName.FindStringSubmatch(d.String())[1]] = true
+	}
+	return r.Registry.Register(c)
+}
+
+// metricsOf returns a component's metrics, and fails the test if Prometheus' linter has anything to say about them, or if
+// one is registered that has no sample here.
+func metricsOf(t *testing.T, component string) []described {
+	t.Helper()
+	own := &registerer{Registry: prometheus.NewRegistry(), names: map[string]bool{}}
+	gatherers := prometheus.Gatherers{own}
+	switch component {
+	case "controller":
+		reportMachines(t, own)
+		gatherers = append(gatherers, metrics.Registry)
+	case "handler":
+		reportNode(t, own)
+	default:
+		t.Fatalf("no component %s", component)
+	}
+	families, err := gatherers.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []described
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), ownPrefix) {
+			continue
+		}
+		delete(own.names, f.GetName())
+		problems, err := promlint.NewWithMetricFamilies(append(families[:0:0], f)).Lint()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, "`"+l.GetName()+"`")
+		}
+		all = append(all, described{f.GetName(), strings.ToLower(f.GetType().String()), f.GetHelp(), strings.Join(labels, ", ")})
+	}
+	for name := range own.names {
+		t.Errorf("%s is registered and has no sample: add one to this test", name)
+	}
+	return all
+}
+
+// reportMachines has the controller's metrics report a machine that has everything that can be reported.
+func reportMachines(t *testing.T, r prometheus.Registerer) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tracker := gen.Tracker(gen.Meta("ns", "tracker"), "vm")
+	tracker.Status.Discarded = []backupv1.DiscardedDisk{{Volume: "disk", Reason: backupv1.FullBitmapLost}}
+	objects := []client.Object{
+		gen.VirtualMachine(gen.Meta("ns", "vm"), gen.Guest()), gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()), tracker, gen.Backup(gen.Meta("ns", "b")),
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	leading := make(chan struct{})
+	close(leading)
+	s := controllermetric.New(c, c, leading)
+	if err := r.Register(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.NewTime(time.Unix(1_800_000_000, 0))
+	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
+		b.Status = backupv1.VirtualMachineBackupStatus{
+			Phase: backupv1.BackupDone, Result: backupv1.BackupSucceeded, SourceName: "vm", StartTimestamp: &now, CompletionTimestamp: &now, FrozenMillis: ptr.To(int64(1)),
+			IncludedVolumes: []backupv1.IncludedVolume{{Name: "disk", FullReason: backupv1.FullBitmapLost}},
+		}
+	}))
+}
+
+// reportNode has the handler's metrics report everything that can be reported.
+func reportNode(t *testing.T, r prometheus.Registerer) {
+	t.Helper()
+	s, err := handlermetric.New(r, "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Guests(map[string]int{"RUNNING": 1})
+	s.Mounts(1)
+	s.Copied(backupv1.Full, time.Second)
+	s.Discarded(backupv1.FullBitmapLost)
+}
+
+// TestMetricsReference keeps the tables of metrics.md equal to what the components register.
+func TestMetricsReference(t *testing.T) {
+	t.Parallel()
+	have, err := os.ReadFile("metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := 0
+	want := block.ReplaceAllStringFunc(string(have), func(old string) string {
+		m := block.FindStringSubmatch(old)
+		tables++
+		return fmt.Sprintf("<!-- begin metrics %s -->\n%s<!-- end -->", m[2], metricsTable(metricsOf(t, m[2])))
+	})
+	if tables != 2 {
+		t.Errorf("%d tables", tables)
+	}
+	if *update {
+		if err := os.WriteFile("metrics.md", []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(string(have), want); diff != "" {
+		t.Errorf("docs/metrics.md is out of date, run make generate: %s", diff)
+	}
+}
+
+func metricsTable(all []described) string {
+	slices.SortFunc(all, func(a, b described) int { return strings.Compare(a.name, b.name) })
+	text := &strings.Builder{}
+	text.WriteString("\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	for _, m := range all {
+		fmt.Fprintf(text, "| `%s` | %s | %s | %s |\n", m.name, m.kind, m.labels, m.help)
+	}
+	text.WriteString("\n")
+	return text.String()
+}
