@@ -14,7 +14,7 @@ install: images box ## Install Varve into the box, or bring it up to date, and w
 uninstall: ## Remove Varve, its kinds and all their objects from the box; claims and backups on them stay
 	KUBECTL=$(KUBECTL) deploy/uninstall.sh
 
-generate: ## Generate deepcopy, CRDs, RBAC, protobuf code and the tables of docs/
+generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts and the tables of docs/
 	hack/deps.sh generate
 	$(CONTROLLER_GEN) object:headerFile=/dev/null crd paths=./api/... output:crd:dir=deploy/crd
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
@@ -24,6 +24,7 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code and the tables of docs
 	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(PROTO) --go_out=$(PROTO) --go_opt=paths=source_relative \
 		--go-grpc_out=$(PROTO) --go-grpc_opt=paths=source_relative launcher.proto
 	$(GO) test ./internal/cli -run '^TestReference$$' -update
+	$(GO) test ./deploy -run '^TestOperatorManifest_hasTheSameRules$$' -update
 	$(GO) test ./docs -run '^Test(API|Metrics)Reference$$' -update
 	$(GO) test ./internal/layering -run '^TestArchitecture_listsEveryPackage$$' -update
 
