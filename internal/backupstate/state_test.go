@@ -230,3 +230,22 @@ func TestStateWith_addsASentence(t *testing.T) {
 		t.Errorf("%+v of %+v", got, s)
 	}
 }
+
+// A state that asks for something in the imperative while the backup waits is one that the user has to act on.
+func TestWaits_sayWhetherTheUserActs(t *testing.T) {
+	t.Parallel()
+	want := []string{
+		"ClaimDeleting", "ClaimNotFound", "GateDisabled", "GuestEnded", "GuestNotStarted", "GuestStopping", "MachineDeleting", "MachineNotFound",
+		"NoEligibleDisk", "TrackerDeleting", "TrackerNotFound", "TrackingNeedsRestart", "TrackingNotSelected",
+	}
+	var got []string
+	for name, s := range samples {
+		if s.UserActs {
+			got = append(got, name)
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -9,43 +9,43 @@ import (
 
 // GateDisabled says that a feature gate of the KubeVirt object configuration (namespace/name) is off.
 func GateDisabled(gate, configuration string) State {
-	return state(backupv1.ReasonGateDisabled,
+	return waitForUser(backupv1.ReasonGateDisabled,
 		"Waiting for feature gate %s, which is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt %s.", gate, configuration)
 }
 
 // TrackerNotFound says that the tracker that the backup names does not exist.
 func TrackerNotFound(tracker string) State {
-	return state(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which does not exist: create it.", tracker)
+	return waitForUser(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which does not exist: create it.", tracker)
 }
 
 // TrackerDeleting says that the tracker that the backup names is being deleted.
 func TrackerDeleting(tracker string) State {
-	return state(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which is being deleted: create it again when it is gone.", tracker)
+	return waitForUser(backupv1.ReasonTrackerNotFound, "Waiting for VirtualMachineBackupTracker %s, which is being deleted: create it again when it is gone.", tracker)
 }
 
 // MachineNotFound says that the virtual machine does not exist.
 func MachineNotFound(machine string) State {
-	return state(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which does not exist: create it.", machine)
+	return waitForUser(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which does not exist: create it.", machine)
 }
 
 // MachineDeleting says that the virtual machine is being deleted.
 func MachineDeleting(machine string) State {
-	return state(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which is being deleted: create it again when it is gone.", machine)
+	return waitForUser(backupv1.ReasonVMNotFound, "Waiting for VirtualMachine %s, which is being deleted: create it again when it is gone.", machine)
 }
 
 // GuestNotStarted says that the virtual machine has no instance.
 func GuestNotStarted(machine string) State {
-	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: start it.", machine)
+	return waitForUser(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: start it.", machine)
 }
 
 // GuestStopping says that the virtual machine's instance is being deleted.
 func GuestStopping(machine string) State {
-	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: it is stopping; start it again.", machine)
+	return waitForUser(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: it is stopping; start it again.", machine)
 }
 
 // GuestEnded says that the virtual machine's guest ended before the backup began.
 func GuestEnded(machine string, phase kubevirtv1.Phase) State {
-	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest ended (%s); start it again.", machine, phase)
+	return waitForUser(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest ended (%s); start it again.", machine, phase)
 }
 
 // GuestComing says that the virtual machine's guest does not run yet.
@@ -63,29 +63,29 @@ func TrackingInitializing(machine string) State {
 
 // TrackingNeedsRestart says that changed block tracking begins with the machine's next start.
 func TrackingNeedsRestart(machine string) State {
-	return state(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s: restart the machine.", machine)
+	return waitForUser(backupv1.ReasonTrackingNotEnabled, "Waiting for changed block tracking of VirtualMachine %s: restart the machine.", machine)
 }
 
 // TrackingNotSelected says that no selector selects the machine for changed block tracking.
 func TrackingNotSelected(machine string) State {
-	return state(backupv1.ReasonTrackingNotEnabled,
+	return waitForUser(backupv1.ReasonTrackingNotEnabled,
 		"Waiting for changed block tracking of VirtualMachine %s: label the machine or its namespace as changedBlockTrackingLabelSelectors of the KubeVirt object says, then restart the machine.", machine)
 }
 
 // NoEligibleDisk says that no disk of the machine can be backed up.
 func NoEligibleDisk(machine string) State {
-	return state(backupv1.ReasonNoEligibleDisk,
+	return waitForUser(backupv1.ReasonNoEligibleDisk,
 		"VirtualMachine %s has no disk that can be backed up: give it a writable disk on a PersistentVolumeClaim that is not shareable, and restart it.", machine)
 }
 
 // ClaimNotFound says that the target claim does not exist.
 func ClaimNotFound(claim string) State {
-	return state(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which does not exist: create it with volumeMode Filesystem.", claim)
+	return waitForUser(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which does not exist: create it with volumeMode Filesystem.", claim)
 }
 
 // ClaimDeleting says that the target claim is being deleted.
 func ClaimDeleting(claim string) State {
-	return state(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which is being deleted: create it again when it is gone.", claim)
+	return waitForUser(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which is being deleted: create it again when it is gone.", claim)
 }
 
 // OtherBackupFirst says that another backup of the machine goes first.

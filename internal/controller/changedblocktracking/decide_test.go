@@ -116,3 +116,16 @@ func TestDecide_claim(t *testing.T) {
 		}
 	}
 }
+
+func TestStateEvent_warnsOfARestartThatIsNeeded(t *testing.T) {
+	t.Parallel()
+	for state := range messages {
+		want := corev1.EventTypeNormal
+		if state == kubevirtv1.ChangedBlockTrackingPendingRestart {
+			want = corev1.EventTypeWarning
+		}
+		if got := eventType(state); got != want {
+			t.Errorf("%s: %s", state, got)
+		}
+	}
+}

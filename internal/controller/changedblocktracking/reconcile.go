@@ -131,6 +131,14 @@ func (r *reconciler) writeVM(ctx context.Context, vm *kubevirtv1.VirtualMachine,
 	if err := r.cached.Status().Patch(ctx, vm, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write status of virtual machine %s/%s: %w", vm.Namespace, vm.Name, err)
 	}
-	r.events.Eventf(vm, nil, corev1.EventTypeNormal, ReasonState+string(s), "Track", "%s", messages[s])
+	r.events.Eventf(vm, nil, eventType(s), ReasonState+string(s), "Track", "%s", messages[s])
 	return nil
+}
+
+// eventType returns Warning for a state that the machine's owner has to do something about.
+func eventType(s kubevirtv1.ChangedBlockTrackingState) string {
+	if s == kubevirtv1.ChangedBlockTrackingPendingRestart {
+		return corev1.EventTypeWarning
+	}
+	return corev1.EventTypeNormal
 }

@@ -43,7 +43,7 @@ func (r *reconciler) applyStep(ctx context.Context, in *input, d decision) error
 	case stepMoveTracker:
 		return r.moveTracker(ctx, in, d.Checkpoint)
 	case stepStatus:
-		return r.writeStatus(ctx, in, d.Status)
+		return r.writeStatus(ctx, in, d)
 	default:
 		return fmt.Errorf("unknown step %q", d.Step)
 	}
@@ -142,13 +142,14 @@ func (r *reconciler) moveTracker(ctx context.Context, in *input, c *backupv1.Che
 	return nil
 }
 
-func (r *reconciler) writeStatus(ctx context.Context, in *input, status *backupv1.VirtualMachineBackupStatus) error {
+func (r *reconciler) writeStatus(ctx context.Context, in *input, d decision) error {
+	status := d.Status
 	err := patchStatus(ctx, r.cached, in.Backup, func(b *backupv1.VirtualMachineBackup) { b.Status = *status })
 	if err != nil {
 		return err
 	}
 	r.granted.recordStatus(in.Backup, status)
-	if e := eventFor(&in.Backup.Status, status); e != nil {
+	if e := eventFor(&in.Backup.Status, status, d.UserActs); e != nil {
 		r.events.Eventf(in.Backup, relatedMachine(in), e.kind, e.reason, e.action, "%s", status.Message)
 	}
 	if status.Phase.Final() && !in.Backup.Status.Phase.Final() {

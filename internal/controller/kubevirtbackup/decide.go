@@ -43,8 +43,10 @@ const (
 
 // decision is the next step, and when to look again if no event comes.
 type decision struct {
-	Step       step
-	Status     *backupv1.VirtualMachineBackupStatus
+	Step   step
+	Status *backupv1.VirtualMachineBackupStatus
+	// UserActs says that the state in Status is one that somebody has to do something about.
+	UserActs   bool
 	Volume     *kubevirtv1.UtilityVolume
 	Lock       *kubevirtv1.InstanceBackupStatus
 	Checkpoint *backupv1.Checkpoint
@@ -108,7 +110,7 @@ func toStatus(in *input, c change) decision {
 	setConditions(s, in.Backup.Generation, in.isBeingDeleted(), in.Now)
 	d := decision{Wake: c.deadline}
 	if !equality.Semantic.DeepEqual(s, &in.Backup.Status) {
-		d.Step, d.Status = stepStatus, s
+		d.Step, d.Status, d.UserActs = stepStatus, s, c.state.UserActs
 	}
 	return d
 }

@@ -49,9 +49,12 @@ const (
 
 type notice struct{ kind, reason, action string }
 
-// eventFor returns the event for a status change, or nil if nobody needs to know of it.
-func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
-	if old.Phase == now.Phase && old.Reason == now.Reason {
+// eventFor returns the event for a status change, or nil if nobody needs to know of it. userActs says that the backup
+// waits for something that somebody has to do: that is a warning, and each new message is an event, because one reason
+// can have a message about something to do and one about something that goes on by itself.
+func eventFor(old, now *backupv1.VirtualMachineBackupStatus, userActs bool) *notice {
+	same := old.Phase == now.Phase && old.Reason == now.Reason
+	if same && (!userActs || old.Message == now.Message) {
 		return nil
 	}
 	if now.Reason == backupv1.ReasonRequestRefused {
@@ -59,6 +62,9 @@ func eventFor(old, now *backupv1.VirtualMachineBackupStatus) *notice {
 	}
 	switch now.Phase {
 	case backupv1.BackupPending:
+		if userActs {
+			return &notice{warning, EventWaiting, "Wait"}
+		}
 		return &notice{normal, EventWaiting, "Wait"}
 	case backupv1.BackupAttaching:
 		if now.Reason == backupv1.ReasonOtherBackup {
