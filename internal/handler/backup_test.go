@@ -69,7 +69,7 @@ func TestBackup_incrementalFromBeginningToEnd(t *testing.T) {
 		j.Volumes = []*pb.BackedUpVolume{{Volume: "root", Incremental: true, VirtualBytes: 1 << 30, MovedBytes: 4096, File: "vm/b1/root.qcow2", Sha256: "ab"}, {Volume: "invented", MovedBytes: 1}}
 	})
 	w.untilPhase(b, "Copied")
-	if s := b.Status; s.MovedBytes != 4096 || len(s.IncludedVolumes) != 1 || s.IncludedVolumes[0].SHA256 != "ab" || s.Progress.Percent != "100%" {
+	if s := b.Status; s.MovedBytes != 4096 || s.Moved != "4Ki" || len(s.IncludedVolumes) != 1 || s.IncludedVolumes[0].SHA256 != "ab" || s.Progress.Percent != "100%" {
 		t.Errorf("%+v", s)
 	}
 	// The controller moves the tracker; the old base goes, the new one stays.

@@ -114,7 +114,7 @@ var attacks = []attack{
 	{"the copy is reported", func(p *placed) client.Object {
 		now := metav1.Now().Rfc3339Copy()
 		p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, File: "vm/backup/root.qcow2"}}
-		p.backup.Status.ManifestSHA256, p.backup.Status.StartTimestamp, p.backup.Status.MovedBytes = "abc", &now, 1
+		p.backup.Status.ManifestSHA256, p.backup.Status.StartTimestamp, p.backup.Status.MovedBytes, p.backup.Status.Moved = "abc", &now, 4096, "4Ki"
 		p.backup.Status.Progress, p.backup.Status.FrozenMillis = &backupv1.Progress{Percent: "10%"}, ptr.To[int64](7)
 		p.backup.Status.BackupType, p.backup.Status.Message, p.backup.Status.CopyMillis, p.backup.Status.SealMillis = backupv1.Full, "m", 1, 1
 		return p.backup

@@ -133,7 +133,7 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 	}
 	vm.Status.Ready, vm.Status.PrintableStatus, vm.Status.ChangedBlockTracking = true, kubevirtv1.VirtualMachineRunning, cbt
 	backup.Status = backupv1.VirtualMachineBackupStatus{
-		Phase: backupv1.BackupDone, Message: "done", BackupType: backupv1.Full, CheckpointName: "c", SourceName: "vm", MovedBytes: 1,
+		Phase: backupv1.BackupDone, Message: "done", BackupType: backupv1.Full, CheckpointName: "c", SourceName: "vm", MovedBytes: 1, Moved: "1",
 		Progress: &backupv1.Progress{TotalBytes: 1, ProcessedBytes: 1, Percent: "100%"}, FrozenMillis: ptr.To[int64](1),
 	}
 	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "c", CreationTime: now}

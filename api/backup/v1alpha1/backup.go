@@ -21,7 +21,7 @@ const BackupFinalizer = "backup.kubevirt.io/vmbackup-protection"
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.status.backupType`
 // +kubebuilder:printcolumn:name="Progress",type=string,JSONPath=`.status.progress.percent`
-// +kubebuilder:printcolumn:name="Moved",type=integer,JSONPath=`.status.movedBytes`,description="Bytes written to the target"
+// +kubebuilder:printcolumn:name="Moved",type=string,JSONPath=`.status.moved`,description="How much was written to the target"
 // +kubebuilder:printcolumn:name="Checkpoint",type=string,JSONPath=`.status.checkpointName`,priority=1
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -264,6 +264,9 @@ type VirtualMachineBackupStatus struct {
 	// movedBytes is the sum of the bytes written to the target.
 	// +optional
 	MovedBytes int64 `json:"movedBytes,omitempty"`
+	// moved is movedBytes for people, such as 91Mi or 1.2Gi. Programs read movedBytes.
+	// +optional
+	Moved string `json:"moved,omitempty"`
 	// frozenMillis is how long the guest's file systems were frozen, in milliseconds.
 	// +optional
 	FrozenMillis *int64 `json:"frozenMillis,omitempty"`

@@ -71,6 +71,7 @@ func mirrorVolumes(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backu
 		}
 		s.MovedBytes += w.MovedBytes
 	}
+	s.Moved = backupstate.Moved(s.MovedBytes)
 	if slices.ContainsFunc(s.IncludedVolumes, isIncremental) {
 		s.BackupType = backupv1.Incremental
 	} else {
