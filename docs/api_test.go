@@ -324,3 +324,77 @@ func TestExamplesAreValid(t *testing.T) {
 		}
 	}
 }
+
+// TestFields_listTheirValues makes sure that `kubectl explain` lists the values of a field that has a set of them: in the
+// schema's enum, or in the comment.
+func TestFields_listTheirValues(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	for _, dir := range []string{"../api/backup/v1alpha1", "../api/kubevirt/v1"} {
+		known := map[string][]string{} // by type
+		each(t, dir, func(spec *ast.ValueSpec) {
+			typ, ok := spec.Type.(*ast.Ident)
+			if !ok {
+				return
+			}
+			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			known[typ.Name] = append(known[typ.Name], value)
+		})
+		for _, file := range parse(t, dir) {
+			dropEnums(file, known)
+		}
+		for _, file := range parse(t, dir) {
+			ast.Inspect(file, func(n ast.Node) bool {
+				field, ok := n.(*ast.Field)
+				if !ok || len(field.Names) != 1 || field.Doc == nil {
+					return true
+				}
+				values := known[typeName(field.Type)]
+				if field.Names[0].Name == "Reason" && typeName(field.Type) == "FullReason" {
+					values = []string{"BitmapLost", "DiskReplaced"} // what a tracker's disk is discarded for
+				}
+				text := strings.Join(strings.Fields(field.Doc.Text()), " ")
+				for _, value := range values {
+					seen++
+					word := regexp.MustCompile(`(^|[^\w/])` + regexp.QuoteMeta(value) + `($|\W)`)
+					if !word.MatchString(text) {
+						t.Errorf("%s: the comment of %s does not list %s", dir, field.Names[0].Name, value)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if seen < 40 {
+		t.Errorf("only %d values", seen)
+	}
+}
+
+// dropEnums drops the types whose values are an enum in the schema.
+func dropEnums(file *ast.File, known map[string][]string) {
+	for _, decl := range file.Decls {
+		g, ok := decl.(*ast.GenDecl)
+		if !ok || g.Doc == nil {
+			continue
+		}
+		for _, line := range g.Doc.List {
+			if spec, ok := g.Specs[0].(*ast.TypeSpec); ok && strings.Contains(line.Text, "+kubebuilder:validation:Enum=") {
+				delete(known, spec.Name.Name)
+			}
+		}
+	}
+}
+
+// typeName returns the name of a field's type, or of what it points to.
+func typeName(e ast.Expr) string {
+	if star, ok := e.(*ast.StarExpr); ok {
+		e = star.X
+	}
+	if id, ok := e.(*ast.Ident); ok {
+		return id.Name
+	}
+	return ""
+}

@@ -210,7 +210,7 @@ type VirtualMachineBackupStatus struct {
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// backupType is Incremental when any disk is; includedVolumes has each disk's own.
+	// backupType is Incremental if any disk is, and Full otherwise. includedVolumes has the type of each disk.
 	// +optional
 	BackupType BackupType `json:"backupType,omitempty"`
 	// checkpointName is the checkpoint that this backup makes. Absent without a tracker.
@@ -302,10 +302,11 @@ type Progress struct {
 type IncludedVolume struct {
 	// name is the volume's name in the virtual machine.
 	Name string `json:"name"`
-	// type says whether this disk's file stands alone.
+	// type is Full if this disk's file stands alone, or Incremental if it needs the file of the base.
 	// +optional
 	Type BackupType `json:"type,omitempty"`
-	// fullReason says why the disk is full when the backup uses a tracker.
+	// fullReason says why the disk is full: NoTracker, NoCheckpoint, ForceFullBackup, NewDisk, BitmapLost, DiskReplaced,
+	// TargetReplaced, ParentUnknown, ParentMissing or ParentChanged. Absent on an incremental disk.
 	// +optional
 	FullReason FullReason `json:"fullReason,omitempty"`
 	// virtualBytes is the disk's size in bytes.

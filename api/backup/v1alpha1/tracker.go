@@ -107,7 +107,7 @@ type BackupTarget struct {
 type DiscardedDisk struct {
 	// volume is the disk's volume.
 	Volume string `json:"volume"`
-	// reason is one of the FullReason values.
+	// reason is why the next backup of the disk is full: BitmapLost or DiskReplaced.
 	Reason FullReason `json:"reason"`
 	// message says what was seen.
 	// +optional

@@ -152,7 +152,8 @@ type VirtualMachineStatus struct {
 	// ready says that the guest runs.
 	// +optional
 	Ready bool `json:"ready,omitempty"`
-	// printableStatus is the state in one word.
+	// printableStatus is the state in one word: Stopped, Starting, Running, Paused, Stopping, Terminating, CrashLoopBackOff,
+	// ErrorUnschedulable, ErrImagePull, ErrorPvcNotFound or WaitingForVolumeBinding.
 	// +kubebuilder:default=Stopped
 	// +optional
 	PrintableStatus PrintableStatus `json:"printableStatus,omitempty"`
@@ -196,7 +197,8 @@ type StartFailure struct {
 // Condition is one aspect of a VirtualMachine's or a VirtualMachineInstance's state. It is KubeVirt's
 // shape, not metav1.Condition: lastProbeTime exists and observedGeneration does not.
 type Condition struct {
-	// type names the condition.
+	// type names the condition: Ready, Paused, AgentConnected, LiveMigratable, PodScheduled, Failure, Synchronized,
+	// varvebackup.io/StopDelayed or varvebackup.io/DiskNotTracked.
 	Type ConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
@@ -260,7 +262,7 @@ const (
 
 // ChangedBlockTrackingStatus is the state of changed block tracking and the backup that holds the machine.
 type ChangedBlockTrackingStatus struct {
-	// state is PendingRestart, Initializing, Enabled or Disabled.
+	// state is PendingRestart, Initializing, Enabled, Disabled or IncrementalBackupFeatureGateDisabled.
 	State ChangedBlockTrackingState `json:"state"`
 	// backupStatus names the backup that holds the instance: at most one at a time. It is set before
 	// the guest is touched and removed after everything that the backup left was cleaned up.

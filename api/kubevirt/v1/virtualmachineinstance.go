@@ -179,7 +179,7 @@ type VirtualMachineInstanceStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []Condition `json:"conditions,omitempty"`
-	// phase is where the instance is in its life.
+	// phase is where the instance is in its life: Pending, Scheduling, Scheduled, Running, Succeeded or Failed.
 	// +optional
 	Phase Phase `json:"phase,omitempty"`
 	// phaseTransitionTimestamps records when each phase was entered.
@@ -211,7 +211,7 @@ type VirtualMachineInstanceStatus struct {
 
 // PhaseTransitionTimestamp says when a phase was entered.
 type PhaseTransitionTimestamp struct {
-	// phase is the phase that was entered.
+	// phase is the phase that was entered: Pending, Scheduling, Scheduled, Running, Succeeded or Failed.
 	Phase Phase `json:"phase,omitempty"`
 	// phaseTransitionTimestamp is when it was entered.
 	PhaseTransitionTimestamp metav1.Time `json:"phaseTransitionTimestamp,omitempty"`
@@ -283,7 +283,8 @@ type VolumeStatus struct {
 	Name string `json:"name"`
 	// target is the device in the guest, such as vda. Empty for a utility volume.
 	Target string `json:"target"`
-	// phase is where the volume is on its way into or out of the launcher pod.
+	// phase is where the volume is on its way into or out of the launcher pod: Pending, AttachedToNode, MountedToPod, Ready,
+	// Detaching or UnMountedFromPod.
 	// +optional
 	Phase VolumePhase `json:"phase,omitempty"`
 	// reason says in one CamelCase word why the volume is in its phase.
