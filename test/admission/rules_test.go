@@ -50,11 +50,11 @@ var rules = []rule{
 		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true },
 	},
 	{
-		"neither source nor tracker", "name exactly one of source (a full backup that leaves no checkpoint) and backupTracker",
+		"neither source nor tracker", "set exactly one of source (a full backup that leaves no checkpoint) and backupTracker",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.BackupTracker = "" }), nil,
 	},
 	{
-		"both source and tracker", "name exactly one of source",
+		"both source and tracker", "set exactly one of source",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Source = gen.Source("vm") }), nil,
 	},
 	{"source group", "apiGroup must be kubevirt.io", sourced(func(r *corev1.TypedLocalObjectReference) { r.APIGroup = ptr.To("apps") }), nil},
@@ -102,7 +102,7 @@ var rules = []rule{
 		}, nil,
 	},
 	{
-		"running and run strategy", "name at most one of running and runStrategy",
+		"running and run strategy", "set at most one of running and runStrategy",
 		func(ns string) client.Object {
 			m := newMachine(ns)
 			m.Spec.Running, m.Spec.RunStrategy = ptr.To(true), ptr.To(kubevirtv1.RunStrategyAlways)
@@ -165,11 +165,11 @@ var rules = []rule{
 		},
 	},
 	{
-		"kernel arguments without a kernel", "kernelArgs need a container with a kernel",
+		"kernel arguments without a kernel", "kernelArgs needs a container with a kernel",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container = nil }), nil,
 	},
 	{
-		"kernel container without a path", "name kernelPath, initrdPath or both",
+		"kernel container without a path", "set kernelPath, initrdPath or both",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Domain.Firmware.KernelBoot.Container.KernelPath = "" }), nil,
 	},
 	{

@@ -56,7 +56,7 @@ const PushMode BackupMode = "push"
 // VirtualMachineBackupSpec says what is backed up, from which base and to where.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another backup"
-// +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="name exactly one of source (a full backup that leaves no checkpoint) and backupTracker"
+// +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="set exactly one of source (a full backup that leaves no checkpoint) and backupTracker"
 type VirtualMachineBackupSpec struct {
 	// source is the virtual machine, in the backup's namespace. The backup is full and leaves no checkpoint.
 	// +optional
@@ -72,7 +72,7 @@ type VirtualMachineBackupSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	BackupTracker string `json:"backupTracker,omitempty"`
 
-	// mode is push: the hypervisor writes one qcow2 file a disk to the volume that pvcName names.
+	// mode is push: the hypervisor writes one qcow2 file per disk to the volume that pvcName names.
 	// +kubebuilder:default=push
 	// +optional
 	Mode BackupMode `json:"mode,omitempty"`
@@ -82,16 +82,16 @@ type VirtualMachineBackupSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	PVCName string `json:"pvcName"`
 
-	// skipQuiesce leaves the guest's file systems unfrozen: the backup is crash consistent.
+	// skipQuiesce takes the backup without freezing the guest's file systems: it is crash consistent.
 	// +optional
 	SkipQuiesce bool `json:"skipQuiesce,omitempty"`
 
-	// forceFullBackup makes a full backup although the tracker has a checkpoint. Without a tracker every backup is full.
+	// forceFullBackup makes the backup full even if the tracker has a checkpoint. Without a tracker every backup is full.
 	// +optional
 	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
 }
 
-// BackupType says whether a backup stands alone.
+// BackupType says whether a backup can be restored by itself.
 type BackupType string
 
 const (
@@ -137,22 +137,22 @@ const (
 type BackupPhase string
 
 const (
-	// BackupPending: a prerequisite is missing; message says which.
+	// BackupPending: something that the backup needs is missing; message says what.
 	BackupPending BackupPhase = "Pending"
-	// BackupAttaching: the target volume is on its way into the launcher pod.
+	// BackupAttaching: the target volume is being attached to the launcher pod.
 	BackupAttaching BackupPhase = "Attaching"
-	// BackupStarting: the lock is taken and the plan is in status; the node begins.
+	// BackupStarting: the backup holds the lock and its plan is in status; the node begins.
 	BackupStarting BackupPhase = "Starting"
 	// BackupCopying: the point in time is fixed; data moves.
 	BackupCopying BackupPhase = "Copying"
 	// BackupCopied: all data and the manifest are durable on the target.
 	BackupCopied BackupPhase = "Copied"
-	// BackupCopyFailed: nothing will come of it; reason and message say why.
+	// BackupCopyFailed: the copy failed or was given up; reason and message say why.
 	BackupCopyFailed BackupPhase = "CopyFailed"
-	// BackupPruning: the tracker is up to date; the node deletes checkpoints that no tracker names, and
-	// the partial files of a failed backup.
+	// BackupPruning: the tracker is up to date; the node deletes the checkpoints that no tracker names and the partial
+	// files of a failed backup.
 	BackupPruning BackupPhase = "Pruning"
-	// BackupPruned: the node is clean; the volume is detached and the lock released next.
+	// BackupPruned: the node has cleaned up; next the volume is detached and the lock is released.
 	BackupPruned BackupPhase = "Pruned"
 	// BackupDone: succeeded. Final.
 	BackupDone BackupPhase = "Done"
@@ -177,9 +177,9 @@ func (p BackupPhase) Final() bool { return p == BackupDone || p == BackupFailed 
 
 // Condition types of a VirtualMachineBackup.
 const (
-	// ConditionInitializing is True until the point in time is fixed; its reason says what is waited for.
+	// ConditionInitializing is True until the point in time is fixed; its reason says what the backup waits for.
 	ConditionInitializing = "Initializing"
-	// ConditionProgressing is True while data moves and while what is left is cleaned up.
+	// ConditionProgressing is True while data is copied and while the backup cleans up.
 	ConditionProgressing = "Progressing"
 	// ConditionDone is True when the backup succeeded.
 	ConditionDone = "Done"
@@ -187,8 +187,8 @@ const (
 	ConditionFailed = "Failed"
 	// ConditionDeleting is True while a deleted backup is aborted and cleaned up.
 	ConditionDeleting = "Deleting"
-	// ConditionQuiesced is True when the guest's file systems were frozen at the point in time, False
-	// with a reason when they were not: the backup is then crash consistent.
+	// ConditionQuiesced is True if the guest's file systems were frozen at the point in time. If they were not, it is False
+	// with a reason, and the backup is crash consistent.
 	ConditionQuiesced = "Quiesced"
 )
 
@@ -198,10 +198,10 @@ type VirtualMachineBackupStatus struct {
 	// Pruned, Done or Failed.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
-	// reason is one CamelCase word for the present state.
+	// reason is the present state in one CamelCase word, such as PVCNotFound, Copying or TargetFull.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// message says what is waited for, what happened and what to do.
+	// message says what the backup waits for or what happened, and what to do about it.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// conditions are Initializing, Progressing, Done, Failed, Deleting and Quiesced.
@@ -213,26 +213,27 @@ type VirtualMachineBackupStatus struct {
 	// backupType is Incremental if any disk is, and Full otherwise. includedVolumes has the type of each disk.
 	// +optional
 	BackupType BackupType `json:"backupType,omitempty"`
-	// checkpointName is the checkpoint that this backup makes. Absent without a tracker.
+	// checkpointName is the checkpoint that this backup creates. Absent without a tracker.
 	// +optional
 	CheckpointName string `json:"checkpointName,omitempty"`
 	// baseCheckpoint is the tracker's checkpoint that the incremental disks start from.
 	// +optional
 	BaseCheckpoint *Checkpoint `json:"baseCheckpoint,omitempty"`
-	// includedVolumes has an entry a disk.
+	// includedVolumes has one entry for each disk.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	IncludedVolumes []IncludedVolume `json:"includedVolumes,omitempty"`
 
-	// result is how the copy ended. It is decided before what is left is cleaned up, and the final phase follows it.
+	// result is how the copy ended: it is fixed before the backup cleans up, and decides the final phase.
 	// +optional
 	Result BackupResult `json:"result,omitempty"`
-	// trackerUID is the tracker that the backup was planned with; one of the same name that is made later is not it.
+	// trackerUID is the UID of the tracker that the backup was planned with. It tells it from a tracker that is created later under
+	// the same name.
 	// +optional
 	TrackerUID types.UID `json:"trackerUID,omitempty"`
-	// replacesCheckpoint is the name of the tracker's latest checkpoint when the backup was planned, also when
-	// forceFullBackup leaves it unused. The tracker moves only if it has no newer one.
+	// replacesCheckpoint is the name of the tracker's latest checkpoint when the backup was planned, even if
+	// forceFullBackup leaves it unused. The tracker moves only if it has no newer checkpoint.
 	// +optional
 	ReplacesCheckpoint string `json:"replacesCheckpoint,omitempty"`
 
@@ -248,23 +249,23 @@ type VirtualMachineBackupStatus struct {
 	// pvcName is the PersistentVolumeClaim that the files are written to.
 	// +optional
 	PVCName string `json:"pvcName,omitempty"`
-	// pvcUID is the UID of that claim; one of the same name that is made later is not it.
+	// pvcUID is the UID of that claim. It tells it from a claim that is created later under the same name.
 	// +optional
 	PVCUID types.UID `json:"pvcUID,omitempty"`
-	// directory is where the files are, relative to the root of the target volume.
+	// directory is the directory with the backup's files, relative to the root of the target volume.
 	// +optional
 	Directory string `json:"directory,omitempty"`
 	// manifestSHA256 is the hash of the directory's backup.json, in hexadecimal.
 	// +optional
 	ManifestSHA256 string `json:"manifestSHA256,omitempty"`
 
-	// progress is how far the copy is.
+	// progress says how far the copy has come.
 	// +optional
 	Progress *Progress `json:"progress,omitempty"`
-	// movedBytes is the sum of the bytes written to the target.
+	// movedBytes is how much was written to the target, in bytes.
 	// +optional
 	MovedBytes int64 `json:"movedBytes,omitempty"`
-	// moved is movedBytes for people, such as 91Mi or 1.2Gi. Programs read movedBytes.
+	// moved is movedBytes rounded for people, such as 91Mi or 1.2Gi. Programs read movedBytes.
 	// +optional
 	Moved string `json:"moved,omitempty"`
 	// frozenMillis is how long the guest's file systems were frozen, in milliseconds.
@@ -273,7 +274,7 @@ type VirtualMachineBackupStatus struct {
 	// copyMillis is how long the hypervisor's copy took, in milliseconds.
 	// +optional
 	CopyMillis int64 `json:"copyMillis,omitempty"`
-	// sealMillis is how long it took then to make the files durable and to hash them, in milliseconds.
+	// sealMillis is how long it then took to hash the files and to make them durable, in milliseconds.
 	// +optional
 	SealMillis int64 `json:"sealMillis,omitempty"`
 
@@ -283,18 +284,18 @@ type VirtualMachineBackupStatus struct {
 	// completionTimestamp is when the backup became Done or Failed.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// phaseDeadline is when the present phase is given up.
+	// phaseDeadline is when the backup gives up its present phase.
 	// +optional
 	PhaseDeadline *metav1.Time `json:"phaseDeadline,omitempty"`
 }
 
-// Progress is how far a copy is.
+// Progress says how far a copy has come.
 type Progress struct {
-	// totalBytes is what the hypervisor expects to process and what is then read again to be hashed.
+	// totalBytes is how much the hypervisor expects to copy, plus how much is then read back to hash it.
 	TotalBytes int64 `json:"totalBytes"`
 	// processedBytes is how much of it is done.
 	ProcessedBytes int64 `json:"processedBytes"`
-	// percent is their quotient, such as "42%".
+	// percent is processedBytes as a share of totalBytes, such as "42%".
 	Percent string `json:"percent"`
 }
 
@@ -312,7 +313,7 @@ type IncludedVolume struct {
 	// virtualBytes is the disk's size in bytes.
 	// +optional
 	VirtualBytes int64 `json:"virtualBytes,omitempty"`
-	// movedBytes is what was written to the target, in bytes.
+	// movedBytes is how much of this disk was written to the target, in bytes.
 	// +optional
 	MovedBytes int64 `json:"movedBytes,omitempty"`
 	// file is the disk's qcow2 file, relative to the root of the target volume.

@@ -1,8 +1,8 @@
 package v1alpha1
 
-// Reasons of a VirtualMachineBackup's status and conditions. What waits:
+// Reasons of a VirtualMachineBackup's status and conditions while it is under way:
 const (
-	// ReasonTrackerNotFound: spec.backupTracker names no tracker; create it.
+	// ReasonTrackerNotFound: the tracker that spec.backupTracker names does not exist; create it.
 	ReasonTrackerNotFound = "TrackerNotFound"
 	// ReasonVMNotFound: the virtual machine does not exist.
 	ReasonVMNotFound = "VirtualMachineNotFound"
@@ -12,28 +12,28 @@ const (
 	ReasonTrackingNotEnabled = "ChangedBlockTrackingNotEnabled"
 	// ReasonNoEligibleDisk: no disk of the machine can be tracked.
 	ReasonNoEligibleDisk = "NoEligibleDisk"
-	// ReasonPVCNotFound: spec.pvcName names no claim; create it.
+	// ReasonPVCNotFound: the claim that spec.pvcName names does not exist; create it.
 	ReasonPVCNotFound = "PVCNotFound"
-	// ReasonGateDisabled: a feature gate is off; the message names it and says where it is turned on.
+	// ReasonGateDisabled: a feature gate is off; the message names it and says where to turn it on.
 	ReasonGateDisabled = "FeatureGateDisabled"
-	// ReasonNodeBusy: as many backups as may copy at a time run on the machine's node; the oldest goes first.
+	// ReasonNodeBusy: the machine's node already runs as many backups as it may; the oldest goes first.
 	ReasonNodeBusy = "NodeBusy"
 	// ReasonOtherBackup: another backup holds the machine.
 	ReasonOtherBackup = "OtherBackupInProgress"
 	// ReasonAttaching: the target volume is being attached.
 	ReasonAttaching = "AttachingTarget"
-	// ReasonRequestRefused: the API server refuses a write that the backup needs, as when an admission webhook is down or a
-	// feature gate is off; the message has its words. It is tried again until the phase's deadline.
+	// ReasonRequestRefused: the API server refuses a write that the backup needs, for example because an admission webhook
+	// is down; the message quotes it. The controller retries until the phase's deadline.
 	ReasonRequestRefused = "RequestRefused"
-	// ReasonStarting: the node prepares the point in time.
+	// ReasonStarting: the node prepares the backup's point in time.
 	ReasonStarting = "Starting"
-	// ReasonCopying: data moves.
+	// ReasonCopying: the hypervisor copies the data.
 	ReasonCopying = "Copying"
-	// ReasonFinishing: the tracker moves, old checkpoints go, the volume is detached.
+	// ReasonFinishing: the tracker moves, old checkpoints are deleted, and the volume is detached.
 	ReasonFinishing = "Finishing"
 )
 
-// What ends a backup:
+// Reasons of a backup that has ended, or is about to:
 const (
 	// ReasonCompleted: every disk is on the target.
 	ReasonCompleted = "Completed"
@@ -41,15 +41,15 @@ const (
 	ReasonPVCIsBlock = "PVCIsBlock"
 	// ReasonInsufficientSpace: the target has less free space than the estimate; both numbers are in the message.
 	ReasonInsufficientSpace = "InsufficientSpace"
-	// ReasonTargetFull: the target ran out of space while data moved.
+	// ReasonTargetFull: the target ran out of space during the copy.
 	ReasonTargetFull = "TargetFull"
-	// ReasonTargetDetached: the pod that holds the target on the node ended while data moved, as in a drain.
+	// ReasonTargetDetached: the pod that holds the target on the node ended during the copy, for example in a drain.
 	ReasonTargetDetached = "TargetDetached"
 	// ReasonAborted: the backup was deleted while it ran.
 	ReasonAborted = "Aborted"
 	// ReasonStopForced: the machine was stopped with force.
 	ReasonStopForced = "StopForced"
-	// ReasonGuestShutdown: the guest shut down while data moved.
+	// ReasonGuestShutdown: the guest shut down during the copy.
 	ReasonGuestShutdown = "GuestShutdown"
 	// ReasonGuestCrashed: the guest, its QEMU or its launcher died while the backup ran.
 	ReasonGuestCrashed = "GuestCrashed"
@@ -57,17 +57,17 @@ const (
 	ReasonVMDeleted = "VirtualMachineDeleted"
 	// ReasonDeadlineExceeded: a phase took longer than its deadline.
 	ReasonDeadlineExceeded = "DeadlineExceeded"
-	// ReasonTargetInvalid: the target volume cannot take the backup, as when it is read-only.
+	// ReasonTargetInvalid: the target volume cannot take the backup, for example because it is read-only.
 	ReasonTargetInvalid = "TargetInvalid"
-	// ReasonTargetGone: the target claim was deleted or replaced while the backup ran; the files go with it.
+	// ReasonTargetGone: the target claim was deleted or replaced while the backup ran, and its files are lost with it.
 	ReasonTargetGone = "TargetGone"
-	// ReasonTargetInUse: a virtual machine uses the target claim as a disk, or for its record of changes.
+	// ReasonTargetInUse: a virtual machine uses the target claim as a disk or for its record of changes.
 	ReasonTargetInUse = "TargetInUse"
-	// ReasonTargetStalled: the target took no data for so long that the guest had to be freed from waiting for it.
+	// ReasonTargetStalled: the target took no data for so long that the backup was aborted to keep the guest running.
 	ReasonTargetStalled = "TargetStalled"
 	// ReasonTrackerGone: the tracker was deleted or replaced while the backup ran.
 	ReasonTrackerGone = "TrackerGone"
-	// ReasonHypervisorError: libvirt refused or failed the job; the message has its words.
+	// ReasonHypervisorError: libvirt refused the job, or the job failed; the message quotes libvirt.
 	ReasonHypervisorError = "HypervisorError"
 )
 
@@ -77,7 +77,7 @@ const (
 	ReasonFrozen = "Frozen"
 	// ReasonQuiesceSkipped: spec.skipQuiesce asked for no freeze.
 	ReasonQuiesceSkipped = "SkipQuiesce"
-	// ReasonAgentAbsent: no guest agent answers; install it for file system consistent backups.
+	// ReasonAgentAbsent: no guest agent answers; install one for backups with consistent file systems.
 	ReasonAgentAbsent = "AgentNotConnected"
 	// ReasonFreezeFailed: the guest agent refused or did not freeze in time.
 	ReasonFreezeFailed = "FreezeFailed"

@@ -7,7 +7,8 @@ import (
 )
 
 // VirtualMachineBackupTracker remembers the last checkpoint that one backup solution has of one
-// virtual machine. Each solution has its own, so that they do not disturb each other.
+// virtual machine. Each solution has its own, so that they do not
+// interfere with each other.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmbackuptracker;vmbackuptrackers,categories=all
@@ -51,20 +52,20 @@ type VirtualMachineBackupTrackerSpec struct {
 
 // VirtualMachineBackupTrackerStatus is what the tracker remembers.
 type VirtualMachineBackupTrackerStatus struct {
-	// latestCheckpoint is the checkpoint of the last backup that succeeded: the base of the next
-	// incremental one. Absent: the next backup is full.
+	// latestCheckpoint is the checkpoint of the last backup that succeeded: the base of the next incremental backup. If it is
+	// absent, the next backup is full.
 	// +optional
 	LatestCheckpoint *Checkpoint `json:"latestCheckpoint,omitempty"`
 
-	// discarded says why disks lost their base since the last backup; their next backup is full.
-	// Cleared by the next backup that succeeds.
+	// discarded says which disks have lost their base since the last backup, and why. Their next backup is full. The next
+	// backup that succeeds clears the list.
 	// +optional
 	// +listType=map
 	// +listMapKey=volume
 	Discarded []DiscardedDisk `json:"discarded,omitempty"`
 
-	// newestCheckpointTime is the time in the newest checkpoint name that was given out, also to a backup that
-	// failed later: no name is used twice.
+	// newestCheckpointTime is the time in the newest checkpoint name that was given out, even if that backup failed later. It
+	// keeps a name from being used twice.
 	// +optional
 	NewestCheckpointTime *metav1.Time `json:"newestCheckpointTime,omitempty"`
 }
@@ -75,27 +76,27 @@ type Checkpoint struct {
 	Name string `json:"name"`
 	// creationTime is the point in time.
 	CreationTime metav1.Time `json:"creationTime"`
-	// disks are the names of the volumes that have a valid bitmap of the checkpoint.
+	// disks are the names of the volumes that have a valid bitmap for the checkpoint.
 	// +optional
 	// +listType=set
 	Disks []string `json:"disks,omitempty"`
-	// backupName is the VirtualMachineBackup that made the checkpoint.
+	// backupName is the VirtualMachineBackup that created the checkpoint.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// backupUID is the UID of that backup: it names the parent in the next backup's manifest.
+	// backupUID is the UID of that backup. The manifest of the next backup names its parent by it.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
 	// target is where that backup's files are. The next backup is incremental only on the same claim, and only while the
-	// directory holds exactly this manifest. Absent in what an older version recorded: the next backup is full.
+	// directory holds exactly this manifest. If an older version recorded the checkpoint, target is absent, and the next backup is full.
 	// +optional
 	Target *BackupTarget `json:"target,omitempty"`
 }
 
-// BackupTarget says where the files of a backup are, in terms that are never used twice.
+// BackupTarget says where the files of a backup are. Its identifiers are never reused.
 type BackupTarget struct {
 	// pvcName is the PersistentVolumeClaim, in the backup's namespace.
 	PVCName string `json:"pvcName"`
-	// pvcUID is the UID of that claim; one of the same name that is made later is not it.
+	// pvcUID is the UID of that claim. It tells it from a claim that is created later under the same name.
 	PVCUID types.UID `json:"pvcUID"`
 	// directory is relative to the root of the claim's volume.
 	Directory string `json:"directory"`
@@ -109,7 +110,7 @@ type DiscardedDisk struct {
 	Volume string `json:"volume"`
 	// reason is why the next backup of the disk is full: BitmapLost or DiskReplaced.
 	Reason FullReason `json:"reason"`
-	// message says what was seen.
+	// message says what the node found.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

@@ -35,7 +35,7 @@ type Firmware struct {
 
 // KernelBoot boots a kernel directly.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.kernelArgs) || size(self.kernelArgs) == 0 || has(self.container)",message="kernelArgs need a container with a kernel",fieldPath=".kernelArgs"
+// +kubebuilder:validation:XValidation:rule="!has(self.kernelArgs) || size(self.kernelArgs) == 0 || has(self.container)",message="kernelArgs needs a container with a kernel",fieldPath=".kernelArgs"
 type KernelBoot struct {
 	// kernelArgs is the kernel's command line.
 	// +optional
@@ -47,7 +47,7 @@ type KernelBoot struct {
 
 // KernelBootContainer is an image that holds a kernel and an initial RAM disk.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.kernelPath) || has(self.initrdPath)",message="name kernelPath, initrdPath or both"
+// +kubebuilder:validation:XValidation:rule="has(self.kernelPath) || has(self.initrdPath)",message="set kernelPath, initrdPath or both"
 type KernelBootContainer struct {
 	// image is the container image.
 	// +kubebuilder:validation:MinLength=1

@@ -54,14 +54,14 @@ const (
 
 // VirtualMachineSpec is the desired state of a VirtualMachine.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.running) || !has(self.runStrategy)",message="name at most one of running and runStrategy: running true is runStrategy Always, false is Halted",fieldPath=".running"
+// +kubebuilder:validation:XValidation:rule="!has(self.running) || !has(self.runStrategy)",message="set at most one of running and runStrategy: running true means runStrategy Always, false means Halted",fieldPath=".running"
 type VirtualMachineSpec struct {
-	// running is the older way to say runStrategy: true is Always, false is Halted. Name at most one of the two.
+	// running is the older form of runStrategy: true means Always, and false means Halted. Set at most one of the two.
 	// +optional
 	Running *bool `json:"running,omitempty"`
 
-	// runStrategy says when the instance runs: Always, Halted, Manual or RerunOnFailure. Without it and without running the machine
-	// is Halted.
+	// runStrategy says when the instance runs: Always, Halted, Manual or RerunOnFailure. If neither runStrategy nor running is set,
+	// the machine is Halted.
 	// +optional
 	RunStrategy *RunStrategy `json:"runStrategy,omitempty"`
 
@@ -82,11 +82,11 @@ func (s *VirtualMachineSpec) Strategy() RunStrategy {
 	}
 }
 
-// SetStrategy writes a run strategy in the way in which the spec has it, so that a client that applies its own fields again does not
-// name both. Only Always and Halted can be said with running.
+// SetStrategy writes a run strategy to the field that the spec already uses, so that a client that applies its own fields again
+// does not set both. Only Always and Halted can be written to running.
 func (s *VirtualMachineSpec) SetStrategy(strategy RunStrategy) {
-	sayable := strategy == RunStrategyAlways || strategy == RunStrategyHalted
-	if s.Running != nil && s.RunStrategy == nil && sayable {
+	fitsRunning := strategy == RunStrategyAlways || strategy == RunStrategyHalted
+	if s.Running != nil && s.RunStrategy == nil && fitsRunning {
 		running := strategy == RunStrategyAlways
 		s.Running = &running
 		return
@@ -139,7 +139,7 @@ const (
 type StateChangeRequest struct {
 	// action is Start or Stop.
 	Action StateChangeRequestAction `json:"action"`
-	// uid names the instance that a Stop applies to; a Stop for another instance is dropped.
+	// uid is the instance that a Stop applies to. The controller drops a Stop for another instance.
 	// +optional
 	UID *types.UID `json:"uid,omitempty"`
 }
@@ -161,17 +161,17 @@ type VirtualMachineStatus struct {
 	// +optional
 	// +listType=atomic
 	Conditions []Condition `json:"conditions,omitempty"`
-	// stateChangeRequests are starts and stops that were asked for and not yet acted on: at most a
-	// Stop followed by a Start.
+	// stateChangeRequests are the starts and stops that the controller has not acted on yet: at most a Stop followed by a
+	// Start.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	StateChangeRequests []StateChangeRequest `json:"stateChangeRequests,omitempty"`
-	// runStrategy is the strategy that the controller has acted on last: a change to RerunOnFailure starts
+	// runStrategy is the strategy that the controller last acted on. It notices a change to RerunOnFailure by it, which starts
 	// the machine once.
 	// +optional
 	RunStrategy RunStrategy `json:"runStrategy,omitempty"`
-	// startFailure counts failed instances in a row and holds the next one back.
+	// startFailure counts the instances that failed in a row, and says how long to wait before the next one.
 	// +optional
 	// +nullable
 	StartFailure *StartFailure `json:"startFailure,omitempty"`
@@ -202,7 +202,7 @@ type Condition struct {
 	Type ConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
-	// lastProbeTime is when the condition was last looked at.
+	// lastProbeTime is when the condition was last checked.
 	// +nullable
 	// +optional
 	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty"`
@@ -210,10 +210,10 @@ type Condition struct {
 	// +nullable
 	// +optional
 	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty"`
-	// reason is one CamelCase word.
+	// reason says in one CamelCase word why the condition has its status.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// message is for people.
+	// message says the same in a sentence, and what to do.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
@@ -234,12 +234,12 @@ const (
 	ConditionPodScheduled ConditionType = "PodScheduled"
 	// ConditionFailure is True on a machine while its instance cannot be created.
 	ConditionFailure ConditionType = "Failure"
-	// ConditionSynchronized is False with a reason when the guest cannot be brought to its spec: before
-	// Scheduled by the controller (a claim or an image is missing), then by the node.
+	// ConditionSynchronized is False with a reason while the guest cannot be made to match its spec. The controller writes it
+	// before the phase Scheduled (a claim or an image is missing), and the node writes it after that.
 	ConditionSynchronized ConditionType = "Synchronized"
-	// ConditionStopDelayed is True while a stop that was asked for waits for a running backup.
+	// ConditionStopDelayed is True while a requested stop waits for a running backup.
 	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"
-	// ConditionDiskNotTracked is True while a disk that ought to be tracked is not, and so is in no backup; the message says why.
+	// ConditionDiskNotTracked is True while a disk that should be tracked is not, and is therefore in no backup; the message says why.
 	ConditionDiskNotTracked ConditionType = "varvebackup.io/DiskNotTracked"
 )
 
@@ -247,16 +247,16 @@ const (
 type ChangedBlockTrackingState string
 
 const (
-	// ChangedBlockTrackingPendingRestart: the wanted state differs from the running guest's; restart it.
+	// ChangedBlockTrackingPendingRestart: the wanted state differs from that of the running guest; restart the machine.
 	ChangedBlockTrackingPendingRestart ChangedBlockTrackingState = "PendingRestart"
-	// ChangedBlockTrackingInitializing: the overlays are being made.
+	// ChangedBlockTrackingInitializing: the overlays are being created.
 	ChangedBlockTrackingInitializing ChangedBlockTrackingState = "Initializing"
 	// ChangedBlockTrackingEnabled: every eligible disk is tracked.
 	ChangedBlockTrackingEnabled ChangedBlockTrackingState = "Enabled"
-	// ChangedBlockTrackingDisabled: tracking was on and is off; its overlays are gone.
+	// ChangedBlockTrackingDisabled: tracking was on and is off now; its overlays are deleted.
 	ChangedBlockTrackingDisabled ChangedBlockTrackingState = "Disabled"
-	// ChangedBlockTrackingFGDisabled: tracking is on and feature gate IncrementalBackup is off. A running guest goes on being tracked;
-	// the overlays go when it is restarted before the gate is on again.
+	// ChangedBlockTrackingFGDisabled: tracking is on and feature gate IncrementalBackup is off. A running guest is still
+	// tracked; its overlays are deleted if it restarts while the gate is off.
 	ChangedBlockTrackingFGDisabled ChangedBlockTrackingState = "IncrementalBackupFeatureGateDisabled"
 )
 
@@ -264,8 +264,8 @@ const (
 type ChangedBlockTrackingStatus struct {
 	// state is PendingRestart, Initializing, Enabled, Disabled or IncrementalBackupFeatureGateDisabled.
 	State ChangedBlockTrackingState `json:"state"`
-	// backupStatus names the backup that holds the instance: at most one at a time. It is set before
-	// the guest is touched and removed after everything that the backup left was cleaned up.
+	// backupStatus names the one backup that holds the instance. It is set before the backup touches the guest, and removed after
+	// the backup has cleaned up.
 	// +optional
 	// +nullable
 	BackupStatus *InstanceBackupStatus `json:"backupStatus,omitempty"`
@@ -279,10 +279,10 @@ type InstanceBackupStatus struct {
 	// startTimestamp is when the lock was taken.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
-	// backupMsg names the backup's UID: a backup of the same name that is made later does not hold the instance.
+	// backupMsg has the backup's UID, which tells it from a backup that is created later under the same name.
 	// +optional
 	BackupMsg *string `json:"backupMsg,omitempty"`
-	// checkpointName is the checkpoint that the backup makes.
+	// checkpointName is the checkpoint that the backup creates.
 	// +optional
 	CheckpointName *string `json:"checkpointName,omitempty"`
 }

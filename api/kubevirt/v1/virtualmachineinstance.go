@@ -136,7 +136,7 @@ type UtilityVolume struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
-	// The claim in the instance's namespace; it must exist and have volumeMode Filesystem.
+	// The claim, in the instance's namespace. It must exist and have volumeMode Filesystem.
 	corev1.PersistentVolumeClaimVolumeSource `json:",inline"`
 	// type says what the volume is for.
 	// +optional
@@ -147,7 +147,7 @@ type UtilityVolume struct {
 type Phase string
 
 const (
-	// PhasePending: the instance was accepted; its prerequisites are being made.
+	// PhasePending: the instance was accepted, and what it needs is being created.
 	PhasePending Phase = "Pending"
 	// PhaseScheduling: the launcher pod exists and waits for a node, its volumes and its image.
 	PhaseScheduling Phase = "Scheduling"
@@ -190,13 +190,13 @@ type VirtualMachineInstanceStatus struct {
 	// +optional
 	// +listType=atomic
 	Interfaces []InterfaceStatus `json:"interfaces,omitempty"`
-	// guestOSInfo is what the guest agent says of the operating system.
+	// guestOSInfo is what the guest agent reports about the operating system.
 	// +optional
 	GuestOSInfo GuestOSInfo `json:"guestOSInfo,omitempty"`
 	// activePods maps the UID of each launcher pod to its node.
 	// +optional
 	ActivePods map[types.UID]string `json:"activePods,omitempty"`
-	// volumeStatus has an entry a volume and an entry a utility volume.
+	// volumeStatus has one entry for each volume and each utility volume.
 	// +optional
 	// +listType=atomic
 	VolumeStatus []VolumeStatus `json:"volumeStatus,omitempty"`
@@ -235,12 +235,12 @@ type InterfaceStatus struct {
 	// interfaceName is the name inside the guest.
 	// +optional
 	InterfaceName string `json:"interfaceName,omitempty"`
-	// infoSource says who reported it: domain, guest-agent, or both with a comma.
+	// infoSource says who reported it: domain, guest-agent, or both, separated by a comma.
 	// +optional
 	InfoSource string `json:"infoSource,omitempty"`
 }
 
-// GuestOSInfo is what the guest agent says of the operating system.
+// GuestOSInfo is what the guest agent reports about the operating system.
 type GuestOSInfo struct {
 	// name is the name of the system, such as "Debian GNU/Linux".
 	// +optional
@@ -251,10 +251,10 @@ type GuestOSInfo struct {
 	// version is the version of the system.
 	// +optional
 	Version string `json:"version,omitempty"`
-	// prettyName is name and version for people.
+	// prettyName is name and version in a form for people.
 	// +optional
 	PrettyName string `json:"prettyName,omitempty"`
-	// id is the name of the system for programs, such as "debian".
+	// id is the name of the system in a form for programs, such as "debian".
 	// +optional
 	ID string `json:"id,omitempty"`
 }
@@ -273,7 +273,7 @@ const (
 	VolumeReady VolumePhase = "Ready"
 	// VolumeDetaching: the volume is being unmounted from the launcher.
 	VolumeDetaching VolumePhase = "Detaching"
-	// VolumeUnMountedFromPod: the launcher does not see the volume any more; the attachment pod goes next.
+	// VolumeUnMountedFromPod: the launcher no longer sees the volume; next the attachment pod is deleted.
 	VolumeUnMountedFromPod VolumePhase = "UnMountedFromPod"
 )
 
@@ -290,10 +290,10 @@ type VolumeStatus struct {
 	// reason says in one CamelCase word why the volume is in its phase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// message says what is waited for and what to do.
+	// message says what the volume waits for and what to do.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// persistentVolumeClaimInfo is what the node needs to know of the claim.
+	// persistentVolumeClaimInfo is what the node needs to know about the claim.
 	// +optional
 	PersistentVolumeClaimInfo *PersistentVolumeClaimInfo `json:"persistentVolumeClaimInfo,omitempty"`
 	// hotplugVolume is set for a utility volume.
@@ -304,7 +304,7 @@ type VolumeStatus struct {
 	Size int64 `json:"size,omitempty"`
 }
 
-// PersistentVolumeClaimInfo is what the node needs to know of a claim.
+// PersistentVolumeClaimInfo is what the node needs to know about a claim.
 type PersistentVolumeClaimInfo struct {
 	// claimName is the name of the claim.
 	// +optional
@@ -316,15 +316,15 @@ type PersistentVolumeClaimInfo struct {
 	// volumeMode is Filesystem or Block.
 	// +optional
 	VolumeMode *corev1.PersistentVolumeMode `json:"volumeMode,omitempty"`
-	// capacity is what the claim got.
+	// capacity is the size of the volume that the claim is bound to.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-	// requests is what the claim asked for.
+	// requests is the size that the claim asks for.
 	// +optional
 	Requests corev1.ResourceList `json:"requests,omitempty"`
 }
 
-// HotplugVolumeStatus names the pod that brings a utility volume to the node.
+// HotplugVolumeStatus names the pod that attaches a utility volume to the node.
 type HotplugVolumeStatus struct {
 	// attachPodName is the name of the attachment pod.
 	// +optional
