@@ -253,7 +253,7 @@ func (j *Journal) removeFile() error {
 // replaceState makes s the journal. A full file system has no room for a second file, so there it overwrites the one before.
 func (j *Journal) replaceState(s *journalState) error {
 	err := writeDurably(j.files, j.path, s.marshal())
-	if !isFull(err) {
+	if !errclass.IsFull(err) {
 		return err
 	}
 	if j.overwriteState(s) == nil {

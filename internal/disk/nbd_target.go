@@ -192,7 +192,7 @@ func (t *exportTarget) WriteAt(ctx context.Context, p []byte, offset int64) erro
 
 // targetError names the target in an error of the client, and says what to do about it.
 func (t *exportTarget) targetError(err error) error {
-	if isFull(err) {
+	if errclass.IsFull(err) {
 		return explainFull(t.name, err)
 	}
 	return t.explainError(err)

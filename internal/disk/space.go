@@ -61,10 +61,8 @@ func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
 
 // explainFull says what to do about an error that means a full file system. It returns other errors unchanged.
 func explainFull(name string, err error) error {
-	if isFull(err) {
+	if errclass.IsFull(err) {
 		return errclass.Errorf(errclass.Exhausted, "target %s: no space is left: make some and continue: %w", name, err)
 	}
 	return err
 }
-
-func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

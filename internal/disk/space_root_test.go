@@ -76,7 +76,7 @@ func fillUp(t *testing.T, dir string) (path string) {
 			err = f.Sync()
 		}
 	}
-	if !isFull(err) {
+	if !errclass.IsFull(err) {
 		t.Fatal(err)
 	}
 	if err := f.Close(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -104,16 +105,9 @@ func classifyWrite(err error) error {
 	return err
 }
 
-// noSpace are the errors of a file system that accepts no more data: full, or over its quota.
-var noSpace = []error{unix.ENOSPC, unix.EDQUOT}
-
 // isNoSpace says whether a file system was full. QEMU reports a failed block job in words only (those of strerror in
 // the C locale, in which libvirtd and QEMU run here), so the text is all there is to check.
 func isNoSpace(err error) bool {
-	for _, full := range noSpace {
-		if errors.Is(err, full) || strings.Contains(strings.ToLower(err.Error()), full.Error()) {
-			return true
-		}
-	}
-	return false
+	text := strings.ToLower(err.Error())
+	return errclass.IsFull(err) || slices.ContainsFunc(errclass.FullErrnos, func(full error) bool { return strings.Contains(text, full.Error()) })
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -102,15 +100,11 @@ func classifyFailure(err error, s sight) *Failure {
 		return guestFailure(s.guest)
 	case errors.As(err, &f):
 		return f
-	case isFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
+	case errors.Is(err, errclass.Exhausted), errclass.IsFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
 		return &Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
 			"the target ran out of space while the backup was written (%s free then): delete old backups from it or use a larger claim", formatBytes(s.freeBytes))}
 	case errors.Is(err, target.ErrInvalid):
 		return &Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
 	}
 	return &Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: err.Error()}
-}
-
-func isFull(err error) bool {
-	return errors.Is(err, errclass.Exhausted) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }

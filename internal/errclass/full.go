@@ -1,0 +1,16 @@
+package errclass
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+)
+
+// FullErrnos are the errors of a file system that takes no more data: it is full, or the user's quota is. They have no
+// class by themselves: what is full, and what to do about it, is for the caller to say.
+var FullErrnos = []error{syscall.ENOSPC, syscall.EDQUOT}
+
+// IsFull reports whether an error means that a file system takes no more data.
+func IsFull(err error) bool {
+	return slices.ContainsFunc(FullErrnos, func(full error) bool { return errors.Is(err, full) })
+}
