@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 // Hold returns when ctx ends. It is the main container of a pod that only keeps volumes on a node.
@@ -79,15 +81,7 @@ func copyFile(from, to string, mode fs.FileMode) (err error) {
 	if err = os.Rename(out.Name(), to); err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
 	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync %s: %w", dir, err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+	if err = durable.Sync(dir); err != nil {
 		return fmt.Errorf("sync %s: %w", dir, err)
 	}
 	return nil
