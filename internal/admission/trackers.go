@@ -41,7 +41,7 @@ func (h *trackerWriters) Handle(ctx context.Context, req admission.Request) admi
 	err := h.instances.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: machine}, instance)
 	switch {
 	case apierrors.IsNotFound(err):
-		return admission.Denied(fmt.Sprintf("VirtualMachine %s does not run: its trackers are no handler's to write", machine))
+		return admission.Denied(fmt.Sprintf("VirtualMachine %s does not run: no handler may write its trackers", machine))
 	case err != nil:
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("read VirtualMachineInstance %s: %w", machine, err))
 	case instance.Status.NodeName != nodes[0]:

@@ -32,12 +32,12 @@ func GaveUp(limit time.Duration, last string) State {
 
 // NotStarted says that the node did not begin the backup in time.
 func NotStarted(node string, limit time.Duration) State {
-	return state(backupv1.ReasonDeadlineExceeded, "Node %s did not start the backup within %s; see whether varve-handler runs there.", node, limit)
+	return state(backupv1.ReasonDeadlineExceeded, "Node %s did not start the backup within %s; check that varve-handler runs there.", node, limit)
 }
 
 // CopyStalled says that the copy made no progress and that nobody said why.
 func CopyStalled(node string, limit time.Duration) State {
-	return state(backupv1.ReasonDeadlineExceeded, "The copy made no progress for %s; see the target volume and varve-handler on node %s.", limit, node)
+	return state(backupv1.ReasonDeadlineExceeded, "The copy made no progress for %s; check the target volume and varve-handler on node %s.", limit, node)
 }
 
 // TrackerDeleted says that the tracker was deleted while the backup ran. directory has the backup's files.
@@ -63,7 +63,7 @@ func TrackerImmovable(tracker, refusal, directory string) State {
 
 func trackerGone(tracker, what, directory string) State {
 	return state(backupv1.ReasonTrackerGone,
-		"VirtualMachineBackupTracker %s %s while the backup ran. The files in %s are complete, but nothing can be incremental to them.", tracker, what, directory)
+		"VirtualMachineBackupTracker %s %s while the backup ran. The files in %s are complete, but no later backup can build on them.", tracker, what, directory)
 }
 
 // LauncherRefused says that the launcher did not accept the backup.
@@ -82,7 +82,7 @@ func BaseLostWithoutIncrement(message string) State {
 // HypervisorError says that libvirt or QEMU failed the job. message has their words.
 func HypervisorError(message string) State {
 	return quoted(backupv1.ReasonHypervisorError, message,
-		"see the launcher pod's log, and create another backup; it starts from the same base if that is usable")
+		"check the launcher pod's log, and create another backup; it starts from the same base if that is usable")
 }
 
 // quoted returns what the launcher said, with advice.

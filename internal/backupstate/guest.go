@@ -61,7 +61,7 @@ func GuestShutdown(machine, how string) State {
 // GuestCrashed says that the guest, its QEMU or its launcher died. how adds what is known about it, or is empty.
 func GuestCrashed(machine, how string) State {
 	return state(backupv1.ReasonGuestCrashed,
-		"The guest of VirtualMachine %s ended unexpectedly while the backup ran%s; its next backup is full, because the record of changes died with the guest: create another backup when the machine runs.",
+		"The guest of VirtualMachine %s ended unexpectedly while the backup ran%s; its next backup is full, because the record of changes was lost with the guest: create another backup when the machine runs.",
 		machine, inParentheses(how))
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Starting says that the node fixes the point in time.
 func Starting(node string) State {
-	return state(backupv1.ReasonStarting, "Node %s prepares the point in time.", node)
+	return state(backupv1.ReasonStarting, "Node %s is preparing the backup's point in time.", node)
 }
 
 // Copying says that the hypervisor copies the data.
@@ -22,7 +22,7 @@ func Sealing() State {
 // CopyingCondition is what the condition Progressing says in the phase Copying. The status changes with every progress
 // report, and a condition that followed it would double the writes.
 func CopyingCondition() State {
-	return state(backupv1.ReasonCopying, "Data moves to the target; status.progress says how far it is.")
+	return state(backupv1.ReasonCopying, "Data is being copied to the target; status.progress says how far the copy has come.")
 }
 
 // Copied says that the node is done with the data.
@@ -30,7 +30,7 @@ func Copied() State { return state(backupv1.ReasonFinishing, "All data is on the
 
 // Finishing says that the backup has succeeded and that what it leaves behind is cleaned up.
 func Finishing() State {
-	return state(backupv1.ReasonFinishing, "The data is complete on the target; old checkpoints go and the volume is detached.")
+	return state(backupv1.ReasonFinishing, "The data is complete on the target; old checkpoints are being deleted, and then the volume is detached.")
 }
 
 // Completed says that the backup has succeeded.
@@ -43,4 +43,4 @@ func Completed(disks int, machine, directory, claim string) State {
 }
 
 // DeletingMessage is what the condition Deleting says of a deleted backup.
-const DeletingMessage = "The object goes when what it left on the node and on the target is cleaned up."
+const DeletingMessage = "The object is deleted when the node and the target are cleaned up."

@@ -226,7 +226,7 @@ func TestGuestEnd_followsTheInstance(t *testing.T) {
 func TestStateWith_addsASentence(t *testing.T) {
 	t.Parallel()
 	s := State{Reason: backupv1.ReasonAborted, Message: "It ended."}
-	if got := s.With("").With(StillAttached("target", "node", time.Minute)); got.Message != "It ended. PersistentVolumeClaim target is still attached after 1m0s; see varve-handler on node node." || s.Message != "It ended." {
+	if got := s.With("").With(StillAttached("target", "node", time.Minute)); got.Message != "It ended. PersistentVolumeClaim target is still attached after 1m0s; check varve-handler on node node." || s.Message != "It ended." {
 		t.Errorf("%+v of %+v", got, s)
 	}
 }

@@ -16,7 +16,7 @@ func ClaimIsBlock(claim string) State {
 // TargetHoldsRecord says that the target claim is one on which Varve keeps a machine's overlays.
 func TargetHoldsRecord(claim string) State {
 	return state(backupv1.ReasonTargetInUse,
-		"The target PersistentVolumeClaim %s holds the record of changes of a virtual machine and goes with it; create a backup with another claim.", claim)
+		"The target PersistentVolumeClaim %s holds a virtual machine's record of changes and is deleted with it; create a backup with another claim.", claim)
 }
 
 // TargetIsOwnDisk says that the target claim is a disk of the machine that is backed up.
@@ -47,7 +47,7 @@ func TargetReplaced(claim string) State {
 
 func targetGone(claim, what string) State {
 	return state(backupv1.ReasonTargetGone,
-		"PersistentVolumeClaim %s %s while the backup was written to it, and its files go with it; create another backup when the claim is there again.", claim, what)
+		"PersistentVolumeClaim %s %s while the backup was being written to it, and the backup's files are lost; create another backup when the claim exists again.", claim, what)
 }
 
 // TargetDetached says that the attachment pod ended while the backup ran.
@@ -57,13 +57,13 @@ func TargetDetached() State {
 
 // TargetInvalid says that the target volume cannot take the backup. message has the launcher's words.
 func TargetInvalid(message string) State {
-	return quoted(backupv1.ReasonTargetInvalid, message, "mend the target claim or name another one, and create another backup")
+	return quoted(backupv1.ReasonTargetInvalid, message, "fix the target claim or choose another one, and create another backup")
 }
 
 // TargetStalled says that the target took no data. message has the launcher's words.
 func TargetStalled(message string) State {
 	return quoted(backupv1.ReasonTargetStalled, message,
-		"see why the storage behind the target claim does not answer, and create another backup; it starts from the same base")
+		"find out why the storage behind the target claim does not answer, and create another backup; it starts from the same base")
 }
 
 // InsufficientSpace says that the target has too little space to begin. message has the launcher's words, which say
@@ -81,15 +81,15 @@ func TargetFull(message string) State {
 // PartialFilesMayStay is what a failed backup adds to its message if nobody confirmed that its partial files are gone.
 // path is relative to the root of the target volume.
 func PartialFilesMayStay(path, claim string) string {
-	return fmt.Sprintf("The node did not confirm that it removed the partial files: delete %s on PersistentVolumeClaim %s if it is there.", path, claim)
+	return fmt.Sprintf("The node did not confirm that it removed the partial files: delete %s on PersistentVolumeClaim %s if it exists.", path, claim)
 }
 
 // StillAttached is what a backup adds to its message if its volume could not be detached in time.
 func StillAttached(claim, node string, limit time.Duration) string {
-	return fmt.Sprintf("PersistentVolumeClaim %s is still attached after %s; see varve-handler on node %s.", claim, limit, node)
+	return fmt.Sprintf("PersistentVolumeClaim %s is still attached after %s; check varve-handler on node %s.", claim, limit, node)
 }
 
 // StillLocked is what a backup adds to its message if its lock could not be removed. refusal is the API server's.
 func StillLocked(instance, refusal string) string {
-	return fmt.Sprintf("VirtualMachineInstance %s is still locked, and its other backups wait, until the API server allows the unlocking: %s", instance, refusal)
+	return fmt.Sprintf("VirtualMachineInstance %s is still locked, and its other backups wait, until the API server accepts the unlock: %s", instance, refusal)
 }

@@ -53,7 +53,7 @@ func GuestComing(machine string, phase kubevirtv1.Phase) State {
 	if phase == "" {
 		phase = kubevirtv1.PhasePending
 	}
-	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest is on the way (%s).", machine, phase)
+	return state(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest is starting (%s).", machine, phase)
 }
 
 // TrackingInitializing says that changed block tracking is being set up.
@@ -101,7 +101,7 @@ func OtherBackupRuns(other string) State {
 // InstanceStillLocked says that a backup that is over still has the lock on the instance.
 func InstanceStillLocked(instance, holder string) State {
 	return state(backupv1.ReasonOtherBackup,
-		"Waiting for VirtualMachineInstance %s to be unlocked: VirtualMachineBackup %s had it. Events of the instance say what is in the way.", instance, holder)
+		"Waiting for VirtualMachineInstance %s to be unlocked: VirtualMachineBackup %s, which has ended, still holds the lock. The instance's events say why.", instance, holder)
 }
 
 // NodeBusy says that a node already runs as many backups as it may. annotation on the KubeVirt object configuration
@@ -115,7 +115,7 @@ func NodeBusy(node string, running, limit, older int, annotation, configuration 
 // PreviousVolumeAttached says that the volume of the backup's earlier attempt has to be detached first.
 func PreviousVolumeAttached(instance string) State {
 	return state(backupv1.ReasonAttaching,
-		"Waiting for the volume that was attached to VirtualMachineInstance %s before this backup was planned again to be detached.", instance)
+		"Waiting for the volume of an earlier attempt to be detached from VirtualMachineInstance %s.", instance)
 }
 
 // ReplanForTracker says that the tracker is another one than when the backup was planned.
@@ -147,5 +147,5 @@ func Attaching(claim, instance string, volume *kubevirtv1.VolumeStatus) State {
 // RequestRefused says that the API server refused a write. write names it, for example "Locking
 // VirtualMachineInstance vm".
 func RequestRefused(write string, refusal error) State {
-	return state(backupv1.ReasonRequestRefused, "%s was refused, and is tried again: %v", write, refusal)
+	return state(backupv1.ReasonRequestRefused, "%s was refused and will be retried: %v", write, refusal)
 }

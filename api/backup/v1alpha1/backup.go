@@ -118,7 +118,7 @@ const (
 	// FullDiskReplaced: the disk behind the overlay is not the one that was tracked, or was written
 	// without its overlay.
 	FullDiskReplaced FullReason = "DiskReplaced"
-	// FullTargetReplaced: the backup goes to another claim than its base, or to one that was made anew under the
+	// FullTargetReplaced: the backup goes to another claim than its base, or to one that was created again under the
 	// same name.
 	FullTargetReplaced FullReason = "TargetReplaced"
 	// FullParentUnknown: the tracker does not record where the files of its checkpoint are, because an older version

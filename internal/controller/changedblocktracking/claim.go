@@ -99,11 +99,11 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 		return r.createClaim(ctx, vm, bytes, first)
 	case claimReplace:
 		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimReplaced, "Track",
-			"PersistentVolumeClaim %s is too small for the machine's disks: it is made anew with %d bytes, and the next backup is full.", have.Name, bytes)
+			"PersistentVolumeClaim %s is too small for the machine's disks: Varve replaces it by one of %d bytes, and the next backup is full.", have.Name, bytes)
 		return r.deleteClaim(ctx, have)
 	case claimForeign:
 		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimForeign, "Track",
-			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it, so that it can be made for the overlays.", have.Name)
+			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it so that Varve can create it for the overlays.", have.Name)
 	case claimKeep, claimWait:
 		// The claim is as it should be, or its deletion triggers a reconcile.
 	}

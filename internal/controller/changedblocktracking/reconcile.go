@@ -112,10 +112,10 @@ func (r *reconciler) writeInstance(ctx context.Context, instance *kubevirtv1.Vir
 
 // messages say what a state means to the machine's owner.
 var messages = map[kubevirtv1.ChangedBlockTrackingState]string{
-	kubevirtv1.ChangedBlockTrackingPendingRestart: "Restart the machine: whether its disks are tracked changes with its next start.",
+	kubevirtv1.ChangedBlockTrackingPendingRestart: "Restart the machine: whether its disks are tracked changes at its next start.",
 	kubevirtv1.ChangedBlockTrackingInitializing:   "The overlays that track the machine's disks are being set up.",
 	kubevirtv1.ChangedBlockTrackingEnabled:        "Every eligible disk of the machine is tracked.",
-	kubevirtv1.ChangedBlockTrackingFGDisabled:     "Feature gate IncrementalBackup is off: a running guest goes on being tracked until it is restarted.",
+	kubevirtv1.ChangedBlockTrackingFGDisabled:     "Feature gate IncrementalBackup is off: a running guest stays tracked until it restarts.",
 	kubevirtv1.ChangedBlockTrackingDisabled:       "The machine's disks are not tracked any more.",
 }
 

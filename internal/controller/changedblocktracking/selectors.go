@@ -51,8 +51,8 @@ func (r *selectorReconciler) Reconcile(ctx context.Context, req ctrl.Request) (c
 		return ctrl.Result{}, nil
 	}
 	selectorsInvalid.Set(1)
-	log.FromContext(ctx).Error(err, "a selector of changed block tracking is invalid: no machine's tracking changes until it is mended")
+	log.FromContext(ctx).Error(err, "a selector of changed block tracking is invalid: no machine's tracking changes until it is corrected")
 	r.events.Eventf(kv, nil, corev1.EventTypeWarning, ReasonInvalidSelector, "Select",
-		"changedBlockTrackingLabelSelectors: %v. No machine's tracking changes until it is mended.", err)
+		"changedBlockTrackingLabelSelectors: %v. No machine's tracking changes until you correct it.", err)
 	return ctrl.Result{}, nil
 }

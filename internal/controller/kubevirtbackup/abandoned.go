@@ -130,7 +130,7 @@ func (r *lockReconciler) releaseAbandoned(ctx context.Context, instance *kubevir
 	if err := detachVolume(ctx, r.cached, instance, found.volume); err != nil {
 		return retryLostRace(errors.Join(refused, fmt.Errorf("detach abandoned volume %s: %w", found.volume, err)))
 	}
-	r.events.Eventf(instance, nil, warning, EventVolumeReleased, "Detach", "Utility volume %s belongs to no VirtualMachineBackup that runs.", found.volume)
+	r.events.Eventf(instance, nil, warning, EventVolumeReleased, "Detach", "Detached utility volume %s: no VirtualMachineBackup that runs uses it.", found.volume)
 	return retryLostRace(refused)
 }
 
@@ -139,7 +139,7 @@ func (r *lockReconciler) releaseLock(ctx context.Context, instance *kubevirtv1.V
 	err := unlockInstance(ctx, r.cached, instance)
 	switch {
 	case err == nil:
-		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "VirtualMachineBackup %s, which held the instance, does not exist any more or has ended.", name)
+		r.events.Eventf(instance, nil, warning, EventLockReleased, "Unlock", "Released the lock of VirtualMachineBackup %s, which has ended or no longer exists.", name)
 		return nil
 	case reconcile.IsRefusal(err):
 		r.events.Eventf(instance, nil, warning, EventRefused, "Unlock",

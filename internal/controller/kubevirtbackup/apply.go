@@ -138,7 +138,7 @@ func (r *reconciler) moveTracker(ctx context.Context, in *input, c *backupv1.Che
 	if err != nil {
 		return err
 	}
-	r.events.Eventf(in.Tracker, in.Backup, normal, EventTrackerMoved, "Move", "The latest checkpoint is %s, made by VirtualMachineBackup %s.", c.Name, in.Backup.Name)
+	r.events.Eventf(in.Tracker, in.Backup, normal, EventTrackerMoved, "Move", "The latest checkpoint is now %s, created by VirtualMachineBackup %s.", c.Name, in.Backup.Name)
 	return nil
 }
 

@@ -68,7 +68,7 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		}
 	case t.DeletionTimestamp != nil:
 		r.events.Eventf(t, user, warning, EventTrackerHeld, "Hold",
-			"The tracker was deleted and stays until VirtualMachineBackup %s, which uses it, ends; delete that backup to abort it.", user.Name)
+			"The deleted tracker is kept until VirtualMachineBackup %s, which uses it, ends; delete that backup to abort it.", user.Name)
 	}
 	return ctrl.Result{}, nil
 }

@@ -24,7 +24,7 @@ const (
 func (s *Set) Start(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, historyRetry, true, func(ctx context.Context) (bool, error) {
 		if err := s.readHistory(ctx); err != nil {
-			log.FromContext(ctx).Error(err, "read the ended backups for the metrics; it is tried again")
+			log.FromContext(ctx).Error(err, "read the ended backups for the metrics; trying again")
 			return false, nil
 		}
 		return true, nil

@@ -26,7 +26,7 @@ func (d *decision) advanceWanted(in input, v kubevirtv1.UtilityVolume, status ku
 			// What is mounted now may be in use on another node in a moment. The handler ends the backup that
 			// writes to it, and unmounts it.
 			status.Phase, status.Reason = kubevirtv1.VolumeDetaching, ReasonPodLost
-			status.Message = fmt.Sprintf("The attachment pod %s ended; the volume is taken out of the launcher.", status.HotplugVolume.AttachPodName)
+			status.Message = fmt.Sprintf("The attachment pod %s ended; the volume is being unmounted from the launcher.", status.HotplugVolume.AttachPodName)
 		}
 		// A container that is restarted still holds the volume: the kubelet unmounts it when the pod ends.
 		return
@@ -52,17 +52,17 @@ func (d *decision) advanceWanted(in input, v kubevirtv1.UtilityVolume, status ku
 	status.PersistentVolumeClaimInfo = claimInfo(claim)
 	switch {
 	case pod != nil && podIsLost(pod):
-		pending(ReasonPodLost, "The attachment pod %s ended; it is made anew.", pod.Name)
+		pending(ReasonPodLost, "The attachment pod %s ended; another one is being created.", pod.Name)
 		d.deletePod(pod)
 	case pod != nil:
 		status.HotplugVolume.AttachPodName = pod.Name
 		reason, message := whyPodWaits(pod, claim)
 		pending(reason, "%s", message)
 	case in.Instance.Status.Phase != kubevirtv1.PhaseRunning || in.Instance.Status.NodeName == "":
-		pending(ReasonGuestNotRunning, "The volume is attached once the guest runs.")
+		pending(ReasonGuestNotRunning, "The volume will be attached when the guest runs.")
 	default:
 		status.HotplugVolume = &kubevirtv1.HotplugVolumeStatus{AttachPodName: layout.AttachmentPod(in.Instance.Name, in.Instance.UID, v.Name)}
-		pending(ReasonPodPending, "The attachment pod is being made.")
+		pending(ReasonPodPending, "The attachment pod is being created.")
 		d.Create = append(d.Create, v)
 	}
 }
@@ -104,9 +104,9 @@ func whyPodWaits(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) (reason, 
 		}
 	}
 	if claim.Status.Phase != corev1.ClaimBound {
-		return ReasonClaimNotBound, fmt.Sprintf("PersistentVolumeClaim %s is not bound yet: look at its events.", claim.Name)
+		return ReasonClaimNotBound, fmt.Sprintf("PersistentVolumeClaim %s is not bound yet: check its events.", claim.Name)
 	}
-	return ReasonPodPending, fmt.Sprintf("The attachment pod %s is starting; if it does not, look at its events.", pod.Name)
+	return ReasonPodPending, fmt.Sprintf("The attachment pod %s is starting; if it does not come up, check its events.", pod.Name)
 }
 
 func claimInfo(claim *corev1.PersistentVolumeClaim) *kubevirtv1.PersistentVolumeClaimInfo {

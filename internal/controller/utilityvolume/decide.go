@@ -95,7 +95,7 @@ func (d *decision) afterEnd(in input, status kubevirtv1.VolumeStatus) {
 	if backup := backupWithPartialFiles(in, status.Name); backup != "" {
 		if left := endOf(in.Instance).Add(holdLimit).Sub(in.Now); left > 0 {
 			status.Reason = ReasonHeldByBackup
-			status.Message = fmt.Sprintf("VirtualMachineBackup %s cleans up on the volume.", backup)
+			status.Message = fmt.Sprintf("VirtualMachineBackup %s is still cleaning up on the volume.", backup)
 			d.Status = append(d.Status, status)
 			d.requeueAfter(left)
 			return

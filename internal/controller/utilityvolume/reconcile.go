@@ -192,7 +192,7 @@ func (r *reconciler) beginRun(ctx context.Context, instance *kubevirtv1.VirtualM
 	}
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
-		message := fmt.Sprintf("PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
+		message := fmt.Sprintf("PersistentVolumeClaim %s has an annotation %s that cannot be read, so Varve cannot tell which machine writes to it. Stop all machines that use the claim, and delete the annotation.",
 			claim.Name, layout.AnnotationRunEpoch)
 		if werr := r.showWhyNotAttached(ctx, instance, v, status, ReasonClaimRecord, message); werr != nil {
 			return werr
@@ -221,7 +221,7 @@ func (r *reconciler) refuseForeign(ctx context.Context, instance *kubevirtv1.Vir
 	if err != nil || pod == nil || instancepod.IsAttachment(pod, instance.Name, instance.UID, v.Name) {
 		return err
 	}
-	message := fmt.Sprintf("Pod %s has the attachment pod's name and was not made by Varve; delete it.", pod.Name)
+	message := fmt.Sprintf("Pod %s has the attachment pod's name and was not created by Varve; delete it.", pod.Name)
 	if err := r.showWhyNotAttached(ctx, instance, v, status, ReasonPodForeign, message); err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMach
 		startFailures.Inc()
 		f := d.Status.StartFailure
 		r.events.Eventf(vm, nil, corev1.EventTypeWarning, "StartFailed", "Start",
-			"The instance failed before its guest ran, %d in a row; the next start is at %s.", f.ConsecutiveFailCount, f.RetryAfterTimestamp.UTC().Format("15:04:05 MST"))
+			"The instance failed before its guest ran (failures in a row: %d); the next start is at %s.", f.ConsecutiveFailCount, f.RetryAfterTimestamp.UTC().Format("15:04:05 MST"))
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func missingClaim(instance *kubevirtv1.VirtualMachineInstance, claims map[string
 		case claim == nil:
 			return &obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s does not exist; create it.", name)}
 		case claim.DeletionTimestamp != nil:
-			return &obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s is being deleted; create it again.", name)}
+			return &obstacle{ReasonClaimNotFound, fmt.Sprintf("PersistentVolumeClaim %s is being deleted; create it again when it is gone.", name)}
 		}
 	}
 	if !Tracked(instance) {
@@ -117,7 +117,7 @@ func missingClaim(instance *kubevirtv1.VirtualMachineInstance, claims map[string
 	name := layout.StatePVC(instance.Name)
 	state := claims[name]
 	if state == nil || state.DeletionTimestamp != nil || ClaimBytes(state) < StateClaimBytes(instance, claims) {
-		return &obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being made.", name)}
+		return &obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being created.", name)}
 	}
 	return nil
 }

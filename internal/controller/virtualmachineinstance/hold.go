@@ -107,7 +107,7 @@ func (r *reconciler) giveBack(ctx context.Context, instance *kubevirtv1.VirtualM
 		return err
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonClaimRecordRefused, "Stop",
-		"The run, in which no guest was started, cannot be taken back from the machine's claims, so that the next backup is full: %v", err)
+		"This run started no guest, but its record cannot be removed from the machine's claims, so the next backup is full: %v", err)
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (r *reconciler) nextEpoch(ctx context.Context, instance *kubevirtv1.Virtual
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
 		unreadable := &obstacle{ReasonClaimRecord, fmt.Sprintf(
-			"PersistentVolumeClaim %s has an annotation %s that cannot be read, so nobody knows which machine writes to it. Stop all machines on the claim and delete the annotation.",
+			"PersistentVolumeClaim %s has an annotation %s that cannot be read, so Varve cannot tell which machine writes to it. Stop all machines that use the claim, and delete the annotation.",
 			claim.Name, layout.AnnotationRunEpoch)}
 		return epoch, unreadable, nil //nolint:nilerr // the obstacle says it
 	}

@@ -93,7 +93,7 @@ func podHasEnded(pod *corev1.Pod) bool {
 // containers, at what the launcher said, and at how its container ended.
 func explainFailure(pod *corev1.Pod) *outcome {
 	if pod.Status.Reason != "" {
-		message := cmp.Or(pod.Status.Message, fmt.Sprintf("The launcher pod %s was ended by Kubernetes.", pod.Name))
+		message := cmp.Or(pod.Status.Message, fmt.Sprintf("Kubernetes ended the launcher pod %s.", pod.Name))
 		return &outcome{phase: kubevirtv1.PhaseFailed, reason: pod.Status.Reason, message: message, neverStarted: neverStarted(pod)}
 	}
 	for _, s := range pod.Status.InitContainerStatuses {

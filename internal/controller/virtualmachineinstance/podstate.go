@@ -24,7 +24,7 @@ func whyUnscheduled(in input) *obstacle {
 	var unbound []string
 	for _, c := range in.Unbound {
 		if c.Immediate {
-			return &obstacle{ReasonWaitingForVolume, fmt.Sprintf("PersistentVolumeClaim %s is not bound: look at its events.", c.Name)}
+			return &obstacle{ReasonWaitingForVolume, fmt.Sprintf("PersistentVolumeClaim %s is not bound: check its events.", c.Name)}
 		}
 		unbound = append(unbound, c.Name)
 	}

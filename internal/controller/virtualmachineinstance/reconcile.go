@@ -137,7 +137,7 @@ func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.Vi
 	if apierrors.IsConflict(err) {
 		return err
 	}
-	d.setObstacle(in, kubevirtv1.ConditionSynchronized, &obstacle{ReasonClaimRecordRefused, fmt.Sprintf("The run cannot be written on the machine's claims: %v", err)})
+	d.setObstacle(in, kubevirtv1.ConditionSynchronized, &obstacle{ReasonClaimRecordRefused, fmt.Sprintf("The run cannot be recorded on the machine's claims: %v", err)})
 	if werr := r.writeStatus(ctx, instance, d.Status); werr != nil {
 		return werr
 	}
@@ -163,7 +163,7 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 			return lerr // it is ours, and the cache did not have it yet
 		}
 		// Never adopt it: what runs in it is not one of our guests.
-		err = fmt.Errorf("pod %s has its name and was not made by Varve; delete it", pod.Name)
+		err = fmt.Errorf("pod %s has the launcher pod's name and was not created by Varve; delete it", pod.Name)
 	}
 	r.events.Eventf(instance, nil, corev1.EventTypeWarning, ReasonFailedCreate, "Start", "The launcher pod was refused: %v", err)
 	in.Missing = &obstacle{Reason: ReasonFailedCreate, Message: fmt.Sprintf("The launcher pod was refused: %v", err)}

@@ -30,7 +30,7 @@ func whyAttachedElsewhere(u use, pods []corev1.Pod) *obstacle {
 		pod := &pods[i]
 		if u.writes && canWrite(pod, u.claim) && isOwnPod(pod) && pod.Labels[layout.LabelAttachment] != "" && !podHasEnded(pod) {
 			return &obstacle{ReasonClaimInUse, fmt.Sprintf(
-				"PersistentVolumeClaim %s is attached to VirtualMachineInstance %s, as for a backup; this machine starts when it is detached.",
+				"PersistentVolumeClaim %s is attached to VirtualMachineInstance %s, for example for a backup; this machine starts when it is detached.",
 				u.claim, metav1.GetControllerOf(pod).Name)}
 		}
 	}

@@ -73,7 +73,7 @@ func conflictsWithin(all []use, instance *kubevirtv1.VirtualMachineInstance) *ob
 		}
 		if len(writers) > 1 && !u.shared {
 			return &obstacle{ReasonClaimInUse, fmt.Sprintf(
-				"PersistentVolumeClaim %s is behind %s, which would overwrite each other; give each a claim of its own, or make the disks shareable.",
+				"PersistentVolumeClaim %s is used by %s, which would overwrite each other; give each a claim of its own, or make the disks shareable.",
 				u.claim, strings.Join(writers, " and "))}
 		}
 	}

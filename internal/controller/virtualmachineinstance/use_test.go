@@ -75,7 +75,7 @@ func takeClaimsSays(t *testing.T, name string, instance *kubevirtv1.VirtualMachi
 	case err != nil || o == nil:
 		t.Errorf("%s: %+v, %v", name, o, err)
 	case volumes == "" && o.Reason != ReasonClaimNotFound,
-		volumes != "" && (o.Reason != ReasonClaimInUse || !strings.Contains(o.Message, "PersistentVolumeClaim "+claim+" is behind "+volumes+",")):
-		t.Errorf("%s: %+v, want claim %s behind %q", name, *o, claim, volumes)
+		volumes != "" && (o.Reason != ReasonClaimInUse || !strings.Contains(o.Message, "PersistentVolumeClaim "+claim+" is used by "+volumes+",")):
+		t.Errorf("%s: %+v, want claim %s used by %q", name, *o, claim, volumes)
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // ErrForeign says that an object has the right name but is not what Varve made, or is bound to another object.
-var ErrForeign = errors.New("not the attachment that Varve made")
+var ErrForeign = errors.New("not an attachment that Varve created")
 
 // Volume identifies the volume to find.
 type Volume struct {
@@ -71,7 +71,7 @@ func findPod(ctx context.Context, live client.Reader, node string, v Volume) (*c
 	case !instancepod.IsAttachment(pod, v.Instance, v.InstanceUID, v.Name) || !instancepod.HoldsClaim(pod, v.Claim):
 		return nil, fmt.Errorf("pod %s does not hold claim %s for VirtualMachineInstance %s: %w", name, v.Claim, v.Instance, ErrForeign)
 	case v.PodUID != "" && pod.UID != v.PodUID:
-		return nil, fmt.Errorf("attachment pod %s was made anew: %w", name, mount.ErrNotAttached)
+		return nil, fmt.Errorf("attachment pod %s was replaced: %w", name, mount.ErrNotAttached)
 	case pod.Spec.NodeName != node:
 		return nil, fmt.Errorf("attachment pod %s is on node %q: %w", name, pod.Spec.NodeName, mount.ErrNotAttached)
 	}

@@ -68,13 +68,13 @@ func discardedDisk(volume, seen string, disks []*launcherpb.Disk) backupv1.Disca
 	switch disks[i].GetOverlayRenewed() {
 	case "":
 	case renewedReplaced:
-		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk behind the volume is another one: "+seen
+		d.Reason, d.Message = backupv1.FullDiskReplaced, "the volume has another disk than before: "+seen
 	case renewedUsedElsewhere:
-		d.Reason, d.Message = backupv1.FullDiskReplaced, "something else may have written to the disk's claim since this machine had it tracked: "+seen
+		d.Reason, d.Message = backupv1.FullDiskReplaced, "something else may have written to the disk's claim since this machine last tracked it: "+seen
 	case renewedWritten:
 		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk was written without its overlay: "+seen
 	default:
-		d.Message = fmt.Sprintf("the overlay was made anew at this start (%s): %s", disks[i].GetOverlayRenewed(), seen)
+		d.Message = fmt.Sprintf("the overlay was created again at this start (%s): %s", disks[i].GetOverlayRenewed(), seen)
 	}
 	return d
 }

@@ -108,7 +108,7 @@ func (k *Keeper) Discard(ctx context.Context, tracker *backupv1.VirtualMachineBa
 
 func (k *Keeper) reportDiscard(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker, d backupv1.DiscardedDisk) {
 	k.Discarded(d.Reason)
-	const note = "The checkpoint of volume %s is discarded (%s): %s. Its next backup with tracker %s is full."
+	const note = "Discarded the checkpoint of volume %s (%s): %s. The next backup of the volume with tracker %s is full."
 	machine := &kubevirtv1.VirtualMachine{}
 	related := client.Object(machine)
 	if err := k.Live.Get(ctx, types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}, machine); err != nil {

@@ -129,7 +129,7 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	} else {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionAgentConnected)
 	}
-	setCondition(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve does not move running guests")
+	setCondition(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve cannot migrate running guests")
 	switch {
 	case v.Decision.Delayed != "":
 		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
@@ -165,7 +165,7 @@ func setSynchronized(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 		// A launcher that exits after its guest is expected to be silent.
 	case v.Launcher.Err != nil:
 		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, ReasonLauncherSilent,
-			fmt.Sprintf("the launcher does not answer, it is tried again: %v", v.Launcher.Err))
+			fmt.Sprintf("the launcher does not answer; the handler keeps trying: %v", v.Launcher.Err))
 	case v.Problem != nil:
 		setCondition(s, v.Now, kubevirtv1.ConditionSynchronized, corev1.ConditionFalse, v.Problem.Reason, v.Problem.Message)
 	case state != nil:

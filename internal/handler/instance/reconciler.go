@@ -136,7 +136,7 @@ func (r *Reconciler) reconcileLive(ctx context.Context, vmi *kubevirtv1.VirtualM
 		if err := r.reviewCheckpoints(ctx, vmi, l, v.Launcher); err != nil {
 			failed = errors.Join(failed, err)
 			if v.Problem == nil {
-				v.Problem = &problem{ReasonReviewFailed, fmt.Sprintf("the checkpoints of the machine's trackers could not be validated, it is tried again: %v", err)}
+				v.Problem = &problem{ReasonReviewFailed, fmt.Sprintf("the checkpoints of the machine's trackers could not be validated; the handler keeps trying: %v", err)}
 			}
 		}
 	}

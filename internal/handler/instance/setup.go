@@ -55,7 +55,7 @@ func ofBackup(_ context.Context, obj client.Object) []ctrl.Request {
 func (r *Reconciler) afterTracker(ctx context.Context, obj client.Object) []ctrl.Request {
 	var all kubevirtv1.VirtualMachineInstanceList
 	if err := r.Cached.List(ctx, &all, client.InNamespace(obj.GetNamespace())); err != nil {
-		r.Log.Error(err, "list instances after a tracker was deleted; their checkpoints go with the next restart")
+		r.Log.Error(err, "list instances after a tracker was deleted; their checkpoints are deleted at the next restart")
 		return nil
 	}
 	var requests []ctrl.Request

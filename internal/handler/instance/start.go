@@ -88,7 +88,7 @@ func (r *Reconciler) readDiskSources(ctx context.Context, vmi *kubevirtv1.Virtua
 func (r *Reconciler) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string, hadDisk bool) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
-		r.Log.Error(err, "the claim's runs are unknown: its overlay is made anew", "namespace", claim.Namespace)
+		r.Log.Error(err, "the claim's runs are unknown: creating a new overlay", "namespace", claim.Namespace)
 		return "", "", false
 	}
 	hadDisk = epoch.KnowsDisk(claim.Annotations[layout.AnnotationContentGeneration])

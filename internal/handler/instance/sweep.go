@@ -22,7 +22,7 @@ func (r *Reconciler) Start(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := r.Sweep(ctx); err != nil && ctx.Err() == nil {
-			r.Log.Error(err, "sweep mounts; it is tried again")
+			r.Log.Error(err, "sweep mounts; trying again")
 		}
 		select {
 		case <-ctx.Done():

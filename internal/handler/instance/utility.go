@@ -154,7 +154,7 @@ func (r *Reconciler) detachVolume(pod types.UID, name string, l *launcherclient.
 	if since := r.busy.busySince(key, r.Clock.Now()); r.Clock.Since(since) < lazyAfter || backupRuns(l) {
 		return err
 	}
-	r.Log.Info("a utility volume stays busy, it is unmounted lazily", "pod", pod, "volume", name)
+	r.Log.Info("a utility volume stays busy: unmounting it lazily", "pod", pod, "volume", name)
 	if err := r.Mounts.Detach(pod, name, true); err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package kubevirtbackup
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +43,7 @@ func (r *Reconciler) reportPhase(s *gathered) {
 		if b.Status.StartTimestamp != nil {
 			r.Measures.Copied(b.Status.BackupType, r.Clock.Since(b.Status.StartTimestamp.Time))
 		}
-		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copied", "Copy", "%s", fmt.Sprintf("%d bytes are on the target in %s.", b.Status.MovedBytes, b.Status.Directory))
+		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copied", "Copy", "Wrote %d bytes to %s on the target.", b.Status.MovedBytes, b.Status.Directory)
 	case backupv1.BackupCopyFailed:
 		r.Events.Eventf(b, nil, corev1.EventTypeWarning, b.Status.Reason, "Copy", "%s", b.Status.Message)
 	case backupv1.BackupCopying:

@@ -102,7 +102,7 @@ func classifyFailure(err error, s sight) *Failure {
 		return f
 	case errors.Is(err, errclass.Exhausted), errclass.IsFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
 		return &Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
-			"the target ran out of space while the backup was written (%s free then): delete old backups from it or use a larger claim", formatBytes(s.freeBytes))}
+			"the target ran out of space while the backup was being written (%s free): delete old backups from it or use a larger claim", formatBytes(s.freeBytes))}
 	case errors.Is(err, target.ErrInvalid):
 		return &Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
 	}

@@ -55,7 +55,7 @@ func (j *Job) brokenChains() (map[string]error, error) {
 	broken, err := j.progress.volume.BrokenChains(target.Parent{Directory: j.req.BaseDirectory, ManifestSHA256: j.req.BaseManifestSha256}, wanted)
 	if err != nil {
 		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
-			"the target does not tell whether it has the base of this backup (%v): mend the target, or set forceFullBackup", err)}
+			"Varve cannot tell whether the target has the base of this backup (%v): fix the target, or set forceFullBackup", err)}
 	}
 	return broken, nil
 }
@@ -73,7 +73,7 @@ func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
 	}
 	if names := slices.Sorted(maps.Keys(broken)); len(names) > 0 {
 		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
-			"the base of volume %s went from the target while the backup was written: %v", names[0], broken[names[0]])}
+			"the base of volume %s disappeared from the target while the backup was being written: %v", names[0], broken[names[0]])}
 	}
 	directory, err := target.RelativeTo(j.req.Directory, j.req.BaseDirectory)
 	if err != nil {

@@ -227,7 +227,7 @@ func TestFailures(t *testing.T) {
 			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 		}, want: pb.Backup_BASE_LOST, says: "data"},
 		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
-		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free then): delete old backups"},
+		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free): delete old backups"},
 		"aborted while preparing": {
 			arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
 			want:    pb.Backup_ABORTED, says: "aborted",

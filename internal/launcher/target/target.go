@@ -135,7 +135,7 @@ func (v *Volume) holdsNoOther(directory, backupUID string) error {
 	m, _, err := v.Manifest(directory)
 	switch {
 	case err != nil: // what cannot be read may be a backup
-		return fmt.Errorf("%w: %s is there already: %w", ErrInvalid, directory, err)
+		return fmt.Errorf("%w: %s already exists: %w", ErrInvalid, directory, err)
 	case m.Backup.UID != backupUID:
 		return fmt.Errorf("%w: %s holds the backup %s with UID %s", ErrInvalid, directory, m.Backup.Name, m.Backup.UID)
 	}
