@@ -7,12 +7,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -120,12 +118,6 @@ func (r *backupRequest) object(namespace string, args []string) *backupv1.Virtua
 		b.GenerateName = r.vm + r.tracker + "-" // one of the two is empty
 	}
 	return b
-}
-
-// virtualMachine returns a reference to a machine.
-func virtualMachine(name string) *corev1.TypedLocalObjectReference {
-	group := kubevirtv1.GroupVersion.Group
-	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VirtualMachine", Name: name}
 }
 
 // report prints the result of a create that succeeded.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"time"
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -27,13 +26,6 @@ type checked struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// identified holds what identifies a restore point.
-type identified struct {
-	ID     string            `json:"id"`
-	Source repository.Source `json:"source"`
-	Time   time.Time         `json:"time"`
-}
-
 // damaged is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
 type damaged struct {
 	identified `json:",inline"`
@@ -42,10 +34,6 @@ type damaged struct {
 	Offset int64  `json:"offset"`
 	Bytes  int64  `json:"bytes"`
 	Reason string `json:"reason"`
-}
-
-func identify(p *repository.RestorePoint) identified {
-	return identified{ID: p.ID, Source: p.Source, Time: p.Time}
 }
 
 // check looks for damage and prints what it finds. Damage is an error.

@@ -12,28 +12,12 @@
 package cli
 
 import (
-	"context"
-	"io"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-
-	"github.com/varvebackup/varve/internal/cli/cluster"
 )
-
-// Streams are where a run reads and writes.
-type Streams struct {
-	In       io.Reader
-	Out, Err io.Writer
-	// Terminal says that Err is a terminal, so that a live bar can be drawn on it.
-	Terminal bool
-	// ReadPassword reads a line from In without showing it. It is nil if In is no terminal, so that nothing can be
-	// asked.
-	ReadPassword func(ctx context.Context) (string, error)
-}
 
 // Options is the environment of a run.
 type Options struct {
@@ -55,34 +39,6 @@ type session struct {
 	Options
 	flags *genericclioptions.ConfigFlags
 	repo  repositoryFlags
-}
-
-// command returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
-func (s *session) command(line string) string {
-	line = "varve " + line
-	for _, f := range []struct {
-		name  string
-		value *string
-	}{{"-n", s.flags.Namespace}, {"--context", s.flags.Context}, {"--kubeconfig", s.flags.KubeConfig}} {
-		if f.value != nil && *f.value != "" {
-			line += " " + f.name + " " + shellWord(*f.value)
-		}
-	}
-	return "`" + line + "`"
-}
-
-// shellWord returns text as one word of a shell.
-func shellWord(text string) string {
-	if strings.ContainsFunc(text, func(r rune) bool {
-		return !strings.ContainsRune("-_./:@=+,%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
-	}) {
-		return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
-	}
-	return text
-}
-
-func (s *session) connect() (*cluster.Client, error) {
-	return cluster.Connect(s.flags, s.Streams.Err)
 }
 
 // isServer is the annotation of the commands that `varve help servers` lists.
@@ -134,13 +90,4 @@ func New(o Options) *cobra.Command {
 	groups(root)
 	rename(root, o.Program)
 	return root
-}
-
-// group makes a command that only holds others, all of which talk to a cluster.
-func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
-	c.AddCommand(children...)
-	clusterFlags(s.flags, c.PersistentFlags())
-	s.completeFlag(c, "namespace", newNamespaces)
-	return c
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -14,12 +13,6 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
-
-// completionTimeout is how long a shell may wait for a cluster that does not answer.
-const completionTimeout = 3 * time.Second
-
-// completer offers words that complete what the user has typed.
-type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 func newVMs() client.ObjectList        { return &kubevirtv1.VirtualMachineList{} }
 func newBackups() client.ObjectList    { return &backupv1.VirtualMachineBackupList{} }
@@ -42,19 +35,6 @@ func (s *session) completeFlag(c *cobra.Command, flag string, newList func() cli
 	register(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return s.names(c.Context(), newList(), typed, nil)
 	})
-}
-
-func completeFixed(c *cobra.Command, flag string, words ...string) {
-	register(c, flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return words, cobra.ShellCompDirectiveNoFileComp
-	})
-}
-
-// register panics if the flag does not exist: then the command tree is wrong, and every test of it fails.
-func register(c *cobra.Command, flag string, f completer) {
-	if err := c.RegisterFlagCompletionFunc(flag, f); err != nil {
-		panic(err)
-	}
 }
 
 // names lists the objects whose names begin with what was typed, without those in except. Completion cannot show an

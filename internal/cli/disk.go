@@ -2,7 +2,6 @@ package cli
 
 import (
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -64,12 +63,4 @@ func historyName(name string) error {
 func (s *session) diskFlag(c *cobra.Command, name *string) {
 	c.Flags().StringVar(name, "disk", "", "the disk's name; not needed if there is only one")
 	register(c, "disk", s.completeDisk)
-}
-
-// timeText formats a moment for a table.
-func timeText(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format(time.RFC3339)
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/mover"
@@ -182,4 +183,15 @@ func pointType(p *repository.RestorePoint) string {
 	default:
 		return fmt.Sprintf("%d of %d disks full (%s)", full, len(p.Disks), strings.Join(reasons, ", "))
 	}
+}
+
+// identified holds what identifies a restore point.
+type identified struct {
+	ID     string            `json:"id"`
+	Source repository.Source `json:"source"`
+	Time   time.Time         `json:"time"`
+}
+
+func identify(p *repository.RestorePoint) identified {
+	return identified{ID: p.ID, Source: p.Source, Time: p.Time}
 }

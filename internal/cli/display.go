@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/progress"
-	"github.com/varvebackup/varve/internal/mover"
 )
 
 // display is how a command shows its progress.
@@ -37,21 +36,4 @@ func (d *display) during(s *session, f func(show func(progress.Report)) error) e
 		err = errors.Join(err, fmt.Errorf("show progress: %w", closed))
 	}
 	return err
-}
-
-// moverReport returns the report of a job's progress. name says what the job is about.
-func moverReport(name string, p mover.Progress) progress.Report {
-	out := progress.Report{
-		Name: name, Phase: string(p.Phase), Percent: progress.Percent(p.ProcessedBytes, p.TotalBytes), ProcessedBytes: p.ProcessedBytes, TotalBytes: p.TotalBytes,
-	}
-	if p.Phase == mover.PhaseOpening {
-		out.Message = "the disks"
-	}
-	if b := p.Backup; b != nil {
-		out.Stored = &progress.Stored{
-			ScannedBytes: b.ScannedBytes, DiskBytes: b.TotalBytes, ChangedBytes: b.ChangedBytes,
-			DeduplicatedBytes: b.DeduplicatedBytes, UploadedBytes: b.UploadedBytes,
-		}
-	}
-	return out
 }

@@ -1,103 +1,12 @@
 package cli
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 
-	"github.com/spf13/cobra"
-
-	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
-	"github.com/varvebackup/varve/internal/errclass"
 )
-
-// failure is an error with its exit code and what the user can do about it.
-type failure struct {
-	err  error
-	code int
-	hint string
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
-// usage returns an error for a value that cannot be used. The message says what can.
-func usage(format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage}
-}
-
-// misused returns an error for a command line that does not have the form of c. The hint leads to the help of c.
-func misused(c *cobra.Command, format string, args ...any) error {
-	shown := "arguments and flags, with examples"
-	if c.HasSubCommands() {
-		shown = "commands"
-	}
-	hint := fmt.Sprintf("`%s --help` shows its %s", c.CommandPath(), shown)
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage, hint: hint}
-}
-
-func failed(hint, format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitFailure, hint: hint}
-}
-
-// errTimeout is the cause of a context that ended by --timeout.
-var errTimeout = errors.New("timed out")
-
-// Code returns the exit code for the error of a command.
-func Code(err error) int {
-	var f *failure
-	switch {
-	case err == nil:
-		return errclass.ExitOK
-	case errors.As(err, &f):
-		return f.code
-	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded):
-		return errclass.ExitTimeout
-	}
-	switch cluster.Classify(err) {
-	case cluster.NotFound:
-		return errclass.ExitNotFound
-	case cluster.Exists, cluster.Conflict, cluster.Invalid, cluster.Forbidden, cluster.Unauthorized:
-		return errclass.ExitRefused
-	case cluster.Unreachable:
-		return errclass.ExitUnreachable
-	case cluster.Interrupted:
-		return errclass.ExitInterrupted
-	default:
-		return errclass.ExitFailure
-	}
-}
-
-// hint returns what the user can do about an error, or "".
-func hint(err error) string {
-	var f *failure
-	if errors.As(err, &f) {
-		return f.hint
-	}
-	switch cluster.Classify(err) {
-	case cluster.NotInstalled:
-		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md; it replaces KubeVirt and cannot run beside it), or select another cluster with --context"
-	case cluster.NotFound:
-		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
-	case cluster.Exists:
-		return "choose another name, or delete the object that has it"
-	case cluster.Conflict:
-		return "the object has changed: run the command again"
-	case cluster.Forbidden:
-		return "ask for the cluster role varve-edit (or varve-view to read) in this namespace: see docs/cli.md"
-	case cluster.Unauthorized:
-		return "log in again: the cluster does not accept this kubeconfig's user"
-	case cluster.Unreachable:
-		return "check that the cluster runs and that --kubeconfig or --context selects it"
-	case cluster.Unconfigured:
-		return "set KUBECONFIG, or give --kubeconfig"
-	default:
-		return ""
-	}
-}
 
 // Report writes an error for the user, with a hint if there is one. It shows what the server said, without control
 // characters. program is the name that the program was started with; commands in the text begin as the user types them.

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -76,26 +75,4 @@ func (s *session) askPassword(ctx context.Context, prompt string) (string, error
 		return "", usage("the password is empty")
 	}
 	return p, nil
-}
-
-// confirm asks before an action that cannot be undone.
-func (s *session) confirm(ctx context.Context, question string) error {
-	fmt.Fprint(s.Streams.Err, question+" [y/N] ")
-	answer := make(chan string, 1)
-	go func() {
-		line, err := bufio.NewReader(s.Streams.In).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			line = ""
-		}
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case a := <-answer:
-		if a == "y" || a == "yes" {
-			return nil
-		}
-		return failed("", "nothing was done, because the answer was not yes")
-	}
 }

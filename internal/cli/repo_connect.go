@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
@@ -91,15 +90,6 @@ func (n *connection) cache(p *place) error {
 	var err error
 	o.CacheDirectory, err = filepath.Abs(dir)
 	return err
-}
-
-// cacheSize returns the number of bytes that --cache-size says.
-func cacheSize(text string) (int64, error) {
-	q, err := resource.ParseQuantity(text)
-	if err != nil || q.Sign() < 0 {
-		return 0, usage("--cache-size %s: give a size such as 512Mi or 2Gi, or 0", text)
-	}
-	return q.Value(), nil
 }
 
 // connected is the result of connecting.

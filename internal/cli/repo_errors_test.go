@@ -1,12 +1,18 @@
 package cli
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net"
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
+	"github.com/varvebackup/varve/internal/repository"
 )
 
 // What package disk refuses, a flag allows. Only the command line knows its name.
@@ -24,6 +30,36 @@ func TestRepositoryFailure_namesTheFlag(t *testing.T) {
 		var f *failure
 		if err := repositoryFailure(errclass.Errorf(c.err, "disk x: refused")); !errors.As(err, &f) || !strings.Contains(f.hint, c.flag) {
 			t.Errorf("%s: the hint is %q, want %s in it", c.err, f.hint, c.flag)
+		}
+	}
+}
+
+func TestRepositoryFailures(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  error
+		code int
+	}{
+		"nothing":           {nil, errclass.ExitOK},
+		"password":          {repository.ErrPassword, errclass.ExitRefused},
+		"damage":            {errclass.Corrupt, errclass.ExitFailure},
+		"others at it":      {errclass.Conflict, errclass.ExitRefused},
+		"not there":         {errclass.NotFound, errclass.ExitNotFound},
+		"half of an ID":     {mover.ErrPrefix, errclass.ExitUsage},
+		"half and nothing":  {errors.Join(errclass.NotFound, mover.ErrPrefix), errclass.ExitUsage},
+		"not possible":      {errclass.Invalid, errclass.ExitRefused},
+		"damage beats all":  {errors.Join(errclass.NotFound, errclass.Corrupt), errclass.ExitFailure},
+		"no storage":        {&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}, errclass.ExitUnreachable},
+		"interrupted":       {context.Canceled, errclass.ExitInterrupted},
+		"a failure already": {usage("x"), errclass.ExitUsage},
+		"anything else":     {errors.New("x"), errclass.ExitFailure},
+	} {
+		wrapped := c.err
+		if wrapped != nil {
+			wrapped = fmt.Errorf("do it: %w", c.err)
+		}
+		if got := Code(repositoryFailure(wrapped)); got != c.code {
+			t.Errorf("%s: code %d, want %d", name, got, c.code)
 		}
 	}
 }

@@ -9,18 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-
-	"github.com/varvebackup/varve/internal/cli/human"
 )
-
-// everyday are the flags with which most users select the cluster. `varve options` shows the others.
-var everyday = map[string]bool{"kubeconfig": true, "context": true, "namespace": true}
-
-// clusterFlags adds kubectl's flags that select cluster, user and namespace. It hides all but the everyday ones.
-func clusterFlags(flags *genericclioptions.ConfigFlags, to *pflag.FlagSet) {
-	flags.AddFlags(to)
-	to.VisitAll(func(f *pflag.Flag) { f.Hidden = !everyday[f.Name] })
-}
 
 // groups makes every command that only holds others refuse anything that is not one of them. cobra would show help and
 // succeed.
@@ -134,33 +123,5 @@ func expected(err *pflag.InvalidValueError) string {
 		return "give NAME=VALUE, such as tier=1"
 	default:
 		return err.Unwrap().Error()
-	}
-}
-
-// exactArgs and the functions below are cobra's, but return a usage error.
-func exactArgs(n int, what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) == n {
-			return nil
-		}
-		return misused(c, "%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
-	}
-}
-
-func atLeastOne(what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) >= 1 {
-			return nil
-		}
-		return misused(c, "%s needs %s", c.CommandPath(), what)
-	}
-}
-
-func atMostOne(what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) <= 1 {
-			return nil
-		}
-		return misused(c, "%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }

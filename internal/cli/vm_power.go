@@ -175,8 +175,6 @@ func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMa
 	return nil
 }
 
-type showing = func(ctx context.Context, show func(progress.Report)) error
-
 // untilReady waits until the machine's guest runs.
 func (s *session) untilReady(c *cluster.Client, name string) showing {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}

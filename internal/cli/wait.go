@@ -71,3 +71,5 @@ func (w *waiting) run(ctx context.Context, s *session, goal, describe string, f 
 		return err
 	}
 }
+
+type showing = func(ctx context.Context, show func(progress.Report)) error

@@ -1,0 +1,58 @@
+package cli
+
+import (
+	"strings"
+	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+)
+
+// everyday are the flags with which most users select the cluster. `varve options` shows the others.
+var everyday = map[string]bool{"kubeconfig": true, "context": true, "namespace": true}
+
+// clusterFlags adds kubectl's flags that select cluster, user and namespace. It hides all but the everyday ones.
+func clusterFlags(flags *genericclioptions.ConfigFlags, to *pflag.FlagSet) {
+	flags.AddFlags(to)
+	to.VisitAll(func(f *pflag.Flag) { f.Hidden = !everyday[f.Name] })
+}
+
+// command returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
+func (s *session) command(line string) string {
+	line = "varve " + line
+	for _, f := range []struct {
+		name  string
+		value *string
+	}{{"-n", s.flags.Namespace}, {"--context", s.flags.Context}, {"--kubeconfig", s.flags.KubeConfig}} {
+		if f.value != nil && *f.value != "" {
+			line += " " + f.name + " " + shellWord(*f.value)
+		}
+	}
+	return "`" + line + "`"
+}
+
+// shellWord returns text as one word of a shell.
+func shellWord(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool {
+		return !strings.ContainsRune("-_./:@=+,%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+	}
+	return text
+}
+
+func (s *session) connect() (*cluster.Client, error) {
+	return cluster.Connect(s.flags, s.Streams.Err)
+}
+
+// group makes a command that only holds others, all of which talk to a cluster.
+func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
+	c.AddCommand(children...)
+	clusterFlags(s.flags, c.PersistentFlags())
+	s.completeFlag(c, "namespace", newNamespaces)
+	return c
+}

@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+func TestPasswordPrompts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		typed  []string
+		create bool
+		want   string
+	}{
+		"once":      {typed: []string{"a"}, want: "a"},
+		"twice":     {typed: []string{"a", "a"}, create: true, want: "a"},
+		"differing": {typed: []string{"a", "b"}, create: true},
+		"empty":     {typed: []string{""}},
+	} {
+		var shown strings.Builder
+		s := &session{Options: Options{Streams: Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
+			p := c.typed[0]
+			c.typed = c.typed[1:]
+			return p, nil
+		}}}}
+		if got, err := s.password(t.Context(), c.create); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		if len(c.typed) > 0 || !strings.Contains(shown.String(), "Password") {
+			t.Errorf("%s: not asked for: %q", name, shown.String())
+		}
+	}
+}

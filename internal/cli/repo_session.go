@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// repositoryGroup makes a command that only holds others, all of which work on a repository.
+func (s *session) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
+	c.AddCommand(children...)
+	s.repo.flags(c.PersistentFlags())
+	return c
+}
+
+// repositoryFlags say which repository, and where its password is.
+type repositoryFlags struct{ config, passwordFile string }
+
+func (r *repositoryFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&r.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
+	f.StringVar(&r.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
+}
+
+// repoConfig returns the path of the file that connecting writes.
+func (s *session) repoConfig() (string, error) {
+	path := s.repo.config
+	if path == "" {
+		path = s.env("VARVE_REPO_CONFIG")
+	}
+	if path == "" {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return "", usage("no directory for configuration files: %s; give --repo-config", err)
+		}
+		path = filepath.Join(dir, "varve", "repository.config")
+	}
+	return filepath.Abs(path)
+}
+
+// withRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
+func (s *session) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.withPassword(ctx, func(config, password string) error {
+		r, err := repository.Open(ctx, config, password)
+		if err != nil {
+			return openFailure(err)
+		}
+		if err := r.WithoutCache(); err != nil {
+			s.warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
+		}
+		err = f(r)
+		// An interrupted command must close what it opened, too.
+		return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
+	})
+}
+
+// withPassword calls f with the file that connecting wrote and the repository's password.
+func (s *session) withPassword(ctx context.Context, f func(config, password string) error) error {
+	config, err := s.repoConfig()
+	if err != nil {
+		return err
+	}
+	// Check this before anybody types a password.
+	if _, err := os.Stat(config); errors.Is(err, fs.ErrNotExist) {
+		return &failure{
+			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: errclass.ExitNotFound,
+			hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
+		}
+	}
+	password, err := s.password(ctx, false)
+	if err != nil {
+		return err
+	}
+	return repositoryFailure(interrupted(ctx, f(config, password), "", ""))
+}
+
+// withWritable is withRepository for commands that write to the repository.
+func (s *session) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.withRepository(ctx, func(r *repository.Repository) error {
+		if r.ReadOnly() {
+			return &failure{
+				err: errors.New("this connection is read-only"), code: errclass.ExitRefused,
+				hint: "`varve repo connect` without --read-only replaces it",
+			}
+		}
+		return f(r)
+	})
+}

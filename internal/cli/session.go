@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/varvebackup/varve/internal/cli/human"
+)
+
+// Streams are where a run reads and writes.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// Terminal says that Err is a terminal, so that a live bar can be drawn on it.
+	Terminal bool
+	// ReadPassword reads a line from In without showing it. It is nil if In is no terminal, so that nothing can be
+	// asked.
+	ReadPassword func(ctx context.Context) (string, error)
+}
+
+func (s *session) env(name string) string {
+	if s.Env == nil {
+		return ""
+	}
+	return s.Env(name)
+}
+
+// warn reports what does not end the command.
+func (s *session) warn(err error) {
+	fmt.Fprintf(s.Streams.Err, "warning: %s\n", human.Line(err.Error()))
+}
+
+// confirm asks before an action that cannot be undone.
+func (s *session) confirm(ctx context.Context, question string) error {
+	fmt.Fprint(s.Streams.Err, question+" [y/N] ")
+	answer := make(chan string, 1)
+	go func() {
+		line, err := bufio.NewReader(s.Streams.In).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			line = ""
+		}
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+		return failed("", "nothing was done, because the answer was not yes")
+	}
+}
