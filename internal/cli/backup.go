@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-func (s *session) backup() *cobra.Command {
+func (s *clusterSession) backup() *cobra.Command {
 	return s.group("backup", "Create, list, describe and delete backups",
 		`Create, list, describe and delete backups of virtual machines.
 
@@ -27,7 +27,7 @@ tracker, it holds what changed since the tracker's last backup; without one, it 
 		s.backupCreate(), s.backupList(), s.backupDescribe(), s.backupDelete())
 }
 
-func (s *session) backupList() *cobra.Command {
+func (s *clusterSession) backupList() *cobra.Command {
 	return s.list(listing{
 		short: "List backups",
 		long: `List backups, oldest first: the machine, the phase, whether the backup is full or
@@ -112,7 +112,7 @@ func tookOf(b *backupv1.VirtualMachineBackup, now time.Time) string {
 	}
 }
 
-func (s *session) backupDelete() *cobra.Command {
+func (s *clusterSession) backupDelete() *cobra.Command {
 	return s.delete(deleting{
 		noun: "backup", argument: "the name of a backup",
 		short: "Delete backups",

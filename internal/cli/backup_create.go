@@ -23,7 +23,7 @@ type backupRequest struct {
 	labels                 map[string]string
 }
 
-func (s *session) backupCreate() *cobra.Command {
+func (s *clusterSession) backupCreate() *cobra.Command {
 	var r backupRequest
 	var w waiting
 	var form string
@@ -77,7 +77,7 @@ succeeds only if the backup does.`,
 	return c
 }
 
-func (r *backupRequest) flags(s *session, c *cobra.Command) {
+func (r *backupRequest) flags(s *clusterSession, c *cobra.Command) {
 	c.Flags().StringVar(&r.vm, "vm", "", "the virtual machine to back up in full")
 	c.Flags().StringVar(&r.tracker, "tracker", "", "the tracker whose last backup is the base")
 	c.Flags().StringVar(&r.pvc, "pvc", "", "the claim (volume mode Filesystem) to write to; the backup waits until it exists")
@@ -145,7 +145,7 @@ func summary(b *backupv1.VirtualMachineBackup) string {
 }
 
 // untilFinal waits until the backup has ended, and stores its last state in b.
-func (s *session) untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
+func (s *clusterSession) untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
 	uid, name := b.UID, b.Name
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, newBackups(),

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-func (s *session) backupDescribe() *cobra.Command {
+func (s *clusterSession) backupDescribe() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a backup with its disks, files, conditions and events",

@@ -37,10 +37,10 @@ type damaged struct {
 }
 
 // check looks for damage and prints what it finds. Damage is an error.
-func (s *session) check(ctx context.Context, w io.Writer, form string, percent float64, d *display) error {
+func (s *repositorySession) check(ctx context.Context, w io.Writer, form string, percent float64, d *display) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
-		err := d.during(s, func(show func(progress.Report)) (err error) {
+		err := d.during(s.session, func(show func(progress.Report)) (err error) {
 			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(moverReport("repository", p)) }})
 			return err
 		})

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
 // Options is the environment of a run.
@@ -32,13 +31,6 @@ type Options struct {
 	Env func(name string) string
 	// Servers are the commands that run Varve's components. Users do not see them.
 	Servers []*cobra.Command
-}
-
-// session is what the commands of one run share.
-type session struct {
-	Options
-	flags *genericclioptions.ConfigFlags
-	repo  repositoryFlags
 }
 
 // isServer is the annotation of the commands that `varve help servers` lists.
@@ -63,7 +55,8 @@ const rootExample = `  # Which machines are there, and are their disks tracked?
 
 // New builds the command tree.
 func New(o Options) *cobra.Command {
-	s := &session{Options: o, flags: genericclioptions.NewConfigFlags(true)}
+	base := &session{Streams: o.Streams, Now: o.Now, Env: o.Env}
+	inCluster, inRepository := newClusterSession(base), newRepositorySession(base)
 	root := &cobra.Command{
 		Use:           "varve",
 		Short:         "Incremental-forever backup for virtual machines on Kubernetes",
@@ -78,9 +71,9 @@ func New(o Options) *cobra.Command {
 	root.SetErr(o.Streams.Err)
 	// A command that only holds others is runnable, so that it can complain. Its usage must not offer that.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
-	root.SetVersionTemplate(s.versionInfo().String() + "\n")
+	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(s.vm(), s.backup(), s.tracker(), s.repository(), s.disk(), s.version())
+	root.AddCommand(inCluster.vm(), inCluster.backup(), inCluster.tracker(), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)

@@ -11,6 +11,18 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 )
 
+// clusterSession is what the commands that talk to a cluster share.
+type clusterSession struct {
+	*session
+
+	flags *genericclioptions.ConfigFlags
+}
+
+// newClusterSession returns a session with kubectl's flags.
+func newClusterSession(s *session) *clusterSession {
+	return &clusterSession{session: s, flags: genericclioptions.NewConfigFlags(true)}
+}
+
 // everyday are the flags with which most users select the cluster. `varve options` shows the others.
 var everyday = map[string]bool{"kubeconfig": true, "context": true, "namespace": true}
 
@@ -21,7 +33,7 @@ func clusterFlags(flags *genericclioptions.ConfigFlags, to *pflag.FlagSet) {
 }
 
 // command returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
-func (s *session) command(line string) string {
+func (s *clusterSession) command(line string) string {
 	line = "varve " + line
 	for _, f := range []struct {
 		name  string
@@ -44,12 +56,12 @@ func shellWord(text string) string {
 	return text
 }
 
-func (s *session) connect() (*cluster.Client, error) {
+func (s *clusterSession) connect() (*cluster.Client, error) {
 	return cluster.Connect(s.flags, s.Streams.Err)
 }
 
 // group makes a command that only holds others, all of which talk to a cluster.
-func (s *session) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
+func (s *clusterSession) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)
 	clusterFlags(s.flags, c.PersistentFlags())

@@ -2,14 +2,12 @@ package cli
 
 import (
 	"testing"
-
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
 // A hint leads to the object that the command was about: in the same namespace of the same cluster.
 func TestCommand_selectsTheSameCluster(t *testing.T) {
 	t.Parallel()
-	s := &session{flags: genericclioptions.NewConfigFlags(true)}
+	s := newClusterSession(&session{})
 	if got := s.command("vm describe web"); got != "`varve vm describe web`" {
 		t.Errorf("without flags: %s", got)
 	}

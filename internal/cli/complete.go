@@ -21,7 +21,7 @@ func newClaims() client.ObjectList     { return &corev1.PersistentVolumeClaimLis
 func newNamespaces() client.ObjectList { return &corev1.NamespaceList{} }
 
 // completeArgs offers the names of objects for the first most arguments.
-func (s *session) completeArgs(newList func() client.ObjectList, most int) completer {
+func (s *clusterSession) completeArgs(newList func() client.ObjectList, most int) completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -31,7 +31,7 @@ func (s *session) completeArgs(newList func() client.ObjectList, most int) compl
 }
 
 // completeFlag offers the names of objects as a flag's value.
-func (s *session) completeFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
+func (s *clusterSession) completeFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
 	register(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return s.names(c.Context(), newList(), typed, nil)
 	})
@@ -39,7 +39,7 @@ func (s *session) completeFlag(c *cobra.Command, flag string, newList func() cli
 
 // names lists the objects whose names begin with what was typed, without those in except. Completion cannot show an
 // error: without a cluster it offers nothing.
-func (s *session) names(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
+func (s *clusterSession) names(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
 	if ctx == nil {
 		ctx = context.Background()
 	}

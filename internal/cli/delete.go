@@ -26,7 +26,7 @@ type deleting struct {
 	state func(client.Object) (phase, message string)
 }
 
-func (s *session) delete(d deleting) *cobra.Command {
+func (s *clusterSession) delete(d deleting) *cobra.Command {
 	var w waiting
 	c := &cobra.Command{
 		Use: "delete NAME...", Aliases: []string{"rm"}, Short: d.short, Long: d.long, Example: d.example,

@@ -9,7 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/mover"
 )
 
-func (s *session) disk() *cobra.Command {
+func (s *repositorySession) disk() *cobra.Command {
 	return s.repositoryGroup("disk", "Back up, restore, serve, compare and remove restore points of disks",
 		`Make, restore, serve, list, compare, verify, pin and remove restore points of disks. They are in
 the repository that varve repo connected to. No cluster is needed.
@@ -60,7 +60,7 @@ func historyName(name string) error {
 }
 
 // diskFlag adds --disk.
-func (s *session) diskFlag(c *cobra.Command, name *string) {
+func (s *repositorySession) diskFlag(c *cobra.Command, name *string) {
 	c.Flags().StringVar(name, "disk", "", "the disk's name; not needed if there is only one")
 	register(c, "disk", s.completeDisk)
 }

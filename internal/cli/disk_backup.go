@@ -17,7 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) diskBackup() *cobra.Command {
+func (s *repositorySession) diskBackup() *cobra.Command {
 	var form string
 	var d display
 	var b backupFlags
@@ -119,7 +119,7 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	completeFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
 
-func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *display) error {
+func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *display) error {
 	var block int64 // the default
 	if b.block != "" {
 		var err error
@@ -139,7 +139,7 @@ func (s *session) backUpDisks(ctx context.Context, w io.Writer, form, name strin
 		var warnings []error
 		q.Warn = func(err error) { warnings = append(warnings, err) } // Nobody else may write while the progress is shown.
 		var point *repository.RestorePoint
-		err = d.during(s, func(show func(progress.Report)) (err error) {
+		err = d.during(s.session, func(show func(progress.Report)) (err error) {
 			q.Progress = func(p mover.Progress) { show(moverReport(name, p)) }
 			point, err = mover.Backup(ctx, r, q)
 			return err

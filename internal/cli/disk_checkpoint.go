@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) diskCheckpoint() *cobra.Command {
+func (s *repositorySession) diskCheckpoint() *cobra.Command {
 	var f historyFlags
 	var diskName string
 	c := &cobra.Command{

@@ -14,8 +14,8 @@ import (
 
 // offer lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
 // for a password: without one, it offers nothing.
-func (s *session) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
-	if s.repo.passwordFile == "" && s.env("VARVE_PASSWORD") == "" {
+func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
+	if s.passwordFile == "" && s.env("VARVE_PASSWORD") == "" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx := c.Context()
@@ -64,7 +64,7 @@ func (l *pointList) latestWords() (out []string) {
 }
 
 // completePoints offers the IDs of restore points for the first most arguments.
-func (s *session) completePoints(most int) completer {
+func (s *repositorySession) completePoints(most int) completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -74,7 +74,7 @@ func (s *session) completePoints(most int) completer {
 }
 
 // completePointThenFile offers the IDs of restore points, and then files.
-func (s *session) completePointThenFile(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+func (s *repositorySession) completePointThenFile(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 1 {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
@@ -83,7 +83,7 @@ func (s *session) completePointThenFile(c *cobra.Command, args []string, typed s
 
 // completeHistory offers the names of histories for the first argument. If the other arguments are disks, it offers
 // files for them.
-func (s *session) completeHistory(disks bool) completer {
+func (s *repositorySession) completeHistory(disks bool) completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		switch {
 		case len(args) > 0 && disks:
@@ -104,7 +104,7 @@ func (s *session) completeHistory(disks bool) completer {
 }
 
 // completeDisk offers the disks of the restore point that the first argument names.
-func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+func (s *repositorySession) completeDisk(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -118,7 +118,7 @@ func (s *session) completeDisk(c *cobra.Command, args []string, typed string) ([
 }
 
 // completeParent offers values for --parent.
-func (s *session) completeParent(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+func (s *repositorySession) completeParent(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	choices := []string{repository.ParentAuto, repository.ParentNone}
 	words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
 	if words == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) diskDelete() *cobra.Command {
+func (s *repositorySession) diskDelete() *cobra.Command {
 	var form string
 	var d display
 	var yes bool
@@ -91,8 +91,8 @@ func onlyIDs(words, ids []string) error {
 }
 
 // deletePoints deletes restore points and shows its progress, because deleting many of them in a bucket takes a while.
-func (s *session) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
-	return d.during(s, func(show func(progress.Report)) error {
+func (s *repositorySession) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
+	return d.during(s.session, func(show func(progress.Report)) error {
 		show(progress.Report{Name: "repository", Phase: "Deleting", Message: human.Count(len(ids), "restore point")})
 		return r.Delete(ctx, ids...)
 	})

@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) diskDescribe() *cobra.Command {
+func (s *repositorySession) diskDescribe() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe ID", Short: "Show a restore point with its disks",

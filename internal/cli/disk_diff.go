@@ -32,7 +32,7 @@ type diffExtent struct {
 	Length int64 `json:"length"`
 }
 
-func (s *session) diskDiff() *cobra.Command {
+func (s *repositorySession) diskDiff() *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "diff ID1 ID2", Short: "Show where a disk differs between two restore points",

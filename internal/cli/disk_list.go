@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) diskList() *cobra.Command {
+func (s *repositorySession) diskList() *cobra.Command {
 	var form string
 	var f historyFlags
 	var noHeaders bool

@@ -17,7 +17,7 @@ import (
 // defaultPin is the name of a pin for which the user gave none.
 const defaultPin = "pinned"
 
-func (s *session) diskPin() *cobra.Command {
+func (s *repositorySession) diskPin() *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
@@ -39,7 +39,7 @@ pins, each with a name.`,
 	return c
 }
 
-func (s *session) diskUnpin() *cobra.Command {
+func (s *repositorySession) diskUnpin() *cobra.Command {
 	var form, name string
 	var all bool
 	c := &cobra.Command{
@@ -80,7 +80,7 @@ of varve disk prune decide how long they are kept.`,
 
 // changePins changes the pins of each restore point as change says, and prints them. If change refuses one, nothing is
 // changed.
-func (s *session) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
+func (s *repositorySession) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
 	return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 		l, ids, err := listNamed(cmd.Context(), r, args...)
 		if err != nil {

@@ -43,7 +43,7 @@ type verdict struct {
 	Damaged bool     `json:"damaged,omitempty"`
 }
 
-func (s *session) diskPrune() *cobra.Command {
+func (s *repositorySession) diskPrune() *cobra.Command {
 	var q pruning
 	c := &cobra.Command{
 		Use: "prune [NAME]", Short: "Remove restore points that no rule keeps",
@@ -119,9 +119,9 @@ func (q *pruning) valid() (err error) {
 	return nil
 }
 
-func (s *session) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
+func (s *repositorySession) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
 	var survey *mover.PruneSurvey
-	err := q.display.during(s, func(show func(progress.Report)) (err error) {
+	err := q.display.during(s.session, func(show func(progress.Report)) (err error) {
 		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.filter(names), func(p mover.Progress) { show(moverReport("repository", p)) })
 		return err
 	})

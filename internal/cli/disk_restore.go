@@ -26,7 +26,7 @@ type restoreFlags struct {
 	tlsConfig *tls.Config
 }
 
-func (s *session) diskRestore() *cobra.Command {
+func (s *repositorySession) diskRestore() *cobra.Command {
 	var form string
 	var d display
 	var f restoreFlags
@@ -97,7 +97,7 @@ func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (
 	return p, d, err
 }
 
-func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *display) error {
+func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *display) error {
 	if err := validFormat(where, f.format); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (s *session) restoreDisk(ctx context.Context, w io.Writer, form, id, where 
 		}
 		out := restored{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
 		err = mover.WithLease(ctx, r, p.ID, s.warn, func() error {
-			return d.during(s, func(show func(progress.Report)) error {
+			return d.during(s.session, func(show func(progress.Report)) error {
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{
 					Disk: *chosen, Workers: f.workers,
 					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig},

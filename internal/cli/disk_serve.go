@@ -29,7 +29,7 @@ type serveFlags struct {
 	cacheBytes int64
 }
 
-func (s *session) diskServe() *cobra.Command {
+func (s *repositorySession) diskServe() *cobra.Command {
 	var f serveFlags
 	c := &cobra.Command{
 		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",
@@ -140,7 +140,7 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-func (s *session) serveDisk(ctx context.Context, w io.Writer, id string, f *serveFlags) error {
+func (s *repositorySession) serveDisk(ctx context.Context, w io.Writer, id string, f *serveFlags) error {
 	config, err := f.tls()
 	if err != nil {
 		return err

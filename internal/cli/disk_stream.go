@@ -16,7 +16,7 @@ import (
 const standardOutput = "-"
 
 // streamDisk writes a disk to standard output.
-func (s *session) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlags, d *display) error {
+func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlags, d *display) error {
 	if err := f.validateStream(form); err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (s *session) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlag
 			return err
 		}
 		err = mover.WithLease(ctx, r, p.ID, s.warn, func() error {
-			return d.during(s, func(show func(progress.Report)) error {
+			return d.during(s.session, func(show func(progress.Report)) error {
 				return mover.Stream(ctx, r, mover.StreamRequest{
 					Disk: *chosen, To: cmd.OutOrStdout(), Workers: f.workers,
 					Progress: func(p mover.Progress) { show(moverReport(chosen.Name, p)) },

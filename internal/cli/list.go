@@ -24,7 +24,7 @@ type listing struct {
 	rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error)
 }
 
-func (s *session) list(l listing) *cobra.Command {
+func (s *clusterSession) list(l listing) *cobra.Command {
 	var form, selector string
 	var all, noHeaders bool
 	c := &cobra.Command{

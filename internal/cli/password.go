@@ -15,8 +15,8 @@ import (
 const maxPasswordBytes = 4096
 
 // password returns the repository's password from the file, the environment or a prompt. It asks for a new one twice.
-func (s *session) password(ctx context.Context, create bool) (string, error) {
-	if path := s.repo.passwordFile; path != "" {
+func (s *repositorySession) password(ctx context.Context, create bool) (string, error) {
+	if path := s.passwordFile; path != "" {
 		return s.passwordFrom(path)
 	}
 	if p := s.env("VARVE_PASSWORD"); p != "" {
@@ -39,7 +39,7 @@ func (s *session) password(ctx context.Context, create bool) (string, error) {
 	return p, nil
 }
 
-func (s *session) passwordFrom(path string) (string, error) {
+func (s *repositorySession) passwordFrom(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", usage("--password-file: %s", err)
@@ -64,7 +64,7 @@ func (s *session) passwordFrom(path string) (string, error) {
 	return p, nil
 }
 
-func (s *session) askPassword(ctx context.Context, prompt string) (string, error) {
+func (s *repositorySession) askPassword(ctx context.Context, prompt string) (string, error) {
 	fmt.Fprint(s.Streams.Err, prompt)
 	p, err := s.Streams.ReadPassword(ctx)
 	fmt.Fprintln(s.Streams.Err)

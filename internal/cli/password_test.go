@@ -19,11 +19,11 @@ func TestPasswordPrompts(t *testing.T) {
 		"empty":     {typed: []string{""}},
 	} {
 		var shown strings.Builder
-		s := &session{Options: Options{Streams: Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
+		s := newRepositorySession(&session{Streams: Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
 			p := c.typed[0]
 			c.typed = c.typed[1:]
 			return p, nil
-		}}}}
+		}}})
 		if got, err := s.password(t.Context(), c.create); got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}

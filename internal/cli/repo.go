@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (s *session) repository() *cobra.Command {
+func (s *repositorySession) repository() *cobra.Command {
 	return s.repositoryGroup("repo", "Create, connect to, check and maintain a repository of disks",
 		`Create, connect to, check and maintain a repository of disks: a directory, or a bucket of
 any S3 storage. No cluster is needed.

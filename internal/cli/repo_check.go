@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (s *session) repoCheck() *cobra.Command {
+func (s *repositorySession) repoCheck() *cobra.Command {
 	var form string
 	var d display
 	c := &cobra.Command{
@@ -30,7 +30,7 @@ restore points; -o json also lists the restore points that are good.`,
 	return c
 }
 
-func (s *session) diskVerify() *cobra.Command {
+func (s *repositorySession) diskVerify() *cobra.Command {
 	var form string
 	var d display
 	percent := percentage(100)

@@ -39,7 +39,7 @@ type place struct {
 }
 
 // place returns what a LOCATION and its flags say.
-func (s *session) place(location string, f *s3Flags, n *connection) (*place, error) {
+func (s *repositorySession) place(location string, f *s3Flags, n *connection) (*place, error) {
 	at, err := s.location(location, f)
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (c connected) print(w io.Writer, form string, created bool) error {
 	return nil
 }
 
-func (s *session) repoConnect() *cobra.Command {
+func (s *repositorySession) repoConnect() *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection

@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) repoCreate() *cobra.Command {
+func (s *repositorySession) repoCreate() *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection

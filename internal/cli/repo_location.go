@@ -41,7 +41,7 @@ func (f *s3Flags) flags(c *cobra.Command) {
 func (f *s3Flags) used() bool { return *f != s3Flags{} }
 
 // location reads a LOCATION. It does not repeat what it refuses: somebody may have put keys into it.
-func (s *session) location(text string, f *s3Flags) (repository.Location, error) {
+func (s *repositorySession) location(text string, f *s3Flags) (repository.Location, error) {
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
 		if f.used() {
@@ -97,7 +97,7 @@ func (f *s3Flags) authority(at *repository.S3) error {
 	return nil
 }
 
-func (s *session) keys(at *repository.S3, f *s3Flags) error {
+func (s *repositorySession) keys(at *repository.S3, f *s3Flags) error {
 	if f.role {
 		if f.credentialsFile != "" || s.env("AWS_ACCESS_KEY_ID") != "" || s.env("AWS_SECRET_ACCESS_KEY") != "" {
 			return usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")

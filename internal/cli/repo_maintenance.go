@@ -23,7 +23,7 @@ type maintained struct {
 	StoredBytesAfter  int64 `json:"storedBytesAfter"`
 }
 
-func (s *session) repoMaintenance() *cobra.Command {
+func (s *repositorySession) repoMaintenance() *cobra.Command {
 	var form string
 	var d display
 	var full, exclusive bool
@@ -59,7 +59,7 @@ removed after four days, or with --exclusive after an hour.`,
 			}
 			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 				var done *maintained
-				err := d.during(s, func(show func(progress.Report)) (err error) {
+				err := d.during(s.session, func(show func(progress.Report)) (err error) {
 					done, err = s.maintain(cmd.Context(), r, o, show)
 					return err
 				})
@@ -83,7 +83,7 @@ var maintenanceSteps = map[repository.MaintenanceStep][2]string{
 	repository.StepCompact: {"Compacting", "indexes and packs"},
 }
 
-func (s *session) maintain(ctx context.Context, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
+func (s *repositorySession) maintain(ctx context.Context, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
 	tell := func(phase, message string) {
 		show(progress.Report{Name: "repository", Phase: phase, Message: message})
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) repoRepair() *cobra.Command {
+func (s *repositorySession) repoRepair() *cobra.Command {
 	var form string
 	var yes, dryRun bool
 	c := &cobra.Command{
@@ -46,7 +46,7 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 	return c
 }
 
-func (s *session) repair(ctx context.Context, out, errOut io.Writer, form, config, password string, yes, dryRun bool) error {
+func (s *repositorySession) repair(ctx context.Context, out, errOut io.Writer, form, config, password string, yes, dryRun bool) error {
 	if !yes && !dryRun {
 		would, err := repository.Repair(ctx, config, password, true)
 		if err != nil {

@@ -16,24 +16,31 @@ import (
 )
 
 // repositoryGroup makes a command that only holds others, all of which work on a repository.
-func (s *session) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
+func (s *repositorySession) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
 	c.AddCommand(children...)
-	s.repo.flags(c.PersistentFlags())
+	s.flags(c.PersistentFlags())
 	return c
 }
 
-// repositoryFlags say which repository, and where its password is.
-type repositoryFlags struct{ config, passwordFile string }
+// repositorySession is what the commands that work on a repository share: which repository, and where its password is.
+type repositorySession struct {
+	*session
 
-func (r *repositoryFlags) flags(f *pflag.FlagSet) {
-	f.StringVar(&r.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
-	f.StringVar(&r.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
+	config, passwordFile string
+}
+
+// newRepositorySession returns a session without values of the flags.
+func newRepositorySession(s *session) *repositorySession { return &repositorySession{session: s} }
+
+func (s *repositorySession) flags(f *pflag.FlagSet) {
+	f.StringVar(&s.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
+	f.StringVar(&s.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
 }
 
 // repoConfig returns the path of the file that connecting writes.
-func (s *session) repoConfig() (string, error) {
-	path := s.repo.config
+func (s *repositorySession) repoConfig() (string, error) {
+	path := s.config
 	if path == "" {
 		path = s.env("VARVE_REPO_CONFIG")
 	}
@@ -48,7 +55,7 @@ func (s *session) repoConfig() (string, error) {
 }
 
 // withRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
-func (s *session) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
+func (s *repositorySession) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
 	return s.withPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
 		if err != nil {
@@ -64,7 +71,7 @@ func (s *session) withRepository(ctx context.Context, f func(*repository.Reposit
 }
 
 // withPassword calls f with the file that connecting wrote and the repository's password.
-func (s *session) withPassword(ctx context.Context, f func(config, password string) error) error {
+func (s *repositorySession) withPassword(ctx context.Context, f func(config, password string) error) error {
 	config, err := s.repoConfig()
 	if err != nil {
 		return err
@@ -84,7 +91,7 @@ func (s *session) withPassword(ctx context.Context, f func(config, password stri
 }
 
 // withWritable is withRepository for commands that write to the repository.
-func (s *session) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
+func (s *repositorySession) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
 			return &failure{

@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *session) repoStatus() *cobra.Command {
+func (s *repositorySession) repoStatus() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "status", Short: "Show the location, format and contents of a repository",

@@ -7,9 +7,19 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/varvebackup/varve/internal/cli/human"
 )
+
+// session is what the commands of one run share.
+type session struct {
+	Streams Streams
+	// Now is the clock for ages.
+	Now func() time.Time
+	// Env looks up an environment variable; an absent one is empty.
+	Env func(name string) string
+}
 
 // Streams are where a run reads and writes.
 type Streams struct {

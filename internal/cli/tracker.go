@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-func (s *session) tracker() *cobra.Command {
+func (s *clusterSession) tracker() *cobra.Command {
 	return s.group("tracker", "Create, list, describe and delete trackers",
 		`Create, list, describe and delete trackers.
 
@@ -28,7 +28,7 @@ changed since. Use one tracker for each schedule or target.`,
 		s.trackerCreate(), s.trackerList(), s.trackerDescribe(), s.trackerDelete())
 }
 
-func (s *session) trackerCreate() *cobra.Command {
+func (s *clusterSession) trackerCreate() *cobra.Command {
 	var vm, form string
 	c := &cobra.Command{
 		Use: "create NAME --vm VM", Short: "Create a tracker for a virtual machine",
@@ -66,7 +66,7 @@ The first backup with the tracker is full, the next ones are incremental.`,
 	return c
 }
 
-func (s *session) trackerList() *cobra.Command {
+func (s *clusterSession) trackerList() *cobra.Command {
 	return s.list(listing{
 		short: "List trackers",
 		long: `List trackers with their machine and their checkpoint: the point in time that the next
@@ -116,7 +116,7 @@ func discardedNames(all []backupv1.DiscardedDisk) string {
 	return strings.Join(names, ",")
 }
 
-func (s *session) trackerDescribe() *cobra.Command {
+func (s *clusterSession) trackerDescribe() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a tracker with its checkpoint and the disks that lost their base",
@@ -165,7 +165,7 @@ func (p *page) tracker(t *backupv1.VirtualMachineBackupTracker) {
 	p.section("Disks whose next backup is full", lost, "")
 }
 
-func (s *session) trackerDelete() *cobra.Command {
+func (s *clusterSession) trackerDelete() *cobra.Command {
 	return s.delete(deleting{
 		noun: "tracker", argument: "the name of a tracker",
 		short: "Delete trackers",

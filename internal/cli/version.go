@@ -13,15 +13,15 @@ type versionInfo struct {
 	Platform string `json:"platform"`
 }
 
-func (s *session) versionInfo() versionInfo {
-	return versionInfo{Version: s.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+func newVersionInfo(version string) versionInfo {
+	return versionInfo{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 }
 
 func (v versionInfo) String() string {
 	return fmt.Sprintf("varve %s (%s, %s)", v.Version, v.Go, v.Platform)
 }
 
-func (s *session) version() *cobra.Command {
+func versionCommand(version string) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use:   "version",
@@ -33,7 +33,7 @@ func (s *session) version() *cobra.Command {
   varve version -o json`,
 		Args: exactArgs(0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := s.versionInfo()
+			v := newVersionInfo(version)
 			if form != "" {
 				return printData(c.OutOrStdout(), form, v)
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/power"
 )
 
-func (s *session) vm() *cobra.Command {
+func (s *clusterSession) vm() *cobra.Command {
 	return s.group("vm", "List, describe, start, stop and restart virtual machines",
 		`List, describe, start, stop and restart virtual machines.
 
@@ -28,7 +28,7 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
 		s.vmList(), s.vmDescribe(), s.vmStart(), s.vmStop(), s.vmRestart())
 }
 
-func (s *session) vmList() *cobra.Command {
+func (s *clusterSession) vmList() *cobra.Command {
 	return s.list(listing{
 		short: "List virtual machines",
 		long: `List virtual machines with their state and the state of changed block tracking (CBT).
@@ -53,7 +53,7 @@ and the backup that runs.`,
 	})
 }
 
-func (s *session) vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error) {
+func (s *clusterSession) vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error) {
 	t := &table{header: []string{"NAME", "STATUS", "READY", "CBT", "AGE"}}
 	instances := map[client.ObjectKey]*kubevirtv1.VirtualMachineInstance{}
 	if wide {

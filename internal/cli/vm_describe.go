@@ -21,7 +21,7 @@ import (
 // lastBackups is how many backups a machine's description shows.
 const lastBackups = 5
 
-func (s *session) vmDescribe() *cobra.Command {
+func (s *clusterSession) vmDescribe() *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a virtual machine with its disks, trackers and last backups",

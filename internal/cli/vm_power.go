@@ -21,7 +21,7 @@ const powerTimeout = 10 * time.Minute
 
 type decision func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance) (power.Change, error)
 
-func (s *session) vmStart() *cobra.Command {
+func (s *clusterSession) vmStart() *cobra.Command {
 	var w waiting
 	c := &cobra.Command{
 		Use: "start NAME", Short: "Start a virtual machine",
@@ -49,7 +49,7 @@ in the machine's status, and the strategy stays.`,
 	return c
 }
 
-func (s *session) vmStop() *cobra.Command {
+func (s *clusterSession) vmStop() *cobra.Command {
 	var w waiting
 	var force bool
 	c := &cobra.Command{
@@ -83,7 +83,7 @@ backup fails, and the next one starts from the same base.`,
 	return c
 }
 
-func (s *session) vmRestart() *cobra.Command {
+func (s *clusterSession) vmRestart() *cobra.Command {
 	var w waiting
 	var force bool
 	c := &cobra.Command{
@@ -114,7 +114,7 @@ A restart waits for a running backup to end; --wait shows that, --force does not
 
 // changePower reads, decides and writes. It tries again if somebody else wrote in between. It returns the instance that
 // it saw.
-func (s *session) changePower(cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
+func (s *clusterSession) changePower(cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
 	c, err := s.connect()
 	if err != nil {
 		return nil, nil, err
@@ -176,7 +176,7 @@ func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMa
 }
 
 // untilReady waits until the machine's guest runs.
-func (s *session) untilReady(c *cluster.Client, name string) showing {
+func (s *clusterSession) untilReady(c *cluster.Client, name string) showing {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, newVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {

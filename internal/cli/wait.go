@@ -43,14 +43,14 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 
 // run shows progress while f waits, within the timeout. goal completes "until"; describe is the command, without the
 // program, that shows the state later.
-func (w *waiting) run(ctx context.Context, s *session, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
+func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
 	if w.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, errTimeout)
 		defer cancel()
 	}
 	last := progress.Report{}
-	err := w.during(s, func(show func(progress.Report)) error {
+	err := w.during(s.session, func(show func(progress.Report)) error {
 		return f(ctx, func(r progress.Report) {
 			last = r
 			show(r)
