@@ -62,5 +62,5 @@ func historyName(name string) error {
 // diskFlag adds --disk.
 func (s *repositorySession) diskFlag(c *cobra.Command, name *string) {
 	c.Flags().StringVar(name, "disk", "", "the disk's name; not needed if there is only one")
-	register(c, "disk", s.completeDisk)
+	register(c, "disk", s.completeDisk())
 }

@@ -79,7 +79,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 		},
 	}
 	b.flags(c)
-	register(c, "parent", s.completeParent)
+	register(c, "parent", s.completeParent())
 	d.flags(c, "while reading")
 	outputFlag(c, &form, asJSON, asYAML, asName)
 	return c

@@ -74,11 +74,13 @@ func (s *repositorySession) completePoints(most int) completer {
 }
 
 // completePointThenFile offers the IDs of restore points, and then files.
-func (s *repositorySession) completePointThenFile(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 1 {
-		return nil, cobra.ShellCompDirectiveDefault
+func (s *repositorySession) completePointThenFile() completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 1 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return s.completePoints(1)(c, args, typed)
 	}
-	return s.completePoints(1)(c, args, typed)
 }
 
 // completeHistory offers the names of histories for the first argument. If the other arguments are disks, it offers
@@ -104,25 +106,29 @@ func (s *repositorySession) completeHistory(disks bool) completer {
 }
 
 // completeDisk offers the disks of the restore point that the first argument names.
-func (s *repositorySession) completeDisk(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return s.offer(c, typed, func(l *pointList) []string {
-		p, err := l.Find(args[0])
-		if err != nil {
-			return nil
+func (s *repositorySession) completeDisk() completer {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return mover.DiskNames(p)
-	})
+		return s.offer(c, typed, func(l *pointList) []string {
+			p, err := l.Find(args[0])
+			if err != nil {
+				return nil
+			}
+			return mover.DiskNames(p)
+		})
+	}
 }
 
 // completeParent offers values for --parent.
-func (s *repositorySession) completeParent(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	choices := []string{repository.ParentAuto, repository.ParentNone}
-	words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
-	if words == nil {
-		return choices, cobra.ShellCompDirectiveNoFileComp
+func (s *repositorySession) completeParent() completer {
+	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		choices := []string{repository.ParentAuto, repository.ParentNone}
+		words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
+		if words == nil {
+			return choices, cobra.ShellCompDirectiveNoFileComp
+		}
+		return words, directive
 	}
-	return words, directive
 }

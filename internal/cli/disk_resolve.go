@@ -84,5 +84,5 @@ func historyOwners(histories [][]*repository.RestorePoint) string {
 	for _, h := range histories {
 		owners = append(owners, human.Line(h[0].Source.User+"@"+h[0].Source.Host))
 	}
-	return joined(owners)
+	return strings.Join(owners, ", ")
 }

@@ -57,7 +57,7 @@ connection takes no lease.`,
 
   # As a qcow2 image
   varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
-		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile,
+		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] == standardOutput {
 				return s.streamDisk(cmd, args[0], form, &f, &d)

@@ -49,11 +49,13 @@ and the backup that runs.`,
 				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 			})
 		},
-		rows: s.vmRows,
+		rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error) {
+			return vmRows(ctx, c, list, wide, options, s.Now())
+		},
 	})
 }
 
-func (s *clusterSession) vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error) {
+func vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption, now time.Time) (*table, error) {
 	t := &table{header: []string{"NAME", "STATUS", "READY", "CBT", "AGE"}}
 	instances := map[client.ObjectKey]*kubevirtv1.VirtualMachineInstance{}
 	if wide {
@@ -69,7 +71,7 @@ func (s *clusterSession) vmRows(ctx context.Context, c *cluster.Client, list cli
 	}
 	for i := range list.(*kubevirtv1.VirtualMachineList).Items {
 		vm := &list.(*kubevirtv1.VirtualMachineList).Items[i]
-		row := []string{vm.Name, string(vm.Status.PrintableStatus), yesNo(vm.Status.Ready), trackingState(vm.Status.ChangedBlockTracking), human.Age(s.Now(), vm.CreationTimestamp.Time)}
+		row := []string{vm.Name, string(vm.Status.PrintableStatus), yesNo(vm.Status.Ready), trackingState(vm.Status.ChangedBlockTracking), human.Age(now, vm.CreationTimestamp.Time)}
 		if wide {
 			row = append(row, string(power.Strategy(vm)))
 			row = append(row, instanceCells(instances[client.ObjectKeyFromObject(vm)])...)
