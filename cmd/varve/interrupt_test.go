@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -45,7 +46,7 @@ func (p *program) run(at string, args ...string) (stdout, report string, code in
 	env := map[string]string{"VARVE_PASSWORD": "a password", "VARVE_REPO_CONFIG": filepath.Join(p.dir, "config")}
 	err := run(ctx, append([]string{"varve"}, args...), func(name string) string { return env[name] }, stdio{in: strings.NewReader(""), out: &out, err: &ending{at: at, cancel: cancel}})
 	cli.Report(&said, err, "varve")
-	return out.String(), said.String(), cli.Code(err)
+	return out.String(), said.String(), failure.Code(err)
 }
 
 func (p *program) must(args ...string) string {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
@@ -134,7 +134,7 @@ func TestServe_whatIsDeletedMeanwhile(t *testing.T) {
 			}
 		}()
 	}, "disk", "serve", id, "--socket", socket, "--cache-size", "1Mi")
-	if cli.Code(err) != 0 || strings.Contains(said, "warning") {
+	if failure.Code(err) != 0 || strings.Contains(said, "warning") {
 		t.Fatalf("%v; it said %s", err, said)
 	}
 	if !bytes.Equal(got, content) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/version"
 )
@@ -45,7 +46,7 @@ func main() {
 	err := run(ctx, os.Args, os.Getenv, s)
 	stop()
 	cli.Report(s.err, err, filepath.Base(os.Args[0]))
-	os.Exit(cli.Code(err))
+	os.Exit(failure.Code(err))
 }
 
 // standardError returns standard error under another number: Go ends a process that writes to a broken pipe with number

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 		root.SetArgs(os.Args[1:])
 		err := root.ExecuteContext(context.Background())
 		cli.Report(os.Stderr, err, "varve")
-		os.Exit(cli.Code(err))
+		os.Exit(failure.Code(err))
 	}
 	os.Exit(domaintest.Run(m))
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -12,7 +13,7 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 		if len(args) == n {
 			return nil
 		}
-		return misused(c, "%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
+		return failure.Misused(c, "%s needs %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }
 
@@ -21,7 +22,7 @@ func atLeastOne(what string) cobra.PositionalArgs {
 		if len(args) >= 1 {
 			return nil
 		}
-		return misused(c, "%s needs %s", c.CommandPath(), what)
+		return failure.Misused(c, "%s needs %s", c.CommandPath(), what)
 	}
 }
 
@@ -30,6 +31,6 @@ func atMostOne(what string) cobra.PositionalArgs {
 		if len(args) <= 1 {
 			return nil
 		}
-		return misused(c, "%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
+		return failure.Misused(c, "%s takes %s, and got %s", c.CommandPath(), what, human.Count(len(args), "argument"))
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
@@ -92,11 +93,11 @@ func (r *backupRequest) flags(s *clusterSession, c *cobra.Command) {
 func (r *backupRequest) check() error {
 	switch {
 	case (r.vm == "") == (r.tracker == ""):
-		return usage("give exactly one of --tracker (incremental) and --vm (a full backup that stands alone)")
+		return failure.Usage("give exactly one of --tracker (incremental) and --vm (a full backup that stands alone)")
 	case r.pvc == "":
-		return usage("--pvc is required: the claim to write to")
+		return failure.Usage("--pvc is required: the claim to write to")
 	case r.forceFull && r.tracker == "":
-		return usage("--force-full needs --tracker: without one every backup is full")
+		return failure.Usage("--force-full needs --tracker: without one every backup is full")
 	}
 	return nil
 }
@@ -151,7 +152,7 @@ func (s *clusterSession) untilFinal(c *cluster.Client, b *backupv1.VirtualMachin
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, newBackups(),
 			func(seen *backupv1.VirtualMachineBackup, exists bool) (bool, error) {
 				if !exists || seen.UID != uid {
-					return false, failed("", "backup %s was deleted while it ran: %s", name, backupv1.ReasonAborted)
+					return false, failure.New("", "backup %s was deleted while it ran: %s", name, backupv1.ReasonAborted)
 				}
 				show(reportOf(seen))
 				seen.DeepCopyInto(b)
@@ -159,7 +160,7 @@ func (s *clusterSession) untilFinal(c *cluster.Client, b *backupv1.VirtualMachin
 				case backupv1.BackupDone:
 					return true, nil
 				case backupv1.BackupFailed:
-					return false, failed(s.command("backup describe "+name)+" shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
+					return false, failure.New(s.command("backup describe "+name)+" shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
 				default:
 					return false, nil
 				}

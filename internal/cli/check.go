@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/mover"
@@ -114,11 +115,11 @@ func (c *checked) verdict() error {
 	n := len(slices.Compact(ids))
 	switch {
 	case c.Unreadable != "" && n == 0:
-		return failed(hint, "restore points cannot be listed: %s", c.Unreadable)
+		return failure.New(hint, "restore points cannot be listed: %s", c.Unreadable)
 	case c.Unreadable != "":
-		return failed(hint, "%s damaged, and others cannot be listed: %s", human.Count(n, "restore point"), c.Unreadable)
+		return failure.New(hint, "%s damaged, and others cannot be listed: %s", human.Count(n, "restore point"), c.Unreadable)
 	case n > 0:
-		return failed(hint, "%d of %s damaged", n, human.Count(c.RestorePoints, "restore point"))
+		return failure.New(hint, "%d of %s damaged", n, human.Count(c.RestorePoints, "restore point"))
 	default:
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/mover"
 )
@@ -48,13 +49,13 @@ const maxNameBytes = 200
 func historyName(name string) error {
 	switch {
 	case strings.Trim(name, "/") == "":
-		return usage("the name of the machine is empty")
+		return failure.Usage("the name of the machine is empty")
 	case len(name) > maxNameBytes:
-		return usage("the name of the machine has %d bytes: use at most %d", len(name), maxNameBytes)
+		return failure.Usage("the name of the machine has %d bytes: use at most %d", len(name), maxNameBytes)
 	case human.Line(name) != name:
-		return usage("name %q has control characters, or spaces around it", name)
+		return failure.Usage("name %q has control characters, or spaces around it", name)
 	case mover.HistoryPath(name) != "/"+strings.TrimPrefix(name, "/"):
-		return usage("name %q: use %q", name, strings.TrimPrefix(mover.HistoryPath(name), "/"))
+		return failure.Usage("name %q: use %q", name, strings.TrimPrefix(mover.HistoryPath(name), "/"))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
@@ -62,7 +63,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
   varve disk backup web root='nbd+unix:///vda?socket=/run/web.sock' --bitmap $base --checkpoint $next`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return misused(c, "give the machine's name and at least one disk, such as root=/path")
+				return failure.Misused(c, "give the machine's name and at least one disk, such as root=/path")
 			}
 			return nil
 		},
@@ -148,7 +149,7 @@ func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, 
 			s.warn(warning)
 		}
 		if err != nil {
-			return interrupted(ctx, backupFailure(err), "no restore point of "+human.Line(name)+" was made", "run the same command again: it stores what is missing")
+			return failure.Interrupted(ctx, backupFailure(err), "no restore point of "+human.Line(name)+" was made", "run the same command again: it stores what is missing")
 		}
 		if form != "" {
 			return printPoints(w, form, []*repository.RestorePoint{point})
@@ -176,14 +177,14 @@ func backupFailure(err error) error {
 	var opening *mover.OpenError
 	switch {
 	case errors.As(err, &missing):
-		return &failure{
-			err:  fmt.Errorf("disk %s: %s has no bitmap %s, which --checkpoint names: the next backup needs it", missing.Source, missing.Location, missing.Checkpoint),
-			code: errclass.ExitRefused, hint: "add the bitmap before the backup, or let Varve do that: --track",
+		return &failure.Error{
+			Err:  fmt.Errorf("disk %s: %s has no bitmap %s, which --checkpoint names: the next backup needs it", missing.Source, missing.Location, missing.Checkpoint),
+			Code: errclass.ExitRefused, Hint: "add the bitmap before the backup, or let Varve do that: --track",
 		}
 	case errors.As(err, &bitmap):
-		return &failure{
-			err: err, code: errclass.ExitRefused,
-			hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint",
+		return &failure.Error{
+			Err: err, Code: errclass.ExitRefused,
+			Hint: "--track needs an image that no guest has open; back up a running guest through an NBD export, with --bitmap and --checkpoint",
 		}
 	case errors.As(err, &opening):
 		return diskFailure(err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
 )
@@ -16,10 +17,10 @@ func (b *backupFlags) sources(args []string) ([]mover.Source, error) {
 	for _, arg := range args {
 		name, where, ok := strings.Cut(arg, "=")
 		if !ok || name == "" || where == "" {
-			return nil, usage("disk %s: use DISK=WHERE, such as root=/path", arg)
+			return nil, failure.Usage("disk %s: use DISK=WHERE, such as root=/path", arg)
 		}
 		if slices.ContainsFunc(out, func(d mover.Source) bool { return d.Name == name }) {
-			return nil, usage("disk %s is given twice", name)
+			return nil, failure.Usage("disk %s is given twice", name)
 		}
 		out = append(out, mover.Source{Name: name, Location: where})
 	}
@@ -47,9 +48,9 @@ func (b *backupFlags) validateTracking(sources []mover.Source) error {
 	if b.track {
 		switch {
 		case b.checkpoint != "" || len(b.bitmaps) > 0:
-			return usage("--track chooses the bitmap and the checkpoint itself: omit --bitmap and --checkpoint")
+			return failure.Usage("--track chooses the bitmap and the checkpoint itself: omit --bitmap and --checkpoint")
 		case !slices.ContainsFunc(sources, func(d mover.Source) bool { return d.Options.Format == disk.QCOW2 }):
-			return usage("--track needs a qcow2 image (--format qcow2): other disks have no place for a bitmap")
+			return failure.Usage("--track needs a qcow2 image (--format qcow2): other disks have no place for a bitmap")
 		}
 		return nil
 	}
@@ -77,16 +78,16 @@ func (b *backupFlags) addBacking(sources []mover.Source) error {
 		}
 		format, path, _ := strings.Cut(file, ":")
 		if f := disk.Format(format); path == "" || f != disk.Raw && f != disk.QCOW2 {
-			return usage("--backing %s: use FORMAT:PATH, such as raw:/path, or DISK=FORMAT:PATH", value)
+			return failure.Usage("--backing %s: use FORMAT:PATH, such as raw:/path, or DISK=FORMAT:PATH", value)
 		}
 		at := slices.IndexFunc(sources, func(d mover.Source) bool { return d.Name == name || name == "" && len(sources) == 1 })
 		switch {
 		case at < 0 && name == "":
-			return usage("--backing %s: name the disk, because there are several: use DISK=FORMAT:PATH", value)
+			return failure.Usage("--backing %s: name the disk, because there are several: use DISK=FORMAT:PATH", value)
 		case at < 0:
-			return usage("--backing %s: no disk is called %s", value, name)
+			return failure.Usage("--backing %s: no disk is called %s", value, name)
 		case sources[at].Options.Format != disk.QCOW2:
-			return usage("--backing %s: disk %s has no --format qcow2, and only qcow2 images have backing files", value, sources[at].Name)
+			return failure.Usage("--backing %s: disk %s has no --format qcow2, and only qcow2 images have backing files", value, sources[at].Name)
 		}
 		sources[at].Options.Backing = append(sources[at].Options.Backing, disk.BackingFile{Format: disk.Format(format), Path: path})
 	}
@@ -102,7 +103,7 @@ func (b *backupFlags) addIgnoreLocks(sources []mover.Source) error {
 		}
 	}
 	if !found {
-		return usage("--ignore-locks: no disk is a raw file or device; read a qcow2 image that is in use through an NBD export")
+		return failure.Usage("--ignore-locks: no disk is a raw file or device; read a qcow2 image that is in use through an NBD export")
 	}
 	return nil
 }
@@ -127,20 +128,20 @@ func validFormat(where, format string) error {
 	switch disk.Format(format) {
 	case "":
 		if strings.EqualFold(filepath.Ext(where), ".qcow2") && !strings.Contains(where, "://") {
-			return usage("%s: say --format qcow2 or --format raw; the format of a disk is never guessed", where)
+			return failure.Usage("%s: say --format qcow2 or --format raw; the format of a disk is never guessed", where)
 		}
 		return nil
 	case disk.Raw, disk.QCOW2:
 		return nil
 	default:
-		return usage("--format %s: use raw or qcow2", format)
+		return failure.Usage("--format %s: use raw or qcow2", format)
 	}
 }
 
 // atWork refuses a --parallel that makes no sense.
 func atWork(workers int) error {
 	if workers < 1 {
-		return usage("--parallel %d: give at least 1", workers)
+		return failure.Usage("--parallel %d: give at least 1", workers)
 	}
 	return nil
 }
@@ -159,7 +160,7 @@ func perDisk(flag string, values []string, disks []mover.Source) (map[string]str
 			continue
 		}
 		if !slices.ContainsFunc(disks, func(d mover.Source) bool { return d.Name == name }) {
-			return nil, usage("%s %s: no disk is called %s", flag, v, name)
+			return nil, failure.Usage("%s %s: no disk is called %s", flag, v, name)
 		}
 		out[name] = value
 	}

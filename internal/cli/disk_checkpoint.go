@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -60,7 +61,7 @@ func validateCheckpoint(flag, name string) error {
 	if mover.IsCheckpoint(name) {
 		return nil
 	}
-	return usage("%s %s: use a name that `varve disk checkpoint` printed, because a name that is used twice makes wrong backups", flag, name)
+	return failure.Usage("%s %s: use a name that `varve disk checkpoint` printed, because a name that is used twice makes wrong backups", flag, name)
 }
 
 // lastCheckpoint returns the checkpoint of a disk's latest restore point.
@@ -72,9 +73,9 @@ func lastCheckpoint(ctx context.Context, r *repository.Repository, source reposi
 	checkpoints := mover.LatestCheckpoints(points, diskName)
 	switch {
 	case len(checkpoints) > 1:
-		return "", usage("the disks of the latest restore point have different checkpoints: select one with --disk")
+		return "", failure.Usage("the disks of the latest restore point have different checkpoints: select one with --disk")
 	case len(checkpoints) == 0 || checkpoints[0] == "":
-		return "", &failure{err: errors.New("the latest restore point has no checkpoint, or there is none"), code: errclass.ExitNotFound, hint: "back up without --bitmap, and with --checkpoint"}
+		return "", &failure.Error{Err: errors.New("the latest restore point has no checkpoint, or there is none"), Code: errclass.ExitNotFound, Hint: "back up without --bitmap, and with --checkpoint"}
 	}
 	return checkpoints[0], nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -35,7 +36,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && s.Streams.ReadPassword == nil {
-				return usage("without a terminal, deleting needs --yes")
+				return failure.Usage("without a terminal, deleting needs --yes")
 			}
 			return nil
 		},
@@ -84,7 +85,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 func onlyIDs(words, ids []string) error {
 	for i, word := range words {
 		if ids[i] != word {
-			return usage("restore point %s: delete takes IDs only; the latest one is %s", human.Line(word), ids[i])
+			return failure.Usage("restore point %s: delete takes IDs only; the latest one is %s", human.Line(word), ids[i])
 		}
 	}
 	return nil
@@ -102,7 +103,7 @@ func (s *repositorySession) deletePoints(ctx context.Context, r *repository.Repo
 func deleteFailure(err error) error {
 	var pinned *mover.PinnedError
 	if errors.As(err, &pinned) {
-		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve disk unpin` removes a pin; nothing was deleted"}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "`varve disk unpin` removes a pin; nothing was deleted"}
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
@@ -88,13 +89,13 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 func oneDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
 	if name == "" {
 		if len(p.Disks) != 1 {
-			return nil, usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joined(mover.DiskNames(p)))
+			return nil, failure.Usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joined(mover.DiskNames(p)))
 		}
 		name = p.Disks[0].Name
 	}
 	d, err := p.Disk(name)
 	if err != nil {
-		return nil, &failure{err: err, code: errclass.ExitNotFound, hint: "its disks are " + joined(mover.DiskNames(p))}
+		return nil, &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "its disks are " + joined(mover.DiskNames(p))}
 	}
 	return d, nil
 }

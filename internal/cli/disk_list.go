@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -93,7 +94,7 @@ func lostPoints(ctx context.Context, r *repository.Repository, filter mover.Hist
 	if lost == nil {
 		return nil, nil
 	}
-	return &failure{err: lost, code: errclass.ExitFailure, hint: "`varve repo repair` brings it back if its data is still there, `varve disk delete` forgets it; until then, maintenance frees nothing"}, nil
+	return &failure.Error{Err: lost, Code: errclass.ExitFailure, Hint: "`varve repo repair` brings it back if its data is still there, `varve disk delete` forgets it; until then, maintenance frees nothing"}, nil
 }
 
 func atTime(p *repository.RestorePoint) string {
@@ -116,7 +117,7 @@ func (l *pointList) noneOf(name string) error {
 	if len(like) > 0 {
 		text += "; did you mean " + human.Line(strings.Join(like, " or ")) + "?"
 	}
-	return &failure{err: errors.New(text), code: errclass.ExitNotFound, hint: "`varve disk list` shows all restore points"}
+	return &failure.Error{Err: errors.New(text), Code: errclass.ExitNotFound, Hint: "`varve disk list` shows all restore points"}
 }
 
 // maxTypos is how many letters of a name may be wrong.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -52,7 +53,7 @@ of varve disk prune decide how long they are kept.`,
 		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		PreRunE: func(c *cobra.Command, _ []string) error {
 			if all && c.Flags().Changed("name") {
-				return usage("--all and --name exclude each other")
+				return failure.Usage("--all and --name exclude each other")
 			}
 			return nil
 		},
@@ -68,7 +69,7 @@ of varve disk prune decide how long they are kept.`,
 				if p.Pinned() {
 					hint = "it has the pins " + joined(p.Pins) + ": select one with --name, or --all"
 				}
-				return nil, nil, &failure{err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), code: errclass.ExitNotFound, hint: hint}
+				return nil, nil, &failure.Error{Err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), Code: errclass.ExitNotFound, Hint: hint}
 			})
 		},
 	}

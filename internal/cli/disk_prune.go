@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/mover"
@@ -104,17 +105,17 @@ func (q *pruning) flags(c *cobra.Command) {
 func (q *pruning) valid() (err error) {
 	if q.within != "" {
 		if q.policy.Within, err = retention.ParseSpan(q.within); err != nil {
-			return usage("--keep-within: %s", err)
+			return failure.Usage("--keep-within: %s", err)
 		}
 	}
 	if q.policy.Location, err = time.LoadLocation(q.zone); err != nil {
-		return usage("--time-zone: %s", err)
+		return failure.Usage("--time-zone: %s", err)
 	}
 	if q.policy.PerDisk && q.perVM {
-		return usage("--per-disk and --per-vm exclude each other")
+		return failure.Usage("--per-disk and --per-vm exclude each other")
 	}
 	if err := q.policy.Validate(); err != nil {
-		return usage("%s", err)
+		return failure.Usage("%s", err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -60,7 +61,7 @@ func latestPoint(points *mover.Points, word string, own repository.Source) (*rep
 			histories = histories[i : i+1]
 		}
 		if len(histories) > 1 {
-			return nil, usage("restore point %s: machines of several hosts or users have this name (%s): give an ID", human.Line(word), historyOwners(histories))
+			return nil, failure.Usage("restore point %s: machines of several hosts or users have this name (%s): give an ID", human.Line(word), historyOwners(histories))
 		}
 		candidates = slices.Concat(histories...)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
@@ -150,7 +151,7 @@ func restoreFailure(ctx context.Context, err error, where string) error {
 		if incomplete.Resumable {
 			hint = "run the same command again: it continues where this one ended"
 		}
-		return interrupted(ctx, err, human.Line(where)+" is not complete", hint)
+		return failure.Interrupted(ctx, err, human.Line(where)+" is not complete", hint)
 	case errors.As(err, &opening):
 		return diskFailure(err)
 	default:

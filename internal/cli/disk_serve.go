@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -80,20 +81,20 @@ admits only the user who serves.`,
 func (f *serveFlags) check() error {
 	switch {
 	case (f.socket == "") == (f.listen == ""):
-		return usage("give one of --socket and --listen")
+		return failure.Usage("give one of --socket and --listen")
 	case f.listen != "" && (f.cert == "" || f.key == ""):
-		return usage("--listen needs --tls-cert and --tls-key: without TLS, anybody on the network could read the disk")
+		return failure.Usage("--listen needs --tls-cert and --tls-key: without TLS, anybody on the network could read the disk")
 	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != "" || f.anonymous):
-		return usage("--tls-cert, --tls-key, --tls-client-ca and --anonymous are for --listen")
+		return failure.Usage("--tls-cert, --tls-key, --tls-client-ca and --anonymous are for --listen")
 	case f.listen != "" && (f.clientCA == "") == !f.anonymous:
-		return usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.andWrite())
+		return failure.Usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.andWrite())
 	}
 	var err error
 	if f.cacheBytes, err = cacheSize(f.cacheSize); err != nil {
 		return err
 	}
 	if f.cacheBytes < 1<<20 {
-		return usage("--cache-size %s: give at least 1Mi", f.cacheSize)
+		return failure.Usage("--cache-size %s: give at least 1Mi", f.cacheSize)
 	}
 	return nil
 }
@@ -113,7 +114,7 @@ func (f *serveFlags) tls() (*tls.Config, error) {
 	}
 	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {
-		return nil, usage("--tls-cert %s, --tls-key: %s", f.cert, err)
+		return nil, failure.Usage("--tls-cert %s, --tls-key: %s", f.cert, err)
 	}
 	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	if f.clientCA == "" {
@@ -135,7 +136,7 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 		l, err = listenUnix(ctx, f.socket)
 	}
 	if err != nil {
-		return nil, &failure{err: fmt.Errorf("listen: %w", err), code: errclass.ExitFailure, hint: "choose another address, or stop the program that listens there"}
+		return nil, &failure.Error{Err: fmt.Errorf("listen: %w", err), Code: errclass.ExitFailure, Hint: "choose another address, or stop the program that listens there"}
 	}
 	return l, nil
 }
@@ -181,12 +182,12 @@ func overlayFailure(err error) error {
 	case !errors.As(err, &overlay):
 		return err
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "stop the other export first, or choose another file"}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "stop the other export first, or choose another file"}
 	case errors.Is(err, errclass.Invalid):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay belongs to the disk that it was made for: choose another file"}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "an overlay belongs to the disk that it was made for: choose another file"}
 	case errors.Is(err, errclass.Corrupt):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "an overlay is two files, the second with .map after its name: restore both, or choose another file"}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "an overlay is two files, the second with .map after its name: restore both, or choose another file"}
 	default:
-		return &failure{err: err, code: errclass.ExitFailure, hint: "the overlay is a file on this machine: check its directory"}
+		return &failure.Error{Err: err, Code: errclass.ExitFailure, Hint: "the overlay is a file on this machine: check its directory"}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
@@ -21,7 +22,7 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 		return err
 	}
 	if file, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(file.Fd())) {
-		return usage("standard output is a terminal: send it to a file or to another program")
+		return failure.Usage("standard output is a terminal: send it to a file or to another program")
 	}
 	ctx := cmd.Context()
 	return s.withRepository(ctx, func(r *repository.Repository) error {
@@ -37,7 +38,7 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 				})
 			})
 		})
-		return interrupted(ctx, err, "standard output has only the beginning of the disk", "run the same command again: it starts from the beginning")
+		return failure.Interrupted(ctx, err, "standard output has only the beginning of the disk", "run the same command again: it starts from the beginning")
 	})
 }
 
@@ -45,13 +46,13 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 func (f *restoreFlags) validateStream(form string) error {
 	switch {
 	case f.format == string(disk.QCOW2):
-		return usage("--format qcow2: standard output takes only raw: restore to a file, then copy it")
+		return failure.Usage("--format qcow2: standard output takes only raw: restore to a file, then copy it")
 	case f.overwrite || f.larger:
-		return usage("--overwrite and --larger are not for standard output")
+		return failure.Usage("--overwrite and --larger are not for standard output")
 	case f.tls != nbdTLSFlags{}:
-		return usage("--tls-ca, --tls-cert and --tls-key are for a destination with an nbds:// URI")
+		return failure.Usage("--tls-ca, --tls-cert and --tls-key are for a destination with an nbds:// URI")
 	case form != "":
-		return usage("--output %s: standard output has the disk", form)
+		return failure.Usage("--output %s: standard output has the disk", form)
 	}
 	return atWork(f.workers)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -34,11 +35,11 @@ func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
 	}
 	switch {
 	case !needed && *f != nbdTLSFlags{}:
-		return nil, usage("--tls-ca, --tls-cert and --tls-key are for disks with an nbds:// URI")
+		return nil, failure.Usage("--tls-ca, --tls-cert and --tls-key are for disks with an nbds:// URI")
 	case !needed:
 		return nil, nil //nolint:nilnil // no TLS
 	case (f.cert == "") != (f.key == ""):
-		return nil, usage("--tls-cert and --tls-key need each other")
+		return nil, failure.Usage("--tls-cert and --tls-key need each other")
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	var err error
@@ -52,7 +53,7 @@ func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
 	}
 	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {
-		return nil, usage("--tls-cert %s, --tls-key: %s", f.cert, err)
+		return nil, failure.Usage("--tls-cert %s, --tls-key: %s", f.cert, err)
 	}
 	config.Certificates = []tls.Certificate{pair}
 	return config, nil
@@ -62,11 +63,11 @@ func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
 func readAuthority(flag, path string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {
-		return nil, usage("%s: %s", flag, err)
+		return nil, failure.Usage("%s: %s", flag, err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, usage("%s %s: the file has no certificate in PEM format", flag, path)
+		return nil, failure.Usage("%s %s: the file has no certificate in PEM format", flag, path)
 	}
 	return pool, nil
 }
@@ -76,7 +77,7 @@ func readAuthority(flag, path string) (*x509.CertPool, error) {
 func diskFailure(err error) error {
 	var certificate *tls.CertificateVerificationError
 	if errors.As(err, &certificate) {
-		return &failure{err: err, code: errclass.ExitUnreachable, hint: "give the certificate of the NBD server's authority with --tls-ca; the name in the URI must be in the server's certificate"}
+		return &failure.Error{Err: err, Code: errclass.ExitUnreachable, Hint: "give the certificate of the NBD server's authority with --tls-ca; the name in the URI must be in the server's certificate"}
 	}
 	return err
 }

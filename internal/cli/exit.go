@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -14,7 +15,7 @@ func Report(w io.Writer, err error, program string) {
 	if err == nil {
 		return
 	}
-	message, advice := err.Error(), hint(err)
+	message, advice := err.Error(), failure.Hint(err)
 	if program == plugin {
 		message, advice = asPlugin(message), asPlugin(advice)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
 func TestCodeAndHint(t *testing.T) {
@@ -47,7 +48,7 @@ func TestCodeAndHint(t *testing.T) {
 		if c.err != nil {
 			wrapped = fmt.Errorf("do it: %w", c.err)
 		}
-		if got := cli.Code(wrapped); got != c.code {
+		if got := failure.Code(wrapped); got != c.code {
 			t.Errorf("%s: code %d, want %d", name, got, c.code)
 		}
 		var out bytes.Buffer

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -70,16 +71,16 @@ func TestWrongValuesAreWrongUsage(t *testing.T) {
 			}
 			for _, wrong := range wrongValues[f.Name] {
 				err := run(append(slices.Clone(args), "--"+f.Name+"="+wrong)...)
-				if cli.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), f.Name) {
-					t.Errorf("%s --%s=%s: code %d, %v", path, f.Name, wrong, cli.Code(err), err)
+				if failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), f.Name) {
+					t.Errorf("%s --%s=%s: code %d, %v", path, f.Name, wrong, failure.Code(err), err)
 				}
 			}
 		})
 		if path == "varve repo create" || path == "varve repo connect" {
 			return // they would work
 		}
-		if err := run(args...); cli.Code(err) != errclass.ExitNotFound {
-			t.Errorf("%s without a wrong flag: code %d, %v", path, cli.Code(err), err)
+		if err := run(args...); failure.Code(err) != errclass.ExitNotFound {
+			t.Errorf("%s without a wrong flag: code %d, %v", path, failure.Code(err), err)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
 // listing describes a `list` command for one kind.
@@ -34,7 +35,7 @@ func (s *clusterSession) list(l listing) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			parsed, err := labels.Parse(selector)
 			if err != nil {
-				return usage("-l %s: %s", selector, err)
+				return failure.Usage("-l %s: %s", selector, err)
 			}
 			c, err := s.connect()
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -23,7 +24,7 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 		return p, nil
 	}
 	if s.Streams.ReadPassword == nil {
-		return "", usage("no password: give --password-file, set VARVE_PASSWORD, or run this on a terminal to be asked")
+		return "", failure.Usage("no password: give --password-file, set VARVE_PASSWORD, or run this on a terminal to be asked")
 	}
 	p, err := s.askPassword(ctx, "Password of the repository: ")
 	if err != nil || !create {
@@ -34,7 +35,7 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 		return "", err
 	}
 	if p != again {
-		return "", usage("the two passwords differ")
+		return "", failure.Usage("the two passwords differ")
 	}
 	return p, nil
 }
@@ -42,24 +43,24 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 func (s *repositorySession) passwordFrom(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", usage("--password-file: %s", err)
+		return "", failure.Usage("--password-file: %s", err)
 	}
 	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o004 != 0 {
 		fmt.Fprintf(s.Streams.Err, "warning: every user of this machine can read the password in %s: run `chmod o-r` on it\n", human.Line(path))
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxPasswordBytes+1))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return "", usage("--password-file: %s", err)
+		return "", failure.Usage("--password-file: %s", err)
 	}
 	// A newline that an editor or echo adds is not part of it.
 	p := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	switch {
 	case len(text) > maxPasswordBytes:
-		return "", usage("--password-file %s: the file has more than %d bytes", path, maxPasswordBytes)
+		return "", failure.Usage("--password-file %s: the file has more than %d bytes", path, maxPasswordBytes)
 	case p == "":
-		return "", usage("--password-file %s: the file is empty", path)
+		return "", failure.Usage("--password-file %s: the file is empty", path)
 	case strings.ContainsAny(p, "\r\n"):
-		return "", usage("--password-file %s: the file has more than one line", path)
+		return "", failure.Usage("--password-file %s: the file has more than one line", path)
 	}
 	return p, nil
 }
@@ -70,9 +71,9 @@ func (s *repositorySession) askPassword(ctx context.Context, prompt string) (str
 	fmt.Fprintln(s.Streams.Err)
 	switch {
 	case err != nil:
-		return "", interrupted(ctx, fmt.Errorf("read the password: %w", err), "", "")
+		return "", failure.Interrupted(ctx, fmt.Errorf("read the password: %w", err), "", "")
 	case p == "":
-		return "", usage("the password is empty")
+		return "", failure.Usage("the password is empty")
 	}
 	return p, nil
 }

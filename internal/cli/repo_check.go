@@ -4,6 +4,8 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
 func (s *repositorySession) repoCheck() *cobra.Command {
@@ -66,7 +68,7 @@ func (*percentage) Type() string     { return "percent" }
 func (p *percentage) Set(text string) error {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(n >= 0 && n <= 100) {
-		return usage("give a number from 0 to 100")
+		return failure.Usage("give a number from 0 to 100")
 	}
 	*p = percentage(n)
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -54,7 +55,7 @@ func (s *repositorySession) place(location string, f *s3Flags, n *connection) (*
 
 // connect writes the connection's file, and replaces what was there.
 func (p *place) connect(ctx context.Context, password string) error {
-	return locationFailure(interrupted(ctx, repository.Connect(ctx, p.config, p.at, password, p.options), "", ""))
+	return locationFailure(failure.Interrupted(ctx, repository.Connect(ctx, p.config, p.at, password, p.options), "", ""))
 }
 
 // cache applies the flags of the cache.
@@ -72,7 +73,7 @@ func (n *connection) cache(p *place) error {
 	}
 	if o.CacheBytes == 0 {
 		if n.cacheDir != "" {
-			return usage("--cache-dir and --cache-size 0 exclude each other")
+			return failure.Usage("--cache-dir and --cache-size 0 exclude each other")
 		}
 		return nil
 	}
@@ -80,7 +81,7 @@ func (n *connection) cache(p *place) error {
 	if dir == "" {
 		caches, err := os.UserCacheDir()
 		if err != nil {
-			return usage("no directory for caches: %s; give --cache-dir, or --cache-size 0", err)
+			return failure.Usage("no directory for caches: %s; give --cache-dir, or --cache-size 0", err)
 		}
 		// Each connection has its own cache: another repository's would be useless, and this connection must not clear
 		// it.
@@ -156,11 +157,11 @@ func locationFailure(err error) error {
 	case errors.Is(err, repository.ErrNoBucket):
 		return repositoryFailure(err)
 	case errors.Is(err, errclass.NotFound):
-		return &failure{err: err, code: errclass.ExitNotFound, hint: "check the location; `varve repo create` makes a repository there"}
+		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "check the location; `varve repo create` makes a repository there"}
 	case errors.Is(err, fs.ErrNotExist):
-		return &failure{err: err, code: errclass.ExitNotFound, hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
+		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "check the location, and that its file system is mounted; `varve repo create` makes a repository"}
 	case errors.Is(err, errclass.Conflict):
-		return &failure{err: err, code: errclass.ExitRefused, hint: "`varve repo connect` connects to the repository that is there"}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "`varve repo connect` connects to the repository that is there"}
 	}
 	return repositoryFailure(err)
 }

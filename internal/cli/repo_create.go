@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -57,7 +58,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 				return err
 			}
 			if err := repository.Create(cmd.Context(), p.at, password, lock); err != nil {
-				return locationFailure(interrupted(cmd.Context(), err, "", ""))
+				return locationFailure(failure.Interrupted(cmd.Context(), err, "", ""))
 			}
 			done := connected{Location: p.at.String()}
 			if !noConnect {
@@ -87,9 +88,9 @@ func (p *place) unconnected() error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return &failure{err: err, code: errclass.ExitRefused, hint: another}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: another}
 	case at != p.at.String():
-		return &failure{err: fmt.Errorf("%s connects to the repository in %s", p.config, at), code: errclass.ExitRefused, hint: another}
+		return &failure.Error{Err: fmt.Errorf("%s connects to the repository in %s", p.config, at), Code: errclass.ExitRefused, Hint: another}
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -51,20 +52,20 @@ var repositoryHints = []struct {
 
 // repositoryFailure gives an error of the repository its exit code and its hint. Other errors stay as they are.
 func repositoryFailure(err error) error {
-	var f *failure
+	var f *failure.Error
 	if err == nil || errors.As(err, &f) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	if errors.Is(err, mover.ErrPrefix) || errors.Is(err, disk.ErrArgument) {
-		return &failure{err: err, code: errclass.ExitUsage}
+		return &failure.Error{Err: err, Code: errclass.ExitUsage}
 	}
 	for _, h := range repositoryHints {
 		if errors.Is(err, h.is) {
-			return &failure{err: err, code: errclass.ExitCode(err), hint: h.hint}
+			return &failure.Error{Err: err, Code: errclass.ExitCode(err), Hint: h.hint}
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return &failure{err: err, code: errclass.ExitNotFound, hint: locationHint}
+		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: locationHint}
 	}
 	return storageFailure(err)
 }
@@ -72,18 +73,18 @@ func repositoryFailure(err error) error {
 // openFailure is repositoryFailure for a repository that cannot be opened as if it did not exist.
 func openFailure(err error) error {
 	if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
-		return &failure{err: err, code: errclass.ExitNotFound, hint: locationHint}
+		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: locationHint}
 	}
 	return repositoryFailure(err)
 }
 
 // storageFailure classifies the other errors: a full file system, and what S3 or the way to it said.
-func storageFailure(err error) *failure {
+func storageFailure(err error) *failure.Error {
 	var path *fs.PathError
 	if errors.Is(err, syscall.ENOSPC) && errors.As(err, &path) {
-		return &failure{
-			err: fmt.Errorf("write %s: %w", path.Path, syscall.ENOSPC), code: errclass.ExitFailure,
-			hint: "make space there and run the command again: no incomplete restore point is kept",
+		return &failure.Error{
+			Err: fmt.Errorf("write %s: %w", path.Path, syscall.ENOSPC), Code: errclass.ExitFailure,
+			Hint: "make space there and run the command again: no incomplete restore point is kept",
 		}
 	}
 	var answer minio.ErrorResponse
@@ -92,14 +93,14 @@ func storageFailure(err error) *failure {
 	var network *net.OpError
 	switch {
 	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
-		return &failure{err: err, code: errclass.ExitRefused, hint: deniedHint}
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: deniedHint}
 	case errors.As(err, &answer) && answer.Code == minio.NoSuchBucket:
-		return &failure{err: err, code: errclass.ExitNotFound, hint: "create the bucket first, or check its name"}
+		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "create the bucket first, or check its name"}
 	case errors.As(err, &certificate):
-		return &failure{err: err, code: errclass.ExitUnreachable, hint: "give the certificate of the server's authority with `varve repo connect --s3-ca-file`"}
+		return &failure.Error{Err: err, Code: errclass.ExitUnreachable, Hint: "give the certificate of the server's authority with `varve repo connect --s3-ca-file`"}
 	case errors.As(err, &request), errors.As(err, &network):
-		return &failure{err: err, code: errclass.ExitUnreachable, hint: unreachableHint}
+		return &failure.Error{Err: err, Code: errclass.ExitUnreachable, Hint: unreachableHint}
 	default:
-		return &failure{err: err, code: errclass.ExitFailure}
+		return &failure.Error{Err: err, Code: errclass.ExitFailure}
 	}
 }

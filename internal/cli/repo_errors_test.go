@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -27,9 +28,9 @@ func TestRepositoryFailure_namesTheFlag(t *testing.T) {
 		{disk.ErrInUse, "--ignore-locks"},
 		{disk.ErrBacking, "--backing"},
 	} {
-		var f *failure
-		if err := repositoryFailure(errclass.Errorf(c.err, "disk x: refused")); !errors.As(err, &f) || !strings.Contains(f.hint, c.flag) {
-			t.Errorf("%s: the hint is %q, want %s in it", c.err, f.hint, c.flag)
+		var f *failure.Error
+		if err := repositoryFailure(errclass.Errorf(c.err, "disk x: refused")); !errors.As(err, &f) || !strings.Contains(f.Hint, c.flag) {
+			t.Errorf("%s: the hint is %q, want %s in it", c.err, f.Hint, c.flag)
 		}
 	}
 }
@@ -51,14 +52,14 @@ func TestRepositoryFailures(t *testing.T) {
 		"damage beats all":  {errors.Join(errclass.NotFound, errclass.Corrupt), errclass.ExitFailure},
 		"no storage":        {&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}, errclass.ExitUnreachable},
 		"interrupted":       {context.Canceled, errclass.ExitInterrupted},
-		"a failure already": {usage("x"), errclass.ExitUsage},
+		"a failure already": {failure.Usage("x"), errclass.ExitUsage},
 		"anything else":     {errors.New("x"), errclass.ExitFailure},
 	} {
 		wrapped := c.err
 		if wrapped != nil {
 			wrapped = fmt.Errorf("do it: %w", c.err)
 		}
-		if got := Code(repositoryFailure(wrapped)); got != c.code {
+		if got := failure.Code(repositoryFailure(wrapped)); got != c.code {
 			t.Errorf("%s: code %d, want %d", name, got, c.code)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
 )
@@ -45,29 +46,29 @@ func (s *repositorySession) location(text string, f *s3Flags) (repository.Locati
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
 		if f.used() {
-			return none, usage("--s3-… flags need a location that begins with s3://")
+			return none, failure.Usage("--s3-… flags need a location that begins with s3://")
 		}
 		dir, err := filepath.Abs(text)
 		if err != nil || text == "" {
-			return none, usage("the location is not a directory: give a path, or s3://endpoint/bucket/prefix")
+			return none, failure.Usage("the location is not a directory: give a path, or s3://endpoint/bucket/prefix")
 		}
 		return repository.Location{Directory: dir}, nil
 	}
 	u, err := url.Parse(text)
 	if err != nil {
-		return none, usage("the location is not a URL: use s3://endpoint/bucket/prefix")
+		return none, failure.Usage("the location is not a URL: use s3://endpoint/bucket/prefix")
 	}
 	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	switch {
 	case u.User != nil:
-		return none, usage("do not put keys into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+		return none, failure.Usage("do not put keys into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
 	case u.Scheme != "s3":
-		return none, usage("location %s://…: give a directory, or s3://endpoint/bucket/prefix", u.Scheme)
+		return none, failure.Usage("location %s://…: give a directory, or s3://endpoint/bucket/prefix", u.Scheme)
 	case u.Host == "" || bucket == "" || u.RawQuery != "" || u.Fragment != "":
-		return none, usage("the location needs an endpoint and a bucket, and takes nothing behind the prefix: use s3://endpoint/bucket/prefix")
+		return none, failure.Usage("the location needs an endpoint and a bucket, and takes nothing behind the prefix: use s3://endpoint/bucket/prefix")
 	}
 	if err := s3utils.CheckValidBucketName(bucket); err != nil {
-		return none, usage("bucket %s: %s", bucket, err)
+		return none, failure.Usage("bucket %s: %s", bucket, err)
 	}
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		prefix += "/"
@@ -84,14 +85,14 @@ func (f *s3Flags) authority(at *repository.S3) error {
 		return nil
 	}
 	if f.plainHTTP {
-		return usage("--s3-ca-file and --s3-plain-http exclude each other")
+		return failure.Usage("--s3-ca-file and --s3-plain-http exclude each other")
 	}
 	text, err := os.ReadFile(f.caFile)
 	if err != nil {
-		return usage("--s3-ca-file: %s", err)
+		return failure.Usage("--s3-ca-file: %s", err)
 	}
 	if !x509.NewCertPool().AppendCertsFromPEM(text) {
-		return usage("--s3-ca-file %s: the file has no certificate in PEM format", f.caFile)
+		return failure.Usage("--s3-ca-file %s: the file has no certificate in PEM format", f.caFile)
 	}
 	at.RootCA = text
 	return nil
@@ -100,7 +101,7 @@ func (f *s3Flags) authority(at *repository.S3) error {
 func (s *repositorySession) keys(at *repository.S3, f *s3Flags) error {
 	if f.role {
 		if f.credentialsFile != "" || s.env("AWS_ACCESS_KEY_ID") != "" || s.env("AWS_SECRET_ACCESS_KEY") != "" {
-			return usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+			return failure.Usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 		}
 		return nil
 	}
@@ -108,16 +109,16 @@ func (s *repositorySession) keys(at *repository.S3, f *s3Flags) error {
 	if f.credentialsFile != "" {
 		// For an absent file, the library says the same as for an empty one.
 		if _, err := os.Stat(f.credentialsFile); err != nil {
-			return usage("--s3-credentials-file: %s", err)
+			return failure.Usage("--s3-credentials-file: %s", err)
 		}
 		v, err := credentials.NewFileAWSCredentials(f.credentialsFile, s.env("AWS_PROFILE")).GetWithContext(nil)
 		if err != nil {
-			return usage("--s3-credentials-file %s: the file does not have the format of the AWS CLI, or lacks the profile", f.credentialsFile)
+			return failure.Usage("--s3-credentials-file %s: the file does not have the format of the AWS CLI, or lacks the profile", f.credentialsFile)
 		}
 		at.AccessKey, at.SecretKey, at.SessionToken = v.AccessKeyID, v.SecretAccessKey, v.SessionToken
 	}
 	if at.AccessKey == "" || at.SecretKey == "" {
-		return usage("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file or --s3-role")
+		return failure.Usage("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file or --s3-role")
 	}
 	return nil
 }
@@ -140,15 +141,15 @@ func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, e
 	period, err := days(f.period)
 	switch {
 	case f.mode == "" || f.period == "":
-		return o, usage("--object-lock and --object-lock-period need each other")
+		return o, failure.Usage("--object-lock and --object-lock-period need each other")
 	case o.LockMode != "GOVERNANCE" && o.LockMode != "COMPLIANCE":
-		return o, usage("--object-lock %s: use GOVERNANCE or COMPLIANCE", f.mode)
+		return o, failure.Usage("--object-lock %s: use GOVERNANCE or COMPLIANCE", f.mode)
 	case err != nil:
-		return o, usage("--object-lock-period: %s", err)
+		return o, failure.Usage("--object-lock-period: %s", err)
 	case period < 24*time.Hour:
-		return o, usage("--object-lock-period %s: give at least 1d", f.period)
+		return o, failure.Usage("--object-lock-period %s: give at least 1d", f.period)
 	case at.S3 == nil:
-		return o, usage("--object-lock needs a bucket with object lock: a directory cannot refuse to delete")
+		return o, failure.Usage("--object-lock needs a bucket with object lock: a directory cannot refuse to delete")
 	}
 	o.LockPeriod = period
 	return o, nil

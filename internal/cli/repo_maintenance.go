@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/repository"
@@ -48,7 +49,7 @@ removed after four days, or with --exclusive after an hour.`,
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if exclusive && !full {
-				return usage("--exclusive needs --full, which is what frees data")
+				return failure.Usage("--exclusive needs --full, which is what frees data")
 			}
 			return nil
 		},

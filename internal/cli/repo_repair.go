@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -30,7 +31,7 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && !dryRun && s.Streams.ReadPassword == nil {
-				return usage("without a terminal, repairing needs --yes or --dry-run")
+				return failure.Usage("without a terminal, repairing needs --yes or --dry-run")
 			}
 			return nil
 		},
@@ -70,9 +71,9 @@ func (s *repositorySession) repair(ctx context.Context, out, errOut io.Writer, f
 		return err
 	}
 	if len(report.Lost) > 0 {
-		return &failure{
-			err: fmt.Errorf("restore points lost: %d", len(report.Lost)), code: errclass.ExitFailure,
-			hint: "maintenance frees nothing until `varve disk delete` with their whole IDs removes their records",
+		return &failure.Error{
+			Err: fmt.Errorf("restore points lost: %d", len(report.Lost)), Code: errclass.ExitFailure,
+			Hint: "maintenance frees nothing until `varve disk delete` with their whole IDs removes their records",
 		}
 	}
 	return nil

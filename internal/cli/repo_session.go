@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -47,7 +48,7 @@ func (s *repositorySession) repoConfig() (string, error) {
 	if path == "" {
 		dir, err := os.UserConfigDir()
 		if err != nil {
-			return "", usage("no directory for configuration files: %s; give --repo-config", err)
+			return "", failure.Usage("no directory for configuration files: %s; give --repo-config", err)
 		}
 		path = filepath.Join(dir, "varve", "repository.config")
 	}
@@ -78,25 +79,25 @@ func (s *repositorySession) withPassword(ctx context.Context, f func(config, pas
 	}
 	// Check this before anybody types a password.
 	if _, err := os.Stat(config); errors.Is(err, fs.ErrNotExist) {
-		return &failure{
-			err: fmt.Errorf("not connected to a repository: there is no %s", config), code: errclass.ExitNotFound,
-			hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
+		return &failure.Error{
+			Err: fmt.Errorf("not connected to a repository: there is no %s", config), Code: errclass.ExitNotFound,
+			Hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
 		}
 	}
 	password, err := s.password(ctx, false)
 	if err != nil {
 		return err
 	}
-	return repositoryFailure(interrupted(ctx, f(config, password), "", ""))
+	return repositoryFailure(failure.Interrupted(ctx, f(config, password), "", ""))
 }
 
 // withWritable is withRepository for commands that write to the repository.
 func (s *repositorySession) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
-			return &failure{
-				err: errors.New("this connection is read-only"), code: errclass.ExitRefused,
-				hint: "`varve repo connect` without --read-only replaces it",
+			return &failure.Error{
+				Err: errors.New("this connection is read-only"), Code: errclass.ExitRefused,
+				Hint: "`varve repo connect` without --read-only replaces it",
 			}
 		}
 		return f(r)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -44,13 +45,13 @@ func TestS3Role_givesTheKeys(t *testing.T) {
 		root.SetArgs(append([]string{"repo", "connect", "s3://" + strings.TrimPrefix(s3.URL, "http://") + "/bucket", "--s3-plain-http", "--s3-region", "us-east-1"}, args...))
 		return root.ExecuteContext(t.Context())
 	}
-	if err := connect(""); cli.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), "--s3-role") {
+	if err := connect(""); failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), "--s3-role") {
 		t.Errorf("without keys: %v", err)
 	}
-	if err := connect("KEY", "--s3-role"); cli.Code(err) != errclass.ExitUsage {
+	if err := connect("KEY", "--s3-role"); failure.Code(err) != errclass.ExitUsage {
 		t.Errorf("with keys and a role: %v", err)
 	}
-	if err := connect("", "--s3-role"); cli.Code(err) != errclass.ExitRefused || !signed.Load() {
-		t.Errorf("code %d, %v; the role's keys were used: %v", cli.Code(err), err, signed.Load())
+	if err := connect("", "--s3-role"); failure.Code(err) != errclass.ExitRefused || !signed.Load() {
+		t.Errorf("code %d, %v; the role's keys were used: %v", failure.Code(err), err, signed.Load())
 	}
 }

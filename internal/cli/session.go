@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -62,6 +63,6 @@ func (s *session) confirm(ctx context.Context, question string) error {
 		if a == "y" || a == "yes" {
 			return nil
 		}
-		return failed("", "nothing was done, because the answer was not yes")
+		return failure.New("", "nothing was done, because the answer was not yes")
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -38,7 +39,7 @@ The first backup with the tracker is full, the next ones are incremental.`,
 		Args:    exactArgs(1, "a name for the tracker"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if vm == "" {
-				return usage("--vm is required: the virtual machine to track")
+				return failure.Usage("--vm is required: the virtual machine to track")
 			}
 			return nil
 		},

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
 // groups makes every command that only holds others refuse anything that is not one of them. cobra would show help and
@@ -27,13 +29,13 @@ func groups(c *cobra.Command) {
 			if err := c.Help(); err != nil {
 				return fmt.Errorf("show help: %w", err)
 			}
-			return misused(c, "%s needs a command", c.CommandPath())
+			return failure.Misused(c, "%s needs a command", c.CommandPath())
 		}
 		text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
 		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
 			text += "; did you mean " + strings.Join(like, " or ") + "?"
 		}
-		return misused(c, "%s", text)
+		return failure.Misused(c, "%s", text)
 	}
 	c.DisableFlagsInUseLine = true
 	c.SuggestionsMinimumDistance = 2
@@ -98,11 +100,11 @@ func flagFailure(c *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &missing):
-		return misused(c, "--%s needs a value", missing.GetFlag().Name)
+		return failure.Misused(c, "--%s needs a value", missing.GetFlag().Name)
 	case errors.As(err, &invalid):
-		return usage("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid))
+		return failure.Usage("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid))
 	default:
-		return misused(c, "%s", err)
+		return failure.Misused(c, "%s", err)
 	}
 }
 

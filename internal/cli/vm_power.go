@@ -11,6 +11,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/power"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/layout"
@@ -99,7 +100,7 @@ A restart waits for a running backup to end; --wait shows that, --force does not
 			c, vmi, err := s.changePower(cmd, args[0], power.Restart, force)
 			var notRunning *power.NotRunningError
 			if errors.As(err, &notRunning) {
-				return failed(s.command("vm start "+args[0])+" starts it", "%w", err)
+				return failure.New(s.command("vm start "+args[0])+" starts it", "%w", err)
 			}
 			if err != nil || !w.wait {
 				return err
@@ -181,7 +182,7 @@ func (s *clusterSession) untilReady(c *cluster.Client, name string) showing {
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, newVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {
 			if !exists {
-				return false, failed("", "virtual machine %s was deleted", name)
+				return false, failure.New("", "virtual machine %s was deleted", name)
 			}
 			show(progress.Report{Name: name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)})
 			return vm.Status.Ready, nil

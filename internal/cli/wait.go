@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/errclass"
 )
@@ -29,10 +30,10 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	check := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
 		if w.timeout < 0 {
-			return usage("--timeout %s: it must not be negative", w.timeout)
+			return failure.Usage("--timeout %s: it must not be negative", w.timeout)
 		}
 		if !w.wait && (c.Flags().Changed("timeout") || c.Flags().Changed("progress")) {
-			return usage("--timeout and --progress need --wait")
+			return failure.Usage("--timeout and --progress need --wait")
 		}
 		if check != nil {
 			return check(c, args)
@@ -46,7 +47,7 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
 	if w.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, errTimeout)
+		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, failure.ErrTimeout)
 		defer cancel()
 	}
 	last := progress.Report{}
@@ -57,15 +58,15 @@ func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe str
 		})
 	})
 	switch {
-	case errors.Is(err, errTimeout):
-		return &failure{
-			err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", errTimeout, w.timeout, goal, last), code: errclass.ExitTimeout,
-			hint: "nothing was undone: " + s.command(describe) + " shows its progress",
+	case errors.Is(err, failure.ErrTimeout):
+		return &failure.Error{
+			Err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", failure.ErrTimeout, w.timeout, goal, last), Code: errclass.ExitTimeout,
+			Hint: "nothing was undone: " + s.command(describe) + " shows its progress",
 		}
 	case cluster.Classify(err) == cluster.Interrupted && err != nil:
-		return &failure{
-			err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), code: errclass.ExitInterrupted,
-			hint: "nothing was undone: " + s.command(describe) + " shows its progress",
+		return &failure.Error{
+			Err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), Code: errclass.ExitInterrupted,
+			Hint: "nothing was undone: " + s.command(describe) + " shows its progress",
 		}
 	default:
 		return err

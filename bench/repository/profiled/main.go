@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
@@ -22,7 +23,7 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Getenv("VARVE_PROFILE"))
 	stop()
 	cli.Report(os.Stderr, err, "varve")
-	os.Exit(cli.Code(err))
+	os.Exit(failure.Code(err))
 }
 
 func run(ctx context.Context, args []string, profile string) error {

@@ -1,4 +1,5 @@
-package cli
+// Package failure gives the errors of commands their exit codes, and hints at what the user can do.
+package failure
 
 import (
 	"context"
@@ -11,48 +12,49 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// failure is an error with its exit code and what the user can do about it.
-type failure struct {
-	err  error
-	code int
-	hint string
+// Error is an error with its exit code and what the user can do about it.
+type Error struct {
+	Err  error
+	Code int
+	Hint string
 }
 
-func (f *failure) Error() string { return f.err.Error() }
+func (f *Error) Error() string { return f.Err.Error() }
 
-func (f *failure) Unwrap() error { return f.err }
+func (f *Error) Unwrap() error { return f.Err }
 
-// usage returns an error for a value that cannot be used. The message says what can.
-func usage(format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage}
+// Usage returns an error for a value that cannot be used. The message says what can.
+func Usage(format string, args ...any) error {
+	return &Error{Err: fmt.Errorf(format, args...), Code: errclass.ExitUsage}
 }
 
-// misused returns an error for a command line that does not have the form of c. The hint leads to the help of c.
-func misused(c *cobra.Command, format string, args ...any) error {
+// Misused returns an error for a command line that does not have the form of c. The hint leads to the help of c.
+func Misused(c *cobra.Command, format string, args ...any) error {
 	shown := "arguments and flags, with examples"
 	if c.HasSubCommands() {
 		shown = "commands"
 	}
 	hint := fmt.Sprintf("`%s --help` shows its %s", c.CommandPath(), shown)
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitUsage, hint: hint}
+	return &Error{Err: fmt.Errorf(format, args...), Code: errclass.ExitUsage, Hint: hint}
 }
 
-func failed(hint, format string, args ...any) error {
-	return &failure{err: fmt.Errorf(format, args...), code: errclass.ExitFailure, hint: hint}
+// New returns an error with exit code 1 and a hint, which may be empty.
+func New(hint, format string, args ...any) error {
+	return &Error{Err: fmt.Errorf(format, args...), Code: errclass.ExitFailure, Hint: hint}
 }
 
-// errTimeout is the cause of a context that ended by --timeout.
-var errTimeout = errors.New("timed out")
+// ErrTimeout is the cause of a context that ended by --timeout.
+var ErrTimeout = errors.New("timed out")
 
 // Code returns the exit code for the error of a command.
 func Code(err error) int {
-	var f *failure
+	var f *Error
 	switch {
 	case err == nil:
 		return errclass.ExitOK
 	case errors.As(err, &f):
-		return f.code
-	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded):
+		return f.Code
+	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded):
 		return errclass.ExitTimeout
 	}
 	switch cluster.Classify(err) {
@@ -69,11 +71,11 @@ func Code(err error) int {
 	}
 }
 
-// hint returns what the user can do about an error, or "".
-func hint(err error) string {
-	var f *failure
+// Hint returns what the user can do about an error, or "".
+func Hint(err error) string {
+	var f *Error
 	if errors.As(err, &f) {
-		return f.hint
+		return f.Hint
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotInstalled:
@@ -97,10 +99,10 @@ func hint(err error) string {
 	}
 }
 
-// interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the
+// Interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the
 // work, and what the user can do.
-func interrupted(ctx context.Context, err error, what, hint string) error {
-	var f *failure
+func Interrupted(ctx context.Context, err error, what, hint string) error {
+	var f *Error
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) {
 		return err
 	}
@@ -108,5 +110,5 @@ func interrupted(ctx context.Context, err error, what, hint string) error {
 	if what != "" {
 		text += ": " + what
 	}
-	return &failure{err: errors.New(text), code: errclass.ExitInterrupted, hint: hint}
+	return &Error{Err: errors.New(text), Code: errclass.ExitInterrupted, Hint: hint}
 }
