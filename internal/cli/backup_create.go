@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -48,7 +49,7 @@ succeeds only if the backup does.`,
 
   # Full, although the tracker has a base; progress for a program
   varve backup create --tracker web --pvc backups --force-full --wait --progress json`,
-		Args: atMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.AtMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error { return r.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()

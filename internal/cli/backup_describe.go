@@ -9,6 +9,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/backupstate"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
@@ -22,7 +23,7 @@ incremental and why, the bytes that were written, the files, the conditions and 
 
   # The API object
   varve backup describe web-x7k2p -o json`,
-		Args: exactArgs(1, "the name of a backup"), ValidArgsFunction: s.completeArgs(newBackups, 1),
+		Args: cmdline.ExactArgs(1, "the name of a backup"), ValidArgsFunction: s.completeArgs(newBackups, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()
 			if err != nil {

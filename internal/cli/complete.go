@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 )
 
 func newVMs() client.ObjectList        { return &kubevirtv1.VirtualMachineList{} }
@@ -21,7 +22,7 @@ func newClaims() client.ObjectList     { return &corev1.PersistentVolumeClaimLis
 func newNamespaces() client.ObjectList { return &corev1.NamespaceList{} }
 
 // completeArgs offers the names of objects for the first most arguments.
-func (s *clusterSession) completeArgs(newList func() client.ObjectList, most int) completer {
+func (s *clusterSession) completeArgs(newList func() client.ObjectList, most int) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -32,7 +33,7 @@ func (s *clusterSession) completeArgs(newList func() client.ObjectList, most int
 
 // completeFlag offers the names of objects as a flag's value.
 func (s *clusterSession) completeFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
-	register(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	cmdline.RegisterCompletion(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return s.names(c.Context(), newList(), typed, nil)
 	})
 }
@@ -43,7 +44,7 @@ func (s *clusterSession) names(ctx context.Context, list client.ObjectList, type
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmdline.CompletionTimeout)
 	defer cancel()
 	c, err := s.connect()
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
@@ -30,7 +31,7 @@ func (s *clusterSession) delete(d deleting) *cobra.Command {
 	var w waiting
 	c := &cobra.Command{
 		Use: "delete NAME...", Aliases: []string{"rm"}, Short: d.short, Long: d.long, Example: d.example,
-		Args: atLeastOne(d.argument), ValidArgsFunction: s.completeArgs(d.newList, 1<<10),
+		Args: cmdline.AtLeastOne(d.argument), ValidArgsFunction: s.completeArgs(d.newList, 1<<10),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()
 			if err != nil {

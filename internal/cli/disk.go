@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/mover"
@@ -63,5 +64,5 @@ func historyName(name string) error {
 // diskFlag adds --disk.
 func (s *repositorySession) diskFlag(c *cobra.Command, name *string) {
 	c.Flags().StringVar(name, "disk", "", "the disk's name; not needed if there is only one")
-	register(c, "disk", s.completeDisk())
+	cmdline.RegisterCompletion(c, "disk", s.completeDisk())
 }

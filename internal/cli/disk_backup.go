@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -80,7 +81,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 		},
 	}
 	b.flags(c)
-	register(c, "parent", s.completeParent())
+	cmdline.RegisterCompletion(c, "parent", s.completeParent())
 	d.flags(c, "while reading")
 	outputFlag(c, &form, asJSON, asYAML, asName)
 	return c
@@ -114,10 +115,10 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	b.tls.flags(c)
 	f.StringVar(&b.checkpoint, "checkpoint", "", "the checkpoint of this backup: a name that varve disk checkpoint printed, and that was not used before")
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
-	choiceFlag(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
-	choiceFlag(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
+	cmdline.AddChoice(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
+	cmdline.AddChoice(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored in parallel")
-	completeFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
+	cmdline.CompleteFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
 
 func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *display) error {

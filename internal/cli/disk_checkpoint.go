@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -33,7 +34,7 @@ varve disk backup --track needs no names.`,
 
   # The checkpoint from which the next backup of web starts
   varve disk checkpoint web`,
-		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), mover.NewCheckpoint())

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -22,7 +23,7 @@ func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*po
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmdline.CompletionTimeout)
 	defer cancel()
 	var out []string
 	err := s.withRepository(ctx, func(r *repository.Repository) error {
@@ -64,7 +65,7 @@ func (l *pointList) latestWords() (out []string) {
 }
 
 // completePoints offers the IDs of restore points for the first most arguments.
-func (s *repositorySession) completePoints(most int) completer {
+func (s *repositorySession) completePoints(most int) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -74,7 +75,7 @@ func (s *repositorySession) completePoints(most int) completer {
 }
 
 // completePointThenFile offers the IDs of restore points, and then files.
-func (s *repositorySession) completePointThenFile() completer {
+func (s *repositorySession) completePointThenFile() cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 1 {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -85,7 +86,7 @@ func (s *repositorySession) completePointThenFile() completer {
 
 // completeHistory offers the names of histories for the first argument. If the other arguments are disks, it offers
 // files for them.
-func (s *repositorySession) completeHistory(disks bool) completer {
+func (s *repositorySession) completeHistory(disks bool) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		switch {
 		case len(args) > 0 && disks:
@@ -106,7 +107,7 @@ func (s *repositorySession) completeHistory(disks bool) completer {
 }
 
 // completeDisk offers the disks of the restore point that the first argument names.
-func (s *repositorySession) completeDisk() completer {
+func (s *repositorySession) completeDisk() cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -122,7 +123,7 @@ func (s *repositorySession) completeDisk() completer {
 }
 
 // completeParent offers values for --parent.
-func (s *repositorySession) completeParent() completer {
+func (s *repositorySession) completeParent() cmdline.Completer {
 	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		choices := []string{repository.ParentAuto, repository.ParentNone}
 		words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })

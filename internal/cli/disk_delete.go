@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -33,7 +34,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 
   # In a script
   varve disk delete 5e1f9c 77ab02 --yes`,
-		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && s.Streams.ReadPassword == nil {
 				return failure.Usage("without a terminal, deleting needs --yes")

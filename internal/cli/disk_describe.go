@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -21,7 +22,7 @@ read and changed, and where it comes from: identity, point of change tracking, p
 
   # For a program
   varve disk describe 5e1f9c -o json`,
-		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
+		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				point, err := findPoint(cmd.Context(), r, args[0])

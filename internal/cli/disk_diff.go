@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -47,7 +48,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 
   # How many bytes?
   varve disk diff 5e1f9c 77ab02 -o json | jq .differentBytes`,
-		Args: exactArgs(2, "the IDs of two restore points"), ValidArgsFunction: s.completePoints(2),
+		Args: cmdline.ExactArgs(2, "the IDs of two restore points"), ValidArgsFunction: s.completePoints(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, ids, err := listNamed(cmd.Context(), r, args...)

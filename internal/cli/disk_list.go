@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -36,7 +37,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 
   # IDs, for a script
   varve disk list web -o name`,
-		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, err := listPoints(cmd.Context(), r)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -28,7 +29,7 @@ pins, each with a name.`,
 
   # With a reason
   varve disk pin 5e1f9c --name before-upgrade`,
-		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.changePins(cmd, args, form, func(*repository.RestorePoint) (add, remove []string, err error) {
 				return []string{name}, nil, nil
@@ -50,7 +51,7 @@ of varve disk prune decide how long they are kept.`,
 		Example: `  varve disk unpin 5e1f9c --name before-upgrade
 
   varve disk unpin 5e1f9c --all`,
-		Args: atLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
 		PreRunE: func(c *cobra.Command, _ []string) error {
 			if all && c.Flags().Changed("name") {
 				return failure.Usage("--all and --name exclude each other")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -69,7 +70,7 @@ varve repo maintenance --full frees the data of what was removed.`,
 
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
-		Args: atMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
 		PreRunE: func(*cobra.Command, []string) error { return q.valid() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			with := s.withWritable

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -58,7 +59,7 @@ connection takes no lease.`,
 
   # As a qcow2 image
   varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
-		Args: exactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile(),
+		Args: cmdline.ExactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] == standardOutput {
 				return s.streamDisk(cmd, args[0], form, &f, &d)
@@ -67,7 +68,7 @@ connection takes no lease.`,
 		},
 	}
 	s.diskFlag(c, &f.disk)
-	choiceFlag(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
+	cmdline.AddChoice(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "overwrite the content of the target")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -60,7 +61,7 @@ admits only the user who serves.`,
   # Over the network
   varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem --tls-client-ca ca.pem
   nbdcopy 'nbds://10.0.0.5/root?tls-certificates=/etc/pki/nbd' root.img`,
-		Args: exactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
+		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
 		PreRunE: func(*cobra.Command, []string) error { return f.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.serveDisk(cmd.Context(), cmd.ErrOrStderr(), args[0], &f)
@@ -90,7 +91,7 @@ func (f *serveFlags) check() error {
 		return failure.Usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.andWrite())
 	}
 	var err error
-	if f.cacheBytes, err = cacheSize(f.cacheSize); err != nil {
+	if f.cacheBytes, err = cmdline.ParseCacheSize(f.cacheSize); err != nil {
 		return err
 	}
 	if f.cacheBytes < 1<<20 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
@@ -16,7 +17,7 @@ type display struct{ mode string }
 
 // flags adds --progress. when says when progress is shown.
 func (d *display) flags(c *cobra.Command, when string) {
-	choiceFlag(c, &d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none", progress.Modes()...)
+	cmdline.AddChoice(c, &d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none", progress.Modes()...)
 }
 
 // during shows what f reports while it runs. f may report from several goroutines.

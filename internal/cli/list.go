@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
@@ -30,7 +31,7 @@ func (s *clusterSession) list(l listing) *cobra.Command {
 	var all, noHeaders bool
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: l.short, Long: l.long, Example: l.example,
-		Args:              exactArgs(0, "no argument (select with -l, or name an object to describe)"),
+		Args:              cmdline.ExactArgs(0, "no argument (select with -l, or name an object to describe)"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			parsed, err := labels.Parse(selector)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 )
 
 // Values of -o. The empty one means each command's own text.
@@ -27,8 +28,8 @@ const (
 
 // outputFlag adds -o with the forms that a command supports.
 func outputFlag(c *cobra.Command, into *string, forms ...string) {
-	c.Flags().VarP(newChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
-	completeFixed(c, "output", forms...)
+	c.Flags().VarP(cmdline.NewChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
+	cmdline.CompleteFixed(c, "output", forms...)
 }
 
 // printObject writes an API object, or a list, as the server has it, but without managedFields.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
@@ -22,7 +23,7 @@ restore points; -o json also lists the restore points that are good.`,
 
   # Restore points that are good
   varve repo check -o json | jq -r '.good[].id'`,
-		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &d)
 		},
@@ -48,7 +49,7 @@ restore points; -o json also lists the restore points that are good.`,
 
   # Read a part, and show progress for a program
   varve disk verify --percent 10 --progress json`,
-		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return s.check(cmd.Context(), cmd.OutOrStdout(), form, float64(percent), &d)
 		},

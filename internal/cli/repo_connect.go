@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
@@ -65,7 +66,7 @@ func (n *connection) cache(p *place) error {
 		o.CacheBytes = 1 << 30
 	}
 	if n.cacheSize != "" {
-		bytes, err := cacheSize(n.cacheSize)
+		bytes, err := cmdline.ParseCacheSize(n.cacheSize)
 		if err != nil {
 			return err
 		}
@@ -129,7 +130,7 @@ func (s *repositorySession) repoConnect() *cobra.Command {
 
   # Read only
   varve repo connect /mnt/backups --read-only`,
-		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
+		Args: cmdline.ExactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := s.place(args[0], &f, &n)
 			if err != nil {

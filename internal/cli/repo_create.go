@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
@@ -38,7 +39,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 
   # Without connecting this machine
   varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
-		Args: exactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
+		Args: cmdline.ExactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := s.place(args[0], &f, &n)
 			if err != nil {

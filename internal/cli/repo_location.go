@@ -14,6 +14,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
@@ -129,7 +130,7 @@ type lockFlags struct{ mode, period string }
 func (f *lockFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.mode, "object-lock", "", "keep the storage from deleting what was written: GOVERNANCE (users with a special permission can) or COMPLIANCE (nobody can)")
 	c.Flags().StringVar(&f.period, "object-lock-period", "", "with --object-lock: for how long, such as 30d; maintenance extends the lock of what is in use")
-	completeFixed(c, "object-lock", "GOVERNANCE", "COMPLIANCE")
+	cmdline.CompleteFixed(c, "object-lock", "GOVERNANCE", "COMPLIANCE")
 }
 
 func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, error) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -46,7 +47,7 @@ removed after four days, or with --exclusive after an hour.`,
 
   # Free space now; nobody else uses the repository
   varve repo maintenance --full --exclusive`,
-		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if exclusive && !full {
 				return failure.Usage("--exclusive needs --full, which is what frees data")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
@@ -28,7 +29,7 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 
   # In a script
   varve repo repair --yes`,
-		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && !dryRun && s.Streams.ReadPassword == nil {
 				return failure.Usage("without a terminal, repairing needs --yes or --dry-run")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -23,7 +24,7 @@ when maintenance ran last and is due.`,
 
   # Bytes in the storage
   varve repo status -o json | jq '[.blobs[].bytes] | add'`,
-		Args: exactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
 				status, err := r.Status(cmd.Context())

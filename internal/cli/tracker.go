@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 )
@@ -36,7 +37,7 @@ func (s *clusterSession) trackerCreate() *cobra.Command {
 		Long: `Create a tracker for a virtual machine in the same namespace. The machine need not exist yet.
 The first backup with the tracker is full, the next ones are incremental.`,
 		Example: `  varve tracker create web-nightly --vm web`,
-		Args:    exactArgs(1, "a name for the tracker"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args:    cmdline.ExactArgs(1, "a name for the tracker"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error {
 			if vm == "" {
 				return failure.Usage("--vm is required: the virtual machine to track")
@@ -124,7 +125,7 @@ func (s *clusterSession) trackerDescribe() *cobra.Command {
 		Long: `Show a tracker: its machine, the checkpoint that the next backup starts from, the disks in
 it, the disks that lost their base and why, and the events.`,
 		Example: `  varve tracker describe web`,
-		Args:    exactArgs(1, "the name of a tracker"), ValidArgsFunction: s.completeArgs(newTrackers, 1),
+		Args:    cmdline.ExactArgs(1, "the name of a tracker"), ValidArgsFunction: s.completeArgs(newTrackers, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()
 			if err != nil {

@@ -5,6 +5,8 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 )
 
 type versionInfo struct {
@@ -31,7 +33,7 @@ func versionCommand(version string) *cobra.Command {
 
   # For a script
   varve version -o json`,
-		Args: exactArgs(0, "no argument"),
+		Args: cmdline.ExactArgs(0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := newVersionInfo(version)
 			if form != "" {

@@ -11,6 +11,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/power"
 	"github.com/varvebackup/varve/internal/cli/progress"
@@ -34,7 +35,7 @@ in the machine's status, and the strategy stays.`,
 
   # Until the guest runs, or two minutes have passed
   varve vm start web --wait --timeout 2m`,
-		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
 				return power.Start(vm, vmi), nil
@@ -67,7 +68,7 @@ backup fails, and the next one starts from the same base.`,
 
   # At once, although a backup runs
   varve vm stop web --force`,
-		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
 				return power.Stop(vm, vmi), nil
@@ -95,7 +96,7 @@ the machine's spec and of changed block tracking (PendingRestart) apply at a res
 A restart waits for a running backup to end; --wait shows that, --force does not wait.`,
 		Example: `  # Apply a change of changed block tracking, and wait until it is done
   varve vm restart web --wait`,
-		Args: exactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, vmi, err := s.changePower(cmd, args[0], power.Restart, force)
 			var notRunning *power.NotRunningError

@@ -1,4 +1,4 @@
-package cli
+package cmdline
 
 import (
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -6,8 +6,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
-// cacheSize returns the number of bytes that --cache-size says.
-func cacheSize(text string) (int64, error) {
+// ParseCacheSize returns the number of bytes that --cache-size says.
+func ParseCacheSize(text string) (int64, error) {
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {
 		return 0, failure.Usage("--cache-size %s: give a size such as 512Mi or 2Gi, or 0", text)

@@ -1,4 +1,5 @@
-package cli
+// Package cmdline checks and completes what the user types: arguments, and flags that take one of a few words or a size.
+package cmdline
 
 import (
 	"github.com/spf13/cobra"
@@ -7,8 +8,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// exactArgs and the functions below are cobra's, but return a usage error.
-func exactArgs(n int, what string) cobra.PositionalArgs {
+// ExactArgs takes n arguments. It and the functions below are cobra's, but return a usage error. what says what is needed.
+func ExactArgs(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == n {
 			return nil
@@ -17,7 +18,8 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-func atLeastOne(what string) cobra.PositionalArgs {
+// AtLeastOne takes one argument or more.
+func AtLeastOne(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= 1 {
 			return nil
@@ -26,7 +28,8 @@ func atLeastOne(what string) cobra.PositionalArgs {
 	}
 }
 
-func atMostOne(what string) cobra.PositionalArgs {
+// AtMostOne takes no argument or one.
+func AtMostOne(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) <= 1 {
 			return nil
