@@ -12,6 +12,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 func (s *clusterSession) backup() *cobra.Command {
@@ -48,16 +49,16 @@ incremental, and how much was written to the target.
 				return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 			})
 		},
-		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*table, error) {
+		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return backupTable(list.(*backupv1.VirtualMachineBackupList).Items, s.Now(), wide), nil
 		},
 	})
 }
 
-func backupTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *table {
-	t := &table{header: []string{"NAME", "VM", "PHASE", "TYPE", "PROGRESS", "MOVED", "TOOK", "AGE"}}
+func backupTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *output.Table {
+	t := &output.Table{Header: []string{"NAME", "VM", "PHASE", "TYPE", "PROGRESS", "MOVED", "TOOK", "AGE"}}
 	if wide {
-		t.header = append(t.header, "TARGET", "CHECKPOINT", "MESSAGE")
+		t.Header = append(t.Header, "TARGET", "CHECKPOINT", "MESSAGE")
 	}
 	for i := range items {
 		b := &items[i]
@@ -65,7 +66,7 @@ func backupTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool
 		if wide {
 			row = append(row, b.Spec.PVCName, b.Status.CheckpointName, b.Status.Message)
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t
 }

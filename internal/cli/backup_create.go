@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
@@ -61,7 +62,7 @@ succeeds only if the backup does.`,
 				return fmt.Errorf("create backup in namespace %s: %w", c.Namespace, err)
 			}
 			if form == "" {
-				if err := printDone(cmd.OutOrStdout(), b, "created"); err != nil {
+				if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil {
 					return err
 				}
 			}
@@ -74,7 +75,7 @@ succeeds only if the backup does.`,
 		},
 	}
 	r.flags(s, c)
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	w.flags(c, "the backup is done or has failed", 0)
 	return c
 }
@@ -125,7 +126,7 @@ func (r *backupRequest) object(namespace string, args []string) *backupv1.Virtua
 // report prints the result of a create that succeeded.
 func (r *backupRequest) report(w io.Writer, form string, b *backupv1.VirtualMachineBackup, waited bool) error {
 	if form != "" {
-		return printObject(w, form, b)
+		return output.PrintObject(w, form, b)
 	}
 	if !waited {
 		return nil

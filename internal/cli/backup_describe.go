@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 func (s *clusterSession) backupDescribe() *cobra.Command {
@@ -34,27 +35,27 @@ incremental and why, the bytes that were written, the files, the conditions and 
 				return err
 			}
 			if form != "" {
-				return printObject(cmd.OutOrStdout(), form, b)
+				return output.PrintObject(cmd.OutOrStdout(), form, b)
 			}
 			list, err := events(cmd.Context(), c, b.Namespace, b.UID)
 			if err != nil {
 				return err
 			}
-			p := &page{w: cmd.OutOrStdout(), now: s.Now()}
-			p.backup(b)
-			p.events(list)
-			return p.err
+			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
+			writeBackup(p, b)
+			writeEvents(p, list)
+			return p.Err
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
-func (p *page) backup(b *backupv1.VirtualMachineBackup) {
-	p.fields(
+func writeBackup(p *output.Page, b *backupv1.VirtualMachineBackup) {
+	p.Fields(
 		"Name", b.Name,
 		"Namespace", b.Namespace,
-		"Created", p.moment(b.CreationTimestamp.Time),
+		"Created", p.Moment(b.CreationTimestamp.Time),
 		"Labels", keyValues(b.Labels),
 		"Virtual machine", sourceOf(b),
 		"Tracker", b.Spec.BackupTracker,
@@ -68,33 +69,33 @@ func (p *page) backup(b *backupv1.VirtualMachineBackup) {
 		"Base", baseOf(b),
 		"Target", target(b),
 		"Node", b.Status.NodeName,
-		"Point in time", p.timestamp(b.Status.StartTimestamp),
-		"Completed", p.timestamp(b.Status.CompletionTimestamp),
-		"Took", tookOf(b, p.now),
+		"Point in time", p.Timestamp(b.Status.StartTimestamp),
+		"Completed", p.Timestamp(b.Status.CompletionTimestamp),
+		"Took", tookOf(b, p.Now),
 		"Copied in", millis(&b.Status.CopyMillis),
 		"Hashed in", millis(&b.Status.SealMillis),
 		"Frozen", millis(b.Status.FrozenMillis),
 		"Moved", movedOf(b),
 	)
-	p.volumes(b.Status.IncludedVolumes)
-	t := &table{header: []string{"CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"}}
+	writeVolumes(p, b.Status.IncludedVolumes)
+	t := &output.Table{Header: []string{"CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"}}
 	for _, c := range b.Status.Conditions {
-		t.add(c.Type, string(c.Status), p.age(c.LastTransitionTime.Time), c.Reason, c.Message)
+		t.Add(c.Type, string(c.Status), p.Age(c.LastTransitionTime.Time), c.Reason, c.Message)
 	}
-	p.section("Conditions", t, "none")
+	p.Section("Conditions", t, "none")
 }
 
-func (p *page) volumes(all []backupv1.IncludedVolume) {
-	sizes := &table{header: []string{"DISK", "TYPE", "WHY FULL", "SIZE", "MOVED"}}
-	files := &table{header: []string{"FILE", "SHA-256"}}
+func writeVolumes(p *output.Page, all []backupv1.IncludedVolume) {
+	sizes := &output.Table{Header: []string{"DISK", "TYPE", "WHY FULL", "SIZE", "MOVED"}}
+	files := &output.Table{Header: []string{"FILE", "SHA-256"}}
 	for _, v := range all {
-		sizes.add(v.Name, string(v.Type), backupstate.WhyFull(v.FullReason), human.Bytes(v.VirtualBytes), human.Bytes(v.MovedBytes))
+		sizes.Add(v.Name, string(v.Type), backupstate.WhyFull(v.FullReason), human.Bytes(v.VirtualBytes), human.Bytes(v.MovedBytes))
 		if v.File != "" {
-			files.add(v.File, v.SHA256)
+			files.Add(v.File, v.SHA256)
 		}
 	}
-	p.section("Disks", sizes, "none yet")
-	p.section("Files on the target", files, "")
+	p.Section("Disks", sizes, "none yet")
+	p.Section("Files on the target", files, "")
 }
 
 func backupOptions(b *backupv1.VirtualMachineBackup) string {

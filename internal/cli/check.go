@@ -8,6 +8,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -80,18 +81,18 @@ func summarize(report *repository.Report, list *pointList, percent float64) *che
 
 func (c *checked) print(w io.Writer, form string, list *pointList, read bool) error {
 	if form != "" {
-		return printData(w, form, c)
+		return output.PrintData(w, form, c)
 	}
 	if len(c.Damaged) > 0 {
-		t := &table{header: []string{"ID", "HOST", "NAME", "TIME", "DISK", "BYTES", "REASON"}}
+		t := &output.Table{Header: []string{"ID", "HOST", "NAME", "TIME", "DISK", "BYTES", "REASON"}}
 		for _, d := range c.Damaged {
 			where := "all"
 			if d.Bytes > 0 {
 				where = fmt.Sprintf("%d+%d", d.Offset, d.Bytes)
 			}
-			t.add(list.short(d.ID), d.Source.Host, mover.HistoryName(d.Source), timeText(d.Time), d.Disk, where, d.Reason)
+			t.Add(list.short(d.ID), d.Source.Host, mover.HistoryName(d.Source), output.FormatTime(d.Time), d.Disk, where, d.Reason)
 		}
-		return t.write(w)
+		return t.Write(w)
 	}
 	if c.Unreadable != "" {
 		return nil

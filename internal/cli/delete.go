@@ -11,6 +11,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
@@ -73,7 +74,7 @@ func (d deleting) one(cmd *cobra.Command, c *cluster.Client, name string) (clien
 	if err := c.Delete(cmd.Context(), object, client.Preconditions{UID: &uid}); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.noun, name, err)
 	}
-	return object, printDone(cmd.OutOrStdout(), object, "deleted")
+	return object, output.PrintDone(cmd.OutOrStdout(), object, "deleted")
 }
 
 func (d deleting) untilGone(c *cluster.Client, object client.Object) showing {

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -83,7 +84,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 	b.flags(c)
 	cmdline.RegisterCompletion(c, "parent", s.completeParent())
 	d.flags(c, "while reading")
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
@@ -195,14 +196,14 @@ func backupFailure(err error) error {
 }
 
 func printBackup(w io.Writer, p *repository.RestorePoint) error {
-	t := &table{header: []string{"DISK", "SIZE", "READ", "CHANGED", "TYPE"}}
+	t := &output.Table{Header: []string{"DISK", "SIZE", "READ", "CHANGED", "TYPE"}}
 	for _, d := range p.Disks {
 		kind := "Incremental"
 		if d.FullReason != "" {
 			kind = fmt.Sprintf("Full (%s)", fullReason(d.FullReason))
 		}
-		t.add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ChangedBytes), kind)
+		t.Add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ChangedBytes), kind)
 	}
-	fmt.Fprintf(w, "restore point %s of %s at %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), timeText(p.Time))
-	return t.write(w)
+	fmt.Fprintf(w, "restore point %s of %s at %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), output.FormatTime(p.Time))
+	return t.Write(w)
 }

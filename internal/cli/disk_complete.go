@@ -9,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -44,7 +45,7 @@ func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*po
 func (l *pointList) ids(except []string) (out []string) {
 	for _, p := range l.All {
 		if !slices.Contains(except, p.ID) {
-			out = append(out, p.ID+"\t"+timeText(p.Time)+" "+human.Line(mover.HistoryName(p.Source)))
+			out = append(out, p.ID+"\t"+output.FormatTime(p.Time)+" "+human.Line(mover.HistoryName(p.Source)))
 		}
 	}
 	return out

@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -55,7 +56,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					return deleteFailure(err)
 				}
 				if !yes {
-					if err := pointTable(l, points, false).write(cmd.ErrOrStderr()); err != nil {
+					if err := pointTable(l, points, false).Write(cmd.ErrOrStderr()); err != nil {
 						return err
 					}
 					if err := s.confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
@@ -77,7 +78,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	d.flags(c, "while it works")
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 

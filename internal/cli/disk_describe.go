@@ -8,6 +8,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -30,44 +31,44 @@ read and changed, and where it comes from: identity, point of change tracking, p
 					return err
 				}
 				if form != "" {
-					return printData(cmd.OutOrStdout(), form, point)
+					return output.PrintData(cmd.OutOrStdout(), form, point)
 				}
-				p := &page{w: cmd.OutOrStdout(), now: s.Now()}
-				p.point(point)
-				return p.err
+				p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
+				writePoint(p, point)
+				return p.Err
 			})
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
-func (p *page) point(point *repository.RestorePoint) {
-	p.fields(
+func writePoint(p *output.Page, point *repository.RestorePoint) {
+	p.Fields(
 		"ID", point.ID,
 		"Name", mover.HistoryName(point.Source),
 		"Host", point.Source.Host,
 		"User", point.Source.User,
-		"Time", p.moment(point.Time),
+		"Time", p.Moment(point.Time),
 		"Type", pointType(point),
 		"Size", human.Bytes(point.DiskBytes()),
 		"Changed", human.Bytes(changedBytes(point)),
 		"Pins", strings.Join(point.Pins, ", "),
 		"Kopia snapshot", point.Snapshot,
 	)
-	disks := &table{header: []string{"DISK", "SIZE", "BLOCK SIZE", "TYPE", "READ", "ZEROES", "CHANGED"}}
-	links := &table{header: []string{"DISK", "IDENTITY", "CHANGE", "PARENT", "SINCE"}}
-	digests := &table{header: []string{"DISK", "DIGEST"}}
+	disks := &output.Table{Header: []string{"DISK", "SIZE", "BLOCK SIZE", "TYPE", "READ", "ZEROES", "CHANGED"}}
+	links := &output.Table{Header: []string{"DISK", "IDENTITY", "CHANGE", "PARENT", "SINCE"}}
+	digests := &output.Table{Header: []string{"DISK", "DIGEST"}}
 	for i := range point.Disks {
 		d := &point.Disks[i]
-		disks.add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.BlockBytes), diskType(d),
+		disks.Add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.BlockBytes), diskType(d),
 			human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ZeroBytes), human.Bytes(d.Stats.ChangedBytes))
-		links.add(d.Name, d.Identity, d.Change, d.Parent, d.Base)
-		digests.add(d.Name, d.Digest)
+		links.Add(d.Name, d.Identity, d.Change, d.Parent, d.Base)
+		digests.Add(d.Name, d.Digest)
 	}
-	p.section("Disks", disks, "none")
-	p.section("Source", links, "")
-	p.section("Content", digests, "")
+	p.Section("Disks", disks, "none")
+	p.Section("Source", links, "")
+	p.Section("Content", digests, "")
 }
 
 // diskFullReasons describes each reason in words.

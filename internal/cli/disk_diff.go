@@ -9,6 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/mover"
@@ -70,19 +71,19 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 					return err
 				}
 				d := newDifference(points, disks, set)
-				if form == asJSON || form == asYAML {
-					return printData(cmd.OutOrStdout(), form, d)
+				if form == output.AsJSON || form == output.AsYAML {
+					return output.PrintData(cmd.OutOrStdout(), form, d)
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "disk %s: %s in %s differ\n", human.Line(d.Disk), human.Bytes(d.DifferentBytes), human.Count(len(d.Extents), "extent"))
 				if len(d.Extents) == 0 {
 					return nil
 				}
-				return d.table().write(cmd.OutOrStdout())
+				return d.table().Write(cmd.OutOrStdout())
 			})
 		},
 	}
 	s.diskFlag(c, &name)
-	outputFlag(c, &form, asTable, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }
 
@@ -112,10 +113,10 @@ func newDifference(points []*repository.RestorePoint, disks []*repository.Disk, 
 	return d
 }
 
-func (d difference) table() *table {
-	t := &table{header: []string{"OFFSET", "LENGTH"}}
+func (d difference) table() *output.Table {
+	t := &output.Table{Header: []string{"OFFSET", "LENGTH"}}
 	for _, e := range d.Extents {
-		t.add(strconv.FormatInt(e.Offset, 10), strconv.FormatInt(e.Length, 10))
+		t.Add(strconv.FormatInt(e.Offset, 10), strconv.FormatInt(e.Length, 10))
 	}
 	return t
 }

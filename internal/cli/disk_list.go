@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -56,13 +57,13 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 					return err
 				}
 				switch {
-				case form == asJSON || form == asYAML || form == asName:
+				case form == output.AsJSON || form == output.AsYAML || form == output.AsName:
 					err = printPoints(cmd.OutOrStdout(), form, points)
 				case len(points) == 0 && len(args) == 0 && lost == nil && l.Unreadable == nil:
 					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points match.")
 				case len(points) == 0:
 				default:
-					err = pointTable(l, points, form == asWide).withoutHeader(noHeaders).write(cmd.OutOrStdout())
+					err = pointTable(l, points, form == output.AsWide).WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
 				}
 				if err != nil {
 					return err
@@ -76,8 +77,8 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 		},
 	}
 	f.flags(c, "only restore points")
-	noHeadersFlag(c, &noHeaders)
-	outputFlag(c, &form, asTable, asWide, asJSON, asYAML, asName)
+	output.AddNoHeadersFlag(c, &noHeaders)
+	output.AddFlag(c, &form, output.AsTable, output.AsWide, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
@@ -102,7 +103,7 @@ func atTime(p *repository.RestorePoint) string {
 	if p.Time.IsZero() {
 		return ""
 	}
-	return " at " + timeText(p.Time)
+	return " at " + output.FormatTime(p.Time)
 }
 
 // noneOf returns the error for a name without restore points. It suggests similar names.

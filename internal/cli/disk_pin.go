@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -37,7 +38,7 @@ pins, each with a name.`,
 		},
 	}
 	c.Flags().StringVar(&name, "name", defaultPin, "the pin's name")
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
@@ -76,7 +77,7 @@ of varve disk prune decide how long they are kept.`,
 	}
 	c.Flags().StringVar(&name, "name", defaultPin, "the pin's name")
 	c.Flags().BoolVar(&all, "all", false, "remove every pin")
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 

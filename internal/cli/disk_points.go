@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -103,8 +104,8 @@ type pointItems struct {
 
 // printPoints writes restore points in a form for programs.
 func printPoints(w io.Writer, form string, points []*repository.RestorePoint) error {
-	if form != asName {
-		return printData(w, form, pointItems{Items: append([]*repository.RestorePoint{}, points...)})
+	if form != output.AsName {
+		return output.PrintData(w, form, pointItems{Items: append([]*repository.RestorePoint{}, points...)})
 	}
 	for _, p := range points {
 		fmt.Fprintln(w, p.ID)
@@ -112,10 +113,10 @@ func printPoints(w io.Writer, form string, points []*repository.RestorePoint) er
 	return nil
 }
 
-func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *table {
-	t := &table{header: []string{"TIME", "ID", "HOST", "NAME", "DISKS", "SIZE", "CHANGED", "TYPE", "PINS"}}
+func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *output.Table {
+	t := &output.Table{Header: []string{"TIME", "ID", "HOST", "NAME", "DISKS", "SIZE", "CHANGED", "TYPE", "PINS"}}
 	if wide {
-		t.header = append(t.header, "USER", "PARENT")
+		t.Header = append(t.Header, "USER", "PARENT")
 	}
 	for _, p := range points {
 		id, name, disks := l.short(p.ID), human.Short(mover.HistoryName(p.Source), maxCell), human.Short(strings.Join(mover.DiskNames(p), ","), maxCell)
@@ -123,13 +124,13 @@ func pointTable(l *pointList, points []*repository.RestorePoint, wide bool) *tab
 			id, name, disks = p.ID, mover.HistoryName(p.Source), strings.Join(mover.DiskNames(p), ",")
 		}
 		row := []string{
-			timeText(p.Time), id, p.Source.Host, name, disks, human.Bytes(p.DiskBytes()),
+			output.FormatTime(p.Time), id, p.Source.Host, name, disks, human.Bytes(p.DiskBytes()),
 			human.Bytes(changedBytes(p)), pointType(p), strings.Join(p.Pins, ","),
 		}
 		if wide {
 			row = append(row, p.Source.User, strings.Join(parents(p), ","))
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t
 }

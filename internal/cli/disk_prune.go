@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -100,7 +101,7 @@ func (q *pruning) flags(c *cobra.Command) {
 	f.BoolVar(&q.dryRun, "dry-run", false, "only show what would be removed")
 	q.history.flags(c, "only histories")
 	q.display.flags(c, "while it works")
-	outputFlag(c, &q.form, asTable, asJSON, asYAML)
+	output.AddFlag(c, &q.form, output.AsTable, output.AsJSON, output.AsYAML)
 }
 
 func (q *pruning) valid() (err error) {
@@ -147,8 +148,8 @@ func (s *repositorySession) prune(cmd *cobra.Command, r *repository.Repository, 
 			return err
 		}
 	}
-	if q.form == asJSON || q.form == asYAML {
-		return printData(cmd.OutOrStdout(), q.form, out)
+	if q.form == output.AsJSON || q.form == output.AsYAML {
+		return output.PrintData(cmd.OutOrStdout(), q.form, out)
 	}
 	return out.print(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
 }
@@ -158,15 +159,15 @@ func (o pruned) print(w, summary io.Writer, l *pointList, removed int) error {
 		fmt.Fprintln(summary, "No restore points match.")
 		return nil
 	}
-	t := &table{header: []string{"ACTION", "TIME", "ID", "HOST", "NAME", "KEPT BY"}}
+	t := &output.Table{Header: []string{"ACTION", "TIME", "ID", "HOST", "NAME", "KEPT BY"}}
 	for _, v := range o.Items {
 		action := "keep"
 		if !v.Keep {
 			action = "remove"
 		}
-		t.add(action, timeText(v.Time), l.short(v.ID), v.Source.Host, mover.HistoryName(v.Source), strings.Join(v.Reasons, ", "))
+		t.Add(action, output.FormatTime(v.Time), l.short(v.ID), v.Source.Host, mover.HistoryName(v.Source), strings.Join(v.Reasons, ", "))
 	}
-	if err := t.write(w); err != nil {
+	if err := t.Write(w); err != nil {
 		return err
 	}
 	text := fmt.Sprintf("%s removed, %d kept", human.Count(removed, "restore point"), len(o.Items)-removed)

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
@@ -74,7 +75,7 @@ connection takes no lease.`,
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")
 	f.tls.flags(c)
 	d.flags(c, "while writing")
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
@@ -131,7 +132,7 @@ func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, 
 			return err
 		}
 		if form != "" {
-			return printData(w, form, out)
+			return output.PrintData(w, form, out)
 		}
 		resumed := ""
 		if out.ResumedBytes > 0 {

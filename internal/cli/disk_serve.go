@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -162,7 +163,7 @@ func (s *repositorySession) serveDisk(ctx context.Context, w io.Writer, id strin
 // serveChosen serves a disk until ctx ends.
 func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
 	export, err := mover.OpenExport(ctx, r, *chosen, mover.ExportOptions{
-		CacheBytes: f.cacheBytes, Overlay: f.overlay, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, mover.HistoryName(p.Source), timeText(p.Time)),
+		CacheBytes: f.cacheBytes, Overlay: f.overlay, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, mover.HistoryName(p.Source), output.FormatTime(p.Time)),
 	})
 	if err != nil {
 		return overlayFailure(err)

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 // events reads the events of objects, oldest first.
@@ -47,10 +48,10 @@ func lastSeen(e corev1.Event) time.Time {
 	}
 }
 
-func (p *page) events(list []corev1.Event) {
-	t := &table{header: []string{"AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"}}
+func writeEvents(p *output.Page, list []corev1.Event) {
+	t := &output.Table{Header: []string{"AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"}}
 	for _, e := range list {
-		t.add(p.age(lastSeen(e)), e.Type, e.Reason, strings.ToLower(e.InvolvedObject.Kind)+"/"+e.InvolvedObject.Name, e.Message)
+		t.Add(p.Age(lastSeen(e)), e.Type, e.Reason, strings.ToLower(e.InvolvedObject.Kind)+"/"+e.InvolvedObject.Name, e.Message)
 	}
-	p.section("Events", t, "none")
+	p.Section("Events", t, "none")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 // listing describes a `list` command for one kind.
@@ -23,7 +24,7 @@ type listing struct {
 	// sort sorts the list.
 	sort func(client.ObjectList)
 	// rows makes the table. wide asks for every column.
-	rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error)
+	rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error)
 }
 
 func (s *clusterSession) list(l listing) *cobra.Command {
@@ -53,41 +54,41 @@ func (s *clusterSession) list(l listing) *cobra.Command {
 				return fmt.Errorf("list %s in %s: %w", l.noun, where, err)
 			}
 			l.sort(list)
-			if form == asJSON || form == asYAML || form == asName {
-				return printObject(cmd.OutOrStdout(), form, list)
+			if form == output.AsJSON || form == output.AsYAML || form == output.AsName {
+				return output.PrintObject(cmd.OutOrStdout(), form, list)
 			}
 			if meta.LenList(list) == 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "No %s in %s.\n", l.noun, where)
 				return nil
 			}
-			t, err := l.rows(cmd.Context(), c, list, form == asWide, options)
+			t, err := l.rows(cmd.Context(), c, list, form == output.AsWide, options)
 			if err != nil {
 				return err
 			}
 			t = withNamespaces(t, list, all)
-			return t.withoutHeader(noHeaders).write(cmd.OutOrStdout())
+			return t.WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
 		},
 	}
 	c.Flags().BoolVarP(&all, "all-namespaces", "A", false, "list the objects of all namespaces")
 	c.Flags().StringVarP(&selector, "selector", "l", "", "list only objects with these labels, such as app=web,tier!=test")
-	noHeadersFlag(c, &noHeaders)
-	outputFlag(c, &form, asTable, asWide, asJSON, asYAML, asName)
+	output.AddNoHeadersFlag(c, &noHeaders)
+	output.AddFlag(c, &form, output.AsTable, output.AsWide, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
 // withNamespaces adds a column with the namespace in front, if all namespaces are listed.
-func withNamespaces(t *table, list client.ObjectList, all bool) *table {
+func withNamespaces(t *output.Table, list client.ObjectList, all bool) *output.Table {
 	items, err := meta.ExtractList(list)
-	if !all || err != nil || len(items) != len(t.rows) {
+	if !all || err != nil || len(items) != len(t.Rows) {
 		return t
 	}
-	out := &table{header: append([]string{"NAMESPACE"}, t.header...)}
+	out := &output.Table{Header: append([]string{"NAMESPACE"}, t.Header...)}
 	for i, item := range items {
 		object, err := meta.Accessor(item)
 		if err != nil {
 			return t
 		}
-		out.rows = append(out.rows, append([]string{object.GetNamespace()}, t.rows[i]...))
+		out.Rows = append(out.Rows, append([]string{object.GetNamespace()}, t.Rows[i]...))
 	}
 	return out
 }

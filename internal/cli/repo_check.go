@@ -7,6 +7,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 func (s *repositorySession) repoCheck() *cobra.Command {
@@ -29,7 +30,7 @@ restore points; -o json also lists the restore points that are good.`,
 		},
 	}
 	d.flags(c, "while checking")
-	outputFlag(c, &form, asTable, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }
 
@@ -56,7 +57,7 @@ restore points; -o json also lists the restore points that are good.`,
 	}
 	c.Flags().Var(&percent, "percent", "how much of the data is read, from 0 to 100")
 	d.flags(c, "while reading")
-	outputFlag(c, &form, asTable, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }
 

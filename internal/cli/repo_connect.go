@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -102,7 +103,7 @@ type connected struct {
 
 func (c connected) print(w io.Writer, form string, created bool) error {
 	if form != "" {
-		return printData(w, form, c)
+		return output.PrintData(w, form, c)
 	}
 	if created {
 		fmt.Fprintf(w, "created a repository in %s\n", c.Location)
@@ -148,7 +149,7 @@ func (s *repositorySession) repoConnect() *cobra.Command {
 	}
 	f.flags(c)
 	n.flags(c)
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 

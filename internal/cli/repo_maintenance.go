@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -75,7 +76,7 @@ removed after four days, or with --exclusive after an hour.`,
 	c.Flags().BoolVar(&full, "full", false, "also free data that no restore point refers to, and extend object locks")
 	c.Flags().BoolVar(&exclusive, "exclusive", false, "with --full: free it at once; nobody else may use the repository")
 	d.flags(c, "while it works")
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
@@ -112,7 +113,7 @@ func (s *repositorySession) maintain(ctx context.Context, r *repository.Reposito
 
 func (m *maintained) print(w io.Writer, form string) error {
 	if form != "" {
-		return printData(w, form, m)
+		return output.PrintData(w, form, m)
 	}
 	_, err := fmt.Fprintf(w, "%s maintenance done, took %s: %s stored, %s before\n",
 		m.Mode, human.Took(time.Duration(m.Millis)*time.Millisecond), human.Bytes(m.StoredBytesAfter), human.Bytes(m.StoredBytesBefore))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -44,7 +45,7 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be done")
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
@@ -82,7 +83,7 @@ func (s *repositorySession) repair(ctx context.Context, out, errOut io.Writer, f
 
 func printRepair(w io.Writer, form string, r *repository.RepairReport, would bool) error {
 	if form != "" {
-		return printData(w, form, r)
+		return output.PrintData(w, form, r)
 	}
 	if r.Nothing() {
 		_, err := fmt.Fprintln(w, "there is nothing to repair")

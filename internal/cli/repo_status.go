@@ -9,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -31,24 +32,24 @@ when maintenance ran last and is due.`,
 				if err != nil {
 					return err
 				}
-				p := &page{w: cmd.OutOrStdout(), now: s.Now()}
+				p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
 				if form != "" {
-					p.keep(printData(p.w, form, status))
+					p.Keep(output.PrintData(p.Out, form, status))
 				} else {
-					p.repository(status)
+					writeStatus(p, status)
 				}
-				if p.err == nil && status.Unreadable != "" {
+				if p.Err == nil && status.Unreadable != "" {
 					return fmt.Errorf("%w: restore points cannot be read: %s", errclass.Corrupt, status.Unreadable)
 				}
-				return p.err
+				return p.Err
 			})
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
-func (p *page) repository(s *repository.Status) {
+func writeStatus(p *output.Page, s *repository.Status) {
 	connection := s.User + "@" + s.Host
 	if s.ReadOnly {
 		connection += ", read-only"
@@ -58,7 +59,7 @@ func (p *page) repository(s *repository.Status) {
 		free = human.Bytes(*s.FreeBytes)
 	}
 	m := s.Maintenance
-	p.fields(
+	p.Fields(
 		"Location", s.Location,
 		"Unique ID", s.UniqueID,
 		"Connection", s.ConfigFile,
@@ -76,39 +77,39 @@ func (p *page) repository(s *repository.Status) {
 		"Free", free,
 		"Maintenance unknown", m.Unknown,
 		"Maintenance owner", human.Or(m.Owner),
-		"Last maintenance", human.Or(p.moment(m.Last)),
-		"Last full one", human.Or(p.moment(m.LastFull)),
-		"Next quick one", human.Or(p.due(m.NextQuick)),
-		"Next full one", human.Or(p.due(m.NextFull)),
+		"Last maintenance", human.Or(p.Moment(m.Last)),
+		"Last full one", human.Or(p.Moment(m.LastFull)),
+		"Next quick one", human.Or(dueText(p, m.NextQuick)),
+		"Next full one", human.Or(dueText(p, m.NextFull)),
 	)
-	blobs := &table{header: []string{"KIND", "BLOBS", "BYTES"}}
+	blobs := &output.Table{Header: []string{"KIND", "BLOBS", "BYTES"}}
 	for _, b := range s.Blobs {
-		blobs.add(b.Kind, strconv.FormatInt(b.Blobs, 10), human.Bytes(b.Bytes))
+		blobs.Add(b.Kind, strconv.FormatInt(b.Blobs, 10), human.Bytes(b.Bytes))
 	}
-	p.section("Stored blobs", blobs, "none")
-	sources := &table{header: []string{"NAME", "HOST", "USER", "RESTORE POINTS", "OLDEST", "LATEST", "SIZE"}}
+	p.Section("Stored blobs", blobs, "none")
+	sources := &output.Table{Header: []string{"NAME", "HOST", "USER", "RESTORE POINTS", "OLDEST", "LATEST", "SIZE"}}
 	for _, h := range s.Sources {
-		sources.add(mover.HistoryName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), timeText(h.Oldest), timeText(h.Latest), human.Bytes(h.DiskBytes))
+		sources.Add(mover.HistoryName(h.Source), h.Source.Host, h.Source.User, strconv.Itoa(h.RestorePoints), output.FormatTime(h.Oldest), output.FormatTime(h.Latest), human.Bytes(h.DiskBytes))
 	}
-	p.section("Histories", sources, "none")
-	warnings := &table{header: []string{"WARNING"}}
+	p.Section("Histories", sources, "none")
+	warnings := &output.Table{Header: []string{"WARNING"}}
 	for _, w := range m.Warnings {
-		warnings.add(w)
+		warnings.Add(w)
 	}
-	p.section("Maintenance warnings", warnings, "")
-	failures := &table{header: []string{"TASK", "TIME", "ERROR"}}
+	p.Section("Maintenance warnings", warnings, "")
+	failures := &output.Table{Header: []string{"TASK", "TIME", "ERROR"}}
 	for _, f := range m.Failures {
-		failures.add(f.Task, timeText(f.Time), f.Error)
+		failures.Add(f.Task, output.FormatTime(f.Time), f.Error)
 	}
-	p.section("Failed maintenance", failures, "")
+	p.Section("Failed maintenance", failures, "")
 }
 
-// due returns a future moment, and how far away it is.
-func (p *page) due(t time.Time) string {
-	if !t.After(p.now) {
-		return human.Or(p.moment(t))
+// dueText returns a future moment, and how far away it is.
+func dueText(p *output.Page, t time.Time) string {
+	if !t.After(p.Now) {
+		return human.Or(p.Moment(t))
 	}
-	return fmt.Sprintf("%s (in %s)", timeText(t), human.Span(t.Sub(p.now)))
+	return fmt.Sprintf("%s (in %s)", output.FormatTime(t), human.Span(t.Sub(p.Now)))
 }
 
 func objectLock(l *repository.ObjectLock) string {

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 func (s *clusterSession) tracker() *cobra.Command {
@@ -57,14 +58,14 @@ The first backup with the tracker is full, the next ones are incremental.`,
 				return fmt.Errorf("create tracker %s/%s: %w", c.Namespace, t.Name, err)
 			}
 			if form != "" {
-				return printObject(cmd.OutOrStdout(), form, t)
+				return output.PrintObject(cmd.OutOrStdout(), form, t)
 			}
-			return printDone(cmd.OutOrStdout(), t, "created")
+			return output.PrintDone(cmd.OutOrStdout(), t, "created")
 		},
 	}
 	c.Flags().StringVar(&vm, "vm", "", "the virtual machine to track")
 	s.completeFlag(c, "vm", newVMs)
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
@@ -84,16 +85,16 @@ backup starts from. A tracker without one makes a full backup next.
 				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 			})
 		},
-		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*table, error) {
+		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return trackerTable(list.(*backupv1.VirtualMachineBackupTrackerList).Items, s.Now(), wide), nil
 		},
 	})
 }
 
-func trackerTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, wide bool) *table {
-	t := &table{header: []string{"NAME", "VM", "CHECKPOINT", "TAKEN", "DISKS", "AGE"}}
+func trackerTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, wide bool) *output.Table {
+	t := &output.Table{Header: []string{"NAME", "VM", "CHECKPOINT", "TAKEN", "DISKS", "AGE"}}
 	if wide {
-		t.header = append(t.header, "BACKUP", "DISCARDED")
+		t.Header = append(t.Header, "BACKUP", "DISCARDED")
 	}
 	for i := range items {
 		tr := &items[i]
@@ -105,7 +106,7 @@ func trackerTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, w
 		if wide {
 			row = append(row, c.BackupName, discardedNames(tr.Status.Discarded))
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t
 }
@@ -137,34 +138,34 @@ it, the disks that lost their base and why, and the events.`,
 				return fmt.Errorf("get tracker %s: %w", key, err)
 			}
 			if form != "" {
-				return printObject(cmd.OutOrStdout(), form, t)
+				return output.PrintObject(cmd.OutOrStdout(), form, t)
 			}
 			list, err := events(cmd.Context(), c, t.Namespace, t.UID)
 			if err != nil {
 				return err
 			}
-			p := &page{w: cmd.OutOrStdout(), now: s.Now()}
-			p.tracker(t)
-			p.events(list)
-			return p.err
+			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
+			writeTracker(p, t)
+			writeEvents(p, list)
+			return p.Err
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
-func (p *page) tracker(t *backupv1.VirtualMachineBackupTracker) {
-	p.fields("Name", t.Name, "Namespace", t.Namespace, "Created", p.moment(t.CreationTimestamp.Time), "Virtual machine", t.Spec.Source.Name)
+func writeTracker(p *output.Page, t *backupv1.VirtualMachineBackupTracker) {
+	p.Fields("Name", t.Name, "Namespace", t.Namespace, "Created", p.Moment(t.CreationTimestamp.Time), "Virtual machine", t.Spec.Source.Name)
 	if c := t.Status.LatestCheckpoint; c != nil {
-		p.fields("Checkpoint", c.Name, "Taken", p.moment(c.CreationTime.Time), "Made by backup", c.BackupName, "Disks", strings.Join(c.Disks, ", "), "Next backup", "incremental of these disks")
+		p.Fields("Checkpoint", c.Name, "Taken", p.Moment(c.CreationTime.Time), "Made by backup", c.BackupName, "Disks", strings.Join(c.Disks, ", "), "Next backup", "incremental of these disks")
 	} else {
-		p.fields("Checkpoint", "none", "Next backup", "full")
+		p.Fields("Checkpoint", "none", "Next backup", "full")
 	}
-	lost := &table{header: []string{"DISK", "REASON", "MESSAGE"}}
+	lost := &output.Table{Header: []string{"DISK", "REASON", "MESSAGE"}}
 	for _, d := range t.Status.Discarded {
-		lost.add(d.Volume, string(d.Reason), d.Message)
+		lost.Add(d.Volume, string(d.Reason), d.Message)
 	}
-	p.section("Disks whose next backup is full", lost, "")
+	p.Section("Disks whose next backup is full", lost, "")
 }
 
 func (s *clusterSession) trackerDelete() *cobra.Command {

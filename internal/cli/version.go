@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/output"
 )
 
 type versionInfo struct {
@@ -37,12 +38,12 @@ func versionCommand(version string) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := newVersionInfo(version)
 			if form != "" {
-				return printData(c.OutOrStdout(), form, v)
+				return output.PrintData(c.OutOrStdout(), form, v)
 			}
 			_, err := fmt.Fprintln(c.OutOrStdout(), v)
 			return err
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }

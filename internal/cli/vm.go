@@ -13,6 +13,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/power"
 )
 
@@ -49,17 +50,17 @@ and the backup that runs.`,
 				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 			})
 		},
-		rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*table, error) {
+		rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error) {
 			return vmRows(ctx, c, list, wide, options, s.Now())
 		},
 	})
 }
 
-func vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption, now time.Time) (*table, error) {
-	t := &table{header: []string{"NAME", "STATUS", "READY", "CBT", "AGE"}}
+func vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption, now time.Time) (*output.Table, error) {
+	t := &output.Table{Header: []string{"NAME", "STATUS", "READY", "CBT", "AGE"}}
 	instances := map[client.ObjectKey]*kubevirtv1.VirtualMachineInstance{}
 	if wide {
-		t.header = append(t.header, "RUN STRATEGY", "NODE", "IP", "AGENT", "BACKUP")
+		t.Header = append(t.Header, "RUN STRATEGY", "NODE", "IP", "AGENT", "BACKUP")
 		// Instances need not have the labels that select their machines, so only the namespace narrows this list.
 		var vmis kubevirtv1.VirtualMachineInstanceList
 		if err := c.List(ctx, &vmis, namespaceOnly(options)...); err != nil {
@@ -76,7 +77,7 @@ func vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide
 			row = append(row, string(power.Strategy(vm)))
 			row = append(row, instanceCells(instances[client.ObjectKeyFromObject(vm)])...)
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/power"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -43,20 +44,20 @@ up incrementally, its trackers, its last backups and recent events.`,
 				return err
 			}
 			if form != "" {
-				return printObject(cmd.OutOrStdout(), form, vm)
+				return output.PrintObject(cmd.OutOrStdout(), form, vm)
 			}
-			p := &page{w: cmd.OutOrStdout(), now: s.Now()}
-			if err := p.vm(cmd.Context(), c, vm, vmi); err != nil {
+			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
+			if err := writeVM(p, cmd.Context(), c, vm, vmi); err != nil {
 				return err
 			}
-			return p.err
+			return p.Err
 		},
 	}
-	outputFlag(c, &form, asJSON, asYAML, asName)
+	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
-func (p *page) vm(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) error {
+func writeVM(p *output.Page, ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) error {
 	inNamespace := client.InNamespace(vm.Namespace)
 	var trackers backupv1.VirtualMachineBackupTrackerList
 	if err := c.List(ctx, &trackers, inNamespace); err != nil {
@@ -74,21 +75,21 @@ func (p *page) vm(ctx context.Context, c *cluster.Client, vm *kubevirtv1.Virtual
 	if err != nil {
 		return err
 	}
-	p.vmState(vm, vmi)
-	p.disks(vm, vmi)
-	p.vmConditions(vm)
+	writeState(p, vm, vmi)
+	writeDisks(p, vm, vmi)
+	writeConditions(p, vm)
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
-	p.section("Trackers", trackerTable(mine, p.now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
-	p.section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.now, false), "none")
-	p.events(events)
+	p.Section("Trackers", trackerTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
+	p.Section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
+	writeEvents(p, events)
 	return nil
 }
 
-func (p *page) vmState(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
+func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
 	pairs := []string{
 		"Name", vm.Name,
 		"Namespace", vm.Namespace,
-		"Created", p.moment(vm.CreationTimestamp.Time),
+		"Created", p.Moment(vm.CreationTimestamp.Time),
 		"Labels", keyValues(vm.Labels),
 		"Run strategy", string(power.Strategy(vm)),
 		"Status", string(vm.Status.PrintableStatus),
@@ -98,7 +99,7 @@ func (p *page) vmState(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMac
 	}
 	if vmi != nil {
 		pairs = append(pairs,
-			"Instance", string(vmi.Status.Phase)+" for "+p.age(phaseSince(vmi)),
+			"Instance", string(vmi.Status.Phase)+" for "+p.Age(phaseSince(vmi)),
 			"Node", vmi.Status.NodeName,
 			"Address", firstAddress(vmi),
 			"Guest", vmi.Status.GuestOSInfo.PrettyName,
@@ -106,11 +107,11 @@ func (p *page) vmState(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMac
 			"File systems", vmi.Status.FSFreezeStatus,
 		)
 	}
-	p.fields(pairs...)
+	p.Fields(pairs...)
 }
 
-func (p *page) disks(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
-	t := &table{header: []string{"DISK", "CLAIM", "SIZE", "DEVICE", "INCREMENTAL"}}
+func writeDisks(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
+	t := &output.Table{Header: []string{"DISK", "CLAIM", "SIZE", "DEVICE", "INCREMENTAL"}}
 	if vm.Spec.Template == nil {
 		return
 	}
@@ -133,17 +134,17 @@ func (p *page) disks(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachi
 		if !slices.Contains(eligible, v.Name) {
 			can = "no: read-only or shared"
 		}
-		t.add(v.Name, claim, size, status.Target, can)
+		t.Add(v.Name, claim, size, status.Target, can)
 	}
-	p.section("Disks", t, "none")
+	p.Section("Disks", t, "none")
 }
 
-func (p *page) vmConditions(vm *kubevirtv1.VirtualMachine) {
-	t := &table{header: []string{"CONDITION", "STATUS", "REASON", "MESSAGE"}}
+func writeConditions(p *output.Page, vm *kubevirtv1.VirtualMachine) {
+	t := &output.Table{Header: []string{"CONDITION", "STATUS", "REASON", "MESSAGE"}}
 	for _, c := range vm.Status.Conditions {
-		t.add(string(c.Type), string(c.Status), c.Reason, c.Message)
+		t.Add(string(c.Type), string(c.Status), c.Reason, c.Message)
 	}
-	p.section("Conditions", t, "")
+	p.Section("Conditions", t, "")
 }
 
 // lastOf returns the last backups of a machine, newest first: by status, or by spec while status does not name it yet.

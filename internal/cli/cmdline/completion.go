@@ -12,6 +12,7 @@ const CompletionTimeout = 3 * time.Second
 // Completer offers words that complete what the user has typed.
 type Completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
+// CompleteFixed offers words as the value of a flag.
 func CompleteFixed(c *cobra.Command, flag string, words ...string) {
 	RegisterCompletion(c, flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return words, cobra.ShellCompDirectiveNoFileComp

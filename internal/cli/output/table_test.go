@@ -1,4 +1,4 @@
-package cli
+package output
 
 import (
 	"strings"
@@ -10,11 +10,11 @@ import (
 // Columns are aligned as a terminal shows them, whatever the cells contain.
 func TestTableIsAligned(t *testing.T) {
 	t.Parallel()
-	table := &table{header: []string{"NAME", "SIZE", "TYPE"}}
-	table.add("web", "1 GiB", "Full")
-	table.add("日本", "", "a\x1b[2Jb\nc")
+	table := &Table{Header: []string{"NAME", "SIZE", "TYPE"}}
+	table.Add("web", "1 GiB", "Full")
+	table.Add("日本", "", "a\x1b[2Jb\nc")
 	var out strings.Builder
-	if err := table.write(&out); err != nil {
+	if err := table.Write(&out); err != nil {
 		t.Fatal(err)
 	}
 	const want = "NAME   SIZE    TYPE\n" +

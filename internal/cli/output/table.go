@@ -1,4 +1,4 @@
-package cli
+package output
 
 import (
 	"io"
@@ -10,38 +10,40 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// table is rows below a header, if it has one. It is aligned by terminal columns: a character may take two.
-type table struct {
-	header []string
-	rows   [][]string
+// Table is rows below a header, if it has one. It is aligned by terminal columns: a character may take two.
+type Table struct {
+	Header []string
+	Rows   [][]string
 	// gap is the minimum number of columns between cells; 0 means 3.
 	gap int
 }
 
-func (t *table) add(cells ...string) {
+// Add adds a row. Control characters become spaces, and an empty cell becomes a dash.
+func (t *Table) Add(cells ...string) {
 	for i, cell := range cells {
 		cells[i] = human.Or(human.Line(cell))
 	}
-	t.rows = append(t.rows, cells)
+	t.Rows = append(t.Rows, cells)
 }
 
-// noHeadersFlag adds --no-headers.
-func noHeadersFlag(c *cobra.Command, into *bool) {
+// AddNoHeadersFlag adds --no-headers.
+func AddNoHeadersFlag(c *cobra.Command, into *bool) {
 	c.Flags().BoolVar(into, "no-headers", false, "show a table without the line with the names of its columns")
 }
 
-// withoutHeader removes the header if leave says so, and returns the table.
-func (t *table) withoutHeader(leave bool) *table {
+// WithoutHeader removes the header if leave says so, and returns the table.
+func (t *Table) WithoutHeader(leave bool) *Table {
 	if leave {
-		t.header = nil
+		t.Header = nil
 	}
 	return t
 }
 
-func (t *table) write(w io.Writer) error {
-	rows := t.rows
-	if t.header != nil {
-		rows = append([][]string{t.header}, rows...)
+// Write writes the table, or nothing if it has neither a header nor rows.
+func (t *Table) Write(w io.Writer) error {
+	rows := t.Rows
+	if t.Header != nil {
+		rows = append([][]string{t.Header}, rows...)
 	}
 	gap := t.gap
 	if gap == 0 {

@@ -1,4 +1,6 @@
-package cli
+// Package output writes results in the form that -o selects: text for people in tables and pages, or objects for
+// programs.
+package output
 
 import (
 	"encoding/json"
@@ -19,21 +21,21 @@ import (
 
 // Values of -o. The empty one means each command's own text.
 const (
-	asTable = "table"
-	asWide  = "wide"
-	asJSON  = "json"
-	asYAML  = "yaml"
-	asName  = "name"
+	AsTable = "table"
+	AsWide  = "wide"
+	AsJSON  = "json"
+	AsYAML  = "yaml"
+	AsName  = "name"
 )
 
-// outputFlag adds -o with the forms that a command supports.
-func outputFlag(c *cobra.Command, into *string, forms ...string) {
+// AddFlag adds -o with the forms that a command supports.
+func AddFlag(c *cobra.Command, into *string, forms ...string) {
 	c.Flags().VarP(cmdline.NewChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
 	cmdline.CompleteFixed(c, "output", forms...)
 }
 
-// printObject writes an API object, or a list, as the server has it, but without managedFields.
-func printObject(w io.Writer, form string, object runtime.Object) error {
+// PrintObject writes an API object, or a list, as the server has it, but without managedFields.
+func PrintObject(w io.Writer, form string, object runtime.Object) error {
 	scheme, err := cluster.Scheme()
 	if err != nil {
 		return err
@@ -41,14 +43,14 @@ func printObject(w io.Writer, form string, object runtime.Object) error {
 	if err := setKind(object, scheme); err != nil {
 		return err
 	}
-	if form == asName && meta.IsListType(object) {
-		return meta.EachListItem(object, func(item runtime.Object) error { return printObject(w, form, item) })
+	if form == AsName && meta.IsListType(object) {
+		return meta.EachListItem(object, func(item runtime.Object) error { return PrintObject(w, form, item) })
 	}
 	var p printers.ResourcePrinter
 	switch form {
-	case asJSON:
+	case AsJSON:
 		p = &printers.JSONPrinter{}
-	case asYAML:
+	case AsYAML:
 		p = &printers.YAMLPrinter{}
 	default:
 		p = &printers.NamePrinter{}
@@ -59,10 +61,10 @@ func printObject(w io.Writer, form string, object runtime.Object) error {
 	return nil
 }
 
-// printData writes data that is no API object. Its json tags decide the form.
-func printData(w io.Writer, form string, data any) error {
+// PrintData writes data that is no API object. Its json tags decide the form.
+func PrintData(w io.Writer, form string, data any) error {
 	text, err := json.MarshalIndent(data, "", "    ")
-	if err == nil && form == asYAML {
+	if err == nil && form == AsYAML {
 		text, err = yaml.JSONToYAML(text)
 	} else {
 		text = append(text, '\n')
@@ -74,8 +76,8 @@ func printData(w io.Writer, form string, data any) error {
 	return err
 }
 
-// printDone writes "kind.group/name created", as kubectl does.
-func printDone(w io.Writer, object runtime.Object, done string) error {
+// PrintDone writes "kind.group/name created", as kubectl does.
+func PrintDone(w io.Writer, object runtime.Object, done string) error {
 	scheme, err := cluster.Scheme()
 	if err != nil {
 		return err
