@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/version"
 )
@@ -64,7 +65,7 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 	root := cli.New(cli.Options{
 		Program: filepath.Base(args[0]),
 		Version: version.Version,
-		Streams: cli.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal, ReadPassword: s.readPassword},
+		Streams: session.Streams{In: s.in, Out: s.out, Err: s.err, Terminal: s.terminal, ReadPassword: s.readPassword},
 		Now:     time.Now,
 		Env:     env,
 		Servers: serverCommands(env),

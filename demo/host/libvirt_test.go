@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
@@ -23,7 +24,7 @@ import (
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "varve" {
 		storage.Register()
-		root := cli.New(cli.Options{Program: "varve", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, Now: time.Now, Env: os.Getenv})
+		root := cli.New(cli.Options{Program: "varve", Streams: session.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, Now: time.Now, Env: os.Getenv})
 		root.SetArgs(os.Args[1:])
 		err := root.ExecuteContext(context.Background())
 		cli.Report(os.Stderr, err, "varve")

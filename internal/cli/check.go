@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -39,10 +40,10 @@ type damaged struct {
 }
 
 // check looks for damage and prints what it finds. Damage is an error.
-func (s *repositorySession) check(ctx context.Context, w io.Writer, form string, percent float64, d *display) error {
+func (s *repositorySession) check(ctx context.Context, w io.Writer, form string, percent float64, d *session.Display) error {
 	return s.withRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
-		err := d.during(s.session, func(show func(progress.Report)) (err error) {
+		err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(moverReport("repository", p)) }})
 			return err
 		})

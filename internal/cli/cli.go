@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 // Options is the environment of a run.
@@ -24,7 +26,7 @@ type Options struct {
 	Program string
 	// Version is what `varve version` reports.
 	Version string
-	Streams Streams
+	Streams session.Streams
 	// Now is the clock for ages.
 	Now func() time.Time
 	// Env looks up an environment variable; an absent one is empty.
@@ -55,7 +57,7 @@ const rootExample = `  # Which machines are there, and are their disks tracked?
 
 // New builds the command tree.
 func New(o Options) *cobra.Command {
-	base := &session{Streams: o.Streams, Now: o.Now, Env: o.Env}
+	base := &session.Session{Streams: o.Streams, Now: o.Now, Env: o.Env}
 	inCluster, inRepository := newClusterSession(base), newRepositorySession(base)
 	root := &cobra.Command{
 		Use:           "varve",

@@ -9,18 +9,19 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 // clusterSession is what the commands that talk to a cluster share.
 type clusterSession struct {
-	*session
+	*session.Session
 
 	flags *genericclioptions.ConfigFlags
 }
 
 // newClusterSession returns a session with kubectl's flags.
-func newClusterSession(s *session) *clusterSession {
-	return &clusterSession{session: s, flags: genericclioptions.NewConfigFlags(true)}
+func newClusterSession(s *session.Session) *clusterSession {
+	return &clusterSession{Session: s, flags: genericclioptions.NewConfigFlags(true)}
 }
 
 // everyday are the flags with which most users select the cluster. `varve options` shows the others.

@@ -2,12 +2,14 @@ package cli
 
 import (
 	"testing"
+
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 // A hint leads to the object that the command was about: in the same namespace of the same cluster.
 func TestCommand_selectsTheSameCluster(t *testing.T) {
 	t.Parallel()
-	s := newClusterSession(&session{})
+	s := newClusterSession(&session.Session{})
 	if got := s.command("vm describe web"); got != "`varve vm describe web`" {
 		t.Errorf("without flags: %s", got)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -22,7 +23,7 @@ import (
 
 func (s *repositorySession) diskBackup() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	var b backupFlags
 	c := &cobra.Command{
 		Use: "backup NAME DISK=WHERE...", Short: "Make a restore point of one or more disks",
@@ -83,7 +84,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 	}
 	b.flags(c)
 	cmdline.RegisterCompletion(c, "parent", s.completeParent())
-	d.flags(c, "while reading")
+	d.AddFlag(c, "while reading")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
@@ -122,7 +123,7 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	cmdline.CompleteFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
 
-func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *display) error {
+func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *session.Display) error {
 	var block int64 // the default
 	if b.block != "" {
 		var err error
@@ -142,13 +143,13 @@ func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, 
 		var warnings []error
 		q.Warn = func(err error) { warnings = append(warnings, err) } // Nobody else may write while the progress is shown.
 		var point *repository.RestorePoint
-		err = d.during(s.session, func(show func(progress.Report)) (err error) {
+		err = d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 			q.Progress = func(p mover.Progress) { show(moverReport(name, p)) }
 			point, err = mover.Backup(ctx, r, q)
 			return err
 		})
 		for _, warning := range warnings {
-			s.warn(warning)
+			s.Warn(warning)
 		}
 		if err != nil {
 			return failure.Interrupted(ctx, backupFailure(err), "no restore point of "+human.Line(name)+" was made", "run the same command again: it stores what is missing")

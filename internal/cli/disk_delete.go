@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -20,7 +21,7 @@ import (
 
 func (s *repositorySession) diskDelete() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	var yes bool
 	c := &cobra.Command{
 		Use: "delete ID...", Aliases: []string{"rm"}, Short: "Delete restore points",
@@ -59,7 +60,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					if err := pointTable(l, points, false).Write(cmd.ErrOrStderr()); err != nil {
 						return err
 					}
-					if err := s.confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
+					if err := s.Confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
 						return err
 					}
 				}
@@ -77,7 +78,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 		},
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	d.flags(c, "while it works")
+	d.AddFlag(c, "while it works")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
@@ -94,8 +95,8 @@ func onlyIDs(words, ids []string) error {
 }
 
 // deletePoints deletes restore points and shows its progress, because deleting many of them in a bucket takes a while.
-func (s *repositorySession) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *display) error {
-	return d.during(s.session, func(show func(progress.Report)) error {
+func (s *repositorySession) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *session.Display) error {
+	return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 		show(progress.Report{Name: "repository", Phase: "Deleting", Message: human.Count(len(ids), "restore point")})
 		return r.Delete(ctx, ids...)
 	})

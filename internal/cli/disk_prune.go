@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
@@ -26,7 +27,7 @@ type pruning struct {
 	dryRun       bool
 	form         string
 	history      historyFlags
-	display      display
+	display      session.Display
 }
 
 // pruned is the result of `disk prune`.
@@ -100,7 +101,7 @@ func (q *pruning) flags(c *cobra.Command) {
 	f.BoolVar(&q.policy.PerDisk, "per-disk", false, "decide on the history of each disk: a restore point stays while it is kept for any of its disks")
 	f.BoolVar(&q.dryRun, "dry-run", false, "only show what would be removed")
 	q.history.flags(c, "only histories")
-	q.display.flags(c, "while it works")
+	q.display.AddFlag(c, "while it works")
 	output.AddFlag(c, &q.form, output.AsTable, output.AsJSON, output.AsYAML)
 }
 
@@ -124,7 +125,7 @@ func (q *pruning) valid() (err error) {
 
 func (s *repositorySession) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
 	var survey *mover.PruneSurvey
-	err := q.display.during(s.session, func(show func(progress.Report)) (err error) {
+	err := q.display.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.filter(names), func(p mover.Progress) { show(moverReport("repository", p)) })
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -31,7 +32,7 @@ type restoreFlags struct {
 
 func (s *repositorySession) diskRestore() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	var f restoreFlags
 	c := &cobra.Command{
 		Use: "restore ID WHERE", Short: "Write a disk of a restore point to a file, a device, an NBD export or standard output",
@@ -74,7 +75,7 @@ connection takes no lease.`,
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")
 	f.tls.flags(c)
-	d.flags(c, "while writing")
+	d.AddFlag(c, "while writing")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
@@ -100,7 +101,7 @@ func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (
 	return p, d, err
 }
 
-func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *display) error {
+func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *session.Display) error {
 	if err := validFormat(where, f.format); err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, 
 			return err
 		}
 		out := restored{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
-		err = mover.WithLease(ctx, r, p.ID, s.warn, func() error {
-			return d.during(s.session, func(show func(progress.Report)) error {
+		err = mover.WithLease(ctx, r, p.ID, s.Warn, func() error {
+			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{
 					Disk: *chosen, Workers: f.workers,
 					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig},

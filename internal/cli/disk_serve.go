@@ -156,7 +156,7 @@ func (s *repositorySession) serveDisk(ctx context.Context, w io.Writer, id strin
 		if err != nil {
 			return err
 		}
-		return mover.WithLease(ctx, r, p.ID, s.warn, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
+		return mover.WithLease(ctx, r, p.ID, s.Warn, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -17,7 +18,7 @@ import (
 const standardOutput = "-"
 
 // streamDisk writes a disk to standard output.
-func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlags, d *display) error {
+func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlags, d *session.Display) error {
 	if err := f.validateStream(form); err != nil {
 		return err
 	}
@@ -30,8 +31,8 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 		if err != nil {
 			return err
 		}
-		err = mover.WithLease(ctx, r, p.ID, s.warn, func() error {
-			return d.during(s.session, func(show func(progress.Report)) error {
+		err = mover.WithLease(ctx, r, p.ID, s.Warn, func() error {
+			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				return mover.Stream(ctx, r, mover.StreamRequest{
 					Disk: *chosen, To: cmd.OutOrStdout(), Workers: f.workers,
 					Progress: func(p mover.Progress) { show(moverReport(chosen.Name, p)) },

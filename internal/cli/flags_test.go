@@ -12,6 +12,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -43,7 +44,7 @@ func TestWrongValuesAreWrongUsage(t *testing.T) {
 	run := func(args ...string) error {
 		var out bytes.Buffer
 		root := cli.New(cli.Options{
-			Program: "varve", Streams: cli.Streams{In: strings.NewReader(""), Out: &out, Err: &out}, Now: time.Now,
+			Program: "varve", Streams: session.Streams{In: strings.NewReader(""), Out: &out, Err: &out}, Now: time.Now,
 			Env: func(name string) string {
 				return map[string]string{"VARVE_REPO_CONFIG": nowhere, "VARVE_PASSWORD": "p", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}[name]
 			},

@@ -20,7 +20,7 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 	if path := s.passwordFile; path != "" {
 		return s.passwordFrom(path)
 	}
-	if p := s.env("VARVE_PASSWORD"); p != "" {
+	if p := s.Getenv("VARVE_PASSWORD"); p != "" {
 		return p, nil
 	}
 	if s.Streams.ReadPassword == nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"testing"
+
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 func TestPasswordPrompts(t *testing.T) {
@@ -19,7 +21,7 @@ func TestPasswordPrompts(t *testing.T) {
 		"empty":     {typed: []string{""}},
 	} {
 		var shown strings.Builder
-		s := newRepositorySession(&session{Streams: Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
+		s := newRepositorySession(&session.Session{Streams: session.Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
 			p := c.typed[0]
 			c.typed = c.typed[1:]
 			return p, nil

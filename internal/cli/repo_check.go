@@ -8,11 +8,12 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 func (s *repositorySession) repoCheck() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	c := &cobra.Command{
 		Use: "check", Short: "Check that every block is present, without reading the data",
 		Long: `Check a repository without reading the data: the indexes load, and every block of every
@@ -29,14 +30,14 @@ restore points; -o json also lists the restore points that are good.`,
 			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &d)
 		},
 	}
-	d.flags(c, "while checking")
+	d.AddFlag(c, "while checking")
 	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }
 
 func (s *repositorySession) diskVerify() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	percent := percentage(100)
 	c := &cobra.Command{
 		Use: "verify", Short: "Read the stored data, and list the restore points that are damaged",
@@ -56,7 +57,7 @@ restore points; -o json also lists the restore points that are good.`,
 		},
 	}
 	c.Flags().Var(&percent, "percent", "how much of the data is read, from 0 to 100")
-	d.flags(c, "while reading")
+	d.AddFlag(c, "while reading")
 	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }

@@ -101,18 +101,18 @@ func (f *s3Flags) authority(at *repository.S3) error {
 
 func (s *repositorySession) keys(at *repository.S3, f *s3Flags) error {
 	if f.role {
-		if f.credentialsFile != "" || s.env("AWS_ACCESS_KEY_ID") != "" || s.env("AWS_SECRET_ACCESS_KEY") != "" {
+		if f.credentialsFile != "" || s.Getenv("AWS_ACCESS_KEY_ID") != "" || s.Getenv("AWS_SECRET_ACCESS_KEY") != "" {
 			return failure.Usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 		}
 		return nil
 	}
-	at.AccessKey, at.SecretKey, at.SessionToken = s.env("AWS_ACCESS_KEY_ID"), s.env("AWS_SECRET_ACCESS_KEY"), s.env("AWS_SESSION_TOKEN")
+	at.AccessKey, at.SecretKey, at.SessionToken = s.Getenv("AWS_ACCESS_KEY_ID"), s.Getenv("AWS_SECRET_ACCESS_KEY"), s.Getenv("AWS_SESSION_TOKEN")
 	if f.credentialsFile != "" {
 		// For an absent file, the library says the same as for an empty one.
 		if _, err := os.Stat(f.credentialsFile); err != nil {
 			return failure.Usage("--s3-credentials-file: %s", err)
 		}
-		v, err := credentials.NewFileAWSCredentials(f.credentialsFile, s.env("AWS_PROFILE")).GetWithContext(nil)
+		v, err := credentials.NewFileAWSCredentials(f.credentialsFile, s.Getenv("AWS_PROFILE")).GetWithContext(nil)
 		if err != nil {
 			return failure.Usage("--s3-credentials-file %s: the file does not have the format of the AWS CLI, or lacks the profile", f.credentialsFile)
 		}

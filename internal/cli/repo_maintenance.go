@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -28,7 +29,7 @@ type maintained struct {
 
 func (s *repositorySession) repoMaintenance() *cobra.Command {
 	var form string
-	var d display
+	var d session.Display
 	var full, exclusive bool
 	c := &cobra.Command{
 		Use: "maintenance", Short: "Keep a repository small and fast",
@@ -62,7 +63,7 @@ removed after four days, or with --exclusive after an hour.`,
 			}
 			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
 				var done *maintained
-				err := d.during(s.session, func(show func(progress.Report)) (err error) {
+				err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 					done, err = s.maintain(cmd.Context(), r, o, show)
 					return err
 				})
@@ -75,7 +76,7 @@ removed after four days, or with --exclusive after an hour.`,
 	}
 	c.Flags().BoolVar(&full, "full", false, "also free data that no restore point refers to, and extend object locks")
 	c.Flags().BoolVar(&exclusive, "exclusive", false, "with --full: free it at once; nobody else may use the repository")
-	d.flags(c, "while it works")
+	d.AddFlag(c, "while it works")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }

@@ -61,7 +61,7 @@ func (s *repositorySession) repair(ctx context.Context, out, errOut io.Writer, f
 		if err := printRepair(errOut, "", would, true); err != nil {
 			return err
 		}
-		if err := s.confirm(ctx, "Repair the repository?"); err != nil {
+		if err := s.Confirm(ctx, "Repair the repository?"); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -26,13 +27,15 @@ func (s *repositorySession) repositoryGroup(use, short, long, example string, ch
 
 // repositorySession is what the commands that work on a repository share: which repository, and where its password is.
 type repositorySession struct {
-	*session
+	*session.Session
 
 	config, passwordFile string
 }
 
 // newRepositorySession returns a session without values of the flags.
-func newRepositorySession(s *session) *repositorySession { return &repositorySession{session: s} }
+func newRepositorySession(s *session.Session) *repositorySession {
+	return &repositorySession{Session: s}
+}
 
 func (s *repositorySession) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
@@ -43,7 +46,7 @@ func (s *repositorySession) flags(f *pflag.FlagSet) {
 func (s *repositorySession) repoConfig() (string, error) {
 	path := s.config
 	if path == "" {
-		path = s.env("VARVE_REPO_CONFIG")
+		path = s.Getenv("VARVE_REPO_CONFIG")
 	}
 	if path == "" {
 		dir, err := os.UserConfigDir()
@@ -63,7 +66,7 @@ func (s *repositorySession) withRepository(ctx context.Context, f func(*reposito
 			return openFailure(err)
 		}
 		if err := r.WithoutCache(); err != nil {
-			s.warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
+			s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
 		}
 		err = f(r)
 		// An interrupted command must close what it opened, too.

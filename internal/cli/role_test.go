@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -37,7 +38,7 @@ func TestS3Role_givesTheKeys(t *testing.T) {
 	connect := func(keys string, args ...string) error {
 		var out bytes.Buffer
 		root := cli.New(cli.Options{
-			Program: "varve", Streams: cli.Streams{In: strings.NewReader(""), Out: &out, Err: &out}, Now: time.Now,
+			Program: "varve", Streams: session.Streams{In: strings.NewReader(""), Out: &out, Err: &out}, Now: time.Now,
 			Env: func(name string) string {
 				return map[string]string{"VARVE_REPO_CONFIG": filepath.Join(t.TempDir(), "config"), "VARVE_PASSWORD": "p", "AWS_ACCESS_KEY_ID": keys}[name]
 			},

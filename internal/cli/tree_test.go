@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli"
+	"github.com/varvebackup/varve/internal/cli/session"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md")
@@ -19,7 +20,7 @@ var update = flag.Bool("update", false, "write docs/cli.md")
 func tree(program string) *cobra.Command {
 	return cli.New(cli.Options{
 		Program: program,
-		Streams: cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}},
+		Streams: session.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}},
 		Now:     func() time.Time { return time.Unix(0, 0) },
 		Servers: []*cobra.Command{{Use: "controller", Run: func(*cobra.Command, []string) {}}},
 	})

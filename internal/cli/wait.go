@@ -11,12 +11,13 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // waiting is how a command waits for the result of its request.
 type waiting struct {
-	display
+	session.Display
 
 	wait    bool
 	timeout time.Duration
@@ -26,7 +27,7 @@ type waiting struct {
 func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	c.Flags().BoolVar(&w.wait, "wait", false, "wait until "+what)
 	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits forever")
-	w.display.flags(c, "while waiting")
+	w.Display.AddFlag(c, "while waiting")
 	check := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
 		if w.timeout < 0 {
@@ -51,7 +52,7 @@ func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe str
 		defer cancel()
 	}
 	last := progress.Report{}
-	err := w.during(s.session, func(show func(progress.Report)) error {
+	err := w.ShowWhile(s.Session, func(show func(progress.Report)) error {
 		return f(ctx, func(r progress.Report) {
 			last = r
 			show(r)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
@@ -43,7 +44,7 @@ func run(ctx context.Context, args []string, profile string) error {
 
 func runVarve(ctx context.Context, args []string) error {
 	root := cli.New(cli.Options{
-		Program: "varve", Version: "profiled", Streams: cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr},
+		Program: "varve", Version: "profiled", Streams: session.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr},
 		Now: time.Now, Env: os.Getenv,
 	})
 	root.SetArgs(args)

@@ -1,4 +1,4 @@
-package cli
+package session
 
 import (
 	"errors"
@@ -12,16 +12,16 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// display is how a command shows its progress.
-type display struct{ mode string }
+// Display is how a command shows its progress.
+type Display struct{ mode string }
 
-// flags adds --progress. when says when progress is shown.
-func (d *display) flags(c *cobra.Command, when string) {
+// AddFlag adds --progress. when says when progress is shown.
+func (d *Display) AddFlag(c *cobra.Command, when string) {
 	cmdline.AddChoice(c, &d.mode, "progress", string(progress.Auto), "how to show progress "+when+": auto (bar on a terminal, else plain), bar, plain, json or none", progress.Modes()...)
 }
 
-// during shows what f reports while it runs. f may report from several goroutines.
-func (d *display) during(s *session, f func(show func(progress.Report)) error) error {
+// ShowWhile shows what f reports while it runs. f may report from several goroutines.
+func (d *Display) ShowWhile(s *Session, f func(show func(progress.Report)) error) error {
 	renderer, err := progress.New(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal, s.Now)
 	if err != nil {
 		return err

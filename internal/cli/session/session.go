@@ -1,4 +1,5 @@
-package cli
+// Package session is what the commands of one run share: streams, clock, environment, questions and progress.
+package session
 
 import (
 	"bufio"
@@ -13,8 +14,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 )
 
-// session is what the commands of one run share.
-type session struct {
+// Session is what the commands of one run share.
+type Session struct {
 	Streams Streams
 	// Now is the clock for ages.
 	Now func() time.Time
@@ -33,20 +34,21 @@ type Streams struct {
 	ReadPassword func(ctx context.Context) (string, error)
 }
 
-func (s *session) env(name string) string {
+// Getenv returns an environment variable, or "" if it is absent.
+func (s *Session) Getenv(name string) string {
 	if s.Env == nil {
 		return ""
 	}
 	return s.Env(name)
 }
 
-// warn reports what does not end the command.
-func (s *session) warn(err error) {
+// Warn reports what does not end the command.
+func (s *Session) Warn(err error) {
 	fmt.Fprintf(s.Streams.Err, "warning: %s\n", human.Line(err.Error()))
 }
 
-// confirm asks before an action that cannot be undone.
-func (s *session) confirm(ctx context.Context, question string) error {
+// Confirm asks before an action that cannot be undone.
+func (s *Session) Confirm(ctx context.Context, question string) error {
 	fmt.Fprint(s.Streams.Err, question+" [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
