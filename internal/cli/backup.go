@@ -13,10 +13,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func (s *clusterSession) backup() *cobra.Command {
-	return s.group("backup", "Create, list, describe and delete backups",
+func newBackupGroup(s *resource.Session) *cobra.Command {
+	return s.GroupCommand("backup", "Create, list, describe and delete backups",
 		`Create, list, describe and delete backups of virtual machines.
 
 A backup writes one qcow2 file per disk and a manifest to a directory on a claim. With a
@@ -25,31 +26,31 @@ tracker, it holds what changed since the tracker's last backup; without one, it 
   varve backup list
   varve backup describe web-x7k2p`,
 		[]string{"backups", "vmbackup", "vmbackups"},
-		s.backupCreate(), s.backupList(), s.backupDescribe(), s.backupDelete())
+		newBackupCreate(s), newBackupList(s), newBackupDescribe(s), newBackupDelete(s))
 }
 
-func (s *clusterSession) backupList() *cobra.Command {
-	return s.list(listing{
-		short: "List backups",
-		long: `List backups, oldest first: the machine, the phase, whether the backup is full or
+func newBackupList(s *resource.Session) *cobra.Command {
+	return s.ListCommand(resource.Listing{
+		Short: "List backups",
+		Long: `List backups, oldest first: the machine, the phase, whether the backup is full or
 incremental, and how much was written to the target.
 
 -o wide adds the target claim, the checkpoint and the message.`,
-		example: `  varve backup list
+		Example: `  varve backup list
 
   # What is wrong with the one that waits?
   varve backup list -o wide
 
   # Names of all that failed
   varve backup list -o json | jq -r '.items[] | select(.status.phase == "Failed") | .metadata.name'`,
-		noun:    "backups",
-		newList: newBackups,
-		sort: func(list client.ObjectList) {
+		Noun:    "backups",
+		NewList: resource.NewBackups,
+		Sort: func(list client.ObjectList) {
 			slices.SortStableFunc(list.(*backupv1.VirtualMachineBackupList).Items, func(a, b backupv1.VirtualMachineBackup) int {
 				return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 			})
 		},
-		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return backupTable(list.(*backupv1.VirtualMachineBackupList).Items, s.Now(), wide), nil
 		},
 	})
@@ -113,17 +114,17 @@ func tookOf(b *backupv1.VirtualMachineBackup, now time.Time) string {
 	}
 }
 
-func (s *clusterSession) backupDelete() *cobra.Command {
-	return s.delete(deleting{
-		noun: "backup", argument: "the name of a backup",
-		short: "Delete backups",
-		long: `Delete backup objects. A running backup is aborted: its partial files are removed, and the next
+func newBackupDelete(s *resource.Session) *cobra.Command {
+	return s.DeleteCommand(resource.Deletion{
+		Noun: "backup", Argument: "the name of a backup",
+		Short: "Delete backups",
+		Long: `Delete backup objects. A running backup is aborted: its partial files are removed, and the next
 backup starts from the same base. The files of a finished backup stay on the claim, because
 later incremental backups need them.`,
-		example: `  # Abort a backup, and wait until its files are removed
+		Example: `  # Abort a backup, and wait until its files are removed
   varve backup delete web-x7k2p --wait`,
-		object: func() client.Object { return &backupv1.VirtualMachineBackup{} }, newList: newBackups,
-		state: func(o client.Object) (string, string) {
+		Object: func() client.Object { return &backupv1.VirtualMachineBackup{} }, NewList: resource.NewBackups,
+		State: func(o client.Object) (string, string) {
 			b := o.(*backupv1.VirtualMachineBackup)
 			return phaseOf(b), b.Status.Message
 		},

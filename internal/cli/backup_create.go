@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
 // backupRequest is what the flags of `backup create` say.
@@ -26,9 +27,9 @@ type backupRequest struct {
 	labels                 map[string]string
 }
 
-func (s *clusterSession) backupCreate() *cobra.Command {
+func newBackupCreate(s *resource.Session) *cobra.Command {
 	var r backupRequest
-	var w waiting
+	var w resource.Waiting
 	var form string
 	c := &cobra.Command{
 		Use: "create [NAME]", Short: "Back up a virtual machine",
@@ -53,7 +54,7 @@ succeeds only if the backup does.`,
 		Args: cmdline.AtMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
 		PreRunE: func(*cobra.Command, []string) error { return r.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -66,30 +67,30 @@ succeeds only if the backup does.`,
 					return err
 				}
 			}
-			if w.wait {
-				if err := w.run(cmd.Context(), s, "backup "+b.Name+" is done", "backup describe "+b.Name, s.untilFinal(c, b)); err != nil {
+			if w.Wait {
+				if err := w.Run(cmd.Context(), s, "backup "+b.Name+" is done", "backup describe "+b.Name, untilFinal(s, c, b)); err != nil {
 					return err
 				}
 			}
-			return r.report(cmd.OutOrStdout(), form, b, w.wait)
+			return r.report(cmd.OutOrStdout(), form, b, w.Wait)
 		},
 	}
 	r.flags(s, c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
-	w.flags(c, "the backup is done or has failed", 0)
+	w.AddFlags(c, "the backup is done or has failed", 0)
 	return c
 }
 
-func (r *backupRequest) flags(s *clusterSession, c *cobra.Command) {
+func (r *backupRequest) flags(s *resource.Session, c *cobra.Command) {
 	c.Flags().StringVar(&r.vm, "vm", "", "the virtual machine to back up in full")
 	c.Flags().StringVar(&r.tracker, "tracker", "", "the tracker whose last backup is the base")
 	c.Flags().StringVar(&r.pvc, "pvc", "", "the claim (volume mode Filesystem) to write to; the backup waits until it exists")
 	c.Flags().BoolVar(&r.forceFull, "force-full", false, "with --tracker: copy everything, as a new base")
 	c.Flags().BoolVar(&r.skipQuiesce, "skip-quiesce", false, "do not freeze the guest's file systems: the backup is crash consistent")
 	c.Flags().StringToStringVar(&r.labels, "labels", nil, "labels of the backup object, such as schedule=nightly,tier=1")
-	s.completeFlag(c, "vm", newVMs)
-	s.completeFlag(c, "tracker", newTrackers)
-	s.completeFlag(c, "pvc", newClaims)
+	s.CompleteFlag(c, "vm", resource.NewVMs)
+	s.CompleteFlag(c, "tracker", resource.NewTrackers)
+	s.CompleteFlag(c, "pvc", resource.NewClaims)
 }
 
 func (r *backupRequest) check() error {
@@ -113,7 +114,7 @@ func (r *backupRequest) object(namespace string, args []string) *backupv1.Virtua
 		},
 	}
 	if r.vm != "" {
-		b.Spec.Source = virtualMachine(r.vm)
+		b.Spec.Source = resource.VirtualMachineReference(r.vm)
 	}
 	if len(args) == 1 {
 		b.Name = args[0]
@@ -148,10 +149,10 @@ func summary(b *backupv1.VirtualMachineBackup) string {
 }
 
 // untilFinal waits until the backup has ended, and stores its last state in b.
-func (s *clusterSession) untilFinal(c *cluster.Client, b *backupv1.VirtualMachineBackup) showing {
+func untilFinal(s *resource.Session, c *cluster.Client, b *backupv1.VirtualMachineBackup) resource.WaitFunc {
 	uid, name := b.UID, b.Name
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, newBackups(),
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{}, resource.NewBackups(),
 			func(seen *backupv1.VirtualMachineBackup, exists bool) (bool, error) {
 				if !exists || seen.UID != uid {
 					return false, failure.New("", "backup %s was deleted while it ran: %s", name, backupv1.ReasonAborted)
@@ -162,7 +163,7 @@ func (s *clusterSession) untilFinal(c *cluster.Client, b *backupv1.VirtualMachin
 				case backupv1.BackupDone:
 					return true, nil
 				case backupv1.BackupFailed:
-					return false, failure.New(s.command("backup describe "+name)+" shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
+					return false, failure.New(s.CommandHint("backup describe "+name)+" shows its disks and events", "backup %s failed: %s: %s", name, seen.Status.Reason, seen.Status.Message)
 				default:
 					return false, nil
 				}

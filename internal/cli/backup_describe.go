@@ -12,9 +12,10 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func (s *clusterSession) backupDescribe() *cobra.Command {
+func newBackupDescribe(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a backup with its disks, files, conditions and events",
@@ -24,9 +25,9 @@ incremental and why, the bytes that were written, the files, the conditions and 
 
   # The API object
   varve backup describe web-x7k2p -o json`,
-		Args: cmdline.ExactArgs(1, "the name of a backup"), ValidArgsFunction: s.completeArgs(newBackups, 1),
+		Args: cmdline.ExactArgs(1, "the name of a backup"), ValidArgsFunction: s.CompleteArgs(resource.NewBackups, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -37,13 +38,13 @@ incremental and why, the bytes that were written, the files, the conditions and 
 			if form != "" {
 				return output.PrintObject(cmd.OutOrStdout(), form, b)
 			}
-			list, err := events(cmd.Context(), c, b.Namespace, b.UID)
+			list, err := resource.ReadEvents(cmd.Context(), c, b.Namespace, b.UID)
 			if err != nil {
 				return err
 			}
 			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
 			writeBackup(p, b)
-			writeEvents(p, list)
+			resource.WriteEvents(p, list)
 			return p.Err
 		},
 	}

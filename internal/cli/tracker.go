@@ -17,10 +17,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func (s *clusterSession) tracker() *cobra.Command {
-	return s.group("tracker", "Create, list, describe and delete trackers",
+func newTrackerGroup(s *resource.Session) *cobra.Command {
+	return s.GroupCommand("tracker", "Create, list, describe and delete trackers",
 		`Create, list, describe and delete trackers.
 
 A tracker remembers the last backup of a virtual machine, so that the next one holds only what
@@ -28,10 +29,10 @@ changed since. Use one tracker for each schedule or target.`,
 		`  varve tracker create web --vm web
   varve tracker list`,
 		[]string{"trackers", "vmbackuptracker", "vmbackuptrackers"},
-		s.trackerCreate(), s.trackerList(), s.trackerDescribe(), s.trackerDelete())
+		newTrackerCreate(s), newTrackerList(s), newTrackerDescribe(s), newTrackerDelete(s))
 }
 
-func (s *clusterSession) trackerCreate() *cobra.Command {
+func newTrackerCreate(s *resource.Session) *cobra.Command {
 	var vm, form string
 	c := &cobra.Command{
 		Use: "create NAME --vm VM", Short: "Create a tracker for a virtual machine",
@@ -46,13 +47,13 @@ The first backup with the tracker is full, the next ones are incremental.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
 			t := &backupv1.VirtualMachineBackupTracker{
 				ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: args[0]},
-				Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: *virtualMachine(vm)},
+				Spec:       backupv1.VirtualMachineBackupTrackerSpec{Source: *resource.VirtualMachineReference(vm)},
 			}
 			if err := c.Create(cmd.Context(), t); err != nil {
 				return fmt.Errorf("create tracker %s/%s: %w", c.Namespace, t.Name, err)
@@ -64,28 +65,28 @@ The first backup with the tracker is full, the next ones are incremental.`,
 		},
 	}
 	c.Flags().StringVar(&vm, "vm", "", "the virtual machine to track")
-	s.completeFlag(c, "vm", newVMs)
+	s.CompleteFlag(c, "vm", resource.NewVMs)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
 }
 
-func (s *clusterSession) trackerList() *cobra.Command {
-	return s.list(listing{
-		short: "List trackers",
-		long: `List trackers with their machine and their checkpoint: the point in time that the next
+func newTrackerList(s *resource.Session) *cobra.Command {
+	return s.ListCommand(resource.Listing{
+		Short: "List trackers",
+		Long: `List trackers with their machine and their checkpoint: the point in time that the next
 backup starts from. A tracker without one makes a full backup next.
 
 -o wide adds the backup that made the checkpoint and the disks that lost their base since.`,
-		example: `  varve tracker list
+		Example: `  varve tracker list
   varve tracker list -A -o wide`,
-		noun:    "trackers",
-		newList: newTrackers,
-		sort: func(list client.ObjectList) {
+		Noun:    "trackers",
+		NewList: resource.NewTrackers,
+		Sort: func(list client.ObjectList) {
 			slices.SortFunc(list.(*backupv1.VirtualMachineBackupTrackerList).Items, func(a, b backupv1.VirtualMachineBackupTracker) int {
 				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 			})
 		},
-		rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return trackerTable(list.(*backupv1.VirtualMachineBackupTrackerList).Items, s.Now(), wide), nil
 		},
 	})
@@ -119,16 +120,16 @@ func discardedNames(all []backupv1.DiscardedDisk) string {
 	return strings.Join(names, ",")
 }
 
-func (s *clusterSession) trackerDescribe() *cobra.Command {
+func newTrackerDescribe(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a tracker with its checkpoint and the disks that lost their base",
 		Long: `Show a tracker: its machine, the checkpoint that the next backup starts from, the disks in
 it, the disks that lost their base and why, and the events.`,
 		Example: `  varve tracker describe web`,
-		Args:    cmdline.ExactArgs(1, "the name of a tracker"), ValidArgsFunction: s.completeArgs(newTrackers, 1),
+		Args:    cmdline.ExactArgs(1, "the name of a tracker"), ValidArgsFunction: s.CompleteArgs(resource.NewTrackers, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -140,13 +141,13 @@ it, the disks that lost their base and why, and the events.`,
 			if form != "" {
 				return output.PrintObject(cmd.OutOrStdout(), form, t)
 			}
-			list, err := events(cmd.Context(), c, t.Namespace, t.UID)
+			list, err := resource.ReadEvents(cmd.Context(), c, t.Namespace, t.UID)
 			if err != nil {
 				return err
 			}
 			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
 			writeTracker(p, t)
-			writeEvents(p, list)
+			resource.WriteEvents(p, list)
 			return p.Err
 		},
 	}
@@ -168,16 +169,16 @@ func writeTracker(p *output.Page, t *backupv1.VirtualMachineBackupTracker) {
 	p.Section("Disks whose next backup is full", lost, "")
 }
 
-func (s *clusterSession) trackerDelete() *cobra.Command {
-	return s.delete(deleting{
-		noun: "tracker", argument: "the name of a tracker",
-		short: "Delete trackers",
-		long: `Delete trackers. Backups that were made with them stay and can be restored. The first backup
+func newTrackerDelete(s *resource.Session) *cobra.Command {
+	return s.DeleteCommand(resource.Deletion{
+		Noun: "tracker", Argument: "the name of a tracker",
+		Short: "Delete trackers",
+		Long: `Delete trackers. Backups that were made with them stay and can be restored. The first backup
 with another tracker is full. A tracker that a running backup uses is deleted when that backup
 ends.`,
-		example: `  varve tracker delete web --wait`,
-		object:  func() client.Object { return &backupv1.VirtualMachineBackupTracker{} }, newList: newTrackers,
-		state: func(o client.Object) (string, string) {
+		Example: `  varve tracker delete web --wait`,
+		Object:  func() client.Object { return &backupv1.VirtualMachineBackupTracker{} }, NewList: resource.NewTrackers,
+		State: func(o client.Object) (string, string) {
 			return "in use", "finalizers " + strings.Join(o.GetFinalizers(), ", ")
 		},
 	})

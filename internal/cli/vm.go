@@ -15,10 +15,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/power"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func (s *clusterSession) vm() *cobra.Command {
-	return s.group("vm", "List, describe, start, stop and restart virtual machines",
+func newVMGroup(s *resource.Session) *cobra.Command {
+	return s.GroupCommand("vm", "List, describe, start, stop and restart virtual machines",
 		`List, describe, start, stop and restart virtual machines.
 
 A machine's disks can be backed up incrementally when the column CBT (changed block
@@ -26,31 +27,31 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
 		`  varve vm list
   varve vm restart web --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
-		s.vmList(), s.vmDescribe(), s.vmStart(), s.vmStop(), s.vmRestart())
+		newVMList(s), newVMDescribe(s), newVMStart(s), newVMStop(s), newVMRestart(s))
 }
 
-func (s *clusterSession) vmList() *cobra.Command {
-	return s.list(listing{
-		short: "List virtual machines",
-		long: `List virtual machines with their state and the state of changed block tracking (CBT).
+func newVMList(s *resource.Session) *cobra.Command {
+	return s.ListCommand(resource.Listing{
+		Short: "List virtual machines",
+		Long: `List virtual machines with their state and the state of changed block tracking (CBT).
 
 -o wide adds the run strategy, the node, the address, whether the guest agent answers,
 and the backup that runs.`,
-		example: `  varve vm list
+		Example: `  varve vm list
 
   # Everywhere, with node and address
   varve vm list -A -o wide
 
   # Machines with a label, for a script
   varve vm list -l backup=nightly -o name`,
-		noun:    "virtual machines",
-		newList: newVMs,
-		sort: func(list client.ObjectList) {
+		Noun:    "virtual machines",
+		NewList: resource.NewVMs,
+		Sort: func(list client.ObjectList) {
 			slices.SortFunc(list.(*kubevirtv1.VirtualMachineList).Items, func(a, b kubevirtv1.VirtualMachine) int {
 				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 			})
 		},
-		rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error) {
+		Rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error) {
 			return vmRows(ctx, c, list, wide, options, s.Now())
 		},
 	})

@@ -17,13 +17,14 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/power"
+	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // lastBackups is how many backups a machine's description shows.
 const lastBackups = 5
 
-func (s *clusterSession) vmDescribe() *cobra.Command {
+func newVMDescribe(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a virtual machine with its disks, trackers and last backups",
@@ -33,9 +34,9 @@ up incrementally, its trackers, its last backups and recent events.`,
 
   # The API object
   varve vm describe web -o yaml`,
-		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -71,7 +72,7 @@ func writeVM(p *output.Page, ctx context.Context, c *cluster.Client, vm *kubevir
 	if vmi != nil {
 		uids = append(uids, vmi.UID)
 	}
-	events, err := events(ctx, c, vm.Namespace, uids...)
+	events, err := resource.ReadEvents(ctx, c, vm.Namespace, uids...)
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func writeVM(p *output.Page, ctx context.Context, c *cluster.Client, vm *kubevir
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
 	p.Section("Trackers", trackerTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
 	p.Section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
-	writeEvents(p, events)
+	resource.WriteEvents(p, events)
 	return nil
 }
 

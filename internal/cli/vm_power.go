@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/power"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -23,8 +24,8 @@ const powerTimeout = 10 * time.Minute
 
 type decision func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance) (power.Change, error)
 
-func (s *clusterSession) vmStart() *cobra.Command {
-	var w waiting
+func newVMStart(s *resource.Session) *cobra.Command {
+	var w resource.Waiting
 	c := &cobra.Command{
 		Use: "start NAME", Short: "Start a virtual machine",
 		Long: `Start a virtual machine. One that runs already is left alone.
@@ -35,24 +36,24 @@ in the machine's status, and the strategy stays.`,
 
   # Until the guest runs, or two minutes have passed
   varve vm start web --wait --timeout 2m`,
-		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
 				return power.Start(vm, vmi), nil
 			}
-			c, _, err := s.changePower(cmd, args[0], decide, false)
-			if err != nil || !w.wait {
+			c, _, err := changePower(s, cmd, args[0], decide, false)
+			if err != nil || !w.Wait {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "vm describe "+args[0], s.untilReady(c, args[0]))
+			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "vm describe "+args[0], untilReady(s, c, args[0]))
 		},
 	}
-	w.flags(c, "the guest runs", powerTimeout)
+	w.AddFlags(c, "the guest runs", powerTimeout)
 	return c
 }
 
-func (s *clusterSession) vmStop() *cobra.Command {
-	var w waiting
+func newVMStop(s *resource.Session) *cobra.Command {
+	var w resource.Waiting
 	var force bool
 	c := &cobra.Command{
 		Use: "stop NAME", Short: "Stop a virtual machine",
@@ -68,25 +69,25 @@ backup fails, and the next one starts from the same base.`,
 
   # At once, although a backup runs
   varve vm stop web --force`,
-		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			decide := func(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (power.Change, error) {
 				return power.Stop(vm, vmi), nil
 			}
-			c, vmi, err := s.changePower(cmd, args[0], decide, force)
-			if err != nil || !w.wait || vmi == nil {
+			c, vmi, err := changePower(s, cmd, args[0], decide, force)
+			if err != nil || !w.Wait || vmi == nil {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" has stopped", "vm describe "+args[0], untilStopped(c, vmi))
+			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" has stopped", "vm describe "+args[0], untilStopped(c, vmi))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")
-	w.flags(c, "the guest is gone", powerTimeout)
+	w.AddFlags(c, "the guest is gone", powerTimeout)
 	return c
 }
 
-func (s *clusterSession) vmRestart() *cobra.Command {
-	var w waiting
+func newVMRestart(s *resource.Session) *cobra.Command {
+	var w resource.Waiting
 	var force bool
 	c := &cobra.Command{
 		Use: "restart NAME", Short: "Restart a virtual machine",
@@ -96,28 +97,28 @@ the machine's spec and of changed block tracking (PendingRestart) apply at a res
 A restart waits for a running backup to end; --wait shows that, --force does not wait.`,
 		Example: `  # Apply a change of changed block tracking, and wait until it is done
   varve vm restart web --wait`,
-		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.completeArgs(newVMs, 1),
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, vmi, err := s.changePower(cmd, args[0], power.Restart, force)
+			c, vmi, err := changePower(s, cmd, args[0], power.Restart, force)
 			var notRunning *power.NotRunningError
 			if errors.As(err, &notRunning) {
-				return failure.New(s.command("vm start "+args[0])+" starts it", "%w", err)
+				return failure.New(s.CommandHint("vm start "+args[0])+" starts it", "%w", err)
 			}
-			if err != nil || !w.wait {
+			if err != nil || !w.Wait {
 				return err
 			}
-			return w.run(cmd.Context(), s, "virtual machine "+args[0]+" runs again", "vm describe "+args[0], untilReplaced(c, vmi))
+			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" runs again", "vm describe "+args[0], untilReplaced(c, vmi))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "do not wait for a running backup: it fails")
-	w.flags(c, "the new guest runs", powerTimeout)
+	w.AddFlags(c, "the new guest runs", powerTimeout)
 	return c
 }
 
 // changePower reads, decides and writes. It tries again if somebody else wrote in between. It returns the instance that
 // it saw.
-func (s *clusterSession) changePower(cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
-	c, err := s.connect()
+func changePower(s *resource.Session, cmd *cobra.Command, name string, decide decision, force bool) (*cluster.Client, *kubevirtv1.VirtualMachineInstance, error) {
+	c, err := s.Connect()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -178,10 +179,10 @@ func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMa
 }
 
 // untilReady waits until the machine's guest runs.
-func (s *clusterSession) untilReady(c *cluster.Client, name string) showing {
+func untilReady(s *resource.Session, c *cluster.Client, name string) resource.WaitFunc {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, newVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {
+		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, resource.NewVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {
 			if !exists {
 				return false, failure.New("", "virtual machine %s was deleted", name)
 			}
@@ -192,7 +193,7 @@ func (s *clusterSession) untilReady(c *cluster.Client, name string) showing {
 }
 
 // untilStopped waits until this instance has ended.
-func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
+func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) resource.WaitFunc {
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
 			func(vmi *kubevirtv1.VirtualMachineInstance, exists bool) (bool, error) {
@@ -207,7 +208,7 @@ func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) sho
 }
 
 // untilReplaced waits until an instance other than this one runs.
-func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) showing {
+func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) resource.WaitFunc {
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(old), &kubevirtv1.VirtualMachineInstance{}, &kubevirtv1.VirtualMachineInstanceList{},
 			func(vmi *kubevirtv1.VirtualMachineInstance, exists bool) (bool, error) {

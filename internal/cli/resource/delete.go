@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"context"
@@ -18,23 +18,24 @@ import (
 // deleteTimeout is the default of --timeout, enough for an abort and its clean-up.
 const deleteTimeout = 10 * time.Minute
 
-// deleting describes a `delete` command for one kind.
-type deleting struct {
-	noun, argument       string
-	short, long, example string
-	object               func() client.Object
-	newList              func() client.ObjectList
-	// state returns an object's phase and message while it is being deleted.
-	state func(client.Object) (phase, message string)
+// Deletion describes a `delete` command for one kind.
+type Deletion struct {
+	Noun, Argument       string
+	Short, Long, Example string
+	Object               func() client.Object
+	NewList              func() client.ObjectList
+	// State returns an object's phase and message while it is being deleted.
+	State func(client.Object) (phase, message string)
 }
 
-func (s *clusterSession) delete(d deleting) *cobra.Command {
-	var w waiting
+// DeleteCommand makes a `delete` command.
+func (s *Session) DeleteCommand(d Deletion) *cobra.Command {
+	var w Waiting
 	c := &cobra.Command{
-		Use: "delete NAME...", Aliases: []string{"rm"}, Short: d.short, Long: d.long, Example: d.example,
-		Args: cmdline.AtLeastOne(d.argument), ValidArgsFunction: s.completeArgs(d.newList, 1<<10),
+		Use: "delete NAME...", Aliases: []string{"rm"}, Short: d.Short, Long: d.Long, Example: d.Example,
+		Args: cmdline.AtLeastOne(d.Argument), ValidArgsFunction: s.CompleteArgs(d.NewList, 1<<10),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -42,7 +43,7 @@ func (s *clusterSession) delete(d deleting) *cobra.Command {
 			var failures []error
 			var deleted []client.Object
 			for _, name := range args {
-				object, err := d.one(cmd, c, name)
+				object, err := d.deleteOne(cmd, c, name)
 				if err != nil {
 					failures = append(failures, err)
 					continue
@@ -50,42 +51,42 @@ func (s *clusterSession) delete(d deleting) *cobra.Command {
 				deleted = append(deleted, object)
 			}
 			for _, object := range deleted {
-				if !w.wait {
+				if !w.Wait {
 					break
 				}
-				err := w.run(cmd.Context(), s, d.noun+" "+object.GetName()+" is gone", d.noun+" describe "+object.GetName(), d.untilGone(c, object))
+				err := w.Run(cmd.Context(), s, d.Noun+" "+object.GetName()+" is gone", d.Noun+" describe "+object.GetName(), d.untilGone(c, object))
 				failures = append(failures, err)
 			}
 			return errors.Join(failures...)
 		},
 	}
-	w.flags(c, "they and everything that they left are gone", deleteTimeout)
+	w.AddFlags(c, "they and everything that they left are gone", deleteTimeout)
 	return c
 }
 
-// one deletes one object and returns it.
-func (d deleting) one(cmd *cobra.Command, c *cluster.Client, name string) (client.Object, error) {
-	object := d.object()
+// deleteOne deletes one object and returns it.
+func (d Deletion) deleteOne(cmd *cobra.Command, c *cluster.Client, name string) (client.Object, error) {
+	object := d.Object()
 	if err := c.Get(cmd.Context(), client.ObjectKey{Namespace: c.Namespace, Name: name}, object); err != nil {
-		return nil, fmt.Errorf("delete %s %s: %w", d.noun, name, err)
+		return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
 	}
 	uid := object.GetUID()
 	// Delete only the object that was read. One of the same name that was created since then stays.
 	if err := c.Delete(cmd.Context(), object, client.Preconditions{UID: &uid}); err != nil {
-		return nil, fmt.Errorf("delete %s %s: %w", d.noun, name, err)
+		return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
 	}
 	return object, output.PrintDone(cmd.OutOrStdout(), object, "deleted")
 }
 
-func (d deleting) untilGone(c *cluster.Client, object client.Object) showing {
+func (d Deletion) untilGone(c *cluster.Client, object client.Object) WaitFunc {
 	uid := object.GetUID()
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(object), d.object(), d.newList(), func(o client.Object, exists bool) (bool, error) {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(object), d.Object(), d.NewList(), func(o client.Object, exists bool) (bool, error) {
 			if !exists || o.GetUID() != uid {
 				show(progress.Report{Name: object.GetName(), Phase: "Deleted"})
 				return true, nil
 			}
-			phase, message := d.state(o)
+			phase, message := d.State(o)
 			show(progress.Report{Name: object.GetName(), Phase: "Deleting", Message: message + " (" + phase + ")"})
 			return false, nil
 		})

@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"context"
@@ -15,17 +15,18 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// waiting is how a command waits for the result of its request.
-type waiting struct {
+// Waiting is how a command waits for the result of its request.
+type Waiting struct {
 	session.Display
 
-	wait    bool
+	// Wait says that the user wants to wait.
+	Wait    bool
 	timeout time.Duration
 }
 
-// flags adds --wait, --timeout and --progress. what completes "wait until".
-func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
-	c.Flags().BoolVar(&w.wait, "wait", false, "wait until "+what)
+// AddFlags adds --wait, --timeout and --progress. what completes "wait until".
+func (w *Waiting) AddFlags(c *cobra.Command, what string, timeout time.Duration) {
+	c.Flags().BoolVar(&w.Wait, "wait", false, "wait until "+what)
 	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits forever")
 	w.Display.AddFlag(c, "while waiting")
 	check := c.PreRunE
@@ -33,7 +34,7 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 		if w.timeout < 0 {
 			return failure.Usage("--timeout %s: it must not be negative", w.timeout)
 		}
-		if !w.wait && (c.Flags().Changed("timeout") || c.Flags().Changed("progress")) {
+		if !w.Wait && (c.Flags().Changed("timeout") || c.Flags().Changed("progress")) {
 			return failure.Usage("--timeout and --progress need --wait")
 		}
 		if check != nil {
@@ -43,9 +44,9 @@ func (w *waiting) flags(c *cobra.Command, what string, timeout time.Duration) {
 	}
 }
 
-// run shows progress while f waits, within the timeout. goal completes "until"; describe is the command, without the
+// Run shows progress while f waits, within the timeout. goal completes "until"; describe is the command, without the
 // program, that shows the state later.
-func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
+func (w *Waiting) Run(ctx context.Context, s *Session, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
 	if w.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, failure.ErrTimeout)
@@ -62,16 +63,17 @@ func (w *waiting) run(ctx context.Context, s *clusterSession, goal, describe str
 	case errors.Is(err, failure.ErrTimeout):
 		return &failure.Error{
 			Err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", failure.ErrTimeout, w.timeout, goal, last), Code: errclass.ExitTimeout,
-			Hint: "nothing was undone: " + s.command(describe) + " shows its progress",
+			Hint: "nothing was undone: " + s.CommandHint(describe) + " shows its progress",
 		}
 	case cluster.Classify(err) == cluster.Interrupted && err != nil:
 		return &failure.Error{
 			Err: fmt.Errorf("interrupted while waiting until %s: %w", goal, err), Code: errclass.ExitInterrupted,
-			Hint: "nothing was undone: " + s.command(describe) + " shows its progress",
+			Hint: "nothing was undone: " + s.CommandHint(describe) + " shows its progress",
 		}
 	default:
 		return err
 	}
 }
 
-type showing = func(ctx context.Context, show func(progress.Report)) error
+// WaitFunc waits for something, and shows how far it is.
+type WaitFunc = func(ctx context.Context, show func(progress.Report)) error

@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	corev1 "k8s.io/api/core/v1"
@@ -6,8 +6,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// virtualMachine returns a reference to a machine.
-func virtualMachine(name string) *corev1.TypedLocalObjectReference {
+// VirtualMachineReference returns a reference to a machine.
+func VirtualMachineReference(name string) *corev1.TypedLocalObjectReference {
 	group := kubevirtv1.GroupVersion.Group
 	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VirtualMachine", Name: name}
 }

@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"context"
@@ -15,23 +15,24 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 )
 
-// listing describes a `list` command for one kind.
-type listing struct {
-	short, long, example string
-	// noun is what is listed, in the plural.
-	noun    string
-	newList func() client.ObjectList
-	// sort sorts the list.
-	sort func(client.ObjectList)
-	// rows makes the table. wide asks for every column.
-	rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error)
+// Listing describes a `list` command for one kind.
+type Listing struct {
+	Short, Long, Example string
+	// Noun is what is listed, in the plural.
+	Noun    string
+	NewList func() client.ObjectList
+	// Sort sorts the list.
+	Sort func(client.ObjectList)
+	// Rows makes the table. wide asks for every column.
+	Rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error)
 }
 
-func (s *clusterSession) list(l listing) *cobra.Command {
+// ListCommand makes a `list` command.
+func (s *Session) ListCommand(l Listing) *cobra.Command {
 	var form, selector string
 	var all, noHeaders bool
 	c := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: l.short, Long: l.long, Example: l.example,
+		Use: "list", Aliases: []string{"ls"}, Short: l.Short, Long: l.Long, Example: l.Example,
 		Args:              cmdline.ExactArgs(0, "no argument (select with -l, or name an object to describe)"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,7 +40,7 @@ func (s *clusterSession) list(l listing) *cobra.Command {
 			if err != nil {
 				return failure.Usage("-l %s: %s", selector, err)
 			}
-			c, err := s.connect()
+			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
@@ -49,19 +50,19 @@ func (s *clusterSession) list(l listing) *cobra.Command {
 				options = append(options, client.InNamespace(c.Namespace))
 				where = "namespace " + c.Namespace
 			}
-			list := l.newList()
+			list := l.NewList()
 			if err := c.List(cmd.Context(), list, options...); err != nil {
-				return fmt.Errorf("list %s in %s: %w", l.noun, where, err)
+				return fmt.Errorf("list %s in %s: %w", l.Noun, where, err)
 			}
-			l.sort(list)
+			l.Sort(list)
 			if form == output.AsJSON || form == output.AsYAML || form == output.AsName {
 				return output.PrintObject(cmd.OutOrStdout(), form, list)
 			}
 			if meta.LenList(list) == 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "No %s in %s.\n", l.noun, where)
+				fmt.Fprintf(cmd.ErrOrStderr(), "No %s in %s.\n", l.Noun, where)
 				return nil
 			}
-			t, err := l.rows(cmd.Context(), c, list, form == output.AsWide, options)
+			t, err := l.Rows(cmd.Context(), c, list, form == output.AsWide, options)
 			if err != nil {
 				return err
 			}

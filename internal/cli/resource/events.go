@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 )
 
-// events reads the events of objects, oldest first.
-func events(ctx context.Context, c *cluster.Client, namespace string, uids ...types.UID) ([]corev1.Event, error) {
+// ReadEvents reads the events of objects, oldest first.
+func ReadEvents(ctx context.Context, c *cluster.Client, namespace string, uids ...types.UID) ([]corev1.Event, error) {
 	var all []corev1.Event
 	for _, uid := range uids {
 		if uid == "" {
@@ -48,7 +48,8 @@ func lastSeen(e corev1.Event) time.Time {
 	}
 }
 
-func writeEvents(p *output.Page, list []corev1.Event) {
+// WriteEvents writes a section with events.
+func WriteEvents(p *output.Page, list []corev1.Event) {
 	t := &output.Table{Header: []string{"AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"}}
 	for _, e := range list {
 		t.Add(p.Age(lastSeen(e)), e.Type, e.Reason, strings.ToLower(e.InvolvedObject.Kind)+"/"+e.InvolvedObject.Name, e.Message)

@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"context"
@@ -15,38 +15,39 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 )
 
-func newVMs() client.ObjectList        { return &kubevirtv1.VirtualMachineList{} }
-func newBackups() client.ObjectList    { return &backupv1.VirtualMachineBackupList{} }
-func newTrackers() client.ObjectList   { return &backupv1.VirtualMachineBackupTrackerList{} }
-func newClaims() client.ObjectList     { return &corev1.PersistentVolumeClaimList{} }
+// NewVMs and the functions below return an empty list of a kind.
+func NewVMs() client.ObjectList        { return &kubevirtv1.VirtualMachineList{} }
+func NewBackups() client.ObjectList    { return &backupv1.VirtualMachineBackupList{} }
+func NewTrackers() client.ObjectList   { return &backupv1.VirtualMachineBackupTrackerList{} }
+func NewClaims() client.ObjectList     { return &corev1.PersistentVolumeClaimList{} }
 func newNamespaces() client.ObjectList { return &corev1.NamespaceList{} }
 
-// completeArgs offers the names of objects for the first most arguments.
-func (s *clusterSession) completeArgs(newList func() client.ObjectList, most int) cmdline.Completer {
+// CompleteArgs offers the names of objects for the first most arguments.
+func (s *Session) CompleteArgs(newList func() client.ObjectList, most int) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.names(c.Context(), newList(), typed, args)
+		return s.listNames(c.Context(), newList(), typed, args)
 	}
 }
 
-// completeFlag offers the names of objects as a flag's value.
-func (s *clusterSession) completeFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
+// CompleteFlag offers the names of objects as a flag's value.
+func (s *Session) CompleteFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
 	cmdline.RegisterCompletion(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return s.names(c.Context(), newList(), typed, nil)
+		return s.listNames(c.Context(), newList(), typed, nil)
 	})
 }
 
-// names lists the objects whose names begin with what was typed, without those in except. Completion cannot show an
+// listNames lists the objects whose names begin with what was typed, without those in except. Completion cannot show an
 // error: without a cluster it offers nothing.
-func (s *clusterSession) names(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
+func (s *Session) listNames(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
 	if ctx == nil {
 		ctx = context.Background()
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmdline.CompletionTimeout)
 	defer cancel()
-	c, err := s.connect()
+	c, err := s.Connect()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -1,4 +1,6 @@
-package cli
+// Package resource has what the commands of machines, backups and trackers share: the connection to the cluster, the list
+// and the deletion of API objects, waiting, completion and events.
+package resource
 
 import (
 	"strings"
@@ -12,16 +14,16 @@ import (
 	"github.com/varvebackup/varve/internal/cli/session"
 )
 
-// clusterSession is what the commands that talk to a cluster share.
-type clusterSession struct {
+// Session is what the commands that talk to a cluster share.
+type Session struct {
 	*session.Session
 
 	flags *genericclioptions.ConfigFlags
 }
 
-// newClusterSession returns a session with kubectl's flags.
-func newClusterSession(s *session.Session) *clusterSession {
-	return &clusterSession{Session: s, flags: genericclioptions.NewConfigFlags(true)}
+// NewSession returns a session with kubectl's flags.
+func NewSession(s *session.Session) *Session {
+	return &Session{Session: s, flags: genericclioptions.NewConfigFlags(true)}
 }
 
 // everyday are the flags with which most users select the cluster. `varve options` shows the others.
@@ -33,8 +35,8 @@ func clusterFlags(flags *genericclioptions.ConfigFlags, to *pflag.FlagSet) {
 	to.VisitAll(func(f *pflag.Flag) { f.Hidden = !everyday[f.Name] })
 }
 
-// command returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
-func (s *clusterSession) command(line string) string {
+// CommandHint returns a command line for a hint, with the flags by which the user selected the cluster and the namespace.
+func (s *Session) CommandHint(line string) string {
 	line = "varve " + line
 	for _, f := range []struct {
 		name  string
@@ -57,15 +59,16 @@ func shellWord(text string) string {
 	return text
 }
 
-func (s *clusterSession) connect() (*cluster.Client, error) {
+// Connect connects to the cluster that the user selected. It sends nothing yet.
+func (s *Session) Connect() (*cluster.Client, error) {
 	return cluster.Connect(s.flags, s.Streams.Err)
 }
 
-// group makes a command that only holds others, all of which talk to a cluster.
-func (s *clusterSession) group(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
+// GroupCommand makes a command that only holds others, all of which talk to a cluster.
+func (s *Session) GroupCommand(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)
 	clusterFlags(s.flags, c.PersistentFlags())
-	s.completeFlag(c, "namespace", newNamespaces)
+	s.CompleteFlag(c, "namespace", newNamespaces)
 	return c
 }
