@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/power"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/cli/tracker"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -48,7 +49,7 @@ up incrementally, its trackers, its last backups and recent events.`,
 				return output.PrintObject(cmd.OutOrStdout(), form, vm)
 			}
 			p := &output.Page{Out: cmd.OutOrStdout(), Now: s.Now()}
-			if err := writeVM(p, cmd.Context(), c, vm, vmi); err != nil {
+			if err := writeVM(cmd.Context(), p, c, vm, vmi); err != nil {
 				return err
 			}
 			return p.Err
@@ -58,7 +59,7 @@ up incrementally, its trackers, its last backups and recent events.`,
 	return c
 }
 
-func writeVM(p *output.Page, ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) error {
+func writeVM(ctx context.Context, p *output.Page, c *cluster.Client, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) error {
 	inNamespace := client.InNamespace(vm.Namespace)
 	var trackers backupv1.VirtualMachineBackupTrackerList
 	if err := c.List(ctx, &trackers, inNamespace); err != nil {
@@ -80,7 +81,7 @@ func writeVM(p *output.Page, ctx context.Context, c *cluster.Client, vm *kubevir
 	writeDisks(p, vm, vmi)
 	writeConditions(p, vm)
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
-	p.Section("Trackers", trackerTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
+	p.Section("Trackers", tracker.NewTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
 	p.Section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
 	resource.WriteEvents(p, events)
 	return nil

@@ -1,4 +1,5 @@
-package cli
+// Package tracker has the commands of `varve tracker`.
+package tracker
 
 import (
 	"context"
@@ -20,7 +21,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func newTrackerGroup(s *resource.Session) *cobra.Command {
+// NewCommand makes `varve tracker`.
+func NewCommand(s *resource.Session) *cobra.Command {
 	return s.GroupCommand("tracker", "Create, list, describe and delete trackers",
 		`Create, list, describe and delete trackers.
 
@@ -29,10 +31,10 @@ changed since. Use one tracker for each schedule or target.`,
 		`  varve tracker create web --vm web
   varve tracker list`,
 		[]string{"trackers", "vmbackuptracker", "vmbackuptrackers"},
-		newTrackerCreate(s), newTrackerList(s), newTrackerDescribe(s), newTrackerDelete(s))
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newDeleteCommand(s))
 }
 
-func newTrackerCreate(s *resource.Session) *cobra.Command {
+func newCreateCommand(s *resource.Session) *cobra.Command {
 	var vm, form string
 	c := &cobra.Command{
 		Use: "create NAME --vm VM", Short: "Create a tracker for a virtual machine",
@@ -70,7 +72,7 @@ The first backup with the tracker is full, the next ones are incremental.`,
 	return c
 }
 
-func newTrackerList(s *resource.Session) *cobra.Command {
+func newListCommand(s *resource.Session) *cobra.Command {
 	return s.ListCommand(resource.Listing{
 		Short: "List trackers",
 		Long: `List trackers with their machine and their checkpoint: the point in time that the next
@@ -87,12 +89,13 @@ backup starts from. A tracker without one makes a full backup next.
 			})
 		},
 		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
-			return trackerTable(list.(*backupv1.VirtualMachineBackupTrackerList).Items, s.Now(), wide), nil
+			return NewTable(list.(*backupv1.VirtualMachineBackupTrackerList).Items, s.Now(), wide), nil
 		},
 	})
 }
 
-func trackerTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, wide bool) *output.Table {
+// NewTable makes a table of trackers. wide asks for every column.
+func NewTable(items []backupv1.VirtualMachineBackupTracker, now time.Time, wide bool) *output.Table {
 	t := &output.Table{Header: []string{"NAME", "VM", "CHECKPOINT", "TAKEN", "DISKS", "AGE"}}
 	if wide {
 		t.Header = append(t.Header, "BACKUP", "DISCARDED")
@@ -120,7 +123,7 @@ func discardedNames(all []backupv1.DiscardedDisk) string {
 	return strings.Join(names, ",")
 }
 
-func newTrackerDescribe(s *resource.Session) *cobra.Command {
+func newDescribeCommand(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a tracker with its checkpoint and the disks that lost their base",
@@ -169,7 +172,7 @@ func writeTracker(p *output.Page, t *backupv1.VirtualMachineBackupTracker) {
 	p.Section("Disks whose next backup is full", lost, "")
 }
 
-func newTrackerDelete(s *resource.Session) *cobra.Command {
+func newDeleteCommand(s *resource.Session) *cobra.Command {
 	return s.DeleteCommand(resource.Deletion{
 		Noun: "tracker", Argument: "the name of a tracker",
 		Short: "Delete trackers",
