@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/backup"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/cli/tracker"
@@ -77,7 +78,7 @@ func New(o Options) *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(newVMGroup(inCluster), newBackupGroup(inCluster), tracker.NewCommand(inCluster), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
+	root.AddCommand(newVMGroup(inCluster), backup.NewCommand(inCluster), tracker.NewCommand(inCluster), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)

@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/backup"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
@@ -82,7 +83,7 @@ func writeVM(ctx context.Context, p *output.Page, c *cluster.Client, vm *kubevir
 	writeConditions(p, vm)
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
 	p.Section("Trackers", tracker.NewTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
-	p.Section("Last backups", backupTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
+	p.Section("Last backups", backup.NewTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
 	resource.WriteEvents(p, events)
 	return nil
 }
@@ -92,7 +93,7 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 		"Name", vm.Name,
 		"Namespace", vm.Namespace,
 		"Created", p.Moment(vm.CreationTimestamp.Time),
-		"Labels", keyValues(vm.Labels),
+		"Labels", output.FormatLabels(vm.Labels),
 		"Run strategy", string(power.Strategy(vm)),
 		"Status", string(vm.Status.PrintableStatus),
 		"Ready", yesNo(vm.Status.Ready),
@@ -177,13 +178,4 @@ func trackingSentence(cbt *kubevirtv1.ChangedBlockTrackingStatus) string {
 		return "PendingRestart (`varve vm restart` applies it)"
 	}
 	return string(cbt.State)
-}
-
-func keyValues(set map[string]string) string {
-	pairs := make([]string, 0, len(set))
-	for k, v := range set {
-		pairs = append(pairs, k+"="+v)
-	}
-	slices.Sort(pairs)
-	return strings.Join(pairs, ", ")
 }

@@ -82,3 +82,13 @@ func FormatTime(t time.Time) string {
 	}
 	return t.UTC().Format(time.RFC3339)
 }
+
+// FormatLabels formats names with values, sorted.
+func FormatLabels(set map[string]string) string {
+	pairs := make([]string, 0, len(set))
+	for k, v := range set {
+		pairs = append(pairs, k+"="+v)
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ", ")
+}

@@ -1,4 +1,4 @@
-package cli
+package backup
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func newBackupDescribe(s *resource.Session) *cobra.Command {
+func newDescribeCommand(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a backup with its disks, files, conditions and events",
@@ -57,7 +57,7 @@ func writeBackup(p *output.Page, b *backupv1.VirtualMachineBackup) {
 		"Name", b.Name,
 		"Namespace", b.Namespace,
 		"Created", p.Moment(b.CreationTimestamp.Time),
-		"Labels", keyValues(b.Labels),
+		"Labels", output.FormatLabels(b.Labels),
 		"Virtual machine", sourceOf(b),
 		"Tracker", b.Spec.BackupTracker,
 		"Options", backupOptions(b),

@@ -1,4 +1,5 @@
-package cli
+// Package backup has the commands of `varve backup`.
+package backup
 
 import (
 	"context"
@@ -16,7 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func newBackupGroup(s *resource.Session) *cobra.Command {
+// NewCommand makes `varve backup`.
+func NewCommand(s *resource.Session) *cobra.Command {
 	return s.GroupCommand("backup", "Create, list, describe and delete backups",
 		`Create, list, describe and delete backups of virtual machines.
 
@@ -26,10 +28,10 @@ tracker, it holds what changed since the tracker's last backup; without one, it 
   varve backup list
   varve backup describe web-x7k2p`,
 		[]string{"backups", "vmbackup", "vmbackups"},
-		newBackupCreate(s), newBackupList(s), newBackupDescribe(s), newBackupDelete(s))
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newDeleteCommand(s))
 }
 
-func newBackupList(s *resource.Session) *cobra.Command {
+func newListCommand(s *resource.Session) *cobra.Command {
 	return s.ListCommand(resource.Listing{
 		Short: "List backups",
 		Long: `List backups, oldest first: the machine, the phase, whether the backup is full or
@@ -51,12 +53,13 @@ incremental, and how much was written to the target.
 			})
 		},
 		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
-			return backupTable(list.(*backupv1.VirtualMachineBackupList).Items, s.Now(), wide), nil
+			return NewTable(list.(*backupv1.VirtualMachineBackupList).Items, s.Now(), wide), nil
 		},
 	})
 }
 
-func backupTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *output.Table {
+// NewTable makes a table of backups. wide asks for every column.
+func NewTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *output.Table {
 	t := &output.Table{Header: []string{"NAME", "VM", "PHASE", "TYPE", "PROGRESS", "MOVED", "TOOK", "AGE"}}
 	if wide {
 		t.Header = append(t.Header, "TARGET", "CHECKPOINT", "MESSAGE")
@@ -114,7 +117,7 @@ func tookOf(b *backupv1.VirtualMachineBackup, now time.Time) string {
 	}
 }
 
-func newBackupDelete(s *resource.Session) *cobra.Command {
+func newDeleteCommand(s *resource.Session) *cobra.Command {
 	return s.DeleteCommand(resource.Deletion{
 		Noun: "backup", Argument: "the name of a backup",
 		Short: "Delete backups",

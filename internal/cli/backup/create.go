@@ -1,4 +1,4 @@
-package cli
+package backup
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type backupRequest struct {
 	labels                 map[string]string
 }
 
-func newBackupCreate(s *resource.Session) *cobra.Command {
+func newCreateCommand(s *resource.Session) *cobra.Command {
 	var r backupRequest
 	var w resource.Waiting
 	var form string
