@@ -21,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/cli/tracker"
+	"github.com/varvebackup/varve/internal/cli/vm"
 )
 
 // Options is the environment of a run.
@@ -78,7 +79,7 @@ func New(o Options) *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(newVMGroup(inCluster), backup.NewCommand(inCluster), tracker.NewCommand(inCluster), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
+	root.AddCommand(vm.NewCommand(inCluster), backup.NewCommand(inCluster), tracker.NewCommand(inCluster), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)

@@ -1,4 +1,4 @@
-package cli
+package vm
 
 import (
 	"context"
@@ -24,7 +24,7 @@ const powerTimeout = 10 * time.Minute
 
 type decision func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance) (power.Change, error)
 
-func newVMStart(s *resource.Session) *cobra.Command {
+func newStartCommand(s *resource.Session) *cobra.Command {
 	var w resource.Waiting
 	c := &cobra.Command{
 		Use: "start NAME", Short: "Start a virtual machine",
@@ -52,7 +52,7 @@ in the machine's status, and the strategy stays.`,
 	return c
 }
 
-func newVMStop(s *resource.Session) *cobra.Command {
+func newStopCommand(s *resource.Session) *cobra.Command {
 	var w resource.Waiting
 	var force bool
 	c := &cobra.Command{
@@ -86,7 +86,7 @@ backup fails, and the next one starts from the same base.`,
 	return c
 }
 
-func newVMRestart(s *resource.Session) *cobra.Command {
+func newRestartCommand(s *resource.Session) *cobra.Command {
 	var w resource.Waiting
 	var force bool
 	c := &cobra.Command{

@@ -1,4 +1,4 @@
-package cli
+package vm
 
 import (
 	"context"
@@ -26,7 +26,7 @@ import (
 // lastBackups is how many backups a machine's description shows.
 const lastBackups = 5
 
-func newVMDescribe(s *resource.Session) *cobra.Command {
+func newDescribeCommand(s *resource.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe NAME", Short: "Show a virtual machine with its disks, trackers and last backups",

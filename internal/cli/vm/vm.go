@@ -1,4 +1,5 @@
-package cli
+// Package vm has the commands of `varve vm`.
+package vm
 
 import (
 	"context"
@@ -18,7 +19,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-func newVMGroup(s *resource.Session) *cobra.Command {
+// NewCommand makes `varve vm`.
+func NewCommand(s *resource.Session) *cobra.Command {
 	return s.GroupCommand("vm", "List, describe, start, stop and restart virtual machines",
 		`List, describe, start, stop and restart virtual machines.
 
@@ -27,10 +29,10 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
 		`  varve vm list
   varve vm restart web --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
-		newVMList(s), newVMDescribe(s), newVMStart(s), newVMStop(s), newVMRestart(s))
+		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s))
 }
 
-func newVMList(s *resource.Session) *cobra.Command {
+func newListCommand(s *resource.Session) *cobra.Command {
 	return s.ListCommand(resource.Listing{
 		Short: "List virtual machines",
 		Long: `List virtual machines with their state and the state of changed block tracking (CBT).
@@ -52,12 +54,12 @@ and the backup that runs.`,
 			})
 		},
 		Rows: func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error) {
-			return vmRows(ctx, c, list, wide, options, s.Now())
+			return newTable(ctx, c, list, wide, options, s.Now())
 		},
 	})
 }
 
-func vmRows(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption, now time.Time) (*output.Table, error) {
+func newTable(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption, now time.Time) (*output.Table, error) {
 	t := &output.Table{Header: []string{"NAME", "STATUS", "READY", "CBT", "AGE"}}
 	instances := map[client.ObjectKey]*kubevirtv1.VirtualMachineInstance{}
 	if wide {
