@@ -17,7 +17,7 @@ import (
 // offer lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
 // for a password: without one, it offers nothing.
 func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
-	if s.passwordFile == "" && s.Getenv("VARVE_PASSWORD") == "" {
+	if s.asksPassword() {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx := c.Context()

@@ -40,6 +40,11 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 	return p, nil
 }
 
+// asksPassword reports whether the user would have to type the password.
+func (s *repositorySession) asksPassword() bool {
+	return s.passwordFile == "" && s.Getenv("VARVE_PASSWORD") == ""
+}
+
 func (s *repositorySession) passwordFrom(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
