@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -39,12 +40,12 @@ type damaged struct {
 	Reason string `json:"reason"`
 }
 
-// check looks for damage and prints what it finds. Damage is an error.
-func (s *repositorySession) check(ctx context.Context, w io.Writer, form string, percent float64, d *session.Display) error {
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+// checkRepository looks for damage and prints what it finds. Damage is an error.
+func checkRepository(ctx context.Context, s *repoaccess.Session, w io.Writer, form string, percent float64, d *session.Display) error {
+	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
 		err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(moverReport("repository", p)) }})
+			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) }})
 			return err
 		})
 		if err != nil {

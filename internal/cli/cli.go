@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/backup"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/cli/tracker"
@@ -62,7 +63,7 @@ const rootExample = `  # Which machines are there, and are their disks tracked?
 // New builds the command tree.
 func New(o Options) *cobra.Command {
 	base := &session.Session{Streams: o.Streams, Now: o.Now, Env: o.Env}
-	inCluster, inRepository := resource.NewSession(base), newRepositorySession(base)
+	inCluster, inRepository := resource.NewSession(base), repoaccess.NewSession(base)
 	root := &cobra.Command{
 		Use:           "varve",
 		Short:         "Incremental-forever backup for virtual machines on Kubernetes",
@@ -79,7 +80,7 @@ func New(o Options) *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(vm.NewCommand(inCluster), backup.NewCommand(inCluster), tracker.NewCommand(inCluster), inRepository.repository(), inRepository.disk(), versionCommand(o.Version))
+	root.AddCommand(vm.NewCommand(inCluster), backup.NewCommand(inCluster), tracker.NewCommand(inCluster), newRepoGroup(inRepository), newDiskGroup(inRepository), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)

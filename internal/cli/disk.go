@@ -8,11 +8,12 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/mover"
 )
 
-func (s *repositorySession) disk() *cobra.Command {
-	return s.repositoryGroup("disk", "Back up, restore, serve, compare and remove restore points of disks",
+func newDiskGroup(s *repoaccess.Session) *cobra.Command {
+	return s.GroupCommand("disk", "Back up, restore, serve, compare and remove restore points of disks",
 		`Make, restore, serve, list, compare, verify, pin and remove restore points of disks. They are in
 the repository that varve repo connected to. No cluster is needed.
 
@@ -27,7 +28,7 @@ give IDs.`,
   varve disk list web
   varve disk verify --percent 10
   varve disk prune web --keep-daily 7 --keep-weekly 4 --dry-run`,
-		s.diskBackup(), s.diskCheckpoint(), s.diskList(), s.diskDescribe(), s.diskDiff(), s.diskVerify(), s.diskRestore(), s.diskServe(), s.diskDelete(), s.diskPrune(), s.diskPin(), s.diskUnpin())
+		newDiskBackup(s), newDiskCheckpoint(s), newDiskList(s), newDiskDescribe(s), newDiskDiff(s), newDiskVerify(s), newDiskRestore(s), newDiskServe(s), newDiskDelete(s), newDiskPrune(s), newDiskPin(s), newDiskUnpin(s))
 }
 
 // historyFlags select histories in addition to their names, or say whose a new restore point is.
@@ -61,8 +62,8 @@ func historyName(name string) error {
 	return nil
 }
 
-// diskFlag adds --disk.
-func (s *repositorySession) diskFlag(c *cobra.Command, name *string) {
+// addDiskFlag adds --disk.
+func addDiskFlag(s *repoaccess.Session, c *cobra.Command, name *string) {
 	c.Flags().StringVar(name, "disk", "", "the disk's name; not needed if there is only one")
-	cmdline.RegisterCompletion(c, "disk", s.completeDisk())
+	cmdline.RegisterCompletion(c, "disk", completeDisk(s))
 }

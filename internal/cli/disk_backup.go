@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -21,7 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) diskBackup() *cobra.Command {
+func newDiskBackup(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var b backupFlags
@@ -70,7 +71,7 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 			}
 			return nil
 		},
-		ValidArgsFunction: s.completeHistory(true),
+		ValidArgsFunction: completeHistory(s, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := errors.Join(historyName(args[0]), atWork(b.workers)); err != nil {
 				return err
@@ -79,11 +80,11 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 			if err != nil {
 				return err
 			}
-			return s.backUpDisks(cmd.Context(), cmd.OutOrStdout(), form, args[0], sources, &b, &d)
+			return backUpDisks(cmd.Context(), s, cmd.OutOrStdout(), form, args[0], sources, &b, &d)
 		},
 	}
 	b.flags(c)
-	cmdline.RegisterCompletion(c, "parent", s.completeParent())
+	cmdline.RegisterCompletion(c, "parent", completeParent(s))
 	d.AddFlag(c, "while reading")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	return c
@@ -123,7 +124,7 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	cmdline.CompleteFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
 
-func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *session.Display) error {
+func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, name string, sources []mover.Source, b *backupFlags, d *session.Display) error {
 	var block int64 // the default
 	if b.block != "" {
 		var err error
@@ -131,7 +132,7 @@ func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, 
 			return err
 		}
 	}
-	return s.withWritable(ctx, func(r *repository.Repository) error {
+	return s.WithWritable(ctx, func(r *repository.Repository) error {
 		parent, err := parentOf(ctx, r, b.parent)
 		if err != nil {
 			return err
@@ -144,7 +145,7 @@ func (s *repositorySession) backUpDisks(ctx context.Context, w io.Writer, form, 
 		q.Warn = func(err error) { warnings = append(warnings, err) } // Nobody else may write while the progress is shown.
 		var point *repository.RestorePoint
 		err = d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-			q.Progress = func(p mover.Progress) { show(moverReport(name, p)) }
+			q.Progress = func(p mover.Progress) { show(repoaccess.NewReport(name, p)) }
 			point, err = mover.Backup(ctx, r, q)
 			return err
 		})

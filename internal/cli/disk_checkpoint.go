@@ -9,12 +9,13 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) diskCheckpoint() *cobra.Command {
+func newDiskCheckpoint(s *repoaccess.Session) *cobra.Command {
 	var f historyFlags
 	var diskName string
 	c := &cobra.Command{
@@ -34,7 +35,7 @@ varve disk backup --track needs no names.`,
 
   # The checkpoint from which the next backup of web starts
   varve disk checkpoint web`,
-		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), mover.NewCheckpoint())
@@ -43,7 +44,7 @@ varve disk backup --track needs no names.`,
 			if err := historyName(args[0]); err != nil {
 				return err
 			}
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
 				name, err := lastCheckpoint(cmd.Context(), r, r.Source(f.host, f.user, mover.HistoryPath(args[0])), diskName)
 				if err == nil {
 					fmt.Fprintln(cmd.OutOrStdout(), name)
@@ -53,7 +54,7 @@ varve disk backup --track needs no names.`,
 		},
 	}
 	f.flags(c, "the history")
-	s.diskFlag(c, &diskName)
+	addDiskFlag(s, c, &diskName)
 	return c
 }
 

@@ -10,14 +10,15 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// offer lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
+// offerPoints lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
 // for a password: without one, it offers nothing.
-func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
-	if s.asksPassword() {
+func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
+	if s.AsksPassword() {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx := c.Context()
@@ -27,7 +28,7 @@ func (s *repositorySession) offer(c *cobra.Command, typed string, words func(*po
 	ctx, cancel := context.WithTimeout(ctx, cmdline.CompletionTimeout)
 	defer cancel()
 	var out []string
-	err := s.withRepository(ctx, func(r *repository.Repository) error {
+	err := s.WithRepository(ctx, func(r *repository.Repository) error {
 		l, err := listPoints(ctx, r)
 		if err != nil {
 			return err
@@ -66,28 +67,28 @@ func (l *pointList) latestWords() (out []string) {
 }
 
 // completePoints offers the IDs of restore points for the first most arguments.
-func (s *repositorySession) completePoints(most int) cmdline.Completer {
+func completePoints(s *repoaccess.Session, most int) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.offer(c, typed, func(l *pointList) []string { return append(l.ids(args), l.latestWords()...) })
+		return offerPoints(s, c, typed, func(l *pointList) []string { return append(l.ids(args), l.latestWords()...) })
 	}
 }
 
 // completePointThenFile offers the IDs of restore points, and then files.
-func (s *repositorySession) completePointThenFile() cmdline.Completer {
+func completePointThenFile(s *repoaccess.Session) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 1 {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		return s.completePoints(1)(c, args, typed)
+		return completePoints(s, 1)(c, args, typed)
 	}
 }
 
 // completeHistory offers the names of histories for the first argument. If the other arguments are disks, it offers
 // files for them.
-func (s *repositorySession) completeHistory(disks bool) cmdline.Completer {
+func completeHistory(s *repoaccess.Session, disks bool) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		switch {
 		case len(args) > 0 && disks:
@@ -95,7 +96,7 @@ func (s *repositorySession) completeHistory(disks bool) cmdline.Completer {
 		case len(args) > 0:
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.offer(c, typed, func(l *pointList) (names []string) {
+		return offerPoints(s, c, typed, func(l *pointList) (names []string) {
 			for _, p := range l.All {
 				if name := mover.HistoryName(p.Source); historyName(name) == nil {
 					names = append(names, name)
@@ -108,12 +109,12 @@ func (s *repositorySession) completeHistory(disks bool) cmdline.Completer {
 }
 
 // completeDisk offers the disks of the restore point that the first argument names.
-func (s *repositorySession) completeDisk() cmdline.Completer {
+func completeDisk(s *repoaccess.Session) cmdline.Completer {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.offer(c, typed, func(l *pointList) []string {
+		return offerPoints(s, c, typed, func(l *pointList) []string {
 			p, err := l.Find(args[0])
 			if err != nil {
 				return nil
@@ -124,10 +125,10 @@ func (s *repositorySession) completeDisk() cmdline.Completer {
 }
 
 // completeParent offers values for --parent.
-func (s *repositorySession) completeParent() cmdline.Completer {
+func completeParent(s *repoaccess.Session) cmdline.Completer {
 	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		choices := []string{repository.ParentAuto, repository.ParentNone}
-		words, directive := s.offer(c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
+		words, directive := offerPoints(s, c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
 		if words == nil {
 			return choices, cobra.ShellCompDirectiveNoFileComp
 		}

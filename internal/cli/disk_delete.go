@@ -13,13 +13,14 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) diskDelete() *cobra.Command {
+func newDiskDelete(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var yes bool
@@ -36,7 +37,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 
   # In a script
   varve disk delete 5e1f9c 77ab02 --yes`,
-		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: completePoints(s, 1<<10),
 		PreRunE: func(*cobra.Command, []string) error {
 			if !yes && s.Streams.ReadPassword == nil {
 				return failure.Usage("without a terminal, deleting needs --yes")
@@ -44,7 +45,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
 				l, ids, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
@@ -64,7 +65,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 						return err
 					}
 				}
-				if err := s.deletePoints(cmd.Context(), r, mover.PointIDs(points), &d); err != nil {
+				if err := deletePoints(cmd.Context(), s, r, mover.PointIDs(points), &d); err != nil {
 					return err
 				}
 				if form != "" {
@@ -95,7 +96,7 @@ func onlyIDs(words, ids []string) error {
 }
 
 // deletePoints deletes restore points and shows its progress, because deleting many of them in a bucket takes a while.
-func (s *repositorySession) deletePoints(ctx context.Context, r *repository.Repository, ids []string, d *session.Display) error {
+func deletePoints(ctx context.Context, s *repoaccess.Session, r *repository.Repository, ids []string, d *session.Display) error {
 	return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 		show(progress.Report{Name: "repository", Phase: "Deleting", Message: human.Count(len(ids), "restore point")})
 		return r.Delete(ctx, ids...)

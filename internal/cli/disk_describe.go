@@ -9,11 +9,12 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) diskDescribe() *cobra.Command {
+func newDiskDescribe(s *repoaccess.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe ID", Short: "Show a restore point with its disks",
@@ -23,9 +24,9 @@ read and changed, and where it comes from: identity, point of change tracking, p
 
   # For a program
   varve disk describe 5e1f9c -o json`,
-		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
+		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: completePoints(s, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
 				point, err := findPoint(cmd.Context(), r, args[0])
 				if err != nil {
 					return err

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/mover"
@@ -35,7 +36,7 @@ type diffExtent struct {
 	Length int64 `json:"length"`
 }
 
-func (s *repositorySession) diskDiff() *cobra.Command {
+func newDiskDiff(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "diff ID1 ID2", Short: "Show where a disk differs between two restore points",
@@ -49,9 +50,9 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 
   # How many bytes?
   varve disk diff 5e1f9c 77ab02 -o json | jq .differentBytes`,
-		Args: cmdline.ExactArgs(2, "the IDs of two restore points"), ValidArgsFunction: s.completePoints(2),
+		Args: cmdline.ExactArgs(2, "the IDs of two restore points"), ValidArgsFunction: completePoints(s, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, ids, err := listNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
@@ -82,7 +83,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 			})
 		},
 	}
-	s.diskFlag(c, &name)
+	addDiskFlag(s, c, &name)
 	output.AddFlag(c, &form, output.AsTable, output.AsJSON, output.AsYAML)
 	return c
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) diskList() *cobra.Command {
+func newDiskList(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f historyFlags
 	var noHeaders bool
@@ -38,9 +39,9 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 
   # IDs, for a script
   varve disk list web -o name`,
-		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
 				l, err := listPoints(cmd.Context(), r)
 				if err != nil {
 					return err

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -20,7 +21,7 @@ import (
 // defaultPin is the name of a pin for which the user gave none.
 const defaultPin = "pinned"
 
-func (s *repositorySession) diskPin() *cobra.Command {
+func newDiskPin(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
@@ -30,9 +31,9 @@ pins, each with a name.`,
 
   # With a reason
   varve disk pin 5e1f9c --name before-upgrade`,
-		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: completePoints(s, 1<<10),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.changePins(cmd, args, form, func(*repository.RestorePoint) (add, remove []string, err error) {
+			return changePins(s, cmd, args, form, func(*repository.RestorePoint) (add, remove []string, err error) {
 				return []string{name}, nil, nil
 			})
 		},
@@ -42,7 +43,7 @@ pins, each with a name.`,
 	return c
 }
 
-func (s *repositorySession) diskUnpin() *cobra.Command {
+func newDiskUnpin(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	var all bool
 	c := &cobra.Command{
@@ -52,7 +53,7 @@ of varve disk prune decide how long they are kept.`,
 		Example: `  varve disk unpin 5e1f9c --name before-upgrade
 
   varve disk unpin 5e1f9c --all`,
-		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: s.completePoints(1 << 10),
+		Args: cmdline.AtLeastOne("the IDs of restore points"), ValidArgsFunction: completePoints(s, 1<<10),
 		PreRunE: func(c *cobra.Command, _ []string) error {
 			if all && c.Flags().Changed("name") {
 				return failure.Usage("--all and --name exclude each other")
@@ -60,7 +61,7 @@ of varve disk prune decide how long they are kept.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.changePins(cmd, args, form, func(p *repository.RestorePoint) (add, remove []string, err error) {
+			return changePins(s, cmd, args, form, func(p *repository.RestorePoint) (add, remove []string, err error) {
 				switch {
 				case all:
 					return nil, p.Pins, nil
@@ -83,8 +84,8 @@ of varve disk prune decide how long they are kept.`,
 
 // changePins changes the pins of each restore point as change says, and prints them. If change refuses one, nothing is
 // changed.
-func (s *repositorySession) changePins(cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
-	return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
+func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
+	return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
 		l, ids, err := listNamed(cmd.Context(), r, args...)
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -47,7 +48,7 @@ type verdict struct {
 	Damaged bool     `json:"damaged,omitempty"`
 }
 
-func (s *repositorySession) diskPrune() *cobra.Command {
+func newDiskPrune(s *repoaccess.Session) *cobra.Command {
 	var q pruning
 	c := &cobra.Command{
 		Use: "prune [NAME]", Short: "Remove restore points that no rule keeps",
@@ -72,14 +73,14 @@ varve repo maintenance --full frees the data of what was removed.`,
 
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
-		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: s.completeHistory(false),
+		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
 		PreRunE: func(*cobra.Command, []string) error { return q.valid() },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			with := s.withWritable
+			with := s.WithWritable
 			if q.dryRun {
-				with = s.withRepository
+				with = s.WithRepository
 			}
-			return with(cmd.Context(), func(r *repository.Repository) error { return s.prune(cmd, r, &q, args) })
+			return with(cmd.Context(), func(r *repository.Repository) error { return prunePoints(s, cmd, r, &q, args) })
 		},
 	}
 	q.flags(c)
@@ -123,10 +124,10 @@ func (q *pruning) valid() (err error) {
 	return nil
 }
 
-func (s *repositorySession) prune(cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
+func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
 	var survey *mover.PruneSurvey
 	err := q.display.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.filter(names), func(p mover.Progress) { show(moverReport("repository", p)) })
+		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.filter(names), func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) })
 		return err
 	})
 	if err != nil {
@@ -145,7 +146,7 @@ func (s *repositorySession) prune(cmd *cobra.Command, r *repository.Repository, 
 	}
 	remove := mover.RemovedIDs(decisions)
 	if len(remove) > 0 && !q.dryRun {
-		if err := s.deletePoints(cmd.Context(), r, remove, &q.display); err != nil {
+		if err := deletePoints(cmd.Context(), s, r, remove, &q.display); err != nil {
 			return err
 		}
 	}

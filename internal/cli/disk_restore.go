@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
@@ -30,7 +31,7 @@ type restoreFlags struct {
 	tlsConfig *tls.Config
 }
 
-func (s *repositorySession) diskRestore() *cobra.Command {
+func newDiskRestore(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var f restoreFlags
@@ -61,15 +62,15 @@ connection takes no lease.`,
 
   # As a qcow2 image
   varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
-		Args: cmdline.ExactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: s.completePointThenFile(),
+		Args: cmdline.ExactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: completePointThenFile(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] == standardOutput {
-				return s.streamDisk(cmd, args[0], form, &f, &d)
+				return streamDisk(s, cmd, args[0], form, &f, &d)
 			}
-			return s.restoreDisk(cmd.Context(), cmd.OutOrStdout(), form, args[0], args[1], &f, &d)
+			return restoreDisk(cmd.Context(), s, cmd.OutOrStdout(), form, args[0], args[1], &f, &d)
 		},
 	}
-	s.diskFlag(c, &f.disk)
+	addDiskFlag(s, c, &f.disk)
 	cmdline.AddChoice(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "overwrite the content of the target")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
@@ -101,7 +102,7 @@ func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (
 	return p, d, err
 }
 
-func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, id, where string, f *restoreFlags, d *session.Display) error {
+func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, id, where string, f *restoreFlags, d *session.Display) error {
 	if err := validFormat(where, f.format); err != nil {
 		return err
 	}
@@ -112,7 +113,7 @@ func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, 
 	if f.tlsConfig, err = f.tls.config(where); err != nil {
 		return err
 	}
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
@@ -123,7 +124,7 @@ func (s *repositorySession) restoreDisk(ctx context.Context, w io.Writer, form, 
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{
 					Disk: *chosen, Workers: f.workers,
 					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig},
-					Progress:    func(p mover.Progress) { show(moverReport(chosen.Name, p)) },
+					Progress:    func(p mover.Progress) { show(repoaccess.NewReport(chosen.Name, p)) },
 				})
 				out.ResumedBytes = result.ResumedBytes
 				return restoreFailure(ctx, err, where)

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -32,7 +33,7 @@ type serveFlags struct {
 	cacheBytes int64
 }
 
-func (s *repositorySession) diskServe() *cobra.Command {
+func newDiskServe(s *repoaccess.Session) *cobra.Command {
 	var f serveFlags
 	c := &cobra.Command{
 		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",
@@ -62,13 +63,13 @@ admits only the user who serves.`,
   # Over the network
   varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem --tls-client-ca ca.pem
   nbdcopy 'nbds://10.0.0.5/root?tls-certificates=/etc/pki/nbd' root.img`,
-		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: s.completePoints(1),
+		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: completePoints(s, 1),
 		PreRunE: func(*cobra.Command, []string) error { return f.check() },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.serveDisk(cmd.Context(), cmd.ErrOrStderr(), args[0], &f)
+			return serveDisk(cmd.Context(), s, cmd.ErrOrStderr(), args[0], &f)
 		},
 	}
-	s.diskFlag(c, &f.disk)
+	addDiskFlag(s, c, &f.disk)
 	c.Flags().StringVar(&f.socket, "socket", "", "the unix socket to listen on; the socket of a server that was killed is replaced")
 	c.Flags().StringVar(&f.listen, "listen", "", "the address to listen on, such as 127.0.0.1:10809; needs --tls-cert, --tls-key, and --tls-client-ca or --anonymous")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "the server's certificate and its intermediates, in PEM")
@@ -143,7 +144,7 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-func (s *repositorySession) serveDisk(ctx context.Context, w io.Writer, id string, f *serveFlags) error {
+func serveDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, id string, f *serveFlags) error {
 	config, err := f.tls()
 	if err != nil {
 		return err
@@ -151,7 +152,7 @@ func (s *repositorySession) serveDisk(ctx context.Context, w io.Writer, id strin
 	// Most of the heap is cached blocks without pointers, so frequent collections cost next to nothing, while rare ones
 	// would cost much memory.
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
@@ -18,7 +19,7 @@ import (
 const standardOutput = "-"
 
 // streamDisk writes a disk to standard output.
-func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *restoreFlags, d *session.Display) error {
+func streamDisk(s *repoaccess.Session, cmd *cobra.Command, id, form string, f *restoreFlags, d *session.Display) error {
 	if err := f.validateStream(form); err != nil {
 		return err
 	}
@@ -26,7 +27,7 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 		return failure.Usage("standard output is a terminal: send it to a file or to another program")
 	}
 	ctx := cmd.Context()
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		p, chosen, err := pointDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
@@ -35,7 +36,7 @@ func (s *repositorySession) streamDisk(cmd *cobra.Command, id, form string, f *r
 			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				return mover.Stream(ctx, r, mover.StreamRequest{
 					Disk: *chosen, To: cmd.OutOrStdout(), Workers: f.workers,
-					Progress: func(p mover.Progress) { show(moverReport(chosen.Name, p)) },
+					Progress: func(p mover.Progress) { show(repoaccess.NewReport(chosen.Name, p)) },
 				})
 			})
 		})

@@ -72,7 +72,7 @@ func readAuthority(flag, path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// diskFailure adds a hint to a certificate error of opening a disk. repositoryFailure cannot know whose certificate it
+// diskFailure adds a hint to a certificate error of opening a disk. repoaccess.Explain cannot know whose certificate it
 // was.
 func diskFailure(err error) error {
 	var certificate *tls.CertificateVerificationError

@@ -8,10 +8,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 )
 
-func (s *repositorySession) diskVerify() *cobra.Command {
+func newDiskVerify(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	percent := percentage(100)
@@ -29,7 +30,7 @@ restore points; -o json also lists the restore points that are good.`,
   varve disk verify --percent 10 --progress json`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.check(cmd.Context(), cmd.OutOrStdout(), form, float64(percent), &d)
+			return checkRepository(cmd.Context(), s, cmd.OutOrStdout(), form, float64(percent), &d)
 		},
 	}
 	c.Flags().Var(&percent, "percent", "how much of the data is read, from 0 to 100")

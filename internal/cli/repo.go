@@ -2,10 +2,12 @@ package cli
 
 import (
 	"github.com/spf13/cobra"
+
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 )
 
-func (s *repositorySession) repository() *cobra.Command {
-	return s.repositoryGroup("repo", "Create, connect to, check and maintain a repository of disks",
+func newRepoGroup(s *repoaccess.Session) *cobra.Command {
+	return s.GroupCommand("repo", "Create, connect to, check and maintain a repository of disks",
 		`Create, connect to, check and maintain a repository of disks: a directory, or a bucket of
 any S3 storage. No cluster is needed.
 
@@ -16,5 +18,5 @@ varve repo and varve disk read.`,
 		`  varve repo create /mnt/backups
   varve repo connect s3://s3.example.com/backups/varve
   varve repo status`,
-		s.repoCreate(), s.repoConnect(), s.repoStatus(), s.repoCheck(), s.repoMaintenance(), s.repoRepair())
+		newRepoCreate(s), newRepoConnect(s), newRepoStatus(s), newRepoCheck(s), newRepoMaintenance(s), newRepoRepair(s))
 }

@@ -5,10 +5,11 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 )
 
-func (s *repositorySession) repoCheck() *cobra.Command {
+func newRepoCheck(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	c := &cobra.Command{
@@ -24,7 +25,7 @@ restore points; -o json also lists the restore points that are good.`,
   varve repo check -o json | jq -r '.good[].id'`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.check(cmd.Context(), cmd.OutOrStdout(), form, 0, &d)
+			return checkRepository(cmd.Context(), s, cmd.OutOrStdout(), form, 0, &d)
 		},
 	}
 	d.AddFlag(c, "while checking")

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -41,13 +42,13 @@ type place struct {
 	options repository.ConnectOptions
 }
 
-// place returns what a LOCATION and its flags say.
-func (s *repositorySession) place(location string, f *s3Flags, n *connection) (*place, error) {
-	at, err := s.location(location, f)
+// newPlace returns what a LOCATION and its flags say.
+func newPlace(s *repoaccess.Session, location string, f *s3Flags, n *connection) (*place, error) {
+	at, err := parseLocation(s, location, f)
 	if err != nil {
 		return nil, err
 	}
-	config, err := s.repoConfig()
+	config, err := s.ConfigPath()
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +115,7 @@ func (c connected) print(w io.Writer, form string, created bool) error {
 	return nil
 }
 
-func (s *repositorySession) repoConnect() *cobra.Command {
+func newRepoConnect(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection
@@ -133,11 +134,11 @@ func (s *repositorySession) repoConnect() *cobra.Command {
   varve repo connect /mnt/backups --read-only`,
 		Args: cmdline.ExactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := s.place(args[0], &f, &n)
+			p, err := newPlace(s, args[0], &f, &n)
 			if err != nil {
 				return err
 			}
-			password, err := s.password(cmd.Context(), false)
+			password, err := s.ReadPassword(cmd.Context(), false)
 			if err != nil {
 				return err
 			}
@@ -153,11 +154,11 @@ func (s *repositorySession) repoConnect() *cobra.Command {
 	return c
 }
 
-// locationFailure is repositoryFailure for commands that take a location as argument.
+// locationFailure is repoaccess.Explain for commands that take a location as argument.
 func locationFailure(err error) error {
 	switch {
 	case errors.Is(err, repository.ErrNoBucket):
-		return repositoryFailure(err)
+		return repoaccess.Explain(err)
 	case errors.Is(err, errclass.NotFound):
 		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "check the location; `varve repo create` makes a repository there"}
 	case errors.Is(err, fs.ErrNotExist):
@@ -165,5 +166,5 @@ func locationFailure(err error) error {
 	case errors.Is(err, errclass.Conflict):
 		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "`varve repo connect` connects to the repository that is there"}
 	}
-	return repositoryFailure(err)
+	return repoaccess.Explain(err)
 }

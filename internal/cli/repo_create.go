@@ -10,11 +10,12 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) repoCreate() *cobra.Command {
+func newRepoCreate(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection
@@ -42,7 +43,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
   varve repo create /mnt/backups --no-connect --password-file /etc/varve/password`,
 		Args: cmdline.ExactArgs(1, "a location: a directory, or s3://endpoint/bucket/prefix"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := s.place(args[0], &f, &n)
+			p, err := newPlace(s, args[0], &f, &n)
 			if err != nil {
 				return err
 			}
@@ -55,7 +56,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 					return err
 				}
 			}
-			password, err := s.password(cmd.Context(), true)
+			password, err := s.ReadPassword(cmd.Context(), true)
 			if err != nil {
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/retention"
 )
@@ -42,8 +43,8 @@ func (f *s3Flags) flags(c *cobra.Command) {
 
 func (f *s3Flags) used() bool { return *f != s3Flags{} }
 
-// location reads a LOCATION. It does not repeat what it refuses: somebody may have put keys into it.
-func (s *repositorySession) location(text string, f *s3Flags) (repository.Location, error) {
+// parseLocation reads a LOCATION. It does not repeat what it refuses: somebody may have put keys into it.
+func parseLocation(s *repoaccess.Session, text string, f *s3Flags) (repository.Location, error) {
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
 		if f.used() {
@@ -78,7 +79,7 @@ func (s *repositorySession) location(text string, f *s3Flags) (repository.Locati
 	if err := f.authority(at); err != nil {
 		return none, err
 	}
-	return repository.Location{S3: at}, s.keys(at, f)
+	return repository.Location{S3: at}, readKeys(s, at, f)
 }
 
 func (f *s3Flags) authority(at *repository.S3) error {
@@ -99,7 +100,7 @@ func (f *s3Flags) authority(at *repository.S3) error {
 	return nil
 }
 
-func (s *repositorySession) keys(at *repository.S3, f *s3Flags) error {
+func readKeys(s *repoaccess.Session, at *repository.S3, f *s3Flags) error {
 	if f.role {
 		if f.credentialsFile != "" || s.Getenv("AWS_ACCESS_KEY_ID") != "" || s.Getenv("AWS_SECRET_ACCESS_KEY") != "" {
 			return failure.Usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")

@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -27,7 +28,7 @@ type maintained struct {
 	StoredBytesAfter  int64 `json:"storedBytesAfter"`
 }
 
-func (s *repositorySession) repoMaintenance() *cobra.Command {
+func newRepoMaintenance(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var full, exclusive bool
@@ -61,10 +62,10 @@ removed after four days, or with --exclusive after an hour.`,
 			if full {
 				o.Mode = repository.FullMaintenance
 			}
-			return s.withWritable(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
 				var done *maintained
 				err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-					done, err = s.maintain(cmd.Context(), r, o, show)
+					done, err = runMaintenance(cmd.Context(), s, r, o, show)
 					return err
 				})
 				if err != nil {
@@ -87,7 +88,7 @@ var maintenanceSteps = map[repository.MaintenanceStep][2]string{
 	repository.StepCompact: {"Compacting", "indexes and packs"},
 }
 
-func (s *repositorySession) maintain(ctx context.Context, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
+func runMaintenance(ctx context.Context, s *repoaccess.Session, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
 	tell := func(phase, message string) {
 		show(progress.Report{Name: "repository", Phase: phase, Message: message})
 	}

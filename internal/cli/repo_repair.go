@@ -11,11 +11,12 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) repoRepair() *cobra.Command {
+func newRepoRepair(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var yes, dryRun bool
 	c := &cobra.Command{
@@ -38,8 +39,8 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.withPassword(cmd.Context(), func(config, password string) error {
-				return s.repair(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), form, config, password, yes, dryRun)
+			return s.WithPassword(cmd.Context(), func(config, password string) error {
+				return repairRepository(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr(), form, config, password, yes, dryRun)
 			})
 		},
 	}
@@ -49,7 +50,7 @@ shows what it would do and asks; without a terminal, it needs --yes.`,
 	return c
 }
 
-func (s *repositorySession) repair(ctx context.Context, out, errOut io.Writer, form, config, password string, yes, dryRun bool) error {
+func repairRepository(ctx context.Context, s *repoaccess.Session, out, errOut io.Writer, form, config, password string, yes, dryRun bool) error {
 	if !yes && !dryRun {
 		would, err := repository.Repair(ctx, config, password, true)
 		if err != nil {

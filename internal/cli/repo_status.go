@@ -10,12 +10,13 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func (s *repositorySession) repoStatus() *cobra.Command {
+func newRepoStatus(s *repoaccess.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "status", Short: "Show the location, format and contents of a repository",
@@ -27,7 +28,7 @@ when maintenance ran last and is due.`,
   varve repo status -o json | jq '[.blobs[].bytes] | add'`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.withRepository(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
 				status, err := r.Status(cmd.Context())
 				if err != nil {
 					return err

@@ -1,4 +1,4 @@
-package cli
+package repoaccess
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func TestRepositoryFailure_namesTheFlag(t *testing.T) {
 		{disk.ErrBacking, "--backing"},
 	} {
 		var f *failure.Error
-		if err := repositoryFailure(errclass.Errorf(c.err, "disk x: refused")); !errors.As(err, &f) || !strings.Contains(f.Hint, c.flag) {
+		if err := Explain(errclass.Errorf(c.err, "disk x: refused")); !errors.As(err, &f) || !strings.Contains(f.Hint, c.flag) {
 			t.Errorf("%s: the hint is %q, want %s in it", c.err, f.Hint, c.flag)
 		}
 	}
@@ -59,7 +59,7 @@ func TestRepositoryFailures(t *testing.T) {
 		if wrapped != nil {
 			wrapped = fmt.Errorf("do it: %w", c.err)
 		}
-		if got := failure.Code(repositoryFailure(wrapped)); got != c.code {
+		if got := failure.Code(Explain(wrapped)); got != c.code {
 			t.Errorf("%s: code %d, want %d", name, got, c.code)
 		}
 	}

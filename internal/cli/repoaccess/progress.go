@@ -1,12 +1,12 @@
-package cli
+package repoaccess
 
 import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/mover"
 )
 
-// moverReport returns the report of a job's progress. name says what the job is about.
-func moverReport(name string, p mover.Progress) progress.Report {
+// NewReport returns the report of a job's progress. name says what the job is about.
+func NewReport(name string, p mover.Progress) progress.Report {
 	out := progress.Report{
 		Name: name, Phase: string(p.Phase), Percent: progress.Percent(p.ProcessedBytes, p.TotalBytes), ProcessedBytes: p.ProcessedBytes, TotalBytes: p.TotalBytes,
 	}

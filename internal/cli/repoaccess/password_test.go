@@ -1,4 +1,4 @@
-package cli
+package repoaccess
 
 import (
 	"context"
@@ -21,12 +21,12 @@ func TestPasswordPrompts(t *testing.T) {
 		"empty":     {typed: []string{""}},
 	} {
 		var shown strings.Builder
-		s := newRepositorySession(&session.Session{Streams: session.Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
+		s := NewSession(&session.Session{Streams: session.Streams{Err: &shown, ReadPassword: func(context.Context) (string, error) {
 			p := c.typed[0]
 			c.typed = c.typed[1:]
 			return p, nil
 		}}})
-		if got, err := s.password(t.Context(), c.create); got != c.want || (err == nil) != (c.want != "") {
+		if got, err := s.ReadPassword(t.Context(), c.create); got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 		if len(c.typed) > 0 || !strings.Contains(shown.String(), "Password") {

@@ -1,4 +1,4 @@
-package cli
+package repoaccess
 
 import (
 	"context"
@@ -15,10 +15,10 @@ import (
 // maxPasswordBytes bounds what is read from a password file.
 const maxPasswordBytes = 4096
 
-// password returns the repository's password from the file, the environment or a prompt. It asks for a new one twice.
-func (s *repositorySession) password(ctx context.Context, create bool) (string, error) {
+// ReadPassword returns the repository's password from the file, the environment or a prompt. It asks for a new one twice.
+func (s *Session) ReadPassword(ctx context.Context, create bool) (string, error) {
 	if path := s.passwordFile; path != "" {
-		return s.passwordFrom(path)
+		return s.readPasswordFile(path)
 	}
 	if p := s.Getenv("VARVE_PASSWORD"); p != "" {
 		return p, nil
@@ -40,12 +40,12 @@ func (s *repositorySession) password(ctx context.Context, create bool) (string, 
 	return p, nil
 }
 
-// asksPassword reports whether the user would have to type the password.
-func (s *repositorySession) asksPassword() bool {
+// AsksPassword reports whether the user would have to type the password.
+func (s *Session) AsksPassword() bool {
 	return s.passwordFile == "" && s.Getenv("VARVE_PASSWORD") == ""
 }
 
-func (s *repositorySession) passwordFrom(path string) (string, error) {
+func (s *Session) readPasswordFile(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", failure.Usage("--password-file: %s", err)
@@ -70,7 +70,7 @@ func (s *repositorySession) passwordFrom(path string) (string, error) {
 	return p, nil
 }
 
-func (s *repositorySession) askPassword(ctx context.Context, prompt string) (string, error) {
+func (s *Session) askPassword(ctx context.Context, prompt string) (string, error) {
 	fmt.Fprint(s.Streams.Err, prompt)
 	p, err := s.Streams.ReadPassword(ctx)
 	fmt.Fprintln(s.Streams.Err)

@@ -1,4 +1,4 @@
-package cli
+package repoaccess
 
 import (
 	"context"
@@ -50,8 +50,8 @@ var repositoryHints = []struct {
 	{errclass.Exhausted, "make space and run the same command again: it continues where it ended"},
 }
 
-// repositoryFailure gives an error of the repository its exit code and its hint. Other errors stay as they are.
-func repositoryFailure(err error) error {
+// Explain gives an error of the repository its exit code and its hint. Other errors stay as they are.
+func Explain(err error) error {
 	var f *failure.Error
 	if err == nil || errors.As(err, &f) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -67,19 +67,19 @@ func repositoryFailure(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: locationHint}
 	}
-	return storageFailure(err)
+	return explainStorage(err)
 }
 
-// openFailure is repositoryFailure for a repository that cannot be opened as if it did not exist.
-func openFailure(err error) error {
+// explainOpen is Explain for a repository that cannot be opened as if it did not exist.
+func explainOpen(err error) error {
 	if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
 		return &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: locationHint}
 	}
-	return repositoryFailure(err)
+	return Explain(err)
 }
 
-// storageFailure classifies the other errors: a full file system, and what S3 or the way to it said.
-func storageFailure(err error) *failure.Error {
+// explainStorage classifies the other errors: a full file system, and what S3 or the way to it said.
+func explainStorage(err error) *failure.Error {
 	var path *fs.PathError
 	if errors.Is(err, syscall.ENOSPC) && errors.As(err, &path) {
 		return &failure.Error{

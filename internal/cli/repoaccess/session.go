@@ -1,4 +1,6 @@
-package cli
+// Package repoaccess opens the repository that the user selects, and gives the errors of repositories and disks exit
+// codes and hints.
+package repoaccess
 
 import (
 	"context"
@@ -17,33 +19,33 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// repositoryGroup makes a command that only holds others, all of which work on a repository.
-func (s *repositorySession) repositoryGroup(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
-	c.AddCommand(children...)
-	s.flags(c.PersistentFlags())
-	return c
-}
-
-// repositorySession is what the commands that work on a repository share: which repository, and where its password is.
-type repositorySession struct {
+// Session is what the commands that work on a repository share: which repository, and where its password is.
+type Session struct {
 	*session.Session
 
 	config, passwordFile string
 }
 
-// newRepositorySession returns a session without values of the flags.
-func newRepositorySession(s *session.Session) *repositorySession {
-	return &repositorySession{Session: s}
+// NewSession returns a session without values of the flags.
+func NewSession(s *session.Session) *Session {
+	return &Session{Session: s}
 }
 
-func (s *repositorySession) flags(f *pflag.FlagSet) {
+// GroupCommand makes a command that only holds others, all of which work on a repository.
+func (s *Session) GroupCommand(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
+	c.AddCommand(children...)
+	s.addFlags(c.PersistentFlags())
+	return c
+}
+
+func (s *Session) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
 	f.StringVar(&s.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
 }
 
-// repoConfig returns the path of the file that connecting writes.
-func (s *repositorySession) repoConfig() (string, error) {
+// ConfigPath returns the path of the file that connecting writes.
+func (s *Session) ConfigPath() (string, error) {
 	path := s.config
 	if path == "" {
 		path = s.Getenv("VARVE_REPO_CONFIG")
@@ -58,12 +60,12 @@ func (s *repositorySession) repoConfig() (string, error) {
 	return filepath.Abs(path)
 }
 
-// withRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
-func (s *repositorySession) withRepository(ctx context.Context, f func(*repository.Repository) error) error {
-	return s.withPassword(ctx, func(config, password string) error {
+// WithRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
+func (s *Session) WithRepository(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.WithPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
 		if err != nil {
-			return openFailure(err)
+			return explainOpen(err)
 		}
 		if err := r.WithoutCache(); err != nil {
 			s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
@@ -74,9 +76,9 @@ func (s *repositorySession) withRepository(ctx context.Context, f func(*reposito
 	})
 }
 
-// withPassword calls f with the file that connecting wrote and the repository's password.
-func (s *repositorySession) withPassword(ctx context.Context, f func(config, password string) error) error {
-	config, err := s.repoConfig()
+// WithPassword calls f with the file that connecting wrote and the repository's password.
+func (s *Session) WithPassword(ctx context.Context, f func(config, password string) error) error {
+	config, err := s.ConfigPath()
 	if err != nil {
 		return err
 	}
@@ -87,16 +89,16 @@ func (s *repositorySession) withPassword(ctx context.Context, f func(config, pas
 			Hint: "`varve repo connect` or `varve repo create` writes it; --repo-config or VARVE_REPO_CONFIG selects another one",
 		}
 	}
-	password, err := s.password(ctx, false)
+	password, err := s.ReadPassword(ctx, false)
 	if err != nil {
 		return err
 	}
-	return repositoryFailure(failure.Interrupted(ctx, f(config, password), "", ""))
+	return Explain(failure.Interrupted(ctx, f(config, password), "", ""))
 }
 
-// withWritable is withRepository for commands that write to the repository.
-func (s *repositorySession) withWritable(ctx context.Context, f func(*repository.Repository) error) error {
-	return s.withRepository(ctx, func(r *repository.Repository) error {
+// WithWritable is WithRepository for commands that write to the repository.
+func (s *Session) WithWritable(ctx context.Context, f func(*repository.Repository) error) error {
+	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		if r.ReadOnly() {
 			return &failure.Error{
 				Err: errors.New("this connection is read-only"), Code: errclass.ExitRefused,
