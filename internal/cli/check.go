@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -24,15 +25,15 @@ type checked struct {
 	Contents int64   `json:"contents"`
 	Bytes    int64   `json:"bytes"`
 	// Damaged are the parts of disks that cannot be restored, Good the restore points without damage.
-	Damaged []damaged    `json:"damaged"`
-	Good    []identified `json:"good"`
+	Damaged []damaged               `json:"damaged"`
+	Good    []restorepoint.Identity `json:"good"`
 	// Unreadable names the restore points that cannot even be listed; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
 // damaged is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
 type damaged struct {
-	identified `json:",inline"`
+	restorepoint.Identity `json:",inline"`
 
 	Disk   string `json:"disk"`
 	Offset int64  `json:"offset"`
@@ -51,7 +52,7 @@ func checkRepository(ctx context.Context, s *repoaccess.Session, w io.Writer, fo
 		if err != nil {
 			return err
 		}
-		list := newPointList(mover.NewPoints(report.Points, report.Unlisted))
+		list := restorepoint.NewList(mover.NewPoints(report.Points, report.Unlisted))
 		c := summarize(report, list, percent)
 		if err := c.print(w, form, list, percent > 0); err != nil {
 			return err
@@ -60,19 +61,19 @@ func checkRepository(ctx context.Context, s *repoaccess.Session, w io.Writer, fo
 	})
 }
 
-func summarize(report *repository.Report, list *pointList, percent float64) *checked {
+func summarize(report *repository.Report, list *restorepoint.List, percent float64) *checked {
 	c := &checked{
 		RestorePoints: len(list.All), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
-		Damaged: []damaged{}, Good: []identified{}, // [] in JSON, not null
+		Damaged: []damaged{}, Good: []restorepoint.Identity{}, // [] in JSON, not null
 	}
 	bad := map[string]bool{}
 	for _, d := range report.Damage {
 		bad[d.Point.ID] = true
-		c.Damaged = append(c.Damaged, damaged{identified: identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
+		c.Damaged = append(c.Damaged, damaged{Identity: restorepoint.Identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
 	}
 	for _, p := range list.All {
 		if !bad[p.ID] {
-			c.Good = append(c.Good, identify(p))
+			c.Good = append(c.Good, restorepoint.Identify(p))
 		}
 	}
 	if list.Unreadable != nil {
@@ -81,7 +82,7 @@ func summarize(report *repository.Report, list *pointList, percent float64) *che
 	return c
 }
 
-func (c *checked) print(w io.Writer, form string, list *pointList, read bool) error {
+func (c *checked) print(w io.Writer, form string, list *restorepoint.List, read bool) error {
 	if form != "" {
 		return output.PrintData(w, form, c)
 	}
@@ -92,7 +93,7 @@ func (c *checked) print(w io.Writer, form string, list *pointList, read bool) er
 			if d.Bytes > 0 {
 				where = fmt.Sprintf("%d+%d", d.Offset, d.Bytes)
 			}
-			t.Add(list.short(d.ID), d.Source.Host, mover.HistoryName(d.Source), output.FormatTime(d.Time), d.Disk, where, d.Reason)
+			t.Add(list.ShortID(d.ID), d.Source.Host, mover.HistoryName(d.Source), output.FormatTime(d.Time), d.Disk, where, d.Reason)
 		}
 		return t.Write(w)
 	}

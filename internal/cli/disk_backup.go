@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -156,7 +157,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 			return failure.Interrupted(ctx, backupFailure(err), "no restore point of "+human.Line(name)+" was made", "run the same command again: it stores what is missing")
 		}
 		if form != "" {
-			return printPoints(w, form, []*repository.RestorePoint{point})
+			return restorepoint.Print(w, form, []*repository.RestorePoint{point})
 		}
 		return printBackup(w, point)
 	})
@@ -167,7 +168,7 @@ func parentOf(ctx context.Context, r *repository.Repository, text string) (strin
 	if text == repository.ParentAuto || text == repository.ParentNone {
 		return text, nil
 	}
-	p, err := findPoint(ctx, r, text)
+	p, err := restorepoint.Find(ctx, r, text)
 	if err != nil {
 		return "", fmt.Errorf("--parent: %w", err)
 	}
@@ -202,7 +203,7 @@ func printBackup(w io.Writer, p *repository.RestorePoint) error {
 	for _, d := range p.Disks {
 		kind := "Incremental"
 		if d.FullReason != "" {
-			kind = fmt.Sprintf("Full (%s)", fullReason(d.FullReason))
+			kind = fmt.Sprintf("Full (%s)", restorepoint.FormatFullReason(d.FullReason))
 		}
 		t.Add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ChangedBytes), kind)
 	}

@@ -11,13 +11,14 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
 // offerPoints lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
 // for a password: without one, it offers nothing.
-func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words func(*pointList) []string) ([]string, cobra.ShellCompDirective) {
+func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words func(*restorepoint.List) []string) ([]string, cobra.ShellCompDirective) {
 	if s.AsksPassword() {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -29,7 +30,7 @@ func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words fu
 	defer cancel()
 	var out []string
 	err := s.WithRepository(ctx, func(r *repository.Repository) error {
-		l, err := listPoints(ctx, r)
+		l, err := restorepoint.ReadAll(ctx, r)
 		if err != nil {
 			return err
 		}
@@ -42,8 +43,8 @@ func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words fu
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// ids returns the IDs with descriptions, without those in except.
-func (l *pointList) ids(except []string) (out []string) {
+// idWords returns the IDs with descriptions, without those in except.
+func idWords(l *restorepoint.List, except []string) (out []string) {
 	for _, p := range l.All {
 		if !slices.Contains(except, p.ID) {
 			out = append(out, p.ID+"\t"+output.FormatTime(p.Time)+" "+human.Line(mover.HistoryName(p.Source)))
@@ -53,9 +54,9 @@ func (l *pointList) ids(except []string) (out []string) {
 }
 
 // latestWords returns the words for latest restore points, with descriptions.
-func (l *pointList) latestWords() (out []string) {
+func latestWords(l *restorepoint.List) (out []string) {
 	if len(l.All) > 0 {
-		out = append(out, latest+"\tthe latest restore point")
+		out = append(out, restorepoint.Latest+"\tthe latest restore point")
 	}
 	for _, history := range l.Histories(mover.HistoryFilter{}) {
 		if name := mover.HistoryName(history[0].Source); historyName(name) == nil {
@@ -72,7 +73,7 @@ func completePoints(s *repoaccess.Session, most int) cmdline.Completer {
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return offerPoints(s, c, typed, func(l *pointList) []string { return append(l.ids(args), l.latestWords()...) })
+		return offerPoints(s, c, typed, func(l *restorepoint.List) []string { return append(idWords(l, args), latestWords(l)...) })
 	}
 }
 
@@ -96,7 +97,7 @@ func completeHistory(s *repoaccess.Session, disks bool) cmdline.Completer {
 		case len(args) > 0:
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return offerPoints(s, c, typed, func(l *pointList) (names []string) {
+		return offerPoints(s, c, typed, func(l *restorepoint.List) (names []string) {
 			for _, p := range l.All {
 				if name := mover.HistoryName(p.Source); historyName(name) == nil {
 					names = append(names, name)
@@ -114,7 +115,7 @@ func completeDisk(s *repoaccess.Session) cmdline.Completer {
 		if len(args) == 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return offerPoints(s, c, typed, func(l *pointList) []string {
+		return offerPoints(s, c, typed, func(l *restorepoint.List) []string {
 			p, err := l.Find(args[0])
 			if err != nil {
 				return nil
@@ -128,7 +129,7 @@ func completeDisk(s *repoaccess.Session) cmdline.Completer {
 func completeParent(s *repoaccess.Session) cmdline.Completer {
 	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		choices := []string{repository.ParentAuto, repository.ParentNone}
-		words, directive := offerPoints(s, c, typed, func(l *pointList) []string { return append(choices, l.ids(nil)...) })
+		words, directive := offerPoints(s, c, typed, func(l *restorepoint.List) []string { return append(choices, idWords(l, nil)...) })
 		if words == nil {
 			return choices, cobra.ShellCompDirectiveNoFileComp
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
@@ -46,7 +47,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
-				l, ids, err := listNamed(cmd.Context(), r, args...)
+				l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}
@@ -58,7 +59,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					return deleteFailure(err)
 				}
 				if !yes {
-					if err := pointTable(l, points, false).Write(cmd.ErrOrStderr()); err != nil {
+					if err := restorepoint.NewTable(l, points, false).Write(cmd.ErrOrStderr()); err != nil {
 						return err
 					}
 					if err := s.Confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
@@ -69,7 +70,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					return err
 				}
 				if form != "" {
-					return printPoints(cmd.OutOrStdout(), form, points)
+					return restorepoint.Print(cmd.OutOrStdout(), form, points)
 				}
 				for _, p := range points {
 					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s%s deleted\n", p.ID, ofMachine(p))

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -27,7 +28,7 @@ read and changed, and where it comes from: identity, point of change tracking, p
 		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: completePoints(s, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				point, err := findPoint(cmd.Context(), r, args[0])
+				point, err := restorepoint.Find(cmd.Context(), r, args[0])
 				if err != nil {
 					return err
 				}
@@ -51,9 +52,9 @@ func writePoint(p *output.Page, point *repository.RestorePoint) {
 		"Host", point.Source.Host,
 		"User", point.Source.User,
 		"Time", p.Moment(point.Time),
-		"Type", pointType(point),
+		"Type", restorepoint.FormatType(point),
 		"Size", human.Bytes(point.DiskBytes()),
-		"Changed", human.Bytes(changedBytes(point)),
+		"Changed", human.Bytes(restorepoint.ChangedBytes(point)),
 		"Pins", strings.Join(point.Pins, ", "),
 		"Kopia snapshot", point.Snapshot,
 	)

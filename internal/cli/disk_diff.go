@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/mover"
@@ -53,7 +54,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 		Args: cmdline.ExactArgs(2, "the IDs of two restore points"), ValidArgsFunction: completePoints(s, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, ids, err := listNamed(cmd.Context(), r, args...)
+				l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
 				if err != nil {
 					return err
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -42,7 +43,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, err := listPoints(cmd.Context(), r)
+				l, err := restorepoint.ReadAll(cmd.Context(), r)
 				if err != nil {
 					return err
 				}
@@ -59,12 +60,12 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				}
 				switch {
 				case form == output.AsJSON || form == output.AsYAML || form == output.AsName:
-					err = printPoints(cmd.OutOrStdout(), form, points)
+					err = restorepoint.Print(cmd.OutOrStdout(), form, points)
 				case len(points) == 0 && len(args) == 0 && lost == nil && l.Unreadable == nil:
 					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points match.")
 				case len(points) == 0:
 				default:
-					err = pointTable(l, points, form == output.AsWide).WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
+					err = restorepoint.NewTable(l, points, form == output.AsWide).WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
 				}
 				if err != nil {
 					return err
@@ -73,7 +74,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				if err := errors.Join(l.Unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
 					return err
 				}
-				return l.noneOf(args[0])
+				return noneOf(l, args[0])
 			})
 		},
 	}
@@ -108,7 +109,7 @@ func atTime(p *repository.RestorePoint) string {
 }
 
 // noneOf returns the error for a name without restore points. It suggests similar names.
-func (l *pointList) noneOf(name string) error {
+func noneOf(l *restorepoint.List, name string) error {
 	var like []string
 	for _, p := range l.All {
 		other := mover.HistoryName(p.Source)

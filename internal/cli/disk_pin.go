@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -86,7 +87,7 @@ of varve disk prune decide how long they are kept.`,
 // changed.
 func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
 	return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
-		l, ids, err := listNamed(cmd.Context(), r, args...)
+		l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
 		if err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form s
 
 func printPins(w io.Writer, form string, points []*repository.RestorePoint) error {
 	if form != "" {
-		return printPoints(w, form, points)
+		return restorepoint.Print(w, form, points)
 	}
 	for _, p := range points {
 		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), human.Or(human.Line(joined(p.Pins))))

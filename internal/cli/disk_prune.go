@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -40,7 +41,7 @@ type pruned struct {
 
 // verdict is the decision about a restore point.
 type verdict struct {
-	identified `json:",inline"`
+	restorepoint.Identity `json:",inline"`
 
 	Keep bool `json:"keep"`
 	// Reasons are the rules that keep it.
@@ -133,8 +134,8 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	if err != nil {
 		return err
 	}
-	l := newPointList(survey.Points)
-	l.warn(cmd.ErrOrStderr())
+	l := restorepoint.NewList(survey.Points)
+	l.WarnUnreadable(cmd.ErrOrStderr())
 	// Decide everything before deleting anything.
 	decisions, err := survey.Decide(q.policy, s.Now())
 	if err != nil {
@@ -142,7 +143,7 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	}
 	out := pruned{DryRun: q.dryRun, Items: []verdict{}}
 	for _, d := range decisions {
-		out.Items = append(out.Items, verdict{identified: identify(d.Point), Keep: d.Keep, Reasons: append([]string{}, d.Reasons...), Damaged: d.Damaged})
+		out.Items = append(out.Items, verdict{Identity: restorepoint.Identify(d.Point), Keep: d.Keep, Reasons: append([]string{}, d.Reasons...), Damaged: d.Damaged})
 	}
 	remove := mover.RemovedIDs(decisions)
 	if len(remove) > 0 && !q.dryRun {
@@ -156,7 +157,7 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	return out.print(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
 }
 
-func (o pruned) print(w, summary io.Writer, l *pointList, removed int) error {
+func (o pruned) print(w, summary io.Writer, l *restorepoint.List, removed int) error {
 	if len(o.Items) == 0 {
 		fmt.Fprintln(summary, "No restore points match.")
 		return nil
@@ -167,7 +168,7 @@ func (o pruned) print(w, summary io.Writer, l *pointList, removed int) error {
 		if !v.Keep {
 			action = "remove"
 		}
-		t.Add(action, output.FormatTime(v.Time), l.short(v.ID), v.Source.Host, mover.HistoryName(v.Source), strings.Join(v.Reasons, ", "))
+		t.Add(action, output.FormatTime(v.Time), l.ShortID(v.ID), v.Source.Host, mover.HistoryName(v.Source), strings.Join(v.Reasons, ", "))
 	}
 	if err := t.Write(w); err != nil {
 		return err

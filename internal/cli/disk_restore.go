@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
+	"github.com/varvebackup/varve/internal/cli/restorepoint"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/mover"
@@ -94,7 +95,7 @@ type restored struct {
 
 // pointDisk finds a restore point and one of its disks. name may be empty if there is only one.
 func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
-	p, err := findPoint(ctx, r, id)
+	p, err := restorepoint.Find(ctx, r, id)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,4 +1,4 @@
-package cli
+package restorepoint
 
 import (
 	"context"
@@ -13,18 +13,18 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// latest is the word for the latest restore point of the repository.
-const latest = "latest"
+// Latest is the word for the latest restore point of the repository.
+const Latest = "latest"
 
 // idDigits is the form of an ID and of its beginning. minIDDigits is how many of them are enough.
 var idDigits = regexp.MustCompile(`^[0-9a-f]+$`)
 
 const minIDDigits = 4
 
-// resolvePoints replaces the words that stand for restore points with IDs: `latest`, and the name of a machine, which means its
+// resolveWords replaces the words that stand for restore points with IDs: `latest`, and the name of a machine, which means its
 // latest restore point. What may be the beginning of an ID is a name only if no ID begins with it. Everything else
 // stays as it is, for those who look for IDs to refuse.
-func resolvePoints(ctx context.Context, r *repository.Repository, words ...string) ([]string, error) {
+func resolveWords(ctx context.Context, r *repository.Repository, words ...string) ([]string, error) {
 	out := slices.Clone(words)
 	var points *mover.Points
 	for i, word := range words {
@@ -40,7 +40,7 @@ func resolvePoints(ctx context.Context, r *repository.Repository, words ...strin
 				return nil, err
 			}
 		}
-		p, err := latestPoint(points, word, r.Source("", "", mover.HistoryPath(word)))
+		p, err := findLatest(points, word, r.Source("", "", mover.HistoryPath(word)))
 		if err != nil {
 			return nil, err
 		}
@@ -51,11 +51,11 @@ func resolvePoints(ctx context.Context, r *repository.Repository, words ...strin
 	return out, nil
 }
 
-// latestPoint returns the restore point that a word stands for, or nil. own is the history of that name which this
+// findLatest returns the restore point that a word stands for, or nil. own is the history of that name which this
 // connection's backups belong to; it counts before those of other hosts and users.
-func latestPoint(points *mover.Points, word string, own repository.Source) (*repository.RestorePoint, error) {
+func findLatest(points *mover.Points, word string, own repository.Source) (*repository.RestorePoint, error) {
 	candidates := points.All
-	if word != latest {
+	if word != Latest {
 		histories := points.Histories(mover.HistoryFilter{Names: []string{word}})
 		if i := slices.IndexFunc(histories, func(h []*repository.RestorePoint) bool { return h[0].Source == own }); i >= 0 {
 			histories = histories[i : i+1]
@@ -68,7 +68,7 @@ func latestPoint(points *mover.Points, word string, own repository.Source) (*rep
 	switch {
 	case strings.Trim(word, "/") == "":
 		return nil, nil //nolint:nilnil // it stands for nothing
-	case len(candidates) == 0 && (word == latest || !idDigits.MatchString(word)) && points.Unreadable == nil:
+	case len(candidates) == 0 && (word == Latest || !idDigits.MatchString(word)) && points.Unreadable == nil:
 		return nil, errclass.Errorf(errclass.NotFound, "restore point %s: not found: no ID begins with it, and no machine has this name", human.Line(word))
 	case len(candidates) == 0:
 		return nil, nil //nolint:nilnil // it stands for nothing

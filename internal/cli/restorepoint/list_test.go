@@ -1,4 +1,4 @@
-package cli
+package restorepoint
 
 import (
 	"strings"
@@ -30,16 +30,16 @@ func TestShortIDsAreUnique(t *testing.T) {
 		"short ones":  {[]string{"abcd", "abce"}, shortID},
 		"differ last": {[]string{strings.Repeat("a", 32), strings.Repeat("a", 31) + "b"}, 32},
 	} {
-		l := newPointList(mover.NewPoints(points(c.ids...), nil))
-		if l.length != c.want {
-			t.Errorf("%s: %d characters, want %d", name, l.length, c.want)
+		l := NewList(mover.NewPoints(points(c.ids...), nil))
+		if l.Length != c.want {
+			t.Errorf("%s: %d characters, want %d", name, l.Length, c.want)
 		}
 		seen := map[string]bool{}
 		for _, id := range c.ids {
-			if seen[l.short(id)] {
-				t.Errorf("%s: two are called %s", name, l.short(id))
+			if seen[l.ShortID(id)] {
+				t.Errorf("%s: two are called %s", name, l.ShortID(id))
 			}
-			seen[l.short(id)] = true
+			seen[l.ShortID(id)] = true
 		}
 	}
 }
