@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/damage"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
@@ -30,7 +31,7 @@ restore points; -o json also lists the restore points that are good.`,
   varve disk verify --percent 10 --progress json`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return checkRepository(cmd.Context(), s, cmd.OutOrStdout(), form, float64(percent), &d)
+			return damage.Check(cmd.Context(), s, cmd.OutOrStdout(), form, float64(percent), &d)
 		},
 	}
 	c.Flags().Var(&percent, "percent", "how much of the data is read, from 0 to 100")

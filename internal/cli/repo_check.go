@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/damage"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/session"
@@ -25,7 +26,7 @@ restore points; -o json also lists the restore points that are good.`,
   varve repo check -o json | jq -r '.good[].id'`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return checkRepository(cmd.Context(), s, cmd.OutOrStdout(), form, 0, &d)
+			return damage.Check(cmd.Context(), s, cmd.OutOrStdout(), form, 0, &d)
 		},
 	}
 	d.AddFlag(c, "while checking")

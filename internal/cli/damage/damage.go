@@ -1,4 +1,5 @@
-package cli
+// Package damage looks for damage in a repository and shows what it finds, for `varve repo check` and `varve disk verify`.
+package damage
 
 import (
 	"context"
@@ -17,22 +18,22 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// checked is what `repo check` and `disk verify` found.
-type checked struct {
+// result is what `repo check` and `disk verify` found.
+type result struct {
 	RestorePoints int `json:"restorePoints"`
 	// Contents with Bytes bytes were read, which is Percent of all.
 	Percent  float64 `json:"percent"`
 	Contents int64   `json:"contents"`
 	Bytes    int64   `json:"bytes"`
 	// Damaged are the parts of disks that cannot be restored, Good the restore points without damage.
-	Damaged []damaged               `json:"damaged"`
+	Damaged []part                  `json:"damaged"`
 	Good    []restorepoint.Identity `json:"good"`
 	// Unreadable names the restore points that cannot even be listed; "" if all can.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// damaged is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
-type damaged struct {
+// part is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
+type part struct {
 	restorepoint.Identity `json:",inline"`
 
 	Disk   string `json:"disk"`
@@ -41,8 +42,8 @@ type damaged struct {
 	Reason string `json:"reason"`
 }
 
-// checkRepository looks for damage and prints what it finds. Damage is an error.
-func checkRepository(ctx context.Context, s *repoaccess.Session, w io.Writer, form string, percent float64, d *session.Display) error {
+// Check looks for damage and prints what it finds. Damage is an error.
+func Check(ctx context.Context, s *repoaccess.Session, w io.Writer, form string, percent float64, d *session.Display) error {
 	return s.WithRepository(ctx, func(r *repository.Repository) error {
 		var report *repository.Report
 		err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
@@ -61,15 +62,15 @@ func checkRepository(ctx context.Context, s *repoaccess.Session, w io.Writer, fo
 	})
 }
 
-func summarize(report *repository.Report, list *restorepoint.List, percent float64) *checked {
-	c := &checked{
+func summarize(report *repository.Report, list *restorepoint.List, percent float64) *result {
+	c := &result{
 		RestorePoints: len(list.All), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
-		Damaged: []damaged{}, Good: []restorepoint.Identity{}, // [] in JSON, not null
+		Damaged: []part{}, Good: []restorepoint.Identity{}, // [] in JSON, not null
 	}
 	bad := map[string]bool{}
 	for _, d := range report.Damage {
 		bad[d.Point.ID] = true
-		c.Damaged = append(c.Damaged, damaged{Identity: restorepoint.Identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
+		c.Damaged = append(c.Damaged, part{Identity: restorepoint.Identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
 	}
 	for _, p := range list.All {
 		if !bad[p.ID] {
@@ -82,7 +83,7 @@ func summarize(report *repository.Report, list *restorepoint.List, percent float
 	return c
 }
 
-func (c *checked) print(w io.Writer, form string, list *restorepoint.List, read bool) error {
+func (c *result) print(w io.Writer, form string, list *restorepoint.List, read bool) error {
 	if form != "" {
 		return output.PrintData(w, form, c)
 	}
@@ -109,7 +110,7 @@ func (c *checked) print(w io.Writer, form string, list *restorepoint.List, read 
 }
 
 // verdict returns the error for the damage.
-func (c *checked) verdict() error {
+func (c *result) verdict() error {
 	const hint = "everything outside of the damage can be restored, and so can the restore points that -o json lists as good"
 	var ids []string
 	for _, d := range c.Damaged {
