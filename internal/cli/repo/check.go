@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"github.com/spf13/cobra"
@@ -10,7 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/session"
 )
 
-func newRepoCheck(s *repoaccess.Session) *cobra.Command {
+func newCheckCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	c := &cobra.Command{

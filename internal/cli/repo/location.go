@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"crypto/x509"
@@ -140,7 +140,7 @@ func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, e
 		return o, nil
 	}
 	o.LockMode = strings.ToUpper(f.mode)
-	period, err := days(f.period)
+	period, err := parseDays(f.period)
 	switch {
 	case f.mode == "" || f.period == "":
 		return o, failure.Usage("--object-lock and --object-lock-period need each other")
@@ -157,8 +157,8 @@ func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, e
 	return o, nil
 }
 
-// days reads a span of weeks, days and hours, which have a fixed length.
-func days(text string) (time.Duration, error) {
+// parseDays reads a span of weeks, days and hours, which have a fixed length.
+func parseDays(text string) (time.Duration, error) {
 	span, err := retention.ParseSpan(text)
 	if err != nil {
 		return 0, err

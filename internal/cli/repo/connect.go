@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"context"
@@ -115,7 +115,7 @@ func (c connected) print(w io.Writer, form string, created bool) error {
 	return nil
 }
 
-func newRepoConnect(s *repoaccess.Session) *cobra.Command {
+func newConnectCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection

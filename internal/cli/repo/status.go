@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newRepoStatus(s *repoaccess.Session) *cobra.Command {
+func newStatusCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "status", Short: "Show the location, format and contents of a repository",

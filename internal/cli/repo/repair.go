@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newRepoRepair(s *repoaccess.Session) *cobra.Command {
+func newRepairCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var yes, dryRun bool
 	c := &cobra.Command{

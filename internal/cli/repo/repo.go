@@ -1,4 +1,5 @@
-package cli
+// Package repo has the commands of `varve repo`.
+package repo
 
 import (
 	"github.com/spf13/cobra"
@@ -6,7 +7,8 @@ import (
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
 )
 
-func newRepoGroup(s *repoaccess.Session) *cobra.Command {
+// NewCommand makes `varve repo`.
+func NewCommand(s *repoaccess.Session) *cobra.Command {
 	return s.GroupCommand("repo", "Create, connect to, check and maintain a repository of disks",
 		`Create, connect to, check and maintain a repository of disks: a directory, or a bucket of
 any S3 storage. No cluster is needed.
@@ -18,5 +20,5 @@ varve repo and varve disk read.`,
 		`  varve repo create /mnt/backups
   varve repo connect s3://s3.example.com/backups/varve
   varve repo status`,
-		newRepoCreate(s), newRepoConnect(s), newRepoStatus(s), newRepoCheck(s), newRepoMaintenance(s), newRepoRepair(s))
+		newCreateCommand(s), newConnectCommand(s), newStatusCommand(s), newCheckCommand(s), newMaintenanceCommand(s), newRepairCommand(s))
 }

@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newRepoCreate(s *repoaccess.Session) *cobra.Command {
+func newCreateCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f s3Flags
 	var n connection

@@ -1,4 +1,4 @@
-package cli
+package repo
 
 import (
 	"context"
@@ -28,7 +28,7 @@ type maintained struct {
 	StoredBytesAfter  int64 `json:"storedBytesAfter"`
 }
 
-func newRepoMaintenance(s *repoaccess.Session) *cobra.Command {
+func newMaintenanceCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var full, exclusive bool
