@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newDiskDelete(s *repoaccess.Session) *cobra.Command {
+func newDeleteCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var yes bool

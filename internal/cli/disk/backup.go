@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newDiskBackup(s *repoaccess.Session) *cobra.Command {
+func newBackupCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var b backupFlags

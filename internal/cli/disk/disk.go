@@ -1,4 +1,5 @@
-package cli
+// Package disk has the commands of `varve disk`.
+package disk
 
 import (
 	"strings"
@@ -12,7 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/mover"
 )
 
-func newDiskGroup(s *repoaccess.Session) *cobra.Command {
+// NewCommand makes `varve disk`.
+func NewCommand(s *repoaccess.Session) *cobra.Command {
 	return s.GroupCommand("disk", "Back up, restore, serve, compare and remove restore points of disks",
 		`Make, restore, serve, list, compare, verify, pin and remove restore points of disks. They are in
 the repository that varve repo connected to. No cluster is needed.
@@ -28,7 +30,7 @@ give IDs.`,
   varve disk list web
   varve disk verify --percent 10
   varve disk prune web --keep-daily 7 --keep-weekly 4 --dry-run`,
-		newDiskBackup(s), newDiskCheckpoint(s), newDiskList(s), newDiskDescribe(s), newDiskDiff(s), newDiskVerify(s), newDiskRestore(s), newDiskServe(s), newDiskDelete(s), newDiskPrune(s), newDiskPin(s), newDiskUnpin(s))
+		newBackupCommand(s), newCheckpointCommand(s), newListCommand(s), newDescribeCommand(s), newDiffCommand(s), newVerifyCommand(s), newRestoreCommand(s), newServeCommand(s), newDeleteCommand(s), newPruneCommand(s), newPinCommand(s), newUnpinCommand(s))
 }
 
 // historyFlags select histories in addition to their names, or say whose a new restore point is.

@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ import (
 // defaultPin is the name of a pin for which the user gave none.
 const defaultPin = "pinned"
 
-func newDiskPin(s *repoaccess.Session) *cobra.Command {
+func newPinCommand(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "pin ID...", Short: "Keep restore points until they are unpinned",
@@ -44,7 +44,7 @@ pins, each with a name.`,
 	return c
 }
 
-func newDiskUnpin(s *repoaccess.Session) *cobra.Command {
+func newUnpinCommand(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	var all bool
 	c := &cobra.Command{

@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newDiskList(s *repoaccess.Session) *cobra.Command {
+func newListCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var f historyFlags
 	var noHeaders bool

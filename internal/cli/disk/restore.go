@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -32,7 +32,7 @@ type restoreFlags struct {
 	tlsConfig *tls.Config
 }
 
-func newDiskRestore(s *repoaccess.Session) *cobra.Command {
+func newRestoreCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	var f restoreFlags

@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type serveFlags struct {
 	cacheBytes int64
 }
 
-func newDiskServe(s *repoaccess.Session) *cobra.Command {
+func newServeCommand(s *repoaccess.Session) *cobra.Command {
 	var f serveFlags
 	c := &cobra.Command{
 		Use: "serve ID", Short: "Export a disk of a restore point over NBD, without restoring it",

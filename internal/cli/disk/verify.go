@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"strconv"
@@ -13,7 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/session"
 )
 
-func newDiskVerify(s *repoaccess.Session) *cobra.Command {
+func newVerifyCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	var d session.Display
 	percent := percentage(100)

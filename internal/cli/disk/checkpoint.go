@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newDiskCheckpoint(s *repoaccess.Session) *cobra.Command {
+func newCheckpointCommand(s *repoaccess.Session) *cobra.Command {
 	var f historyFlags
 	var diskName string
 	c := &cobra.Command{

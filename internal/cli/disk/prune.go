@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"fmt"
@@ -49,7 +49,7 @@ type verdict struct {
 	Damaged bool     `json:"damaged,omitempty"`
 }
 
-func newDiskPrune(s *repoaccess.Session) *cobra.Command {
+func newPruneCommand(s *repoaccess.Session) *cobra.Command {
 	var q pruning
 	c := &cobra.Command{
 		Use: "prune [NAME]", Short: "Remove restore points that no rule keeps",

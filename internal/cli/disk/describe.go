@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-func newDiskDescribe(s *repoaccess.Session) *cobra.Command {
+func newDescribeCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
 	c := &cobra.Command{
 		Use: "describe ID", Short: "Show a restore point with its disks",

@@ -1,4 +1,4 @@
-package cli
+package disk
 
 import (
 	"fmt"
@@ -37,7 +37,7 @@ type diffExtent struct {
 	Length int64 `json:"length"`
 }
 
-func newDiskDiff(s *repoaccess.Session) *cobra.Command {
+func newDiffCommand(s *repoaccess.Session) *cobra.Command {
 	var form, name string
 	c := &cobra.Command{
 		Use: "diff ID1 ID2", Short: "Show where a disk differs between two restore points",
