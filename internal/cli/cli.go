@@ -5,7 +5,7 @@
 // internal/repository keeps the stored data intact.
 //
 // Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The
-// exit code is 0 only if what was asked for is so (see Code). Text from the cluster is stripped of control characters
+// exit code is 0 only if what was asked for is so (see package failure). Text from the cluster is stripped of control characters
 // before it reaches a terminal.
 //
 // New builds a command tree for one run, in one goroutine.
