@@ -5,8 +5,8 @@
 // internal/repository keeps the stored data intact.
 //
 // Results go to standard output, in a form that -o selects; progress, warnings and errors go to standard error. The
-// exit code is 0 only if what was asked for is so (see package failure). Text from the cluster is stripped of control characters
-// before it reaches a terminal.
+// exit code is 0 only if what was asked for is so (see package failure). Text from the cluster is stripped of control
+// characters before it reaches a terminal.
 //
 // New builds a command tree for one run, in one goroutine.
 package cli
@@ -89,7 +89,7 @@ func New(o Options) *cobra.Command {
 	}
 	root.AddCommand(serversTopic(root), optionsTopic(root))
 	root.InitDefaultCompletionCmd()
-	groups(root)
-	rename(root, o.Program)
+	refuseUnknownCommands(root)
+	applyProgramName(root, o.Program)
 	return root
 }

@@ -88,11 +88,11 @@ an executable ` + "`kubectl_complete-varve`" + ` in the PATH:
 func Reference(w io.Writer, root *cobra.Command) error {
 	var b strings.Builder
 	b.WriteString(referenceIntro)
-	visit(root, func(c *cobra.Command) {
+	visitCommands(root, func(c *cobra.Command) {
 		if c.HasSubCommands() || !c.Runnable() || hiddenCommand(c) || c.Name() == "help" || (c.HasParent() && c.Parent().Name() == "completion") {
 			return
 		}
-		reference(&b, c)
+		writeCommand(&b, c)
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -107,9 +107,9 @@ func hiddenCommand(c *cobra.Command) bool {
 	return false
 }
 
-func reference(b *strings.Builder, c *cobra.Command) {
+func writeCommand(b *strings.Builder, c *cobra.Command) {
 	fmt.Fprintf(b, "\n### %s\n\n%s\n\n    %s\n", c.CommandPath(), c.Long, c.UseLine())
-	fmt.Fprintf(b, "\n```sh\n%s\n```\n", dedent(c.Example))
+	fmt.Fprintf(b, "\n```sh\n%s\n```\n", removeIndent(c.Example))
 	rows := ""
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Name == "help" {
@@ -138,8 +138,8 @@ func flagDefault(f *pflag.Flag) string {
 	}
 }
 
-// dedent removes the indentation that help gives to examples.
-func dedent(text string) string {
+// removeIndent removes the indentation that help gives to examples.
+func removeIndent(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
 		lines[i] = strings.TrimPrefix(lines[i], "  ")

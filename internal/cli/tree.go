@@ -13,11 +13,11 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 )
 
-// groups makes every command that only holds others refuse anything that is not one of them. cobra would show help and
-// succeed.
-func groups(c *cobra.Command) {
+// refuseUnknownCommands makes every command that only holds others refuse anything that is not one of them. cobra would
+// show help and succeed.
+func refuseUnknownCommands(c *cobra.Command) {
 	for _, child := range c.Commands() {
-		groups(child)
+		refuseUnknownCommands(child)
 	}
 	if c.Runnable() || !c.HasSubCommands() {
 		return
@@ -41,14 +41,14 @@ func groups(c *cobra.Command) {
 	c.SuggestionsMinimumDistance = 2
 }
 
-// rename makes help call the program what the user calls it.
-func rename(root *cobra.Command, program string) {
+// applyProgramName makes help call the program what the user calls it.
+func applyProgramName(root *cobra.Command, program string) {
 	if program != plugin {
 		return
 	}
 	root.Use = program
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl varve"}
-	visit(root, func(c *cobra.Command) {
+	visitCommands(root, func(c *cobra.Command) {
 		c.Example = strings.ReplaceAll(c.Example, "  varve ", "  kubectl varve ")
 		c.Long = asPlugin(c.Long)
 	})
@@ -60,11 +60,11 @@ const plugin = "kubectl-varve"
 // asPlugin returns a text whose commands begin as the plugin's users type them.
 func asPlugin(text string) string { return strings.ReplaceAll(text, "`varve ", "`kubectl varve ") }
 
-// visit calls f with c and every command below it.
-func visit(c *cobra.Command, f func(*cobra.Command)) {
+// visitCommands calls f with c and every command below it.
+func visitCommands(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)
 	for _, child := range c.Commands() {
-		visit(child, f)
+		visitCommands(child, f)
 	}
 }
 
@@ -102,14 +102,14 @@ func flagFailure(c *cobra.Command, err error) error {
 	case errors.As(err, &missing):
 		return failure.Misused(c, "--%s needs a value", missing.GetFlag().Name)
 	case errors.As(err, &invalid):
-		return failure.Usage("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid))
+		return failure.Usage("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), describeExpected(invalid))
 	default:
 		return failure.Misused(c, "%s", err)
 	}
 }
 
-// expected says what a flag takes instead of a value that it has refused.
-func expected(err *pflag.InvalidValueError) string {
+// describeExpected says what a flag takes instead of a value that it has refused.
+func describeExpected(err *pflag.InvalidValueError) string {
 	switch kind := err.GetFlag().Value.Type(); {
 	case errors.Is(err, strconv.ErrRange):
 		return "give a smaller number"

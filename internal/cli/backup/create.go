@@ -52,13 +52,13 @@ succeeds only if the backup does.`,
   # Full, although the tracker has a base; progress for a program
   varve backup create --tracker web --pvc backups --force-full --wait --progress json`,
 		Args: cmdline.AtMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
-		PreRunE: func(*cobra.Command, []string) error { return r.check() },
+		PreRunE: func(*cobra.Command, []string) error { return r.validateFlags() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
-			b := r.object(c.Namespace, args)
+			b := r.newObject(c.Namespace, args)
 			if err := c.Create(cmd.Context(), b); err != nil {
 				return fmt.Errorf("create backup in namespace %s: %w", c.Namespace, err)
 			}
@@ -72,16 +72,16 @@ succeeds only if the backup does.`,
 					return err
 				}
 			}
-			return r.report(cmd.OutOrStdout(), form, b, w.Wait)
+			return r.printResult(cmd.OutOrStdout(), form, b, w.Wait)
 		},
 	}
-	r.flags(s, c)
+	r.addFlags(s, c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
 	w.AddFlags(c, "the backup is done or has failed", 0)
 	return c
 }
 
-func (r *backupRequest) flags(s *resource.Session, c *cobra.Command) {
+func (r *backupRequest) addFlags(s *resource.Session, c *cobra.Command) {
 	c.Flags().StringVar(&r.vm, "vm", "", "the virtual machine to back up in full")
 	c.Flags().StringVar(&r.tracker, "tracker", "", "the tracker whose last backup is the base")
 	c.Flags().StringVar(&r.pvc, "pvc", "", "the claim (volume mode Filesystem) to write to; the backup waits until it exists")
@@ -93,7 +93,7 @@ func (r *backupRequest) flags(s *resource.Session, c *cobra.Command) {
 	s.CompleteFlag(c, "pvc", resource.NewClaims)
 }
 
-func (r *backupRequest) check() error {
+func (r *backupRequest) validateFlags() error {
 	switch {
 	case (r.vm == "") == (r.tracker == ""):
 		return failure.Usage("give exactly one of --tracker (incremental) and --vm (a full backup that stands alone)")
@@ -105,8 +105,8 @@ func (r *backupRequest) check() error {
 	return nil
 }
 
-// object returns the backup to create. Without a name, the server generates one.
-func (r *backupRequest) object(namespace string, args []string) *backupv1.VirtualMachineBackup {
+// newObject returns the backup to create. Without a name, the server generates one.
+func (r *backupRequest) newObject(namespace string, args []string) *backupv1.VirtualMachineBackup {
 	b := &backupv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: r.labels},
 		Spec: backupv1.VirtualMachineBackupSpec{
@@ -124,20 +124,20 @@ func (r *backupRequest) object(namespace string, args []string) *backupv1.Virtua
 	return b
 }
 
-// report prints the result of a create that succeeded.
-func (r *backupRequest) report(w io.Writer, form string, b *backupv1.VirtualMachineBackup, waited bool) error {
+// printResult prints the result of a create that succeeded.
+func (r *backupRequest) printResult(w io.Writer, form string, b *backupv1.VirtualMachineBackup, waited bool) error {
 	if form != "" {
 		return output.PrintObject(w, form, b)
 	}
 	if !waited {
 		return nil
 	}
-	_, err := fmt.Fprintln(w, summary(b))
+	_, err := fmt.Fprintln(w, formatSummary(b))
 	return err
 }
 
-// summary describes a finished backup in one line.
-func summary(b *backupv1.VirtualMachineBackup) string {
+// formatSummary describes a finished backup in one line.
+func formatSummary(b *backupv1.VirtualMachineBackup) string {
 	text := fmt.Sprintf("backup %s done: %s, %s moved", b.Name, b.Status.BackupType, human.Bytes(b.Status.MovedBytes))
 	if b.Status.StartTimestamp != nil && b.Status.CompletionTimestamp != nil {
 		text += ", took " + human.Span(b.Status.CompletionTimestamp.Sub(b.Status.StartTimestamp.Time))
@@ -157,7 +157,7 @@ func untilFinal(s *resource.Session, c *cluster.Client, b *backupv1.VirtualMachi
 				if !exists || seen.UID != uid {
 					return false, failure.New("", "backup %s was deleted while it ran: %s", name, backupv1.ReasonAborted)
 				}
-				show(reportOf(seen))
+				show(newReport(seen))
 				seen.DeepCopyInto(b)
 				switch seen.Status.Phase {
 				case backupv1.BackupDone:
@@ -171,7 +171,7 @@ func untilFinal(s *resource.Session, c *cluster.Client, b *backupv1.VirtualMachi
 	}
 }
 
-func reportOf(b *backupv1.VirtualMachineBackup) progress.Report {
+func newReport(b *backupv1.VirtualMachineBackup) progress.Report {
 	r := progress.Report{Name: b.Name, Phase: phaseOf(b), Message: b.Status.Message}
 	if p := b.Status.Progress; p != nil {
 		r.ProcessedBytes, r.TotalBytes = p.ProcessedBytes, p.TotalBytes

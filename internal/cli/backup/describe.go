@@ -68,14 +68,14 @@ func writeBackup(p *output.Page, b *backupv1.VirtualMachineBackup) {
 		"Type", string(b.Status.BackupType),
 		"Checkpoint", b.Status.CheckpointName,
 		"Base", baseOf(b),
-		"Target", target(b),
+		"Target", formatTarget(b),
 		"Node", b.Status.NodeName,
 		"Point in time", p.Timestamp(b.Status.StartTimestamp),
 		"Completed", p.Timestamp(b.Status.CompletionTimestamp),
 		"Took", tookOf(b, p.Now),
-		"Copied in", millis(&b.Status.CopyMillis),
-		"Hashed in", millis(&b.Status.SealMillis),
-		"Frozen", millis(b.Status.FrozenMillis),
+		"Copied in", formatMillis(&b.Status.CopyMillis),
+		"Hashed in", formatMillis(&b.Status.SealMillis),
+		"Frozen", formatMillis(b.Status.FrozenMillis),
 		"Moved", movedOf(b),
 	)
 	writeVolumes(p, b.Status.IncludedVolumes)
@@ -126,7 +126,7 @@ func baseOf(b *backupv1.VirtualMachineBackup) string {
 	return fmt.Sprintf("%s of backup %s", base.Name, human.Or(base.BackupName))
 }
 
-func target(b *backupv1.VirtualMachineBackup) string {
+func formatTarget(b *backupv1.VirtualMachineBackup) string {
 	text := "claim " + b.Spec.PVCName
 	if b.Status.Directory != "" {
 		text += ", directory " + b.Status.Directory
@@ -134,8 +134,8 @@ func target(b *backupv1.VirtualMachineBackup) string {
 	return text
 }
 
-// millis returns a duration that may be absent.
-func millis(n *int64) string {
+// formatMillis returns a duration that may be absent.
+func formatMillis(n *int64) string {
 	if n == nil || *n == 0 {
 		return ""
 	}

@@ -51,7 +51,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 	if err != nil {
 		return nil, err
 	}
-	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper(), FieldValidation: "Strict"})
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: newMapper(), FieldValidation: "Strict"})
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
@@ -69,9 +69,9 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// mapper returns the resources without asking the server: discovery at each start would cost more than the command
+// newMapper returns the resources without asking the server: discovery at each start would cost more than the command
 // itself.
-func mapper() meta.RESTMapper {
+func newMapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, corev1.SchemeGroupVersion})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)

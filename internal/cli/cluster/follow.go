@@ -35,10 +35,10 @@ func Follow[T client.Object](ctx context.Context, c client.WithWatch, key client
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil && !transient(err):
+		case err != nil && !isTransient(err):
 			return err
 		}
-		if err := pause(ctx, retryAfter); err != nil {
+		if err := pauseFor(ctx, retryAfter); err != nil {
 			return err
 		}
 	}
@@ -93,14 +93,14 @@ func followOnce[T client.Object](ctx context.Context, c client.WithWatch, key cl
 	return false, nil
 }
 
-// transient reports whether a later try can succeed.
-func transient(err error) bool {
+// isTransient reports whether a later try can succeed.
+func isTransient(err error) bool {
 	return Classify(err) == Unreachable || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// pause waits, or returns the context's cause.
-func pause(ctx context.Context, d time.Duration) error {
+// pauseFor waits, or returns the context's cause.
+func pauseFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -54,15 +54,15 @@ func Check(ctx context.Context, s *repoaccess.Session, w io.Writer, form string,
 			return err
 		}
 		list := restorepoint.NewList(mover.NewPoints(report.Points, report.Unlisted))
-		c := summarize(report, list, percent)
-		if err := c.print(w, form, list, percent > 0); err != nil {
+		c := newResult(report, list, percent)
+		if err := c.printAs(w, form, list, percent > 0); err != nil {
 			return err
 		}
-		return c.verdict()
+		return c.damageError()
 	})
 }
 
-func summarize(report *repository.Report, list *restorepoint.List, percent float64) *result {
+func newResult(report *repository.Report, list *restorepoint.List, percent float64) *result {
 	c := &result{
 		RestorePoints: len(list.All), Percent: percent, Contents: report.Contents, Bytes: report.Bytes,
 		Damaged: []part{}, Good: []restorepoint.Identity{}, // [] in JSON, not null
@@ -83,7 +83,7 @@ func summarize(report *repository.Report, list *restorepoint.List, percent float
 	return c
 }
 
-func (c *result) print(w io.Writer, form string, list *restorepoint.List, read bool) error {
+func (c *result) printAs(w io.Writer, form string, list *restorepoint.List, read bool) error {
 	if form != "" {
 		return output.PrintData(w, form, c)
 	}
@@ -109,8 +109,8 @@ func (c *result) print(w io.Writer, form string, list *restorepoint.List, read b
 	return err
 }
 
-// verdict returns the error for the damage.
-func (c *result) verdict() error {
+// damageError returns the error for the damage.
+func (c *result) damageError() error {
 	const hint = "everything outside of the damage can be restored, and so can the restore points that -o json lists as good"
 	var ids []string
 	for _, d := range c.Damaged {

@@ -74,17 +74,17 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 		},
 		ValidArgsFunction: completeHistory(s, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := errors.Join(historyName(args[0]), atWork(b.workers)); err != nil {
+			if err := errors.Join(validateHistoryName(args[0]), validateParallel(b.workers)); err != nil {
 				return err
 			}
-			sources, err := b.sources(args[1:])
+			sources, err := b.parseSources(args[1:])
 			if err != nil {
 				return err
 			}
 			return backUpDisks(cmd.Context(), s, cmd.OutOrStdout(), form, args[0], sources, &b, &d)
 		},
 	}
-	b.flags(c)
+	b.addFlags(c)
 	cmdline.RegisterCompletion(c, "parent", completeParent(s))
 	d.AddFlag(c, "while reading")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
@@ -107,7 +107,7 @@ type backupFlags struct {
 	workers     int
 }
 
-func (b *backupFlags) flags(c *cobra.Command) {
+func (b *backupFlags) addFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&b.history.host, "host", "", "the host that the history belongs to (default: the host of this connection)")
 	f.StringVar(&b.history.user, "user", "", "the user that the history belongs to (default: the user of this connection)")
@@ -116,7 +116,7 @@ func (b *backupFlags) flags(c *cobra.Command) {
 	f.StringSliceVar(&b.bitmaps, "bitmap", nil, "the dirty bitmap with what changed, for all disks or as DISK=BITMAP")
 	f.StringArrayVar(&b.backing, "backing", nil, "a backing file of a qcow2 image, as [DISK=]FORMAT:PATH; once for each, from the image down")
 	f.BoolVar(&b.ignoreLocks, "ignore-locks", false, "read a raw disk although it is mounted or a machine writes to it; make sure that nothing changes it")
-	b.tls.flags(c)
+	b.tls.addFlags(c)
 	f.StringVar(&b.checkpoint, "checkpoint", "", "the checkpoint of this backup: a name that varve disk checkpoint printed, and that was not used before")
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
 	cmdline.AddChoice(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
@@ -134,7 +134,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 		}
 	}
 	return s.WithWritable(ctx, func(r *repository.Repository) error {
-		parent, err := parentOf(ctx, r, b.parent)
+		parent, err := resolveParent(ctx, r, b.parent)
 		if err != nil {
 			return err
 		}
@@ -163,8 +163,8 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 	})
 }
 
-// parentOf returns what --parent asks for, with the whole ID.
-func parentOf(ctx context.Context, r *repository.Repository, text string) (string, error) {
+// resolveParent returns what --parent asks for, with the whole ID.
+func resolveParent(ctx context.Context, r *repository.Repository, text string) (string, error) {
 	if text == repository.ParentAuto || text == repository.ParentNone {
 		return text, nil
 	}

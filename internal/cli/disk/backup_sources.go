@@ -11,8 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/mover"
 )
 
-// sources returns the disks that the arguments name, read as the flags say.
-func (b *backupFlags) sources(args []string) ([]mover.Source, error) {
+// parseSources returns the disks that the arguments name, read as the flags say.
+func (b *backupFlags) parseSources(args []string) ([]mover.Source, error) {
 	var out []mover.Source
 	for _, arg := range args {
 		name, where, ok := strings.Cut(arg, "=")
@@ -24,17 +24,17 @@ func (b *backupFlags) sources(args []string) ([]mover.Source, error) {
 		}
 		out = append(out, mover.Source{Name: name, Location: where})
 	}
-	formats, err := perDisk("--format", b.formats, out)
+	formats, err := parsePerDisk("--format", b.formats, out)
 	if err != nil {
 		return nil, err
 	}
-	bitmaps, err := perDisk("--bitmap", b.bitmaps, out)
+	bitmaps, err := parsePerDisk("--bitmap", b.bitmaps, out)
 	if err != nil {
 		return nil, err
 	}
 	for i := range out {
 		format := disk.Format(formats[out[i].Name])
-		if err := validFormat(out[i].Location, string(format)); err != nil {
+		if err := validateFormat(out[i].Location, string(format)); err != nil {
 			return nil, err
 		}
 		out[i].Options = disk.SourceOptions{Format: format, Bitmap: bitmaps[out[i].Name]}
@@ -114,17 +114,17 @@ func (b *backupFlags) addTLS(sources []mover.Source) error {
 	for _, d := range sources {
 		wheres = append(wheres, d.Location)
 	}
-	config, err := b.tls.config(wheres...)
+	config, err := b.tls.loadTLSConfig(wheres...)
 	for i := range sources {
-		if overTLS(sources[i].Location) {
+		if usesTLS(sources[i].Location) {
 			sources[i].Options.TLS = config
 		}
 	}
 	return err
 }
 
-// validFormat refuses an unknown --format. It also refuses a missing one if the file's name suggests qcow2.
-func validFormat(where, format string) error {
+// validateFormat refuses an unknown --format. It also refuses a missing one if the file's name suggests qcow2.
+func validateFormat(where, format string) error {
 	switch disk.Format(format) {
 	case "":
 		if strings.EqualFold(filepath.Ext(where), ".qcow2") && !strings.Contains(where, "://") {
@@ -138,16 +138,16 @@ func validFormat(where, format string) error {
 	}
 }
 
-// atWork refuses a --parallel that makes no sense.
-func atWork(workers int) error {
+// validateParallel refuses a --parallel that makes no sense.
+func validateParallel(workers int) error {
 	if workers < 1 {
 		return failure.Usage("--parallel %d: give at least 1", workers)
 	}
 	return nil
 }
 
-// perDisk reads values that apply to all disks, or as DISK=VALUE to one.
-func perDisk(flag string, values []string, disks []mover.Source) (map[string]string, error) {
+// parsePerDisk reads values that apply to all disks, or as DISK=VALUE to one.
+func parsePerDisk(flag string, values []string, disks []mover.Source) (map[string]string, error) {
 	out := map[string]string{}
 	for _, v := range values {
 		name, value, one := strings.Cut(v, "=")

@@ -41,7 +41,7 @@ varve disk backup --track needs no names.`,
 				fmt.Fprintln(cmd.OutOrStdout(), mover.NewCheckpoint())
 				return nil
 			}
-			if err := historyName(args[0]); err != nil {
+			if err := validateHistoryName(args[0]); err != nil {
 				return err
 			}
 			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
@@ -53,7 +53,7 @@ varve disk backup --track needs no names.`,
 			})
 		},
 	}
-	f.flags(c, "the history")
+	f.addFlags(c, "the history")
 	addDiskFlag(s, c, &diskName)
 	return c
 }

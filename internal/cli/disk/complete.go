@@ -16,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// offerPoints lists the restore points, and offers what words finds in them, if it begins with what was typed. It never asks
-// for a password: without one, it offers nothing.
+// offerPoints lists the restore points, and offers what words finds in them, if it begins with what was typed. It never
+// asks for a password: without one, it offers nothing.
 func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words func(*restorepoint.List) []string) ([]string, cobra.ShellCompDirective) {
 	if s.AsksPassword() {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -59,7 +59,7 @@ func latestWords(l *restorepoint.List) (out []string) {
 		out = append(out, restorepoint.Latest+"\tthe latest restore point")
 	}
 	for _, history := range l.Histories(mover.HistoryFilter{}) {
-		if name := mover.HistoryName(history[0].Source); historyName(name) == nil {
+		if name := mover.HistoryName(history[0].Source); validateHistoryName(name) == nil {
 			out = append(out, name+"\tthe latest restore point of "+name)
 		}
 	}
@@ -99,7 +99,7 @@ func completeHistory(s *repoaccess.Session, disks bool) cmdline.Completer {
 		}
 		return offerPoints(s, c, typed, func(l *restorepoint.List) (names []string) {
 			for _, p := range l.All {
-				if name := mover.HistoryName(p.Source); historyName(name) == nil {
+				if name := mover.HistoryName(p.Source); validateHistoryName(name) == nil {
 					names = append(names, name)
 				}
 			}

@@ -51,7 +51,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 				if err != nil {
 					return err
 				}
-				if err := onlyIDs(args, ids); err != nil {
+				if err := requireIDs(args, ids); err != nil {
 					return err
 				}
 				points, err := mover.FindDeletable(cmd.Context(), r, l.Points, ids)
@@ -73,7 +73,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					return restorepoint.Print(cmd.OutOrStdout(), form, points)
 				}
 				for _, p := range points {
-					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s%s deleted\n", p.ID, ofMachine(p))
+					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s%s deleted\n", p.ID, machineSuffix(p))
 				}
 				return nil
 			})
@@ -85,9 +85,9 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 	return c
 }
 
-// onlyIDs refuses words that stand for a latest restore point. By the time a script runs, that may be a newer one than its
-// author meant.
-func onlyIDs(words, ids []string) error {
+// requireIDs refuses words that stand for a latest restore point. By the time a script runs, that may be a newer one
+// than its author meant.
+func requireIDs(words, ids []string) error {
 	for i, word := range words {
 		if ids[i] != word {
 			return failure.Usage("restore point %s: delete takes IDs only; the latest one is %s", human.Line(word), ids[i])
@@ -113,12 +113,12 @@ func deleteFailure(err error) error {
 	return err
 }
 
-// ofMachine returns whose restore point it is, if that is known.
-func ofMachine(p *repository.RestorePoint) string {
+// machineSuffix returns whose restore point it is, if that is known.
+func machineSuffix(p *repository.RestorePoint) string {
 	if p.Source.Path == "" {
 		return ""
 	}
 	return " of " + human.Line(mover.HistoryName(p.Source))
 }
 
-func joined(names []string) string { return strings.Join(names, ", ") }
+func joinNames(names []string) string { return strings.Join(names, ", ") }

@@ -64,7 +64,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 					if points[i], err = l.Find(prefix); err != nil {
 						return err
 					}
-					if disks[i], err = oneDisk(points[i], name); err != nil {
+					if disks[i], err = selectDisk(points[i], name); err != nil {
 						return err
 					}
 				}
@@ -80,7 +80,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 				if len(d.Extents) == 0 {
 					return nil
 				}
-				return d.table().Write(cmd.OutOrStdout())
+				return d.newTable().Write(cmd.OutOrStdout())
 			})
 		},
 	}
@@ -89,17 +89,17 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 	return c
 }
 
-// oneDisk returns the disk called name, or the only one if name is empty.
-func oneDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
+// selectDisk returns the disk called name, or the only one if name is empty.
+func selectDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
 	if name == "" {
 		if len(p.Disks) != 1 {
-			return nil, failure.Usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joined(mover.DiskNames(p)))
+			return nil, failure.Usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joinNames(mover.DiskNames(p)))
 		}
 		name = p.Disks[0].Name
 	}
 	d, err := p.Disk(name)
 	if err != nil {
-		return nil, &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "its disks are " + joined(mover.DiskNames(p))}
+		return nil, &failure.Error{Err: err, Code: errclass.ExitNotFound, Hint: "its disks are " + joinNames(mover.DiskNames(p))}
 	}
 	return d, nil
 }
@@ -115,7 +115,7 @@ func newDifference(points []*repository.RestorePoint, disks []*repository.Disk, 
 	return d
 }
 
-func (d difference) table() *output.Table {
+func (d difference) newTable() *output.Table {
 	t := &output.Table{Header: []string{"OFFSET", "LENGTH"}}
 	for _, e := range d.Extents {
 		t.Add(strconv.FormatInt(e.Offset, 10), strconv.FormatInt(e.Length, 10))

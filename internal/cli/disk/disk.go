@@ -36,21 +36,21 @@ give IDs.`,
 // historyFlags select histories in addition to their names, or say whose a new restore point is.
 type historyFlags struct{ host, user string }
 
-func (f *historyFlags) flags(c *cobra.Command, what string) {
+func (f *historyFlags) addFlags(c *cobra.Command, what string) {
 	c.Flags().StringVar(&f.host, "host", "", what+" of this host")
 	c.Flags().StringVar(&f.user, "user", "", what+" of this user")
 }
 
-// filter selects the histories of the flags' host and user that have one of the names. No names select all.
-func (f *historyFlags) filter(names []string) mover.HistoryFilter {
+// newFilter selects the histories of the flags' host and user that have one of the names. No names select all.
+func (f *historyFlags) newFilter(names []string) mover.HistoryFilter {
 	return mover.HistoryFilter{Host: f.host, User: f.user, Names: names}
 }
 
 // maxNameBytes bounds the name of a history.
 const maxNameBytes = 200
 
-// historyName refuses a name that a history cannot have. The name becomes a path in the repository.
-func historyName(name string) error {
+// validateHistoryName refuses a name that a history cannot have. The name becomes a path in the repository.
+func validateHistoryName(name string) error {
 	switch {
 	case strings.Trim(name, "/") == "":
 		return failure.Usage("the name of the machine is empty")

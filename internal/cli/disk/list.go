@@ -47,7 +47,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				if err != nil {
 					return err
 				}
-				filter := f.filter(args)
+				filter := f.newFilter(args)
 				var points []*repository.RestorePoint
 				for _, p := range l.All {
 					if filter.Selects(p.Source) {
@@ -74,11 +74,11 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				if err := errors.Join(l.Unreadable, lost); err != nil || len(points) > 0 || len(args) == 0 {
 					return err
 				}
-				return noneOf(l, args[0])
+				return newNotFoundError(l, args[0])
 			})
 		},
 	}
-	f.flags(c, "only restore points")
+	f.addFlags(c, "only restore points")
 	output.AddNoHeadersFlag(c, &noHeaders)
 	output.AddFlag(c, &form, output.AsTable, output.AsWide, output.AsJSON, output.AsYAML, output.AsName)
 	return c
@@ -92,7 +92,7 @@ func lostPoints(ctx context.Context, r *repository.Repository, filter mover.Hist
 	}
 	for _, p := range points {
 		if p.Source.Path == "" || filter.Selects(p.Source) {
-			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and no longer has a manifest: another program deleted it, or an index is missing", errclass.Corrupt, p.ID, ofMachine(p), atTime(p)))
+			lost = errors.Join(lost, fmt.Errorf("%w: restore point %s%s%s was made and no longer has a manifest: another program deleted it, or an index is missing", errclass.Corrupt, p.ID, machineSuffix(p), timeSuffix(p)))
 		}
 	}
 	if lost == nil {
@@ -101,19 +101,19 @@ func lostPoints(ctx context.Context, r *repository.Repository, filter mover.Hist
 	return &failure.Error{Err: lost, Code: errclass.ExitFailure, Hint: "`varve repo repair` brings it back if its data is still there, `varve disk delete` forgets it; until then, maintenance frees nothing"}, nil
 }
 
-func atTime(p *repository.RestorePoint) string {
+func timeSuffix(p *repository.RestorePoint) string {
 	if p.Time.IsZero() {
 		return ""
 	}
 	return " at " + output.FormatTime(p.Time)
 }
 
-// noneOf returns the error for a name without restore points. It suggests similar names.
-func noneOf(l *restorepoint.List, name string) error {
+// newNotFoundError returns the error for a name without restore points. It suggests similar names.
+func newNotFoundError(l *restorepoint.List, name string) error {
 	var like []string
 	for _, p := range l.All {
 		other := mover.HistoryName(p.Source)
-		if !slices.Contains(like, other) && other != name && resembles(name, other) {
+		if !slices.Contains(like, other) && other != name && resemblesName(name, other) {
 			like = append(like, other)
 		}
 	}
@@ -127,9 +127,9 @@ func noneOf(l *restorepoint.List, name string) error {
 // maxTypos is how many letters of a name may be wrong.
 const maxTypos = 2
 
-// resembles reports whether a was probably meant to be b: one begins with the other, or a few letters were added, left
+// resemblesName reports whether a was probably meant to be b: one begins with the other, or a few letters were added, left
 // out or replaced.
-func resembles(a, b string) bool {
+func resemblesName(a, b string) bool {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	if strings.HasPrefix(a, b) || strings.HasPrefix(b, a) {
 		return true

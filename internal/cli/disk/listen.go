@@ -30,7 +30,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 		defer func() { _ = dir.Close() }() // this releases the lock, too
 	}
 	l, err := privatesocket.Listen(ctx, path)
-	if errors.Is(err, unix.EADDRINUSE) && locked && abandoned(ctx, path) {
+	if errors.Is(err, unix.EADDRINUSE) && locked && isAbandoned(ctx, path) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -62,8 +62,8 @@ func lockDirectory(ctx context.Context, path string) (dir *os.File, locked bool)
 	}
 }
 
-// abandoned reports whether path is a socket that nobody listens on.
-func abandoned(ctx context.Context, path string) bool {
+// isAbandoned reports whether path is a socket that nobody listens on.
+func isAbandoned(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return false

@@ -71,7 +71,7 @@ of varve disk prune decide how long they are kept.`,
 				}
 				hint := "it has no pins"
 				if p.Pinned() {
-					hint = "it has the pins " + joined(p.Pins) + ": select one with --name, or --all"
+					hint = "it has the pins " + joinNames(p.Pins) + ": select one with --name, or --all"
 				}
 				return nil, nil, &failure.Error{Err: fmt.Errorf("restore point %s has no pin %q", p.ID, name), Code: errclass.ExitNotFound, Hint: hint}
 			})
@@ -122,7 +122,7 @@ func printPins(w io.Writer, form string, points []*repository.RestorePoint) erro
 		return restorepoint.Print(w, form, points)
 	}
 	for _, p := range points {
-		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), human.Or(human.Line(joined(p.Pins))))
+		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), human.Or(human.Line(joinNames(p.Pins))))
 	}
 	return nil
 }

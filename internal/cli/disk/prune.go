@@ -21,8 +21,8 @@ import (
 	"github.com/varvebackup/varve/internal/retention"
 )
 
-// pruning is what the flags of `disk prune` say.
-type pruning struct {
+// pruneFlags is what the flags of `disk prune` say.
+type pruneFlags struct {
 	policy       mover.PrunePolicy
 	within, zone string
 	perVM        bool
@@ -32,15 +32,15 @@ type pruning struct {
 	display      session.Display
 }
 
-// pruned is the result of `disk prune`.
-type pruned struct {
+// pruneResult is the result of `disk prune`.
+type pruneResult struct {
 	DryRun bool `json:"dryRun"`
 	// Items are the restore points, one history after another, newest first.
-	Items []verdict `json:"items"`
+	Items []pruneDecision `json:"items"`
 }
 
-// verdict is the decision about a restore point.
-type verdict struct {
+// pruneDecision is the decision about a restore point.
+type pruneDecision struct {
 	restorepoint.Identity `json:",inline"`
 
 	Keep bool `json:"keep"`
@@ -50,7 +50,7 @@ type verdict struct {
 }
 
 func newPruneCommand(s *repoaccess.Session) *cobra.Command {
-	var q pruning
+	var q pruneFlags
 	c := &cobra.Command{
 		Use: "prune [NAME]", Short: "Remove restore points that no rule keeps",
 		Long: `Remove the restore points that no rule keeps, of one name or of all. The rules apply to each
@@ -75,7 +75,7 @@ varve repo maintenance --full frees the data of what was removed.`,
   # All histories of a host
   varve disk prune --host host1 --keep-last 3 --keep-within 14d`,
 		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
-		PreRunE: func(*cobra.Command, []string) error { return q.valid() },
+		PreRunE: func(*cobra.Command, []string) error { return q.validateFlags() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			with := s.WithWritable
 			if q.dryRun {
@@ -84,11 +84,11 @@ varve repo maintenance --full frees the data of what was removed.`,
 			return with(cmd.Context(), func(r *repository.Repository) error { return prunePoints(s, cmd, r, &q, args) })
 		},
 	}
-	q.flags(c)
+	q.addFlags(c)
 	return c
 }
 
-func (q *pruning) flags(c *cobra.Command) {
+func (q *pruneFlags) addFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.IntVar(&q.policy.Last, "keep-last", 0, "keep the newest N")
 	f.IntVar(&q.policy.Hourly, "keep-hourly", 0, "keep the newest of each of N hours")
@@ -102,12 +102,12 @@ func (q *pruning) flags(c *cobra.Command) {
 	f.BoolVar(&q.perVM, "per-vm", false, "decide on whole restore points (the default)")
 	f.BoolVar(&q.policy.PerDisk, "per-disk", false, "decide on the history of each disk: a restore point stays while it is kept for any of its disks")
 	f.BoolVar(&q.dryRun, "dry-run", false, "only show what would be removed")
-	q.history.flags(c, "only histories")
+	q.history.addFlags(c, "only histories")
 	q.display.AddFlag(c, "while it works")
 	output.AddFlag(c, &q.form, output.AsTable, output.AsJSON, output.AsYAML)
 }
 
-func (q *pruning) valid() (err error) {
+func (q *pruneFlags) validateFlags() (err error) {
 	if q.within != "" {
 		if q.policy.Within, err = retention.ParseSpan(q.within); err != nil {
 			return failure.Usage("--keep-within: %s", err)
@@ -125,10 +125,10 @@ func (q *pruning) valid() (err error) {
 	return nil
 }
 
-func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Repository, q *pruning, names []string) error {
+func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Repository, q *pruneFlags, names []string) error {
 	var survey *mover.PruneSurvey
 	err := q.display.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.filter(names), func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) })
+		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.newFilter(names), func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) })
 		return err
 	})
 	if err != nil {
@@ -141,9 +141,9 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	if err != nil {
 		return err
 	}
-	out := pruned{DryRun: q.dryRun, Items: []verdict{}}
+	out := pruneResult{DryRun: q.dryRun, Items: []pruneDecision{}}
 	for _, d := range decisions {
-		out.Items = append(out.Items, verdict{Identity: restorepoint.Identify(d.Point), Keep: d.Keep, Reasons: append([]string{}, d.Reasons...), Damaged: d.Damaged})
+		out.Items = append(out.Items, pruneDecision{Identity: restorepoint.Identify(d.Point), Keep: d.Keep, Reasons: append([]string{}, d.Reasons...), Damaged: d.Damaged})
 	}
 	remove := mover.RemovedIDs(decisions)
 	if len(remove) > 0 && !q.dryRun {
@@ -154,10 +154,10 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	if q.form == output.AsJSON || q.form == output.AsYAML {
 		return output.PrintData(cmd.OutOrStdout(), q.form, out)
 	}
-	return out.print(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
+	return out.printTable(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))
 }
 
-func (o pruned) print(w, summary io.Writer, l *restorepoint.List, removed int) error {
+func (o pruneResult) printTable(w, summary io.Writer, l *restorepoint.List, removed int) error {
 	if len(o.Items) == 0 {
 		fmt.Fprintln(summary, "No restore points match.")
 		return nil

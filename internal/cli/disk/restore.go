@@ -76,14 +76,14 @@ connection takes no lease.`,
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "overwrite the content of the target")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")
-	f.tls.flags(c)
+	f.tls.addFlags(c)
 	d.AddFlag(c, "while writing")
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
-// restored is the result of a restore.
-type restored struct {
+// restoreResult is the result of a restore.
+type restoreResult struct {
 	ID     string `json:"id"`
 	Disk   string `json:"disk"`
 	Target string `json:"target"`
@@ -93,33 +93,33 @@ type restored struct {
 	Digest       string `json:"digest"`
 }
 
-// pointDisk finds a restore point and one of its disks. name may be empty if there is only one.
-func pointDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
+// findDisk finds a restore point and one of its disks. name may be empty if there is only one.
+func findDisk(ctx context.Context, r *repository.Repository, id, name string) (*repository.RestorePoint, *repository.Disk, error) {
 	p, err := restorepoint.Find(ctx, r, id)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := oneDisk(p, name)
+	d, err := selectDisk(p, name)
 	return p, d, err
 }
 
 func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, id, where string, f *restoreFlags, d *session.Display) error {
-	if err := validFormat(where, f.format); err != nil {
+	if err := validateFormat(where, f.format); err != nil {
 		return err
 	}
-	if err := atWork(f.workers); err != nil {
+	if err := validateParallel(f.workers); err != nil {
 		return err
 	}
 	var err error
-	if f.tlsConfig, err = f.tls.config(where); err != nil {
+	if f.tlsConfig, err = f.tls.loadTLSConfig(where); err != nil {
 		return err
 	}
 	return s.WithRepository(ctx, func(r *repository.Repository) error {
-		p, chosen, err := pointDisk(ctx, r, id, f.disk)
+		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
 		}
-		out := restored{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
+		out := restoreResult{ID: p.ID, Disk: chosen.Name, Target: where, Bytes: chosen.Bytes, Digest: chosen.Digest}
 		err = mover.WithLease(ctx, r, p.ID, s.Warn, func() error {
 			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{

@@ -64,7 +64,7 @@ admits only the user who serves.`,
   varve disk serve 5e1f9c --listen 10.0.0.5:10809 --tls-cert server.pem --tls-key server-key.pem --tls-client-ca ca.pem
   nbdcopy 'nbds://10.0.0.5/root?tls-certificates=/etc/pki/nbd' root.img`,
 		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: completePoints(s, 1),
-		PreRunE: func(*cobra.Command, []string) error { return f.check() },
+		PreRunE: func(*cobra.Command, []string) error { return f.validateFlags() },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return serveDisk(cmd.Context(), s, cmd.ErrOrStderr(), args[0], &f)
 		},
@@ -81,7 +81,7 @@ admits only the user who serves.`,
 	return c
 }
 
-func (f *serveFlags) check() error {
+func (f *serveFlags) validateFlags() error {
 	switch {
 	case (f.socket == "") == (f.listen == ""):
 		return failure.Usage("give one of --socket and --listen")
@@ -90,7 +90,7 @@ func (f *serveFlags) check() error {
 	case f.listen == "" && (f.cert != "" || f.key != "" || f.clientCA != "" || f.anonymous):
 		return failure.Usage("--tls-cert, --tls-key, --tls-client-ca and --anonymous are for --listen")
 	case f.listen != "" && (f.clientCA == "") == !f.anonymous:
-		return failure.Usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.andWrite())
+		return failure.Usage("--listen needs --tls-client-ca, which admits clients with a certificate, or --anonymous, which admits everybody who reaches the address: they can read the disk%s", f.writeWarning())
 	}
 	var err error
 	if f.cacheBytes, err = cmdline.ParseCacheSize(f.cacheSize); err != nil {
@@ -102,16 +102,16 @@ func (f *serveFlags) check() error {
 	return nil
 }
 
-// andWrite says what clients can do besides reading.
-func (f *serveFlags) andWrite() string {
+// writeWarning says what clients can do besides reading.
+func (f *serveFlags) writeWarning() string {
 	if f.overlay != "" {
 		return ", and write to it"
 	}
 	return ""
 }
 
-// tls returns the server's TLS configuration, or nil.
-func (f *serveFlags) tls() (*tls.Config, error) {
+// loadTLSConfig returns the server's TLS configuration, or nil.
+func (f *serveFlags) loadTLSConfig() (*tls.Config, error) {
 	if f.listen == "" {
 		return nil, nil //nolint:nilnil // no TLS
 	}
@@ -130,7 +130,7 @@ func (f *serveFlags) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
+func (f *serveFlags) openListener(ctx context.Context) (net.Listener, error) {
 	var l net.Listener
 	var err error
 	if f.listen != "" {
@@ -145,7 +145,7 @@ func (f *serveFlags) open(ctx context.Context) (net.Listener, error) {
 }
 
 func serveDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, id string, f *serveFlags) error {
-	config, err := f.tls()
+	config, err := f.loadTLSConfig()
 	if err != nil {
 		return err
 	}
@@ -153,16 +153,16 @@ func serveDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, id strin
 	// would cost much memory.
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	return s.WithRepository(ctx, func(r *repository.Repository) error {
-		p, chosen, err := pointDisk(ctx, r, id, f.disk)
+		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
 		}
-		return mover.WithLease(ctx, r, p.ID, s.Warn, func() error { return serveChosen(ctx, w, r, p, chosen, config, f) })
+		return mover.WithLease(ctx, r, p.ID, s.Warn, func() error { return serveExport(ctx, w, r, p, chosen, config, f) })
 	})
 }
 
-// serveChosen serves a disk until ctx ends.
-func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
+// serveExport serves a disk until ctx ends.
+func serveExport(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
 	export, err := mover.OpenExport(ctx, r, *chosen, mover.ExportOptions{
 		CacheBytes: f.cacheBytes, Overlay: f.overlay, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, mover.HistoryName(p.Source), output.FormatTime(p.Time)),
 	})
@@ -170,7 +170,7 @@ func serveChosen(ctx context.Context, w io.Writer, r *repository.Repository, p *
 		return overlayFailure(err)
 	}
 	defer func() { err = errors.Join(err, export.Close()) }()
-	l, err := f.open(ctx)
+	l, err := f.openListener(ctx)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func streamDisk(s *repoaccess.Session, cmd *cobra.Command, id, form string, f *r
 	}
 	ctx := cmd.Context()
 	return s.WithRepository(ctx, func(r *repository.Repository) error {
-		p, chosen, err := pointDisk(ctx, r, id, f.disk)
+		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
 		}
@@ -56,5 +56,5 @@ func (f *restoreFlags) validateStream(form string) error {
 	case form != "":
 		return failure.Usage("--output %s: standard output has the disk", form)
 	}
-	return atWork(f.workers)
+	return validateParallel(f.workers)
 }

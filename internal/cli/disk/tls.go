@@ -16,22 +16,22 @@ import (
 // nbdTLSFlags say how to connect to an NBD server over TLS.
 type nbdTLSFlags struct{ ca, cert, key string }
 
-func (f *nbdTLSFlags) flags(c *cobra.Command) {
+func (f *nbdTLSFlags) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority of the server of an nbds:// URI, in PEM (default: those of the system)")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "this client's certificate for the server of an nbds:// URI, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 }
 
-// overTLS reports whether where is an NBD URI with TLS.
-func overTLS(where string) bool {
+// usesTLS reports whether where is an NBD URI with TLS.
+func usesTLS(where string) bool {
 	return strings.HasPrefix(where, "nbds://") || strings.HasPrefix(where, "nbds+unix://")
 }
 
-// config returns the configuration for these disks, or nil if none of them needs it.
-func (f *nbdTLSFlags) config(wheres ...string) (*tls.Config, error) {
+// loadTLSConfig returns the configuration for these disks, or nil if none of them needs it.
+func (f *nbdTLSFlags) loadTLSConfig(wheres ...string) (*tls.Config, error) {
 	needed := false
 	for _, where := range wheres {
-		needed = needed || overTLS(where)
+		needed = needed || usesTLS(where)
 	}
 	switch {
 	case !needed && *f != nbdTLSFlags{}:

@@ -33,7 +33,8 @@ func Bytes(n int64) string {
 	return strings.TrimSuffix(text, ".0") + " " + "KMGTPE"[unit-1:unit] + "iB"
 }
 
-// Age writes how long ago t was, in the largest one or two units, as kubectl does: "5s", "3m20s", "26h", "12d". A zero t is Unknown.
+// Age writes how long ago t was, in the largest one or two units, as kubectl does: "5s", "3m20s", "26h", "12d". A zero
+// t is Unknown.
 func Age(now, t time.Time) string {
 	if t.IsZero() {
 		return Unknown
@@ -50,23 +51,23 @@ func Span(d time.Duration) string {
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%ds", d/time.Second)
 	case d < 10*time.Minute:
-		return two(d, time.Minute, "m", time.Second, "s")
+		return formatTwoUnits(d, time.Minute, "m", time.Second, "s")
 	case d < 3*time.Hour:
 		return fmt.Sprintf("%dm", d/time.Minute)
 	case d < 8*time.Hour:
-		return two(d, time.Hour, "h", time.Minute, "m")
+		return formatTwoUnits(d, time.Hour, "h", time.Minute, "m")
 	case d < 2*day:
 		return fmt.Sprintf("%dh", d/time.Hour)
 	case d < 8*day:
-		return two(d, day, "d", time.Hour, "h")
+		return formatTwoUnits(d, day, "d", time.Hour, "h")
 	case d < 2*365*day:
 		return fmt.Sprintf("%dd", d/day)
 	default:
-		return two(d, 365*day, "y", day, "d")
+		return formatTwoUnits(d, 365*day, "y", day, "d")
 	}
 }
 
-func two(d, large time.Duration, l string, small time.Duration, s string) string {
+func formatTwoUnits(d, large time.Duration, l string, small time.Duration, s string) string {
 	n, rest := d/large, d%large/small
 	if rest == 0 {
 		return fmt.Sprintf("%d%s", n, l)

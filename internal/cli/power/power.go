@@ -33,7 +33,7 @@ func Start(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance
 	switch strategy := Strategy(vm); {
 	case strategy == kubevirtv1.RunStrategyHalted:
 		return Change{RunStrategy: kubevirtv1.RunStrategyAlways, Note: "starts"}
-	case strategy == kubevirtv1.RunStrategyAlways && alive(vmi):
+	case strategy == kubevirtv1.RunStrategyAlways && isAlive(vmi):
 		return Change{Note: "is already running"}
 	case strategy == kubevirtv1.RunStrategyAlways:
 		return Change{Note: "is already being started"}
@@ -42,10 +42,10 @@ func Start(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance
 	switch {
 	case slices.ContainsFunc(pending, isStart):
 		return Change{Note: "is already being started"}
-	case alive(vmi) && !slices.ContainsFunc(pending, stops(vmi)):
+	case isAlive(vmi) && !slices.ContainsFunc(pending, isStopOf(vmi)):
 		return Change{Note: "is already running"}
 	}
-	requests := append(slices.DeleteFunc(slices.Clone(pending), func(r kubevirtv1.StateChangeRequest) bool { return !stops(vmi)(r) }),
+	requests := append(slices.DeleteFunc(slices.Clone(pending), func(r kubevirtv1.StateChangeRequest) bool { return !isStopOf(vmi)(r) }),
 		kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
 	return Change{Requests: requests, SetRequests: true, Note: "starts"}
 }
@@ -58,18 +58,18 @@ func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance)
 	}
 	pending := vm.Status.StateChangeRequests
 	switch {
-	case strategy == kubevirtv1.RunStrategyHalted && present(vmi):
+	case strategy == kubevirtv1.RunStrategyHalted && isPresent(vmi):
 		return Change{Note: "is already being stopped"}
 	case strategy == kubevirtv1.RunStrategyHalted:
 		return Change{Note: "is already stopped"}
-	case alive(vmi) && slices.ContainsFunc(pending, stops(vmi)) && !slices.ContainsFunc(pending, isStart):
+	case isAlive(vmi) && slices.ContainsFunc(pending, isStopOf(vmi)) && !slices.ContainsFunc(pending, isStart):
 		return Change{Note: "is already being stopped"}
-	case alive(vmi):
-		return Change{Requests: []kubevirtv1.StateChangeRequest{stopOf(vmi)}, SetRequests: true, Note: "stops"}
+	case isAlive(vmi):
+		return Change{Requests: []kubevirtv1.StateChangeRequest{newStopRequest(vmi)}, SetRequests: true, Note: "stops"}
 	case slices.ContainsFunc(pending, isStart):
 		// Take back a start that nobody has acted on yet.
 		return Change{SetRequests: true, Note: "stops"}
-	case present(vmi):
+	case isPresent(vmi):
 		return Change{Note: "is already being stopped"}
 	}
 	return Change{Note: "is already stopped"}
@@ -77,11 +77,11 @@ func Stop(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance)
 
 // Restart asks for a new instance in place of the present one.
 func Restart(vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) (Change, error) {
-	if !alive(vmi) || Strategy(vm) == kubevirtv1.RunStrategyHalted {
+	if !isAlive(vmi) || Strategy(vm) == kubevirtv1.RunStrategyHalted {
 		return Change{}, &NotRunningError{VM: vm.Name}
 	}
 	return Change{
-		Requests:    []kubevirtv1.StateChangeRequest{stopOf(vmi), {Action: kubevirtv1.StartRequest}},
+		Requests:    []kubevirtv1.StateChangeRequest{newStopRequest(vmi), {Action: kubevirtv1.StartRequest}},
 		SetRequests: true,
 		Note:        "restarts",
 	}, nil
@@ -92,26 +92,26 @@ func Strategy(vm *kubevirtv1.VirtualMachine) kubevirtv1.RunStrategy {
 	return vm.Spec.Strategy()
 }
 
-// present reports whether the instance still holds resources.
-func present(vmi *kubevirtv1.VirtualMachineInstance) bool {
+// isPresent reports whether the instance still holds resources.
+func isPresent(vmi *kubevirtv1.VirtualMachineInstance) bool {
 	return vmi != nil && !vmi.Status.Phase.Final()
 }
 
-// alive reports whether the instance runs, or will, and nobody has ended it.
-func alive(vmi *kubevirtv1.VirtualMachineInstance) bool {
-	return present(vmi) && vmi.DeletionTimestamp.IsZero()
+// isAlive reports whether the instance runs, or will, and nobody has ended it.
+func isAlive(vmi *kubevirtv1.VirtualMachineInstance) bool {
+	return isPresent(vmi) && vmi.DeletionTimestamp.IsZero()
 }
 
 func isStart(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
 
-// stops returns a function that reports whether a request ends this instance.
-func stops(vmi *kubevirtv1.VirtualMachineInstance) func(kubevirtv1.StateChangeRequest) bool {
+// isStopOf returns a function that reports whether a request ends this instance.
+func isStopOf(vmi *kubevirtv1.VirtualMachineInstance) func(kubevirtv1.StateChangeRequest) bool {
 	return func(r kubevirtv1.StateChangeRequest) bool {
 		return vmi != nil && r.Action == kubevirtv1.StopRequest && r.UID != nil && *r.UID == vmi.UID
 	}
 }
 
-func stopOf(vmi *kubevirtv1.VirtualMachineInstance) kubevirtv1.StateChangeRequest {
+func newStopRequest(vmi *kubevirtv1.VirtualMachineInstance) kubevirtv1.StateChangeRequest {
 	uid := vmi.UID
 	return kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: &uid}
 }

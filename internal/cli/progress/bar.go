@@ -46,14 +46,14 @@ func newBar(out io.Writer, terminal bool, now func() time.Time) *bar {
 	}
 	b.container = mpb.New(mpb.WithConsoleWriter(console), mpb.WithAutoRefresh())
 	b.line = b.container.New(0, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
-		mpb.PrependDecorators(decor.Any(b.head)),
-		mpb.AppendDecorators(decor.Any(b.tail), decor.Name("elapsed "), decor.Elapsed(decor.ET_STYLE_GO, decor.WCSyncWidthR)),
+		mpb.PrependDecorators(decor.Any(b.formatHead)),
+		mpb.AppendDecorators(decor.Any(b.formatTail), decor.Name("elapsed "), decor.Elapsed(decor.ET_STYLE_GO, decor.WCSyncWidthR)),
 	)
 	return b
 }
 
 func (b *bar) Show(r Report) {
-	b.meter.observe(b.now(), r)
+	b.meter.addReport(b.now(), r)
 	b.last.Store(&r)
 	if r.TotalBytes > 0 {
 		// One more than the real total: mpb ends a bar that reaches its total, and only Close may end it.
@@ -61,7 +61,7 @@ func (b *bar) Show(r Report) {
 		b.line.SetCurrent(min(r.ProcessedBytes, r.TotalBytes))
 	}
 	if r.Stored != nil && b.stored == nil {
-		b.stored = b.container.New(0, mpb.NopStyle(), mpb.BarFillerTrim(), mpb.PrependDecorators(decor.Any(b.below)))
+		b.stored = b.container.New(0, mpb.NopStyle(), mpb.BarFillerTrim(), mpb.PrependDecorators(decor.Any(b.formatStored)))
 	}
 }
 
@@ -74,27 +74,27 @@ func (b *bar) Close() error {
 	return nil
 }
 
-// head returns the name and the phase. Beside a bar, it takes at most a quarter of the line. mpb cuts off what does not
-// fit.
-func (b *bar) head(s decor.Statistics) string {
+// formatHead returns the name and the phase. Beside a bar, it takes at most a quarter of the line. mpb cuts off what
+// does not fit.
+func (b *bar) formatHead(s decor.Statistics) string {
 	r := b.last.Load()
 	name, phase := human.Line(r.Name), human.Line(r.Phase)
 	if r.TotalBytes == 0 {
-		phase = r.step(": ")
-		return shorten(name, s.AvailableWidth/3) + " " + phase + " "
+		phase = r.formatStep(": ")
+		return shortenName(name, s.AvailableWidth/3) + " " + phase + " "
 	}
-	return shorten(name, s.AvailableWidth/4-len(phase)) + " " + phase + " "
+	return shortenName(name, s.AvailableWidth/4-len(phase)) + " " + phase + " "
 }
 
-func (b *bar) tail(decor.Statistics) string {
-	text := b.meter.measured(b.now(), *b.last.Load()).amount()
+func (b *bar) formatTail(decor.Statistics) string {
+	text := b.meter.withRate(b.now(), *b.last.Load()).formatAmount()
 	if text == "" {
 		return " "
 	}
 	return " " + text + ", "
 }
 
-func (b *bar) below(decor.Statistics) string {
+func (b *bar) formatStored(decor.Statistics) string {
 	if s := b.last.Load().Stored; s != nil {
 		return s.String()
 	}
@@ -104,4 +104,4 @@ func (b *bar) below(decor.Statistics) string {
 // leastName is how much of a name is shown on the narrowest terminal.
 const leastName = 8
 
-func shorten(name string, width int) string { return human.Short(name, max(width, leastName)) }
+func shortenName(name string, width int) string { return human.Short(name, max(width, leastName)) }

@@ -33,22 +33,22 @@ func (l *lines) Show(r Report) {
 	now := l.now()
 	step := !l.began || r.Name != l.shown.Name || r.Phase != l.shown.Phase || r.Message != l.shown.Message
 	if step && l.began {
-		l.write() // how far the previous step came
+		l.writeLast() // how far the previous step came
 	}
-	l.meter.observe(now, r)
+	l.meter.addReport(now, r)
 	l.last, l.seen = r, now
 	if step || now.Sub(l.at) >= l.every {
-		l.write()
+		l.writeLast()
 	}
 }
 
-// write writes the last report, unless it was already written.
-func (l *lines) write() {
-	if l.seen.IsZero() || l.began && l.last.same(l.shown) {
+// writeLast writes the last report, unless it was already written.
+func (l *lines) writeLast() {
+	if l.seen.IsZero() || l.began && l.last.isSame(l.shown) {
 		return
 	}
 	l.shown, l.at, l.began = l.last, l.seen, true
-	text, err := l.format(l.meter.measured(l.seen, l.last))
+	text, err := l.format(l.meter.withRate(l.seen, l.last))
 	if err == nil {
 		_, err = l.out.Write(append(text, '\n'))
 	}
@@ -56,6 +56,6 @@ func (l *lines) write() {
 }
 
 func (l *lines) Close() error {
-	l.write()
+	l.writeLast()
 	return l.err
 }

@@ -15,7 +15,8 @@ const (
 	grain = 100 * time.Millisecond
 )
 
-// meter measures how fast the bytes of one phase are processed, as an exponentially weighted mean. It is safe for concurrent use.
+// meter measures how fast the bytes of one phase are processed, as an exponentially weighted mean. It is safe for
+// concurrent use.
 type meter struct {
 	mu    sync.Mutex
 	phase string
@@ -26,9 +27,9 @@ type meter struct {
 	sum float64
 }
 
-// observe takes the numbers of a report. What was done before the first report of a phase does not count: it took
+// addReport takes the numbers of a report. What was done before the first report of a phase does not count: it took
 // another time.
-func (m *meter) observe(now time.Time, r Report) {
+func (m *meter) addReport(now time.Time, r Report) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	phase := r.Name + "\x00" + r.Phase
@@ -40,18 +41,18 @@ func (m *meter) observe(now time.Time, r Report) {
 	if passed < grain {
 		return
 	}
-	m.sum = m.after(passed, r.ProcessedBytes-m.bytes)
+	m.sum = m.sumAfter(passed, r.ProcessedBytes-m.bytes)
 	m.at, m.bytes = now, r.ProcessedBytes
 }
 
-// after returns sum with so many bytes more, processed in the time since at.
-func (m *meter) after(passed time.Duration, bytes int64) float64 {
+// sumAfter returns sum with so many bytes more, processed in the time since at.
+func (m *meter) sumAfter(passed time.Duration, bytes int64) float64 {
 	old := math.Exp(-passed.Seconds() / window.Seconds())
 	return m.sum*old + float64(bytes)/passed.Seconds()*(1-old)
 }
 
-// rate returns bytes per second as of now, or 0 if it is not known or nothing has moved for long.
-func (m *meter) rate(now time.Time) int64 {
+// currentRate returns bytes per second as of now, or 0 if it is not known or nothing has moved for long.
+func (m *meter) currentRate(now time.Time) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.begin.IsZero() || now.Sub(m.begin) < warmUp {
@@ -59,7 +60,7 @@ func (m *meter) rate(now time.Time) int64 {
 	}
 	sum := m.sum
 	if silent := now.Sub(m.at); silent > warmUp {
-		sum = m.after(silent, 0)
+		sum = m.sumAfter(silent, 0)
 	} else {
 		now = m.at
 	}
@@ -70,9 +71,9 @@ func (m *meter) rate(now time.Time) int64 {
 	return int64(math.Round(sum / weight))
 }
 
-// measured returns r with its rate and remaining time.
-func (m *meter) measured(now time.Time, r Report) Report {
-	r.BytesPerSecond = m.rate(now)
+// withRate returns r with its rate and remaining time.
+func (m *meter) withRate(now time.Time, r Report) Report {
+	r.BytesPerSecond = m.currentRate(now)
 	if left := r.TotalBytes - r.ProcessedBytes; r.BytesPerSecond > 0 && left > 0 {
 		r.RemainingSeconds = (left + r.BytesPerSecond - 1) / r.BytesPerSecond
 	}

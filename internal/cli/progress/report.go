@@ -32,7 +32,8 @@ type Report struct {
 
 // Stored is what a backup of disks has done so far, in bytes.
 type Stored struct {
-	// ScannedBytes of DiskBytes, the size of the disks, are settled: read, known to be zero, or known to be as in the parent.
+	// ScannedBytes of DiskBytes, the size of the disks, are settled: read, known to be zero, or known to be as in the
+	// parent.
 	ScannedBytes int64 `json:"scannedBytes"`
 	DiskBytes    int64 `json:"diskBytes"`
 	// ChangedBytes are in blocks that differ from the parent's. The repository already had DeduplicatedBytes of them.
@@ -50,15 +51,15 @@ func (s *Stored) String() string {
 
 // String returns the report as Plain shows it.
 func (r Report) String() string {
-	text := strings.Join(slices.DeleteFunc([]string{r.step(" "), r.amount()}, func(s string) bool { return s == "" }), " ")
+	text := strings.Join(slices.DeleteFunc([]string{r.formatStep(" "), r.formatAmount()}, func(s string) bool { return s == "" }), " ")
 	if r.Stored != nil {
 		text += "; " + r.Stored.String()
 	}
 	return human.Line(r.Name) + ": " + text
 }
 
-// step returns the phase and the message. A message that begins with the phase stands alone.
-func (r Report) step(between string) string {
+// formatStep returns the phase and the message. A message that begins with the phase stands alone.
+func (r Report) formatStep(between string) string {
 	phase, message := human.Line(r.Phase), human.Line(r.Message)
 	switch {
 	case message == "":
@@ -69,8 +70,8 @@ func (r Report) step(between string) string {
 	return phase + between + message
 }
 
-// amount returns how much is done, how fast, and how long the rest takes; "" while the total is not known.
-func (r Report) amount() string {
+// formatAmount returns how much is done, how fast, and how long the rest takes; "" while the total is not known.
+func (r Report) formatAmount() string {
 	if r.TotalBytes == 0 {
 		return ""
 	}
@@ -84,8 +85,8 @@ func (r Report) amount() string {
 	return text
 }
 
-// same reports whether two reports say the same.
-func (r Report) same(o Report) bool {
+// isSame reports whether two reports say the same.
+func (r Report) isSame(o Report) bool {
 	if (r.Stored == nil) != (o.Stored == nil) || r.Stored != nil && *r.Stored != *o.Stored {
 		return false
 	}

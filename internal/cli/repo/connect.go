@@ -27,7 +27,7 @@ type connection struct {
 	readOnly                        bool
 }
 
-func (n *connection) flags(c *cobra.Command) {
+func (n *connection) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&n.host, "host", "", "the host to which this machine's restore points belong (default: the machine's name)")
 	c.Flags().StringVar(&n.user, "user", "", "the user to whom this machine's restore points belong (default: the user who runs this)")
 	c.Flags().BoolVar(&n.readOnly, "read-only", false, "never write to the repository through this connection")
@@ -53,16 +53,16 @@ func newPlace(s *repoaccess.Session, location string, f *s3Flags, n *connection)
 		return nil, err
 	}
 	p := &place{at: at, config: config, options: repository.ConnectOptions{Host: n.host, User: n.user, ReadOnly: n.readOnly}}
-	return p, n.cache(p)
+	return p, n.applyCacheFlags(p)
 }
 
-// connect writes the connection's file, and replaces what was there.
-func (p *place) connect(ctx context.Context, password string) error {
+// writeConnection writes the connection's file, and replaces what was there.
+func (p *place) writeConnection(ctx context.Context, password string) error {
 	return locationFailure(failure.Interrupted(ctx, repository.Connect(ctx, p.config, p.at, password, p.options), "", ""))
 }
 
-// cache applies the flags of the cache.
-func (n *connection) cache(p *place) error {
+// applyCacheFlags applies the flags of the cache.
+func (n *connection) applyCacheFlags(p *place) error {
 	o := &p.options
 	if p.at.S3 != nil || n.cacheDir != "" {
 		o.CacheBytes = 1 << 30
@@ -96,13 +96,13 @@ func (n *connection) cache(p *place) error {
 	return err
 }
 
-// connected is the result of connecting.
-type connected struct {
+// connectResult is the result of connecting.
+type connectResult struct {
 	Location   string `json:"location"`
 	ConfigFile string `json:"configFile,omitempty"`
 }
 
-func (c connected) print(w io.Writer, form string, created bool) error {
+func (c connectResult) printResult(w io.Writer, form string, created bool) error {
 	if form != "" {
 		return output.PrintData(w, form, c)
 	}
@@ -142,14 +142,14 @@ func newConnectCommand(s *repoaccess.Session) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := p.connect(cmd.Context(), password); err != nil {
+			if err := p.writeConnection(cmd.Context(), password); err != nil {
 				return err
 			}
-			return connected{Location: p.at.String(), ConfigFile: p.config}.print(cmd.OutOrStdout(), form, false)
+			return connectResult{Location: p.at.String(), ConfigFile: p.config}.printResult(cmd.OutOrStdout(), form, false)
 		},
 	}
-	f.flags(c)
-	n.flags(c)
+	f.addFlags(c)
+	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }

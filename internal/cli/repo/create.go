@@ -47,12 +47,12 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 			if err != nil {
 				return err
 			}
-			lock, err := l.options(p.at)
+			lock, err := l.newCreateOptions(p.at)
 			if err != nil {
 				return err
 			}
 			if !noConnect {
-				if err := p.unconnected(); err != nil {
+				if err := p.refuseOtherConnection(); err != nil {
 					return err
 				}
 			}
@@ -63,28 +63,28 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 			if err := repository.Create(cmd.Context(), p.at, password, lock); err != nil {
 				return locationFailure(failure.Interrupted(cmd.Context(), err, "", ""))
 			}
-			done := connected{Location: p.at.String()}
+			done := connectResult{Location: p.at.String()}
 			if !noConnect {
-				if err := p.connect(cmd.Context(), password); err != nil {
+				if err := p.writeConnection(cmd.Context(), password); err != nil {
 					return fmt.Errorf("the repository was created, but: %w", err)
 				}
 				done.ConfigFile = p.config
 			}
 			fmt.Fprintln(cmd.ErrOrStderr(), "Keep the password: without it, nobody can read what is stored here.")
-			return done.print(cmd.OutOrStdout(), form, true)
+			return done.printResult(cmd.OutOrStdout(), form, true)
 		},
 	}
 	c.Flags().BoolVar(&noConnect, "no-connect", false, "only create the repository")
-	f.flags(c)
-	l.flags(c)
-	n.flags(c)
+	f.addFlags(c)
+	l.addFlags(c)
+	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c
 }
 
-// unconnected refuses to replace the connection to another location: a new repository is no reason to lose the
+// refuseOtherConnection refuses to replace the connection to another location: a new repository is no reason to lose the
 // connection to one that is in use.
-func (p *place) unconnected() error {
+func (p *place) refuseOtherConnection() error {
 	at, err := repository.ConnectedTo(p.config)
 	another := fmt.Sprintf("give the new repository a file of its own with --repo-config, or only create it with --no-connect; %s keeps what it has", p.config)
 	switch {

@@ -33,7 +33,7 @@ type s3Flags struct {
 	plainHTTP, role                 bool
 }
 
-func (f *s3Flags) flags(c *cobra.Command) {
+func (f *s3Flags) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket (default: ask the server)")
 	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) of the server's authority (default: those of the system)")
 	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "use HTTP without TLS")
@@ -41,13 +41,13 @@ func (f *s3Flags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, in the format of the AWS CLI ([default], aws_access_key_id, aws_secret_access_key)")
 }
 
-func (f *s3Flags) used() bool { return *f != s3Flags{} }
+func (f *s3Flags) isUsed() bool { return *f != s3Flags{} }
 
 // parseLocation reads a LOCATION. It does not repeat what it refuses: somebody may have put keys into it.
 func parseLocation(s *repoaccess.Session, text string, f *s3Flags) (repository.Location, error) {
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
-		if f.used() {
+		if f.isUsed() {
 			return none, failure.Usage("--s3-… flags need a location that begins with s3://")
 		}
 		dir, err := filepath.Abs(text)
@@ -76,13 +76,13 @@ func parseLocation(s *repoaccess.Session, text string, f *s3Flags) (repository.L
 		prefix += "/"
 	}
 	at := &repository.S3{Endpoint: u.Host, Bucket: bucket, Prefix: prefix, Region: f.region, PlainHTTP: f.plainHTTP}
-	if err := f.authority(at); err != nil {
+	if err := f.readAuthority(at); err != nil {
 		return none, err
 	}
 	return repository.Location{S3: at}, readKeys(s, at, f)
 }
 
-func (f *s3Flags) authority(at *repository.S3) error {
+func (f *s3Flags) readAuthority(at *repository.S3) error {
 	if f.caFile == "" {
 		return nil
 	}
@@ -128,13 +128,13 @@ func readKeys(s *repoaccess.Session, at *repository.S3, f *s3Flags) error {
 // lockFlags are the flags of an object lock.
 type lockFlags struct{ mode, period string }
 
-func (f *lockFlags) flags(c *cobra.Command) {
+func (f *lockFlags) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.mode, "object-lock", "", "keep the storage from deleting what was written: GOVERNANCE (users with a special permission can) or COMPLIANCE (nobody can)")
 	c.Flags().StringVar(&f.period, "object-lock-period", "", "with --object-lock: for how long, such as 30d; maintenance extends the lock of what is in use")
 	cmdline.CompleteFixed(c, "object-lock", "GOVERNANCE", "COMPLIANCE")
 }
 
-func (f *lockFlags) options(at repository.Location) (repository.CreateOptions, error) {
+func (f *lockFlags) newCreateOptions(at repository.Location) (repository.CreateOptions, error) {
 	var o repository.CreateOptions
 	if f.mode == "" && f.period == "" {
 		return o, nil

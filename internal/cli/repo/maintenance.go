@@ -18,8 +18,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// maintained is the result of maintenance.
-type maintained struct {
+// maintenanceResult is the result of maintenance.
+type maintenanceResult struct {
 	Mode      string `json:"mode"`
 	Exclusive bool   `json:"exclusive"`
 	Millis    int64  `json:"millis"`
@@ -63,7 +63,7 @@ removed after four days, or with --exclusive after an hour.`,
 				o.Mode = repository.FullMaintenance
 			}
 			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
-				var done *maintained
+				var done *maintenanceResult
 				err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 					done, err = runMaintenance(cmd.Context(), s, r, o, show)
 					return err
@@ -71,7 +71,7 @@ removed after four days, or with --exclusive after an hour.`,
 				if err != nil {
 					return err
 				}
-				return done.print(cmd.OutOrStdout(), form)
+				return done.printResult(cmd.OutOrStdout(), form)
 			})
 		},
 	}
@@ -88,7 +88,7 @@ var maintenanceSteps = map[repository.MaintenanceStep][2]string{
 	repository.StepCompact: {"Compacting", "indexes and packs"},
 }
 
-func runMaintenance(ctx context.Context, s *repoaccess.Session, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintained, error) {
+func runMaintenance(ctx context.Context, s *repoaccess.Session, r *repository.Repository, o repository.MaintenanceOptions, show func(progress.Report)) (*maintenanceResult, error) {
 	tell := func(phase, message string) {
 		show(progress.Report{Name: "repository", Phase: phase, Message: message})
 	}
@@ -108,12 +108,12 @@ func runMaintenance(ctx context.Context, s *repoaccess.Session, r *repository.Re
 	if err != nil {
 		return nil, err
 	}
-	return &maintained{
-		Mode: string(o.Mode), Exclusive: o.Exclusive, Millis: took.Milliseconds(), StoredBytesBefore: bytesOf(before), StoredBytesAfter: bytesOf(after),
+	return &maintenanceResult{
+		Mode: string(o.Mode), Exclusive: o.Exclusive, Millis: took.Milliseconds(), StoredBytesBefore: sumBytes(before), StoredBytesAfter: sumBytes(after),
 	}, nil
 }
 
-func (m *maintained) print(w io.Writer, form string) error {
+func (m *maintenanceResult) printResult(w io.Writer, form string) error {
 	if form != "" {
 		return output.PrintData(w, form, m)
 	}
@@ -122,6 +122,6 @@ func (m *maintained) print(w io.Writer, form string) error {
 	return err
 }
 
-func bytesOf(blobs []repository.BlobStatus) int64 {
+func sumBytes(blobs []repository.BlobStatus) int64 {
 	return (&repository.Status{Blobs: blobs}).TotalBytes()
 }

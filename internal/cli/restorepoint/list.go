@@ -155,8 +155,8 @@ func parentIDs(p *repository.RestorePoint) (ids []string) {
 	return ids
 }
 
-// FormatFullReason returns the reason why a disk is full for a table. Without change tracking, which most disks do not have,
-// every backup is full: that is no fault, and its reason must not look like one.
+// FormatFullReason returns the reason why a disk is full for a table. Without change tracking, which most disks do not
+// have, every backup is full: that is no fault, and its reason must not look like one.
 func FormatFullReason(reason repository.FullReason) string {
 	if reason == repository.FullNoChanges {
 		return "not tracked"

@@ -21,9 +21,9 @@ var idDigits = regexp.MustCompile(`^[0-9a-f]+$`)
 
 const minIDDigits = 4
 
-// resolveWords replaces the words that stand for restore points with IDs: `latest`, and the name of a machine, which means its
-// latest restore point. What may be the beginning of an ID is a name only if no ID begins with it. Everything else
-// stays as it is, for those who look for IDs to refuse.
+// resolveWords replaces the words that stand for restore points with IDs: `latest`, and the name of a machine, which
+// means its latest restore point. What may be the beginning of an ID is a name only if no ID begins with it. Everything
+// else stays as it is, for those who look for IDs to refuse.
 func resolveWords(ctx context.Context, r *repository.Repository, words ...string) ([]string, error) {
 	out := slices.Clone(words)
 	var points *mover.Points

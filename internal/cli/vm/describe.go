@@ -83,7 +83,7 @@ func writeVM(ctx context.Context, p *output.Page, c *cluster.Client, vm *kubevir
 	writeConditions(p, vm)
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
 	p.Section("Trackers", tracker.NewTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
-	p.Section("Last backups", backup.NewTable(lastOf(vm.Name, mine, backups.Items), p.Now, false), "none")
+	p.Section("Last backups", backup.NewTable(selectLastBackups(vm.Name, mine, backups.Items), p.Now, false), "none")
 	resource.WriteEvents(p, events)
 	return nil
 }
@@ -97,7 +97,7 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 		"Run strategy", string(power.Strategy(vm)),
 		"Status", string(vm.Status.PrintableStatus),
 		"Ready", yesNo(vm.Status.Ready),
-		"Requested", requested(vm.Status.StateChangeRequests),
+		"Requested", formatRequests(vm.Status.StateChangeRequests),
 		"Changed block tracking", trackingSentence(vm.Status.ChangedBlockTracking),
 	}
 	if vmi != nil {
@@ -150,8 +150,9 @@ func writeConditions(p *output.Page, vm *kubevirtv1.VirtualMachine) {
 	p.Section("Conditions", t, "")
 }
 
-// lastOf returns the last backups of a machine, newest first: by status, or by spec while status does not name it yet.
-func lastOf(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
+// selectLastBackups returns the last backups of a machine, newest first: by status, or by spec while status does not
+// name it yet.
+func selectLastBackups(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
 	all = slices.DeleteFunc(all, func(b backupv1.VirtualMachineBackup) bool {
 		tracked := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Name == b.Spec.BackupTracker })
 		return b.Status.SourceName != vm && (b.Spec.Source == nil || b.Spec.Source.Name != vm) && !tracked
@@ -162,7 +163,7 @@ func lastOf(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []ba
 	return all[:min(len(all), lastBackups)]
 }
 
-func requested(all []kubevirtv1.StateChangeRequest) string {
+func formatRequests(all []kubevirtv1.StateChangeRequest) string {
 	var actions []string
 	for _, r := range all {
 		actions = append(actions, string(r.Action))

@@ -201,7 +201,7 @@ func untilStopped(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) res
 					show(progress.Report{Name: old.Name, Phase: "Stopped"})
 					return true, nil
 				}
-				show(stopping(vmi))
+				show(newStopReport(vmi))
 				return false, nil
 			})
 	}
@@ -217,7 +217,7 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) re
 					show(progress.Report{Name: old.Name, Phase: "Stopped", Message: "the new instance comes next"})
 					return false, nil
 				case vmi.UID == old.UID:
-					show(stopping(vmi))
+					show(newStopReport(vmi))
 					return false, nil
 				}
 				show(progress.Report{Name: vmi.Name, Phase: string(vmi.Status.Phase), Message: falseCondition(vmi.Status.Conditions, kubevirtv1.ConditionReady)})
@@ -227,8 +227,8 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) re
 	}
 }
 
-// stopping reports an instance that is being stopped and, if the stop is delayed, what it waits for.
-func stopping(vmi *kubevirtv1.VirtualMachineInstance) progress.Report {
+// newStopReport reports an instance that is being stopped and, if the stop is delayed, what it waits for.
+func newStopReport(vmi *kubevirtv1.VirtualMachineInstance) progress.Report {
 	r := progress.Report{Name: vmi.Name, Phase: "Stopping"}
 	if delayed := findCondition(vmi.Status.Conditions, kubevirtv1.ConditionStopDelayed); delayed != nil && delayed.Status == "True" {
 		r.Phase, r.Message = "StopDelayed", delayed.Message
