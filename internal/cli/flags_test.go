@@ -18,7 +18,7 @@ import (
 
 // wrongValues are invalid values for flags of `repo` and `disk`. A flag that accepts only some values must be in here.
 var wrongValues = map[string][]string{
-	"output": {"xml"}, "progress": {"loud", ""}, "format": {"vmdk"}, "backing": {"vmdk:/x", "x", "raw:"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
+	"output": {"xml", "jsonpath", "jsonpath=", "jsonpath=.id", "jsonpath={.id", "custom-columns=", "custom-columns=ID", "custom-columns=ID:", "custom-columns=:.id", "custom-columns=ID:.id,", "custom-columns=ID:.id[", "jsonpath-file=x"}, "progress": {"loud", ""}, "format": {"vmdk"}, "backing": {"vmdk:/x", "x", "raw:"}, "compression": {"lz4", "S2", ""}, "block-size": {"3MiB", "256"},
 	"parallel": {"0", "-1", "many"}, "percent": {"101", "-1", "NaN", "all"}, "cache-size": {"much", "-1Gi"},
 	"bitmap": {"monday", "root=monday"}, "checkpoint": {"monday", "varve-1"}, "object-lock": {"STRICT"}, "object-lock-period": {"30", "1m", "1h", "200000w"}, "keep-within": {"1x", "0d", "d"}, "time-zone": {"Mars/Base"},
 	"keep-last": {"-1", "x"}, "keep-hourly": {"-1"}, "keep-daily": {"-1"}, "keep-weekly": {"-1"}, "keep-monthly": {"-1"}, "keep-yearly": {"-1"},

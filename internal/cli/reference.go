@@ -33,6 +33,8 @@ Results go to standard output; progress, warnings and errors to standard error.
 | ` + "`wide`" + ` | the same with every column |
 | ` + "`json`, `yaml`" + ` | the API object, or the list, as the server has it (docs/api.md), without managedFields; of a repository an object, or ` + "`items`" + `: sizes in bytes, times in RFC 3339 |
 | ` + "`name`" + ` | ` + "`kind.group/name`" + `, one per line; of restore points the ID |
+| ` + "`jsonpath=TEMPLATE`" + ` | what a template of kubectl's JSONPath makes of what ` + "`json`" + ` shows, such as ` + "`jsonpath='{.items[*].metadata.name}'`" + `; a field that is absent is empty, and no newline follows |
+| ` + "`custom-columns=HEADER:PATH,...`" + ` | a table with these columns, as kubectl makes it, such as ` + "`custom-columns=NAME:.metadata.name,PHASE:.status.phase`" + `: a row for each item, ` + "`<none>`" + ` for an absent field |
 
 ` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses
 how to show the progress of a wait, and of everything else that takes a while:

@@ -84,7 +84,7 @@ func newResult(report *repository.Report, list *restorepoint.List, percent float
 }
 
 func (c *result) printAs(w io.Writer, form string, list *restorepoint.List, read bool) error {
-	if form != "" {
+	if output.IsForPrograms(form) {
 		return output.PrintData(w, form, c)
 	}
 	if len(c.Damaged) > 0 {

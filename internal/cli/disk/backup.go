@@ -157,7 +157,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 			return failure.Interrupted(ctx, backupFailure(err), "no restore point of "+human.Line(name)+" was made", "run the same command again: it stores what is missing")
 		}
 		if form != "" {
-			return restorepoint.Print(w, form, []*repository.RestorePoint{point})
+			return restorepoint.Print(&output.Printer{Out: w, Form: form}, []*repository.RestorePoint{point})
 		}
 		return printBackup(w, point)
 	})

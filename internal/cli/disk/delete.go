@@ -70,7 +70,7 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					return err
 				}
 				if form != "" {
-					return restorepoint.Print(cmd.OutOrStdout(), form, points)
+					return restorepoint.Print(&output.Printer{Out: cmd.OutOrStdout(), Form: form}, points)
 				}
 				for _, p := range points {
 					fmt.Fprintf(cmd.OutOrStdout(), "restore point %s%s deleted\n", p.ID, machineSuffix(p))

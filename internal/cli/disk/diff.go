@@ -73,7 +73,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 					return err
 				}
 				d := newDifference(points, disks, set)
-				if form == output.AsJSON || form == output.AsYAML {
+				if output.IsForPrograms(form) {
 					return output.PrintData(cmd.OutOrStdout(), form, d)
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "disk %s: %s in %s differ\n", human.Line(d.Disk), human.Bytes(d.DifferentBytes), human.Count(len(d.Extents), "extent"))

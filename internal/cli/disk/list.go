@@ -58,14 +58,15 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				if err != nil {
 					return err
 				}
+				printer := &output.Printer{Out: cmd.OutOrStdout(), Form: form, NoHeaders: noHeaders}
 				switch {
-				case form == output.AsJSON || form == output.AsYAML || form == output.AsName:
-					err = restorepoint.Print(cmd.OutOrStdout(), form, points)
+				case output.IsForPrograms(form) && !(output.IsCustomColumns(form) && len(points) == 0):
+					err = restorepoint.Print(printer, points)
 				case len(points) == 0 && len(args) == 0 && lost == nil && l.Unreadable == nil:
 					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points match.")
 				case len(points) == 0:
 				default:
-					err = restorepoint.NewTable(l, points, form == output.AsWide).WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
+					err = printer.PrintTable(restorepoint.NewTable(l, points, form == output.AsWide))
 				}
 				if err != nil {
 					return err

@@ -119,7 +119,7 @@ func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form s
 
 func printPins(w io.Writer, form string, points []*repository.RestorePoint) error {
 	if form != "" {
-		return restorepoint.Print(w, form, points)
+		return restorepoint.Print(&output.Printer{Out: w, Form: form}, points)
 	}
 	for _, p := range points {
 		fmt.Fprintf(w, "restore point %s of %s: pins %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), human.Or(human.Line(joinNames(p.Pins))))

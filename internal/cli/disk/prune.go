@@ -151,7 +151,7 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 			return err
 		}
 	}
-	if q.form == output.AsJSON || q.form == output.AsYAML {
+	if output.IsForPrograms(q.form) {
 		return output.PrintData(cmd.OutOrStdout(), q.form, out)
 	}
 	return out.printTable(cmd.OutOrStdout(), cmd.ErrOrStderr(), l, len(remove))

@@ -3,9 +3,9 @@
 package output
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-	"sigs.k8s.io/yaml"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
@@ -28,52 +27,69 @@ const (
 	AsName  = "name"
 )
 
-// AddFlag adds -o with the forms that a command supports.
+// AddFlag adds -o with the forms that a command supports. A command that supports json also supports templates.
 func AddFlag(c *cobra.Command, into *string, forms ...string) {
-	c.Flags().VarP(cmdline.NewChoice(into, "", forms), "output", "o", "how to show the result: "+strings.Join(forms, ", "))
-	cmdline.CompleteFixed(c, "output", forms...)
+	v := &formValue{Choice: cmdline.NewChoice(into, "", forms), into: into}
+	shown := slices.Clone(forms)
+	if slices.Contains(forms, AsJSON) {
+		v.templates = true
+		shown = append(shown, jsonPathPrefix+"TEMPLATE", customColumnsPrefix+"HEADER:PATH,...")
+	}
+	c.Flags().VarP(v, "output", "o", "how to show the result: "+strings.Join(shown, ", "))
+	cmdline.RegisterCompletion(c, "output", func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if !v.templates {
+			return forms, cobra.ShellCompDirectiveNoFileComp
+		}
+		directive := cobra.ShellCompDirectiveNoFileComp
+		if !slices.ContainsFunc(forms, func(f string) bool { return strings.HasPrefix(f, typed) }) {
+			directive |= cobra.ShellCompDirectiveNoSpace // a template follows
+		}
+		return append(slices.Clone(forms), jsonPathPrefix, customColumnsPrefix), directive
+	})
 }
+
+// formValue is the value of -o: one of a few words, or a template.
+type formValue struct {
+	*cmdline.Choice
+
+	into      *string
+	templates bool
+}
+
+// Set refuses an unknown word and a template that cannot be parsed.
+func (v *formValue) Set(text string) error {
+	if !v.templates {
+		return v.Choice.Set(text)
+	}
+	for _, prefix := range []string{jsonPathPrefix, customColumnsPrefix} {
+		if text == strings.TrimSuffix(prefix, "=") {
+			text = prefix
+		}
+	}
+	if !isTemplate(text) {
+		if err := v.Choice.Set(text); err != nil {
+			return fmt.Errorf("%w, %s, %s", err, jsonPathPrefix+"TEMPLATE", customColumnsPrefix+"HEADER:PATH,...")
+		}
+		return nil
+	}
+	if err := validateTemplate(text); err != nil {
+		return err
+	}
+	*v.into = text
+	return nil
+}
+
+// IsForPrograms reports whether a form shows objects. The other forms are a command's own text.
+func IsForPrograms(form string) bool { return form != "" && form != AsTable && form != AsWide }
 
 // PrintObject writes an API object, or a list, as the server has it, but without managedFields.
 func PrintObject(w io.Writer, form string, object runtime.Object) error {
-	scheme, err := cluster.Scheme()
-	if err != nil {
-		return err
-	}
-	if err := setKind(object, scheme); err != nil {
-		return err
-	}
-	if form == AsName && meta.IsListType(object) {
-		return meta.EachListItem(object, func(item runtime.Object) error { return PrintObject(w, form, item) })
-	}
-	var p printers.ResourcePrinter
-	switch form {
-	case AsJSON:
-		p = &printers.JSONPrinter{}
-	case AsYAML:
-		p = &printers.YAMLPrinter{}
-	default:
-		p = &printers.NamePrinter{}
-	}
-	if err := (&printers.OmitManagedFieldsPrinter{Delegate: p}).PrintObj(object, w); err != nil {
-		return fmt.Errorf("print %s: %w", form, err)
-	}
-	return nil
+	return (&Printer{Out: w, Form: form}).PrintObject(object)
 }
 
 // PrintData writes data that is no API object. Its json tags decide the form.
 func PrintData(w io.Writer, form string, data any) error {
-	text, err := json.MarshalIndent(data, "", "    ")
-	if err == nil && form == AsYAML {
-		text, err = yaml.JSONToYAML(text)
-	} else {
-		text = append(text, '\n')
-	}
-	if err != nil {
-		return fmt.Errorf("print %s: %w", form, err)
-	}
-	_, err = w.Write(text)
-	return err
+	return (&Printer{Out: w, Form: form}).PrintData(data)
 }
 
 // PrintDone writes "kind.group/name created", as kubectl does.

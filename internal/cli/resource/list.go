@@ -55,19 +55,19 @@ func (s *Session) ListCommand(l Listing) *cobra.Command {
 				return fmt.Errorf("list %s in %s: %w", l.Noun, where, err)
 			}
 			l.Sort(list)
-			if form == output.AsJSON || form == output.AsYAML || form == output.AsName {
-				return output.PrintObject(cmd.OutOrStdout(), form, list)
-			}
-			if meta.LenList(list) == 0 {
+			printer := &output.Printer{Out: cmd.OutOrStdout(), Form: form, NoHeaders: noHeaders}
+			switch {
+			case meta.LenList(list) == 0 && (output.IsCustomColumns(form) || !output.IsForPrograms(form)):
 				fmt.Fprintf(cmd.ErrOrStderr(), "No %s in %s.\n", l.Noun, where)
 				return nil
+			case output.IsForPrograms(form):
+				return printer.PrintObject(list)
 			}
 			t, err := l.Rows(cmd.Context(), c, list, form == output.AsWide, options)
 			if err != nil {
 				return err
 			}
-			t = withNamespaces(t, list, all)
-			return t.WithoutHeader(noHeaders).Write(cmd.OutOrStdout())
+			return printer.PrintTable(withNamespaces(t, list, all))
 		},
 	}
 	c.Flags().BoolVarP(&all, "all-namespaces", "A", false, "list the objects of all namespaces")

@@ -105,12 +105,12 @@ type items struct {
 }
 
 // Print writes restore points in a form for programs.
-func Print(w io.Writer, form string, points []*repository.RestorePoint) error {
-	if form != output.AsName {
-		return output.PrintData(w, form, items{Items: append([]*repository.RestorePoint{}, points...)})
+func Print(p *output.Printer, points []*repository.RestorePoint) error {
+	if p.Form != output.AsName {
+		return p.PrintData(items{Items: append([]*repository.RestorePoint{}, points...)})
 	}
-	for _, p := range points {
-		fmt.Fprintln(w, p.ID)
+	for _, point := range points {
+		fmt.Fprintln(p.Out, point.ID)
 	}
 	return nil
 }
