@@ -36,6 +36,10 @@ Results go to standard output; progress, warnings and errors to standard error.
 | ` + "`jsonpath=TEMPLATE`" + ` | what a template of kubectl's JSONPath makes of what ` + "`json`" + ` shows, such as ` + "`jsonpath='{.items[*].metadata.name}'`" + `; a field that is absent is empty, and no newline follows |
 | ` + "`custom-columns=HEADER:PATH,...`" + ` | a table with these columns, as kubectl makes it, such as ` + "`custom-columns=NAME:.metadata.name,PHASE:.status.phase`" + `: a row for each item, ` + "`<none>`" + ` for an absent field |
 
+` + "`vm list`, `backup list` and `tracker list`" + ` with ` + "`--watch`" + ` (` + "`-w`" + `) go on after the list, as kubectl does: they show each object again when it
+changes or is deleted, until you interrupt them. For programs they show each object alone, not in a list. A watch outlives a
+restart of the API server.
+
 ` + "`--wait`" + ` waits for the outcome, at most ` + "`--timeout`" + `. The wait outlives a restart of the API server. ` + "`--progress`" + ` chooses
 how to show the progress of a wait, and of everything else that takes a while:
 

@@ -40,6 +40,9 @@ incremental, and how much was written to the target.
 -o wide adds the target claim, the checkpoint and the message.`,
 		Example: `  varve backup list
 
+  # Follow those that run
+  varve backup list --watch
+
   # What is wrong with the one that waits?
   varve backup list -o wide
 

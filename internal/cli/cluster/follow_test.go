@@ -27,6 +27,17 @@ type server struct {
 	reads   []func(*backupv1.VirtualMachineBackup) error
 	watches [][]watch.Event
 	got     []string
+	// lists are the answers to lists, each used once.
+	lists []func(*backupv1.VirtualMachineBackupList) error
+}
+
+func (s *server) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	if len(s.lists) == 0 {
+		return errors.New("no list is left")
+	}
+	answer := s.lists[0]
+	s.lists = s.lists[1:]
+	return answer(list.(*backupv1.VirtualMachineBackupList))
 }
 
 func (s *server) Get(ctx context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {

@@ -22,6 +22,11 @@ type Printer struct {
 	Form string
 	// NoHeaders leaves out the names of a table's columns.
 	NoHeaders bool
+
+	// widths are the columns of the tables so far: what comes later is aligned with them.
+	widths []int
+	// printed is how many objects were printed.
+	printed int
 }
 
 // PrintObject writes an API object, or a list, as the server has it, but without managedFields.
@@ -45,6 +50,12 @@ func (p *Printer) PrintObject(object runtime.Object) error {
 	default:
 		printer = &printers.NamePrinter{}
 	}
+	if p.Form == AsYAML && p.printed > 0 {
+		if _, err := io.WriteString(p.Out, "---\n"); err != nil {
+			return err
+		}
+	}
+	p.printed++
 	if isTemplate(p.Form) {
 		printer = printers.ResourcePrinterFunc(func(object runtime.Object, _ io.Writer) error { return p.printTemplate(object) })
 	}
@@ -74,5 +85,11 @@ func (p *Printer) PrintData(data any) error {
 	return err
 }
 
-// PrintTable writes a table.
-func (p *Printer) PrintTable(t *Table) error { return t.WithoutHeader(p.NoHeaders).Write(p.Out) }
+// PrintTable writes a table. One after the first has no header, and its columns begin where they began before.
+func (p *Printer) PrintTable(t *Table) error {
+	t = t.WithoutHeader(p.NoHeaders || p.widths != nil)
+	if p.widths == nil {
+		p.widths = make([]int, 0, len(t.Header))
+	}
+	return t.writeAligned(p.Out, &p.widths)
+}

@@ -40,7 +40,10 @@ func (t *Table) WithoutHeader(leave bool) *Table {
 }
 
 // Write writes the table, or nothing if it has neither a header nor rows.
-func (t *Table) Write(w io.Writer) error {
+func (t *Table) Write(w io.Writer) error { return t.writeAligned(w, &[]int{}) }
+
+// writeAligned writes the table with columns that have at least these widths, and keeps the widths that they got.
+func (t *Table) writeAligned(w io.Writer, least *[]int) error {
 	rows := t.Rows
 	if t.Header != nil {
 		rows = append([][]string{t.Header}, rows...)
@@ -49,7 +52,7 @@ func (t *Table) Write(w io.Writer) error {
 	if gap == 0 {
 		gap = 3
 	}
-	widths := make([]int, 0, 16)
+	widths := *least
 	for _, row := range rows {
 		for i, cell := range row {
 			if i == len(widths) {
@@ -58,6 +61,7 @@ func (t *Table) Write(w io.Writer) error {
 			widths[i] = max(widths[i], runewidth.StringWidth(cell))
 		}
 	}
+	*least = widths
 	var text strings.Builder
 	for _, row := range rows {
 		for i, cell := range row {

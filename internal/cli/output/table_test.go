@@ -24,3 +24,33 @@ func TestTableIsAligned(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// What comes later is aligned with what came before, below the same header.
+func TestPrinter_continuesATable(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	p := &Printer{Out: &out, Form: "custom-columns=NAME:.metadata.name,KIND:.kind"}
+	list := backups()
+	list.Items[0].Name = "longer"
+	for i := range list.Items {
+		if err := p.PrintObject(&list.Items[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const want = "NAME     KIND\n" +
+		"longer   VirtualMachineBackup\n" +
+		"b        VirtualMachineBackup\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+	out.Reset()
+	p = &Printer{Out: &out, Form: AsYAML}
+	for i := range list.Items {
+		if err := p.PrintObject(&list.Items[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if documents := strings.Split(out.String(), "---\n"); len(documents) != 2 || !strings.Contains(documents[1], "name: b") {
+		t.Errorf("YAML is not one document for each object:\n%s", out.String())
+	}
+}

@@ -2,7 +2,9 @@ package resource
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -27,18 +29,31 @@ type Listing struct {
 	Rows func(ctx context.Context, c *cluster.Client, list client.ObjectList, wide bool, options []client.ListOption) (*output.Table, error)
 }
 
+// listFlags are the flags of a `list` command.
+type listFlags struct {
+	form, selector        string
+	all, noHeaders, watch bool
+}
+
+func (f *listFlags) addFlags(c *cobra.Command) {
+	c.Flags().BoolVarP(&f.all, "all-namespaces", "A", false, "list the objects of all namespaces")
+	c.Flags().StringVarP(&f.selector, "selector", "l", "", "list only objects with these labels, such as app=web,tier!=test")
+	c.Flags().BoolVarP(&f.watch, "watch", "w", false, "after listing, show each object that changes or is deleted, until interrupted")
+	output.AddNoHeadersFlag(c, &f.noHeaders)
+	output.AddFlag(c, &f.form, output.AsTable, output.AsWide, output.AsJSON, output.AsYAML, output.AsName)
+}
+
 // ListCommand makes a `list` command.
 func (s *Session) ListCommand(l Listing) *cobra.Command {
-	var form, selector string
-	var all, noHeaders bool
+	var f listFlags
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: l.Short, Long: l.Long, Example: l.Example,
 		Args:              cmdline.ExactArgs(0, "no argument (select with -l, or name an object to describe)"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			parsed, err := labels.Parse(selector)
+			parsed, err := labels.Parse(f.selector)
 			if err != nil {
-				return failure.Usage("-l %s: %s", selector, err)
+				return failure.Usage("-l %s: %s", f.selector, err)
 			}
 			c, err := s.Connect()
 			if err != nil {
@@ -46,35 +61,89 @@ func (s *Session) ListCommand(l Listing) *cobra.Command {
 			}
 			options := []client.ListOption{client.MatchingLabelsSelector{Selector: parsed}}
 			where := "all namespaces"
-			if !all {
+			if !f.all {
 				options = append(options, client.InNamespace(c.Namespace))
 				where = "namespace " + c.Namespace
+			}
+			shown := &shownList{
+				Listing: l, client: c, options: options, where: where, all: f.all, empty: cmd.ErrOrStderr(),
+				printer: &output.Printer{Out: cmd.OutOrStdout(), Form: f.form, NoHeaders: f.noHeaders},
+			}
+			if f.watch {
+				return shown.watchChanges(cmd.Context(), s.Warn)
 			}
 			list := l.NewList()
 			if err := c.List(cmd.Context(), list, options...); err != nil {
 				return fmt.Errorf("list %s in %s: %w", l.Noun, where, err)
 			}
-			l.Sort(list)
-			printer := &output.Printer{Out: cmd.OutOrStdout(), Form: form, NoHeaders: noHeaders}
-			switch {
-			case meta.LenList(list) == 0 && (output.IsCustomColumns(form) || !output.IsForPrograms(form)):
-				fmt.Fprintf(cmd.ErrOrStderr(), "No %s in %s.\n", l.Noun, where)
-				return nil
-			case output.IsForPrograms(form):
-				return printer.PrintObject(list)
-			}
-			t, err := l.Rows(cmd.Context(), c, list, form == output.AsWide, options)
-			if err != nil {
-				return err
-			}
-			return printer.PrintTable(withNamespaces(t, list, all))
+			return shown.printAll(cmd.Context(), list)
 		},
 	}
-	c.Flags().BoolVarP(&all, "all-namespaces", "A", false, "list the objects of all namespaces")
-	c.Flags().StringVarP(&selector, "selector", "l", "", "list only objects with these labels, such as app=web,tier!=test")
-	output.AddNoHeadersFlag(c, &noHeaders)
-	output.AddFlag(c, &form, output.AsTable, output.AsWide, output.AsJSON, output.AsYAML, output.AsName)
+	f.addFlags(c)
 	return c
+}
+
+// shownList is a list as the user wants to see it.
+type shownList struct {
+	Listing
+
+	client  *cluster.Client
+	options []client.ListOption
+	// where completes "in".
+	where   string
+	all     bool
+	printer *output.Printer
+	// empty is told that there is nothing to show.
+	empty io.Writer
+}
+
+// watchChanges prints the list, and then what changes, until the user ends it. That is no failure.
+func (l *shownList) watchChanges(ctx context.Context, warn func(error)) error {
+	err := cluster.FollowList(ctx, l.client, l.NewList(), l.options, func(list client.ObjectList) error {
+		if meta.LenList(list) == 0 && l.isForPeople() {
+			fmt.Fprintf(l.empty, "No %s in %s yet.\n", l.Noun, l.where)
+			return nil
+		}
+		return l.printEach(ctx, list)
+	}, warn)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("watch %s in %s: %w", l.Noun, l.where, err)
+	}
+	return nil
+}
+
+// printEach prints a table, or for programs each object alone, because the list has no end.
+func (l *shownList) printEach(ctx context.Context, list client.ObjectList) error {
+	if !output.IsForPrograms(l.printer.Form) {
+		return l.printAll(ctx, list)
+	}
+	l.Sort(list)
+	return meta.EachListItem(list, l.printer.PrintObject)
+}
+
+// isForPeople reports whether an empty list is told in words.
+func (l *shownList) isForPeople() bool {
+	return output.IsCustomColumns(l.printer.Form) || !output.IsForPrograms(l.printer.Form)
+}
+
+// printAll prints the whole list.
+func (l *shownList) printAll(ctx context.Context, list client.ObjectList) error {
+	l.Sort(list)
+	switch {
+	case meta.LenList(list) == 0 && l.isForPeople():
+		fmt.Fprintf(l.empty, "No %s in %s.\n", l.Noun, l.where)
+		return nil
+	case output.IsForPrograms(l.printer.Form):
+		return l.printer.PrintObject(list)
+	}
+	t, err := l.Rows(ctx, l.client, list, l.printer.Form == output.AsWide, l.options)
+	if err != nil {
+		return err
+	}
+	return l.printer.PrintTable(withNamespaces(t, list, l.all))
 }
 
 // withNamespaces adds a column with the namespace in front, if all namespaces are listed.
