@@ -27,7 +27,7 @@ build: ## Build varve (static) and varve-launcher (cgo) into build/bin
 
 PREFIX ?= /usr/local
 .PHONY: install-cli
-install-cli: ## Install build/bin/varve with its completions under PREFIX (default /usr/local)
+install-cli: ## Install build/bin/varve with its completions and manual pages under PREFIX (default /usr/local)
 	install -D -m 755 build/bin/varve $(DESTDIR)$(PREFIX)/bin/varve
 	ln -sf varve $(DESTDIR)$(PREFIX)/bin/kubectl-varve
 	printf '#!/bin/sh\nexec kubectl-varve __complete "$$@"\n' > $(DESTDIR)$(PREFIX)/bin/kubectl_complete-varve
@@ -36,5 +36,7 @@ install-cli: ## Install build/bin/varve with its completions under PREFIX (defau
 	build/bin/varve completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/varve
 	build/bin/varve completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_varve
 	build/bin/varve completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/varve.fish
+	build/bin/varve man-pages $(DESTDIR)$(PREFIX)/share/man/man1
+	echo '.so man1/varve.1' > $(DESTDIR)$(PREFIX)/share/man/man1/kubectl-varve.1
 
 include box/box.mk demo/host/host.mk deploy/deploy.mk hack/lint.mk images/guest/guest.mk images/images.mk test/peers/peers.mk test/test.mk

@@ -87,7 +87,7 @@ func New(o Options) *cobra.Command {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)
 	}
-	root.AddCommand(serversTopic(root), optionsTopic(root))
+	root.AddCommand(newManPagesCommand(), serversTopic(root), optionsTopic(root))
 	root.InitDefaultCompletionCmd()
 	refuseUnknownCommands(root)
 	applyProgramName(root, o.Program)

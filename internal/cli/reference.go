@@ -87,6 +87,11 @@ an executable ` + "`kubectl_complete-varve`" + ` in the PATH:
 
 ` + "```sh\n#!/bin/sh\nexec kubectl-varve __complete \"$@\"\n```" + `
 
+## Manual pages
+
+` + "`make install-cli`" + ` installs a page for each command: ` + "`man varve`, `man varve-disk-restore`" + `. Packagers write them with
+` + "`varve man-pages DIR`" + `.
+
 ## Commands
 `
 
