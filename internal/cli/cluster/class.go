@@ -9,9 +9,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// Class is the kind of failure that an error is. It decides the exit code and the hint.
+// Class is the kind of failure that an error is, as precise as the hints for users are.
 type Class int
 
 const (
@@ -38,6 +40,15 @@ const (
 	// Interrupted: the user ended the command.
 	Interrupted
 )
+
+// errorClasses are the classes that the kinds of failure belong to.
+var errorClasses = map[Class]error{
+	NotFound: errclass.NotFound, Exists: errclass.Conflict, Conflict: errclass.Conflict, Invalid: errclass.Invalid,
+	Forbidden: errclass.Denied, Unauthorized: errclass.Denied, Unreachable: errclass.Transient,
+}
+
+// ErrorClass returns the class of package errclass, or nil if the failure has none.
+func (c Class) ErrorClass() error { return errorClasses[c] }
 
 // Classify returns the class of an error that a Client returned.
 func Classify(err error) Class {

@@ -50,25 +50,15 @@ var ErrTimeout = errors.New("timed out")
 func Code(err error) int {
 	var f *Error
 	switch {
-	case err == nil:
-		return errclass.ExitOK
 	case errors.As(err, &f):
 		return f.Code
-	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, ErrTimeout):
 		return errclass.ExitTimeout
 	}
-	switch cluster.Classify(err) {
-	case cluster.NotFound:
-		return errclass.ExitNotFound
-	case cluster.Exists, cluster.Conflict, cluster.Invalid, cluster.Forbidden, cluster.Unauthorized:
-		return errclass.ExitRefused
-	case cluster.Unreachable:
-		return errclass.ExitUnreachable
-	case cluster.Interrupted:
-		return errclass.ExitInterrupted
-	default:
-		return errclass.ExitFailure
+	if class := cluster.Classify(err).ErrorClass(); class != nil {
+		return errclass.ExitCode(class)
 	}
+	return errclass.ExitCode(err)
 }
 
 // Hint returns what the user can do about an error, or "".
