@@ -78,13 +78,13 @@ var attacks = []attack{
 	{"another pod holds the volume", func(p *placed) client.Object {
 		p.vmi.Status.VolumeStatus[0].HotplugVolume.AttachPodUID = "victims"
 		return p.vmi
-	}, "attachment pods are the controller's"},
+	}, "only the controller names attachment pods"},
 	{"a volume appears", func(p *placed) client.Object {
 		p.vmi.Status.VolumeStatus = append(p.vmi.Status.VolumeStatus, kubevirtv1.VolumeStatus{
 			Name: "v", Phase: kubevirtv1.VolumeAttachedToNode, HotplugVolume: &kubevirtv1.HotplugVolumeStatus{AttachPodUID: "victims"},
 		})
 		return p.vmi
-	}, "attachment pods are the controller's"},
+	}, "only the controller names attachment pods"},
 	{"the volume is mounted", func(p *placed) client.Object {
 		p.vmi.Status.VolumeStatus[0].Phase = kubevirtv1.VolumeMountedToPod
 		return p.vmi
@@ -96,21 +96,21 @@ var attacks = []attack{
 		}
 		p.vmi.Status.ActivePods = map[types.UID]string{"victims": "node-b"}
 		return p.vmi
-	}, "launcher pods are the controller's"},
+	}, "only the controller names launcher pods"},
 	{"the lock is released", func(p *placed) client.Object {
 		p.vmi.Status.ChangedBlockTracking.BackupStatus = nil
 		return p.vmi
 	}, "the lock of a backup"},
 	{"the copy is complete", func(p *placed) client.Object { p.backup.Status.Phase = backupv1.BackupCopied; return p.backup }, ""},
 	{"the backup is done", func(p *placed) client.Object { p.backup.Status.Phase = backupv1.BackupDone; return p.backup }, "a handler takes a backup"},
-	{"the backup is of another machine", func(p *placed) client.Object { p.backup.Status.SourceName = "victim"; return p.backup }, "what a backup is of"},
-	{"the backup is of another instance", func(p *placed) client.Object { p.backup.Status.InstanceUID = "victim"; return p.backup }, "what a backup is of"},
-	{"the backup moves another tracker", func(p *placed) client.Object { p.backup.Status.TrackerUID = "victim"; return p.backup }, "what a backup is of"},
-	{"the backup replaces another checkpoint", func(p *placed) client.Object { p.backup.Status.ReplacesCheckpoint = "tracker-0"; return p.backup }, "what a backup is of"},
+	{"the backup is of another machine", func(p *placed) client.Object { p.backup.Status.SourceName = "victim"; return p.backup }, "which machine a backup is of"},
+	{"the backup is of another instance", func(p *placed) client.Object { p.backup.Status.InstanceUID = "victim"; return p.backup }, "which machine a backup is of"},
+	{"the backup moves another tracker", func(p *placed) client.Object { p.backup.Status.TrackerUID = "victim"; return p.backup }, "which machine a backup is of"},
+	{"the backup replaces another checkpoint", func(p *placed) client.Object { p.backup.Status.ReplacesCheckpoint = "tracker-0"; return p.backup }, "which machine a backup is of"},
 	{"the backup is on another node", func(p *placed) client.Object { p.backup.Status.NodeName = "node-a"; return p.backup }, notThisNode},
-	{"the backup's files are elsewhere", func(p *placed) client.Object { p.backup.Status.Directory = "victim/backup"; return p.backup }, "what a backup is of"},
-	{"the backup is on another claim", func(p *placed) client.Object { p.backup.Status.PVCUID = "victim"; return p.backup }, "what a backup is of"},
-	{"the backup has all the time", func(p *placed) client.Object { p.backup.Status.PhaseDeadline = nil; return p.backup }, "what a backup is of"},
+	{"the backup's files are elsewhere", func(p *placed) client.Object { p.backup.Status.Directory = "victim/backup"; return p.backup }, "which machine a backup is of"},
+	{"the backup is on another claim", func(p *placed) client.Object { p.backup.Status.PVCUID = "victim"; return p.backup }, "which machine a backup is of"},
+	{"the backup has all the time", func(p *placed) client.Object { p.backup.Status.PhaseDeadline = nil; return p.backup }, "which machine a backup is of"},
 	{"the copy is reported", func(p *placed) client.Object {
 		now := metav1.Now().Rfc3339Copy()
 		p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, File: "vm/backup/root.qcow2"}}
@@ -119,20 +119,20 @@ var attacks = []attack{
 		p.backup.Status.BackupType, p.backup.Status.Message, p.backup.Status.CopyMillis, p.backup.Status.SealMillis = backupv1.Full, "m", 1, 1
 		return p.backup
 	}, ""},
-	{"the result is decided", func(p *placed) client.Object { p.backup.Status.Result = backupv1.BackupSucceeded; return p.backup }, "what a backup is of"},
+	{"the result is decided", func(p *placed) client.Object { p.backup.Status.Result = backupv1.BackupSucceeded; return p.backup }, "which machine a backup is of"},
 	{"the tracker moves", func(p *placed) client.Object {
 		p.tracker.Status.LatestCheckpoint.Name = "forged"
 		return p.tracker
-	}, "a handler only discards"},
+	}, "the only change that a handler makes to a tracker"},
 	{"the tracker gets a disk", func(p *placed) client.Object {
 		p.tracker.Status.LatestCheckpoint.Disks = append(p.tracker.Status.LatestCheckpoint.Disks, "forged")
 		return p.tracker
-	}, "a handler only discards"},
+	}, "the only change that a handler makes to a tracker"},
 	{"the tracker's time is set back", func(p *placed) client.Object {
 		at := metav1.Now().Rfc3339Copy()
 		p.tracker.Status.NewestCheckpointTime = &at
 		return p.tracker
-	}, "a handler only discards"},
+	}, "the only change that a handler makes to a tracker"},
 	{"a disk is discarded", func(p *placed) client.Object {
 		p.tracker.Status.LatestCheckpoint.Disks = []string{"root"}
 		return p.tracker
@@ -205,7 +205,7 @@ func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	t.Parallel()
 	p := place(t)
 	handler := cluster.Client(t, controlplane.HandlerOn("node-b"))
-	const text = "a handler writes events about"
+	const text = "a handler writes events about nothing but"
 	admitted(t, handler.Create(t.Context(), event(p.machine())))
 	admitted(t, handler.Create(t.Context(), event(corev1.ObjectReference{
 		APIVersion: "backup.kubevirt.io/v1alpha1", Kind: "VirtualMachineBackup", Namespace: p.vmi.Namespace, Name: p.backup.Name,

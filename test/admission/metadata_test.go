@@ -64,24 +64,24 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 		edit   func(client.Object)
 		says   string // empty: a user may do it
 	}{
-		"the node's label":       {vmi, func(o client.Object) { o.SetLabels(map[string]string{layout.LabelNodeName: "node-2"}) }, "are Varve's"},
-		"no node's label":        {vmi, func(o client.Object) { o.SetLabels(nil) }, "are Varve's"},
-		"no tracking":            {vmi, func(o client.Object) { o.SetAnnotations(nil) }, "are Varve's"},
+		"the node's label":       {vmi, func(o client.Object) { o.SetLabels(map[string]string{layout.LabelNodeName: "node-2"}) }, "only Varve "},
+		"no node's label":        {vmi, func(o client.Object) { o.SetLabels(nil) }, "only Varve "},
+		"no tracking":            {vmi, func(o client.Object) { o.SetAnnotations(nil) }, "only Varve "},
 		"an instance's owner":    {vmi, func(o client.Object) { o.SetOwnerReferences(nil) }, "finalizers and owners"},
 		"an instance's hold":     {vmi, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers and owners"},
 		"a forced stop":          {vmi, func(o client.Object) { o.GetAnnotations()[layout.AnnotationForceStop] = "true" }, ""},
-		"a backup's hold":        {backup, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers are Varve's"},
-		"a tracker's hold":       {tracker, func(o client.Object) { o.SetFinalizers(nil) }, "finalizers are Varve's"},
+		"a backup's hold":        {backup, func(o client.Object) { o.SetFinalizers(nil) }, "only Varve changes its finalizers"},
+		"a tracker's hold":       {tracker, func(o client.Object) { o.SetFinalizers(nil) }, "only Varve changes its finalizers"},
 		"a tracker's own label":  {tracker, func(o client.Object) { o.SetLabels(map[string]string{"mine": "yes"}) }, ""},
-		"a run's epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run-epoch"] = "6" }, "are Varve's"},
-		"no run's epoch":         {claim, func(o client.Object) { o.SetAnnotations(nil) }, "are Varve's"},
-		"another epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run"] = "6" }, "are Varve's"},
+		"a run's epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run-epoch"] = "6" }, "only Varve "},
+		"no run's epoch":         {claim, func(o client.Object) { o.SetAnnotations(nil) }, "only Varve "},
+		"another epoch":          {claim, func(o client.Object) { o.GetAnnotations()["varvebackup.io/run"] = "6" }, "only Varve "},
 		"the content's number":   {claim, func(o client.Object) { o.GetAnnotations()[layout.AnnotationContentGeneration] = "8" }, ""},
-		"a pod's instance":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelCreatedBy] = "victim" }, "are Varve's"},
-		"a pod that hides":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelApp] = "other" }, "are Varve's"},
-		"a pod of another":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelVM] = "other" }, "are Varve's"},
-		"a pod of nobody":        {pod, func(o client.Object) { delete(o.GetLabels(), layout.LabelVM) }, "are Varve's"},
-		"a pod's hold":           {pod, func(o client.Object) { o.SetFinalizers([]string{"varvebackup.io/test"}) }, "made and released by Varve"},
+		"a pod's instance":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelCreatedBy] = "victim" }, "only Varve "},
+		"a pod that hides":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelApp] = "other" }, "only Varve "},
+		"a pod of another":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelVM] = "other" }, "only Varve "},
+		"a pod of nobody":        {pod, func(o client.Object) { delete(o.GetLabels(), layout.LabelVM) }, "only Varve "},
+		"a pod's hold":           {pod, func(o client.Object) { o.SetFinalizers([]string{"varvebackup.io/test"}) }, "only Varve creates and releases"},
 		"a pod's own annotation": {pod, func(o client.Object) { o.SetAnnotations(map[string]string{"mine": "yes"}) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,12 +110,12 @@ func TestMetadata_ofPodsIsNotForged(t *testing.T) {
 		edit func(*corev1.Pod)
 		says string
 	}{
-		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "are Varve's"},
-		"an attachment": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelAttachment: "u"} }, "are Varve's"},
+		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "only Varve "},
+		"an attachment": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelAttachment: "u"} }, "only Varve "},
 		"owned": {func(p *corev1.Pod) {
 			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "uid", Controller: ptr.To(true)}}
-		}, "made and released by Varve"},
-		"held":               {func(p *corev1.Pod) { p.Finalizers = []string{"varvebackup.io/launcher"} }, "made and released by Varve"},
+		}, "only Varve creates and releases"},
+		"held":               {func(p *corev1.Pod) { p.Finalizers = []string{"varvebackup.io/launcher"} }, "only Varve creates and releases"},
 		"a pod like another": {func(*corev1.Pod) {}, ""},
 	} {
 		pod := gen.Pod(gen.Meta(ns, "mine"))
@@ -141,8 +141,8 @@ func TestMetadata_ofPodsIsNotForgedByStatus(t *testing.T) {
 		edit func(*corev1.Pod)
 		says string
 	}{
-		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "are Varve's"},
-		"held":          {func(p *corev1.Pod) { p.Finalizers = []string{layout.FinalizerLauncher} }, "made and released by Varve"},
+		"an instance's": {func(p *corev1.Pod) { p.Labels = map[string]string{layout.LabelCreatedBy: "uid"} }, "only Varve "},
+		"held":          {func(p *corev1.Pod) { p.Finalizers = []string{layout.FinalizerLauncher} }, "only Varve creates and releases"},
 		"a status":      {func(p *corev1.Pod) { p.Status.Message = "mine" }, ""},
 	} {
 		changed := pod.DeepCopy()

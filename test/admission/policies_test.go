@@ -28,7 +28,7 @@ import (
 // otherAccount is a service account in Varve's namespace that no component of Varve has.
 var otherAccount = controlplane.ServiceAccount(controlplane.SystemNamespace, "default")
 
-const notYours = "utilityVolumes are attached and detached by Varve's controllers alone"
+const notYours = "only Varve's controllers attach and detach utilityVolumes"
 
 func TestUtilityVolumes_areChangedByVarveOnly(t *testing.T) {
 	t.Parallel()
@@ -114,7 +114,7 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
-	const text = "status is written by Varve's components alone"
+	const text = "only Varve's components write status"
 
 	vmi, backup, tracker, vm := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns)
 	for _, o := range []client.Object{vmi, backup, tracker, vm} {
@@ -138,10 +138,10 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	vm.Status.StateChangeRequests = []kubevirtv1.StateChangeRequest{{Action: kubevirtv1.StartRequest}}
 	admitted(t, user.Status().Update(t.Context(), vm))
 	vm.Status.Created = true
-	refused(t, user.Status().Update(t.Context(), vm), "only stateChangeRequests may be written by others")
+	refused(t, user.Status().Update(t.Context(), vm), "others may write stateChangeRequests")
 	vm.Status.Created = false
 	vm.Status.Conditions[0].Status = "False"
-	refused(t, user.Status().Update(t.Context(), vm), "only stateChangeRequests may be written by others")
+	refused(t, user.Status().Update(t.Context(), vm), "others may write stateChangeRequests")
 	fresh := newMachine(ns)
 	fresh.Name = "never-reconciled"
 	admitted(t, user.Create(t.Context(), fresh))
@@ -167,7 +167,7 @@ func TestEndedLabel_isVarvesAlone(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
-	const text = "is set by Varve's controller alone"
+	const text = "only Varve's controller sets the label"
 	labelled := newBackup(ns)
 	labelled.Labels = map[string]string{layout.LabelEnded: "true", "mine": "1"}
 	for _, who := range []controlplane.User{controlplane.Plain, otherAccount, controlplane.HandlerOn("node-1")} {
