@@ -60,7 +60,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 				}
 				printer := &output.Printer{Out: cmd.OutOrStdout(), Form: form, NoHeaders: noHeaders}
 				switch {
-				case output.IsForPrograms(form) && !(output.IsCustomColumns(form) && len(points) == 0):
+				case output.IsForPrograms(form) && (len(points) > 0 || !output.IsCustomColumns(form)):
 					err = restorepoint.Print(printer, points)
 				case len(points) == 0 && len(args) == 0 && lost == nil && l.Unreadable == nil:
 					fmt.Fprintln(cmd.ErrOrStderr(), "No restore points match.")

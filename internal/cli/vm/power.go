@@ -45,7 +45,7 @@ in the machine's status, and the strategy stays.`,
 			if err != nil || !w.Wait {
 				return err
 			}
-			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "vm describe "+args[0], untilReady(s, c, args[0]))
+			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" runs", "vm describe "+args[0], untilReady(c, args[0]))
 		},
 	}
 	w.AddFlags(c, "the guest runs", powerTimeout)
@@ -179,7 +179,7 @@ func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMa
 }
 
 // untilReady waits until the machine's guest runs.
-func untilReady(s *resource.Session, c *cluster.Client, name string) resource.WaitFunc {
+func untilReady(c *cluster.Client, name string) resource.WaitFunc {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
 	return func(ctx context.Context, show func(progress.Report)) error {
 		return cluster.Follow(ctx, c, key, &kubevirtv1.VirtualMachine{}, resource.NewVMs(), func(vm *kubevirtv1.VirtualMachine, exists bool) (bool, error) {

@@ -30,7 +30,7 @@ func (s *Set) Start(ctx context.Context) error {
 		return true, nil
 	})
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the manager stops
 	}
 	return err
 }
