@@ -21,7 +21,11 @@ import (
 // openedAt returns a connection of a machine whose clock is this much ahead of the storage's.
 func (s *site) openedAt(tb testing.TB, name string, ahead time.Duration) *Repository {
 	tb.Helper()
-	c, err := engine.OpenConnection(tb.Context(), s.connect(tb, name, !cached), testPassword, func() time.Time { return s.now().Add(ahead) })
+	a, err := engine.LoadAccess(s.connect(tb, name, !cached), testPassword)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c, err := engine.OpenConnection(tb.Context(), a, func() time.Time { return s.now().Add(ahead) })
 	if err != nil {
 		tb.Fatal(err)
 	}

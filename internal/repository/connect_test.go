@@ -100,7 +100,17 @@ func TestConnect_givesUpOnASilentServer(t *testing.T) {
 		"connect": func(ctx context.Context) error {
 			return Connect(ctx, config, at, testPassword, ConnectOptions{})
 		},
-		"open": func(ctx context.Context) error { return engine.CheckReachable(ctx, config, at.S3.AnswerTimeout) },
+		"open": func(ctx context.Context) error {
+			a, err := engine.LoadAccess(config, testPassword)
+			if err != nil {
+				return err
+			}
+			return a.CheckReachable(ctx, at.S3.AnswerTimeout)
+		},
+		"open in memory": func(ctx context.Context) error {
+			_, err := OpenLocation(ctx, at, testPassword, ConnectOptions{})
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

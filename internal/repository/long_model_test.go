@@ -254,7 +254,7 @@ func (m *longModel) somebodyActs() {
 	case "kopia's full", "kopia's quick":
 		mode := map[string]maintenance.Mode{"kopia's full": maintenance.ModeFull, "kopia's quick": maintenance.ModeQuick}[what]
 		err = repo.DirectWriteSession(ctx, m.others.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-			return snapshotmaintenance.Run(ctx, w, mode, true, maintenance.SafetyFull)
+			return snapshotmaintenance.Run(ctx, kopiaWriter{w, m.others.conn.Access.ConfigFile}, mode, true, maintenance.SafetyFull)
 		})
 	case "kopia's expire":
 		err = repo.DirectWriteSession(ctx, m.others.conn.Kopia, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
@@ -270,3 +270,12 @@ func (m *longModel) somebodyActs() {
 		m.t.Errorf("%s: %v", what, err)
 	}
 }
+
+// kopiaWriter is a writer as the kopia CLI has it, which makes its lock file beside the file of the connection.
+type kopiaWriter struct {
+	repo.DirectRepositoryWriter
+
+	configFile string
+}
+
+func (w kopiaWriter) ConfigFilename() string { return w.configFile }

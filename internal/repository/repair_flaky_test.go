@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 
+	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/verify"
 )
@@ -37,11 +37,11 @@ func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
 	t.Parallel()
 	r, config := newRepository(t)
 	twoRegions(t, r)
-	c, err := repo.LoadConfigFromFile(config)
+	access, err := engine.LoadAccess(config, testPassword)
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := blob.NewStorage(t.Context(), *c.Storage, false)
+	st, err := access.OpenStorage(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestRepair_takesNoFailedReadForDamage(t *testing.T) {
 	for failures := range int64(60) {
 		flaky := &flakyStorage{Storage: st}
 		flaky.failures.Store(failures)
-		i, err := verify.InspectStorage(t.Context(), flaky, c.ClientOptions, config, testPassword)
+		i, err := verify.InspectStorage(t.Context(), flaky, access)
 		if err != nil {
 			failed++
 			continue

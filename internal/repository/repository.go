@@ -32,20 +32,39 @@ type Repository struct {
 // Open opens the repository that configFile names, as Connect wrote it. If the format or an index is damaged, the error is
 // errclass.Corrupt, and Repair may mend it. If the cache cannot be used, Open goes on without it, and WithoutCache says why.
 func Open(ctx context.Context, configFile, password string) (*Repository, error) {
-	if err := engine.CheckReachable(ctx, configFile, 0); err != nil {
+	a, err := engine.LoadAccess(configFile, password)
+	if err == nil {
+		err = a.CheckReachable(ctx, 0)
+	}
+	if err != nil {
 		return nil, engine.WrapOpenError(configFile, err)
 	}
-	c, err := engine.OpenConnection(ctx, configFile, password, nil)
+	return openAccess(ctx, a)
+}
+
+// OpenLocation is Connect and Open at once, for a program that keeps no configuration, such as a pod whose file system is
+// read-only. The password and the keys of the storage stay in memory. Nothing is written on this machine except the cache, if
+// there is one; maintenance also makes a lock file in the system's directory for temporary files.
+func OpenLocation(ctx context.Context, at Location, password string, o ConnectOptions) (*Repository, error) {
+	a, err := engine.ConnectInMemory(ctx, at, password, o)
+	if err != nil {
+		return nil, err
+	}
+	return openAccess(ctx, a)
+}
+
+func openAccess(ctx context.Context, a *engine.Access) (*Repository, error) {
+	c, err := engine.OpenConnection(ctx, a, nil)
 	if err == nil {
 		return &Repository{conn: c}, nil
 	}
 	// kopia's error does not tell damage from other failures; inspecting the blobs does.
-	i, problem := verify.Inspect(ctx, configFile, password)
+	i, problem := verify.Inspect(ctx, a)
 	if problem != nil {
 		return nil, err
 	}
 	if damage := errors.Join(i.Damage(), i.Close(ctx)); damage != nil {
-		return nil, fmt.Errorf("open the repository of %s: %w", configFile, damage)
+		return nil, fmt.Errorf("open the repository of %s: %w", a.Name, damage)
 	}
 	return nil, err
 }

@@ -92,3 +92,25 @@ func TestCreate_refusesAPrefixThatIsNotEmpty(t *testing.T) {
 		t.Errorf("a repository: %v", err)
 	}
 }
+
+// The keys of a bucket are in no file, not even in the cache.
+func TestOpenLocation_keepsKeysInMemory(t *testing.T) {
+	server := s3.Start(t, s3.Options{})
+	e, cache := server.Endpoint, filepath.Join(t.TempDir(), "cache")
+	at := Location{S3: &S3{Endpoint: e.Address, Bucket: e.Bucket, Region: e.Region, Prefix: "pod/", PlainHTTP: true, AccessKey: e.AccessKey, SecretKey: e.SecretKey}}
+	check := forbidFiles(t)
+	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := OpenLocation(t.Context(), at, testPassword, ConnectOptions{Host: "pod", User: "mover", CacheDirectory: cache, CacheBytes: mib})
+	if err != nil {
+		t.Fatal(err)
+	}
+	useEverything(t, r, "web")
+	check()
+	lacksSecrets(t, cache, testPassword, e.SecretKey)
+	at.S3.Bucket = "another"
+	if _, err := OpenLocation(t.Context(), at, testPassword, ConnectOptions{}); !errors.Is(err, ErrNoBucket) {
+		t.Error(err)
+	}
+}

@@ -151,7 +151,11 @@ func (s *site) connect(tb testing.TB, name string, cache bool) string {
 
 // open opens a connection in the site's time.
 func (s *site) open(ctx context.Context, config string) (*Repository, error) {
-	c, err := engine.OpenConnection(ctx, config, testPassword, s.now)
+	a, err := engine.LoadAccess(config, testPassword)
+	if err != nil {
+		return nil, err
+	}
+	c, err := engine.OpenConnection(ctx, a, s.now)
 	if err != nil {
 		return nil, err
 	}

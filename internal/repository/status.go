@@ -17,7 +17,8 @@ import (
 // Status describes a repository and what it holds. Sizes are in bytes.
 type Status struct {
 	// Location is where it is, without keys. UniqueID distinguishes it from all others.
-	Location   string `json:"location"`
+	Location string `json:"location"`
+	// ConfigFile is the file that Connect wrote; "" if there is none.
 	ConfigFile string `json:"configFile"`
 	UniqueID   string `json:"uniqueID"`
 	// Host and User identify this machine in it.
@@ -106,7 +107,7 @@ func (s *Status) TotalBytes() (n int64) {
 func (r *Repository) Status(ctx context.Context) (*Status, error) {
 	options := r.conn.Kopia.ClientOptions()
 	s := &Status{
-		Location: storage.Describe(r.conn.Kopia.BlobReader().ConnectionInfo()), ConfigFile: r.conn.ConfigFile, UniqueID: r.ID(),
+		Location: storage.Describe(r.conn.Kopia.BlobReader().ConnectionInfo()), ConfigFile: r.conn.Access.ConfigFile, UniqueID: r.ID(),
 		Host: options.Hostname, User: options.Username, ReadOnly: options.ReadOnly,
 	}
 	for _, part := range []func(context.Context, *Status) error{r.addFormat, r.addHistories, r.addMaintenance, r.addIndex} {

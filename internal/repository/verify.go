@@ -16,7 +16,7 @@ type (
 // Verify reads what is stored, bypassing all caches, and reports which restore points are damaged, and where. The error says what
 // kept it from looking.
 func (r *Repository) Verify(ctx context.Context, o VerifyOptions) (*Report, error) {
-	return verify.Run(ctx, r.conn.ConfigFile, r.conn.Password, o)
+	return verify.Run(ctx, r.conn.Access, o)
 }
 
 // SignOfDamage says whether there is a reason to look for damage with Verify. It reads no tables: it costs a list of the blobs

@@ -1,17 +1,13 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/kopia/kopia/repo"
-	"github.com/kopia/kopia/repo/blob"
-	"github.com/kopia/kopia/repo/format"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
@@ -31,15 +27,6 @@ func loadConnection(configFile string) (*repo.LocalConfig, error) {
 		return nil, fmt.Errorf("%w: it is not what connecting writes: connect again: %w", errclass.Invalid, err)
 	}
 	return lc, nil
-}
-
-// CheckReachable fails if the file of a connection is broken, or if its storage is an S3 server that does not answer.
-func CheckReachable(ctx context.Context, configFile string, timeout time.Duration) error {
-	lc, err := loadConnection(configFile)
-	if err != nil || lc.Storage == nil {
-		return err
-	}
-	return storage.CheckReachable(ctx, *lc.Storage, timeout)
 }
 
 // createBesideConfig makes an empty file in the directory of configFile, and that directory if necessary. It has to be the same
@@ -67,25 +54,4 @@ func ConnectedTo(configFile string) (string, error) {
 		return lc.APIServer.BaseURL, nil
 	}
 	return storage.Describe(*lc.Storage), nil
-}
-
-// explainAbsence returns err, or errclass.NotFound if the reason for err is that the repository of a connection no longer exists:
-// for instance because the directory is empty and nothing is mounted there.
-func explainAbsence(ctx context.Context, configFile string, err error) error {
-	if !errors.Is(err, blob.ErrBlobNotFound) {
-		return err
-	}
-	lc, broken := repo.LoadConfigFromFile(configFile)
-	if broken != nil || lc.Storage == nil {
-		return err
-	}
-	st, closed := storage.OpenConnected(ctx, *lc.Storage)
-	if closed != nil {
-		return err
-	}
-	defer st.Close(ctx) //nolint:errcheck // nothing was written
-	if _, absent := st.GetMetadata(ctx, format.KopiaRepositoryBlobID); !errors.Is(absent, blob.ErrBlobNotFound) {
-		return err
-	}
-	return fmt.Errorf("%w: no repository is in %s any more", errclass.NotFound, storage.Describe(st.ConnectionInfo()))
 }

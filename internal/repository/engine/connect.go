@@ -98,32 +98,17 @@ func Connect(ctx context.Context, configFile string, at storage.Location, passwo
 }
 
 func connect(ctx context.Context, configFile string, at storage.Location, password string, o ConnectOptions) error {
-	if (o.CacheDirectory == "") != (o.CacheBytes == 0) || o.CacheBytes < 0 {
-		return fmt.Errorf("%w: a cache of %d bytes in directory %q", errclass.Invalid, o.CacheBytes, o.CacheDirectory)
-	}
-	if err := storage.CheckRegistered(); err != nil {
-		return err
-	}
-	st, err := at.Open(ctx, false)
+	st, caching, err := openForConnection(ctx, at, password, &o)
 	if err != nil {
 		return err
 	}
-	caching := content.CachingOptions{
-		CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256<<20),
-	}
-	if err := storage.ExpireCachedFormat(&caching); err != nil {
-		return errors.Join(err, st.Close(ctx))
-	}
 	candidate, err := createBesideConfig(configFile)
-	if err == nil && !o.ReadOnly {
-		err = restoreFormatFromCopy(ctx, st, password)
-	}
 	if err != nil {
 		return errors.Join(err, st.Close(ctx))
 	}
 	err = repo.Connect(ctx, candidate, st, password, &repo.ConnectOptions{
 		ClientOptions:  repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
-		CachingOptions: caching,
+		CachingOptions: *caching,
 	})
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):
@@ -138,6 +123,31 @@ func connect(ctx context.Context, configFile string, at storage.Location, passwo
 		_ = os.Remove(candidate) // kopia may have removed it
 	}
 	return err
+}
+
+// openForConnection opens a storage that a connection is about to be made to, and returns how the connection caches what it reads.
+func openForConnection(ctx context.Context, at storage.Location, password string, o *ConnectOptions) (blob.Storage, *content.CachingOptions, error) {
+	if (o.CacheDirectory == "") != (o.CacheBytes == 0) || o.CacheBytes < 0 {
+		return nil, nil, fmt.Errorf("%w: a cache of %d bytes in directory %q", errclass.Invalid, o.CacheBytes, o.CacheDirectory)
+	}
+	if err := storage.CheckRegistered(); err != nil {
+		return nil, nil, err
+	}
+	st, err := at.Open(ctx, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	caching := &content.CachingOptions{
+		CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256<<20),
+	}
+	err = storage.ExpireCachedFormat(caching)
+	if err == nil && !o.ReadOnly {
+		err = restoreFormatFromCopy(ctx, st, password)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, st.Close(ctx))
+	}
+	return st, caching, nil
 }
 
 // ErrPassword is of class Denied: the password does not open the repository.

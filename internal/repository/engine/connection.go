@@ -11,6 +11,7 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
@@ -26,9 +27,9 @@ type Connection struct {
 	direct *directReader
 	// cached says whether the connection has a cache.
 	cached bool
-	// ConfigFile and Password are for further connections without a cache, and for maintenance and Status.
-	ConfigFile, Password string
-	// storage is closed with the connection, if it is not part of it.
+	// Access is for further connections without a cache, and for maintenance and Status.
+	Access *Access
+	// storage is closed with the connection; nil if whoever opened the view closes it.
 	storage blob.Storage
 	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
@@ -37,69 +38,60 @@ type Connection struct {
 	fatal error
 }
 
-// OpenConnection opens the repository of configFile. Tests pass a clock of their own; nil is this machine's clock.
-func OpenConnection(ctx context.Context, configFile, password string, now func() time.Time) (*Connection, error) {
-	c, err := repo.LoadConfigFromFile(configFile)
-	if err != nil {
-		return nil, WrapOpenError(configFile, err)
-	}
-	unusable := storage.CheckCache(c.Caching)
+// OpenConnection opens a repository. Tests pass a clock of their own; nil is this machine's clock.
+func OpenConnection(ctx context.Context, a *Access, now func() time.Time) (*Connection, error) {
+	caching, unusable := a.caching, storage.CheckCache(a.caching)
 	if unusable == nil {
-		unusable = storage.ExpireCachedFormat(c.Caching)
+		unusable = storage.ExpireCachedFormat(caching)
 	}
-	if unusable == nil || c.Storage == nil {
-		return openConfigFile(ctx, configFile, configFile, password, now)
+	if unusable != nil {
+		caching = nil
 	}
-	st, err := storage.OpenConnected(ctx, *c.Storage)
+	st, err := a.OpenStorage(ctx)
 	if err != nil {
-		return nil, WrapOpenError(configFile, err)
+		return nil, a.wrapOpenError(err)
 	}
-	v := storage.NewView(st, nil, nil)
-	r, err := OpenView(ctx, v, c.ClientOptions, configFile, password, now)
+	c, err := openView(ctx, storage.NewView(st, nil, nil), a, caching, now)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
 	}
-	r.storage, r.noCache = st, unusable
-	return r, nil
+	c.storage, c.noCache = st, unusable
+	return c, nil
 }
 
-// openConfigFile opens the repository of file, which stands for configFile: errors and maintenance use the name of the latter.
-func openConfigFile(ctx context.Context, file, configFile, password string, now func() time.Time) (*Connection, error) {
-	if err := storage.CheckRegistered(); err != nil {
-		return nil, WrapOpenError(configFile, err)
-	}
-	r := &Connection{ConfigFile: configFile, Password: password}
-	rep, err := repo.Open(ctx, file, password, &repo.Options{
-		TimeNowFunc:         now,
-		DoNotWaitForUpgrade: true,
-		// Without this, kopia would end the process.
-		OnFatalError: r.recordFailure,
-	})
-	if err != nil {
-		return nil, WrapOpenError(configFile, explainAbsence(ctx, file, err))
-	}
-	direct, ok := rep.(repo.DirectRepository)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("%w: %s connects to a kopia server: connect to its storage instead", errclass.Invalid, configFile), rep.Close(ctx))
-	}
-	r.Kopia, r.id = direct, direct.UniqueID()
-	if err := r.readDirectly(ctx, file); err != nil {
-		return nil, errors.Join(WrapOpenError(configFile, err), rep.Close(ctx))
-	}
-	return r, nil
+// OpenView opens a repository as a view of its storage shows it, without a cache.
+func OpenView(ctx context.Context, v *storage.View, a *Access, now func() time.Time) (*Connection, error) {
+	return openView(ctx, v, a, nil, now)
 }
 
-// OpenView opens the repository of configFile as a view of its storage shows it.
-func OpenView(ctx context.Context, v *storage.View, as repo.ClientOptions, configFile, password string, now func() time.Time) (_ *Connection, err error) {
-	file, remove, err := v.Configure(as)
+func openView(ctx context.Context, v *storage.View, a *Access, caching *content.CachingOptions, now func() time.Time) (_ *Connection, err error) {
+	file, remove, err := v.Configure(a.client, caching)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	return openConfigFile(ctx, file, configFile, password, now)
+	c := &Connection{Access: a, cached: caching != nil && caching.CacheDirectory != ""}
+	rep, err := repo.Open(ctx, file, a.Password, &repo.Options{
+		TimeNowFunc:         now,
+		DoNotWaitForUpgrade: true,
+		// Without this, kopia would end the process.
+		OnFatalError: c.recordFailure,
+	})
+	if err != nil {
+		return nil, a.wrapOpenError(explainAbsence(ctx, v, err))
+	}
+	direct, ok := rep.(repo.DirectRepository)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a %T is not a repository in a storage", errclass.Invalid, rep), rep.Close(ctx))
+	}
+	c.Kopia, c.id = direct, direct.UniqueID()
+	if err := c.readDirectly(); err != nil {
+		return nil, errors.Join(a.wrapOpenError(err), rep.Close(ctx))
+	}
+	return c, nil
 }
 
-// WrapOpenError wraps an error of opening the repository of a configuration file.
+// WrapOpenError wraps an error of opening the repository that has this name.
 func WrapOpenError(name string, err error) error {
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):
@@ -110,11 +102,15 @@ func WrapOpenError(name string, err error) error {
 	return fmt.Errorf("open the repository of %s: %w", name, err)
 }
 
-// Close ends the connection. The repository must not be used afterwards.
+// Close ends the connection. The repository must not be used afterwards. Closing it again does nothing.
 func (c *Connection) Close(ctx context.Context) error {
 	err := c.Kopia.Close(ctx)
-	if c.storage != nil {
-		err = errors.Join(err, c.storage.Close(ctx))
+	c.mu.Lock()
+	st := c.storage
+	c.storage = nil
+	c.mu.Unlock()
+	if st != nil {
+		err = errors.Join(err, st.Close(ctx))
 	}
 	if err != nil {
 		return fmt.Errorf("close the repository: %w", err)

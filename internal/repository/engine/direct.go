@@ -12,7 +12,6 @@ import (
 	"io"
 	"sync"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 )
@@ -34,17 +33,13 @@ type directReader struct {
 }
 
 // readDirectly sets direct, unless the repository is encrypted in another way or has error correction: kopia must then read
-// everything. If the connection of this file has a cache, kopia reads single contents, and uses and fills the cache. Restore and
+// everything. If the connection has a cache, kopia reads single contents, and uses and fills the cache. Restore and
 // verify bypass the cache. They read everything once and in the order of the packs, so a cache of single contents is of no use to
 // them, and fetching contents one by one takes several times as many requests.
-func (c *Connection) readDirectly(ctx context.Context, file string) error {
+func (c *Connection) readDirectly() error {
 	f := c.Kopia.ContentReader().ContentFormat()
 	if f.GetEncryptionAlgorithm() != EncryptionAlgorithm || (f.GetECCAlgorithm() != "" && f.GetECCOverheadPercent() > 0) {
 		return nil
-	}
-	caching, err := repo.GetCachingOptions(ctx, file)
-	if err != nil {
-		return err
 	}
 	// This is how kopia's package encryption derives it.
 	secret, err := hkdf.Key(sha256.New, f.GetMasterKey(), []byte("encryption"), "", sha256.Size)
@@ -54,7 +49,7 @@ func (c *Connection) readDirectly(ctx context.Context, file string) error {
 	d := &directReader{blobs: c.Kopia.BlobReader()}
 	d.keys.New = func() any { return hmac.New(sha256.New, secret) }
 	d.scratch.New = func() any { return &scratch{} }
-	c.direct, c.cached = d, caching.CacheDirectory != ""
+	c.direct = d
 	return nil
 }
 

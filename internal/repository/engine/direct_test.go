@@ -44,7 +44,11 @@ func formatted(tb testing.TB, f format.ContentFormat, o ConnectOptions) (r *Conn
 	if err := errors.Join(err, Connect(tb.Context(), configFile, at, testPassword, o)); err != nil {
 		tb.Fatal(err)
 	}
-	c, err := OpenConnection(tb.Context(), configFile, testPassword, nil)
+	a, err := LoadAccess(configFile, testPassword)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c, err := OpenConnection(tb.Context(), a, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
 
@@ -77,7 +76,7 @@ func restoreFormatFromCopy(ctx context.Context, st blob.Storage, password string
 		return err
 	}
 	v := storage.NewView(st, storage.IsIndex, saved)
-	r, err := OpenView(ctx, v, repo.ClientOptions{}, "the copy of the format", password, nil)
+	r, err := OpenView(ctx, v, &Access{Name: "the copy of the format", Password: password}, nil)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -85,7 +87,9 @@ func Run(ctx context.Context, c *engine.Connection, o Options) (err error) {
 	err = storage.RemoveUnfinished(wctx, c.Kopia.BlobReader(), o.lifeOfUnfinished())
 	if err == nil {
 		d := storage.NewQuietDeletions(w.BlobStorage())
-		err = runExclusive(wctx, c, maintenanceWriter{w, c.ConfigFile, d}, mode, safety, &o)
+		err = withLocalLock(c.Access, func(configFile string) error {
+			return runExclusive(wctx, c, maintenanceWriter{w, configFile, d}, mode, safety, &o)
+		})
 		if failed := d.Failure(); failed != nil {
 			err = errors.Join(err, fmt.Errorf("delete what is not needed any more: %w", failed))
 		}
@@ -115,9 +119,22 @@ func (o Options) lifeOfUnfinished() time.Duration {
 	return UnfinishedLife
 }
 
-// maintenanceWriter is the writer for kopia's maintenance. kopia excludes other processes of this machine with a file beside the
-// configuration file. That must be the configuration file of the connection, and not the temporary one of a connection without a
-// cache. kopia deletes through BlobStorage.
+// withLocalLock calls f with the name of the configuration file beside which kopia makes its lock file, which excludes other
+// processes of this machine. If the connection has no such file, the lock file excludes nobody, and Varve's own lock does that alone.
+func withLocalLock(a *engine.Access, f func(configFile string) error) (err error) {
+	if a.ConfigFile != "" {
+		return f(a.ConfigFile)
+	}
+	dir, err := os.MkdirTemp("", "varve-maintenance-")
+	if err != nil {
+		return fmt.Errorf("directory for a lock file: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	return f(filepath.Join(dir, "connection"))
+}
+
+// maintenanceWriter is the writer for kopia's maintenance. kopia makes its lock file beside configFile, and deletes through
+// BlobStorage.
 type maintenanceWriter struct {
 	repo.DirectRepositoryWriter
 
@@ -162,7 +179,7 @@ func runOwnTasks(ctx context.Context, c *engine.Connection, w repo.DirectReposit
 	if err := DropStaleLeases(ctx, w); err != nil {
 		return err
 	}
-	if err := errors.Join(updateFormatCopy(ctx, w, c.Password), completeRecords(ctx, c, w)); err != nil {
+	if err := errors.Join(updateFormatCopy(ctx, w, c.Access.Password), completeRecords(ctx, c, w)); err != nil {
 		return err
 	}
 	return mergeManifests(ctx, w)

@@ -53,7 +53,11 @@ func (p *RepairReport) Nothing() bool {
 // Repair mends what is not data: the format from its copy, indexes from the packs, and manifests from the records of the restore
 // points. With dryRun it only looks, and Points lists all lost restore points. No backup may run meanwhile.
 func Repair(ctx context.Context, configFile, password string, dryRun bool) (*RepairReport, error) {
-	i, err := verify.Inspect(ctx, configFile, password)
+	a, err := engine.LoadAccess(configFile, password)
+	if err != nil {
+		return nil, fmt.Errorf("repair: configuration %s: %w", configFile, err)
+	}
+	i, err := verify.Inspect(ctx, a)
 	if err != nil {
 		return nil, fmt.Errorf("repair: %w", err)
 	}

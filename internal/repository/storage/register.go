@@ -79,7 +79,10 @@ type viewConfig struct {
 // views holds the views that can be connected to, by their keys. It belongs to the process because kopia opens a storage by what
 // is written in a connection's file, and a file cannot hold a view, only its key. A view is in it no longer than kopia takes to
 // open the connection: see View.Configure.
-var views sync.Map
+var (
+	views       sync.Map
+	lastViewKey atomic.Int64
+)
 
 func openView(_ context.Context, c *viewConfig, _ bool) (blob.Storage, error) {
 	v, ok := views.Load(c.Key)

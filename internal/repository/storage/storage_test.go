@@ -3,11 +3,15 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/blob/s3"
 
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/storage/storagetest"
@@ -129,5 +133,32 @@ func TestQuietDeletions_endWithTheFirstFailure(t *testing.T) {
 	}
 	if _, err := st.GetMetadata(t.Context(), "p1"); err != nil {
 		t.Errorf("what was to be deleted after a failure: %v", err)
+	}
+}
+
+// secretStorage is a storage with keys.
+type secretStorage struct{ blob.Storage }
+
+func (secretStorage) ConnectionInfo() blob.ConnectionInfo {
+	return blob.ConnectionInfo{Type: "s3", Config: &s3.Options{BucketName: "bucket", SecretAccessKey: "the secret key"}}
+}
+
+// The configuration that kopia reads is in memory, and the storage's keys are not in it.
+func TestView_configuresWithoutKeys(t *testing.T) {
+	t.Parallel()
+	v := storage.NewView(secretStorage{newDirectory(t)}, nil, nil)
+	file, remove, err := v.Configure(repo.ClientOptions{Hostname: "pod"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(config), "pod") || strings.Contains(string(config), "secret") {
+		t.Errorf("%s, %v", config, err)
+	}
+	if target, err := os.Readlink(file); err != nil || !strings.HasPrefix(target, "/memfd:") {
+		t.Errorf("%s: %v", target, err)
+	}
+	if err := remove(); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
+	"strconv"
 	"sync"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+	"golang.org/x/sys/unix"
 )
 
 // View is a storage without the blobs that hidden selects, and with other content for those in replaced. Whoever changes hidden
@@ -96,25 +98,29 @@ func (v *View) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, erro
 // Close leaves the storage open, because a view can be connected to again.
 func (v *View) Close(context.Context) error { return nil }
 
-// Configure writes the configuration of a connection to the view, without any cache, so that everything is read from the
-// storage. It returns the name of the file. The view can be connected to until remove is called; connections stay.
-func (v *View) Configure(as repo.ClientOptions) (file string, remove func() error, err error) {
-	dir, err := os.MkdirTemp("", "varve-view-")
+// Configure returns the name of a configuration file for a connection to the view. The file is in memory, and holds nothing of the
+// storage. Without caching, everything is read from the storage. The view can be connected to until remove is called; connections
+// stay.
+func (v *View) Configure(as repo.ClientOptions, caching *content.CachingOptions) (file string, remove func() error, err error) {
+	key := strconv.FormatInt(lastViewKey.Add(1), 10)
+	config, err := json.Marshal(repo.LocalConfig{
+		ClientOptions: as, Caching: caching, Storage: &blob.ConnectionInfo{Type: viewType, Config: viewConfig{Key: key}},
+	})
 	if err != nil {
-		return "", nil, fmt.Errorf("configuration without a cache: %w", err)
+		return "", nil, fmt.Errorf("configuration of a connection: %w", err)
 	}
-	views.Store(dir, v)
+	fd, err := unix.MemfdCreate("varve-connection", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", nil, fmt.Errorf("configuration of a connection: %w", os.NewSyscallError("memfd_create", err))
+	}
+	f := os.NewFile(uintptr(fd), "varve-connection")
+	if _, err := f.Write(config); err != nil {
+		return "", nil, errors.Join(fmt.Errorf("configuration of a connection: %w", err), f.Close())
+	}
+	views.Store(key, v)
 	remove = func() error {
-		views.Delete(dir)
-		return os.RemoveAll(dir)
+		views.Delete(key)
+		return f.Close()
 	}
-	config, err := json.Marshal(repo.LocalConfig{ClientOptions: as, Storage: &blob.ConnectionInfo{Type: viewType, Config: viewConfig{Key: dir}}})
-	file = filepath.Join(dir, "repository.config")
-	if err == nil {
-		err = os.WriteFile(file, config, 0o600)
-	}
-	if err != nil {
-		return "", nil, errors.Join(err, remove())
-	}
-	return file, remove, nil
+	return fmt.Sprintf("/proc/self/fd/%d", fd), remove, nil
 }

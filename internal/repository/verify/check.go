@@ -51,16 +51,16 @@ type Report struct {
 // Damaged says whether anything is wrong.
 func (r *Report) Damaged() bool { return len(r.Damage) > 0 || r.Unlisted != nil }
 
-// Run reads what is stored in the repository of a configuration, bypassing all caches, and reports which restore
-// points are damaged, and where. The error says what kept it from looking.
-func Run(ctx context.Context, configFile, password string, o Options) (*Report, error) {
+// Run reads what is stored in a repository, bypassing all caches, and reports which restore points are damaged, and where. The
+// error says what kept it from looking.
+func Run(ctx context.Context, a *engine.Access, o Options) (*Report, error) {
 	if o.Percent < 0 || o.Percent > 100 {
 		return nil, fmt.Errorf("%w: %v percent", errclass.Invalid, o.Percent)
 	}
 	if o.Workers <= 0 {
 		o.Workers = table.DefaultWorkers
 	}
-	i, err := Inspect(ctx, configFile, password)
+	i, err := Inspect(ctx, a)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 
-	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -30,33 +29,26 @@ type Inspection struct {
 	View *storage.View
 }
 
-// Inspect connects to the repository of a configuration, whatever state its format and its indexes are in. If that is not
-// possible, the error is that of the repository as it is.
-func Inspect(ctx context.Context, configFile, password string) (_ *Inspection, err error) {
-	c, err := repo.LoadConfigFromFile(configFile)
+// Inspect connects to a repository, whatever state its format and its indexes are in. If that is not possible, the error is that of
+// the repository as it is.
+func Inspect(ctx context.Context, a *engine.Access) (*Inspection, error) {
+	st, err := a.OpenStorage(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("configuration %s: %w", configFile, err)
+		return nil, fmt.Errorf("open the storage of %s: %w", a.Name, err)
 	}
-	if c.Storage == nil {
-		return nil, fmt.Errorf("%w: %s names no storage", errclass.Invalid, configFile)
-	}
-	st, err := storage.OpenConnected(ctx, *c.Storage)
-	if err != nil {
-		return nil, fmt.Errorf("open the storage of %s: %w", configFile, err)
-	}
-	return InspectStorage(ctx, st, c.ClientOptions, configFile, password)
+	return InspectStorage(ctx, st, a)
 }
 
 // InspectStorage is Inspect for a storage that is open. It closes the storage when it fails, and so does Close.
-func InspectStorage(ctx context.Context, st blob.Storage, as repo.ClientOptions, configFile, password string) (*Inspection, error) {
+func InspectStorage(ctx context.Context, st blob.Storage, a *engine.Access) (*Inspection, error) {
 	i := &Inspection{Storage: st}
-	if err := i.connect(ctx, as, configFile, password); err != nil {
+	if err := i.connect(ctx, a); err != nil {
 		return nil, errors.Join(err, i.Close(ctx))
 	}
 	return i, nil
 }
 
-func (i *Inspection) connect(ctx context.Context, as repo.ClientOptions, configFile, password string) error {
+func (i *Inspection) connect(ctx context.Context, a *engine.Access) error {
 	saved, err := engine.ReadFormatCopy(ctx, i.Storage)
 	if err != nil {
 		return err
@@ -67,10 +59,10 @@ func (i *Inspection) connect(ctx context.Context, as repo.ClientOptions, configF
 	if err != nil {
 		return err
 	}
-	i.Connection, err = engine.OpenView(ctx, v, as, configFile, password, nil)
+	i.Connection, err = engine.OpenView(ctx, v, a, nil)
 	if err != nil && saved != nil {
 		v = storage.NewView(i.Storage, storage.IsIndex, saved)
-		r, bad := engine.OpenView(ctx, v, as, configFile, password, nil)
+		r, bad := engine.OpenView(ctx, v, a, nil)
 		if bad != nil {
 			return err
 		}
