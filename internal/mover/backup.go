@@ -19,6 +19,9 @@ type BackupRequest struct {
 	// History says whose disks these are.
 	History repository.Source
 	Sources []Source
+	// Group and Labels are those of repository.Request.
+	Group  string
+	Labels map[string]string
 	// Track manages a dirty bitmap in each qcow2 image among the sources, whose Checkpoint and Options.Bitmap it sets.
 	// The next backup with Track reads only what the bitmap has. No guest may have the images open.
 	Track bool
@@ -122,7 +125,7 @@ func (q *BackupRequest) store(ctx context.Context, r *repository.Repository) (*r
 	}
 	reporter := startReporter(q.Progress)
 	point, err := r.Backup(ctx, repository.Request{
-		ID: q.ID, Source: q.History, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
+		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
 		// The repository holds a lock meanwhile.
 		Progress: func(p repository.Progress) {
 			reporter.report(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})

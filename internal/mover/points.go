@@ -36,7 +36,12 @@ func NewPoints(points []*repository.RestorePoint, unreadable error) *Points {
 
 // ListPoints lists the restore points of a repository. Unreadable ones are no error.
 func ListPoints(ctx context.Context, r *repository.Repository) (*Points, error) {
-	points, err := r.List(ctx, nil)
+	return ListSelectedPoints(ctx, r, repository.Filter{})
+}
+
+// ListSelectedPoints lists the restore points that a filter selects. Unreadable ones are no error.
+func ListSelectedPoints(ctx context.Context, r *repository.Repository, f repository.Filter) (*Points, error) {
+	points, err := r.ListSelected(ctx, f)
 	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return nil, err
 	}

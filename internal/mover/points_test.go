@@ -54,6 +54,22 @@ func TestPoints_findByTheBeginningOfAnID(t *testing.T) {
 	}
 }
 
+func TestListSelectedPoints_findsAGroup(t *testing.T) {
+	t.Parallel()
+	r := newRepository(t)
+	for _, c := range []struct{ name, group string }{{"web", "monday"}, {"mail", "tuesday"}} {
+		d := &memoryDisk{content: noise(1, 1<<16)}
+		q := BackupRequest{History: r.Source("", "", "/"+c.name), Sources: []Source{{Name: "root", Open: d.open}}, Group: c.group, Labels: map[string]string{"machine": c.name}}
+		if _, err := Backup(t.Context(), r, q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := ListSelectedPoints(t.Context(), r, repository.Filter{Group: "tuesday"})
+	if err != nil || len(found.All) != 1 || found.All[0].Source.Path != "/mail" || found.All[0].Labels["machine"] != "mail" {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
 func TestFindDeletable(t *testing.T) {
 	t.Parallel()
 	r := newRepository(t)

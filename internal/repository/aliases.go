@@ -16,6 +16,8 @@ type (
 	Source = engine.Source
 	// RestorePoint is what the disks of a source held at one moment.
 	RestorePoint = engine.RestorePoint
+	// Filter selects restore points: those that have all of what is set.
+	Filter = engine.Filter
 	// Disk is one disk of a restore point.
 	Disk = engine.Disk
 	// Stats says what a backup did with a disk, in bytes.
@@ -30,6 +32,14 @@ type (
 	RestoreOptions = image.RestoreOptions
 	// Lease keeps the content of a restore point while somebody reads it.
 	Lease = engine.Lease
+)
+
+// Limits of a restore point's labels: see package engine.
+const (
+	MaxLabels          = engine.MaxLabels
+	MaxLabelKeyBytes   = engine.MaxLabelKeyBytes
+	MaxLabelValueBytes = engine.MaxLabelValueBytes
+	MaxGroupBytes      = engine.MaxGroupBytes
 )
 
 // The reasons why a disk was read as a whole: see package engine.

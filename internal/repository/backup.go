@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -110,7 +111,7 @@ func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEn
 			return nil, nil, err
 		}
 		engine.Reached("data stored")
-		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after}
+		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after, Group: s.q.Group, Labels: maps.Clone(s.q.Labels)}
 		for _, w := range writers {
 			p.Disks = append(p.Disks, *w.done)
 		}

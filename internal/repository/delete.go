@@ -54,8 +54,8 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 }
 
 // Lost returns the restore points of which only the record is left: another program has deleted them, or what the repository knows
-// of them is gone. Repair brings them back as long as their data exists, and Delete forgets them. They have an ID, and Source and
-// Time if the record can be read. errclass.Corrupt means that manifests are damaged; a restore point that is not found may be in
+// of them is gone. Repair brings them back as long as their data exists, and Delete forgets them. They have an ID, and Source,
+// Time, Group and Labels if the record can be read. errclass.Corrupt means that manifests are damaged; a restore point that is not found may be in
 // one of those.
 func (r *Repository) Lost(ctx context.Context) ([]*RestorePoint, error) {
 	ids, _, err := r.conn.FindLost(ctx)
@@ -69,6 +69,7 @@ func (r *Repository) Lost(ctx context.Context) ([]*RestorePoint, error) {
 		switch {
 		case err == nil:
 			p.Source, p.Time = Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path}, m.StartTime.ToTime().UTC()
+			p.ReadTags(m.Tags)
 		case errors.Is(err, blob.ErrBlobNotFound):
 			continue // forgotten since
 		case !errors.Is(err, errclass.Corrupt):

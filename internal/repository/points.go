@@ -15,6 +15,16 @@ func (r *Repository) List(ctx context.Context, source *Source) ([]*RestorePoint,
 	return r.conn.List(ctx, source)
 }
 
+// ListSelected is List for the restore points that a filter selects. The index has their labels: it costs no more than List does.
+func (r *Repository) ListSelected(ctx context.Context, f Filter) ([]*RestorePoint, error) {
+	return r.conn.ListSelected(ctx, &f)
+}
+
+// CheckLabels says what is wrong with the group or the labels of a future restore point: errclass.Invalid.
+func CheckLabels(group string, labels map[string]string) error {
+	return engine.CheckLabels(group, labels)
+}
+
 // ListMatching is List for all restore points whose IDs begin with one of the prefixes.
 func (r *Repository) ListMatching(ctx context.Context, prefixes ...string) ([]*RestorePoint, error) {
 	return r.conn.ListMatching(ctx, prefixes...)

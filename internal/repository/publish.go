@@ -34,7 +34,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	}
 	m := &snapshot.Manifest{
 		Source: p.Source.KopiaSource(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
-		RootEntry: root, Tags: map[string]string{engine.TagFormat: engine.FormatTag, engine.TagID: p.ID}, Pins: []string{engine.OwnPin},
+		RootEntry: root, Tags: p.Tags(), Pins: []string{engine.OwnPin},
 		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
 	}
 	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)

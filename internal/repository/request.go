@@ -56,6 +56,10 @@ type Request struct {
 	// Time is the point in time of the disks' content; zero: when the backup begins.
 	Time  time.Time
 	Disks []DiskSource
+	// Group is the same for the restore points of one machine's disks at one point in time, if each disk has a restore point of its
+	// own; "": none. Labels are for whoever lists restore points. Both have limits: see MaxLabels and CheckLabels.
+	Group  string
+	Labels map[string]string
 	// Parent is the ID of the restore point to start from, or ParentAuto or ParentNone. ParentAuto starts from the latest one
 	// with any of the disks, and from no older one.
 	Parent string
@@ -148,6 +152,9 @@ func (q *Request) validate() error {
 	}
 	if !utf8.ValidString(q.Source.String()) {
 		return fmt.Errorf("%w: source %q: it is not UTF-8", errclass.Invalid, q.Source)
+	}
+	if err := CheckLabels(q.Group, q.Labels); err != nil {
+		return err
 	}
 	if len(q.Disks) == 0 {
 		return fmt.Errorf("%w: no disks", errclass.Invalid)

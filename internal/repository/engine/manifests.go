@@ -35,9 +35,18 @@ type StoredPoint struct {
 // In that case FindPoints reads the contents one by one, and the error holds the damage. Any other error means that nothing is
 // known.
 func (c *Connection) FindPoints(ctx context.Context, source *Source, id string) ([]*StoredPoint, error) {
-	entries, err := findEntries(ctx, c.Kopia, source, id)
+	return c.findLabelled(ctx, manifestLabels(&Filter{Source: source}, id))
+}
+
+// FindSelected is FindPoints for the restore points that a filter selects.
+func (c *Connection) FindSelected(ctx context.Context, f *Filter) ([]*StoredPoint, error) {
+	return c.findLabelled(ctx, manifestLabels(f, ""))
+}
+
+func (c *Connection) findLabelled(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
+	entries, err := findMatchingEntries(ctx, c.Kopia, labels, func(string) bool { return true })
 	if err != nil {
-		return c.salvage(ctx, source, id)
+		return c.salvage(ctx, labels)
 	}
 	return groupByPoint(entries)
 }
@@ -45,11 +54,12 @@ func (c *Connection) FindPoints(ctx context.Context, source *Source, id string) 
 // FindMatching returns the restore points whose ID matches. It does not look at the manifests of the others, unless a content with
 // manifests is damaged.
 func (c *Connection) FindMatching(ctx context.Context, match func(id string) bool) ([]*StoredPoint, error) {
-	entries, err := findMatchingEntries(ctx, c.Kopia, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, TagFormat: FormatTag}, match)
+	labels := manifestLabels(&Filter{}, "")
+	entries, err := findMatchingEntries(ctx, c.Kopia, labels, match)
 	if err == nil {
 		return groupByPoint(entries)
 	}
-	all, err := c.salvage(ctx, nil, "")
+	all, err := c.salvage(ctx, labels)
 	return slices.DeleteFunc(all, func(s *StoredPoint) bool { return !match(s.ID) }), err
 }
 
@@ -75,16 +85,23 @@ func EachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]stri
 	return nil
 }
 
-// findEntries looks restore points up the way kopia does.
-func findEntries(ctx context.Context, rep repo.Repository, source *Source, id string) ([]manifestEntry, error) {
+// manifestLabels returns the labels that the manifests of all restore points have that a filter selects: of the one with this ID, or
+// of any for "".
+func manifestLabels(f *Filter, id string) map[string]string {
 	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, TagFormat: FormatTag}
-	if source != nil {
-		labels[snapshot.HostnameLabel], labels[snapshot.UsernameLabel], labels[snapshot.PathLabel] = source.Host, source.User, source.Path
+	if s := f.Source; s != nil {
+		labels[snapshot.HostnameLabel], labels[snapshot.UsernameLabel], labels[snapshot.PathLabel] = s.Host, s.User, s.Path
 	}
 	if id != "" {
 		labels[TagID] = id
 	}
-	return findMatchingEntries(ctx, rep, labels, func(string) bool { return true })
+	addUserTags(labels, f.Group, f.Labels)
+	return labels
+}
+
+// findEntries returns the manifests of the restore point with this ID.
+func findEntries(ctx context.Context, rep repo.Repository, id string) ([]manifestEntry, error) {
+	return findMatchingEntries(ctx, rep, manifestLabels(&Filter{}, id), func(string) bool { return true })
 }
 
 // findManifests finds manifests. If it cannot read them, it refreshes the repository and tries again: maintenance of another
@@ -178,7 +195,7 @@ func (c *Connection) checkManifests(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if _, damage := c.salvage(ctx, nil, ""); errors.Is(damage, errclass.Corrupt) {
+	if _, damage := c.salvage(ctx, manifestLabels(&Filter{}, "")); errors.Is(damage, errclass.Corrupt) {
 		return fmt.Errorf("nothing can be changed until the repository is repaired: %w", damage)
 	}
 	return fmt.Errorf("read the manifests: %w", err)
@@ -197,9 +214,9 @@ type manifestEntry struct {
 	Data    json.RawMessage   `json:"data"`
 }
 
-// salvage reads every manifest that can be read. A restore point whose deletion is in a damaged content comes back, which is the
-// lesser evil.
-func (c *Connection) salvage(ctx context.Context, source *Source, id string) ([]*StoredPoint, error) {
+// salvage reads every manifest that can be read, and returns the restore points with these labels. One whose deletion is in a damaged
+// content comes back, which is the lesser evil.
+func (c *Connection) salvage(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
 	latest := map[manifest.ID]manifestEntry{}
 	var bad []error
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}
@@ -225,8 +242,7 @@ func (c *Connection) salvage(ctx context.Context, source *Source, id string) ([]
 	}
 	var found []manifestEntry
 	for _, e := range latest {
-		if !e.Deleted && e.Labels[manifest.TypeLabelKey] == snapshot.ManifestType && e.Labels[TagFormat] == FormatTag &&
-			(id == "" || e.Labels[TagID] == id) && (source == nil || e.isFrom(source)) {
+		if !e.Deleted && e.hasLabels(labels) {
 			found = append(found, e)
 		}
 	}
@@ -234,8 +250,13 @@ func (c *Connection) salvage(ctx context.Context, source *Source, id string) ([]
 	return out, errors.Join(append(bad, err)...)
 }
 
-func (e *manifestEntry) isFrom(s *Source) bool {
-	return e.Labels[snapshot.HostnameLabel] == s.Host && e.Labels[snapshot.UsernameLabel] == s.User && e.Labels[snapshot.PathLabel] == s.Path
+func (e *manifestEntry) hasLabels(wanted map[string]string) bool {
+	for key, value := range wanted {
+		if found, ok := e.Labels[key]; !ok || found != value {
+			return false
+		}
+	}
+	return true
 }
 
 // ReadManifests returns the manifests in a content. If they cannot be read because they are damaged, the error is
@@ -272,13 +293,13 @@ func (s *StoredPoint) Remove(ctx context.Context, w repo.DirectRepositoryWriter)
 
 // PointExists says whether a restore point has a manifest, as far as rep knows.
 func PointExists(ctx context.Context, rep repo.Repository, id string) (bool, error) {
-	found, err := findEntries(ctx, rep, nil, id)
+	found, err := findEntries(ctx, rep, id)
 	return len(found) > 0, err
 }
 
 // CurrentPoint returns a restore point as rep knows it, or nil if it does not exist.
 func CurrentPoint(ctx context.Context, rep repo.Repository, id string) (*StoredPoint, error) {
-	entries, err := findEntries(ctx, rep, nil, id)
+	entries, err := findEntries(ctx, rep, id)
 	if err != nil {
 		return nil, fmt.Errorf("restore point %s: %w", id, err)
 	}

@@ -59,6 +59,10 @@ type RestorePoint struct {
 	// own time is not later.
 	After time.Time `json:"after,omitzero"`
 	Disks []Disk    `json:"disks"`
+	// Group is the same for the restore points of one machine's disks at one point in time; "": none.
+	Group string `json:"group,omitempty"`
+	// Labels are what whoever asked for the restore point wrote on it.
+	Labels map[string]string `json:"labels,omitempty"`
 	// Pins protect the restore point from retention.
 	Pins []string `json:"pins,omitempty"`
 }
@@ -176,6 +180,12 @@ func (f *PointFile) check() error {
 // is returned.
 func (c *Connection) List(ctx context.Context, source *Source) ([]*RestorePoint, error) {
 	snapshots, err := c.FindPoints(ctx, source, "")
+	return c.readListed(ctx, snapshots, err)
+}
+
+// ListSelected is List for the restore points that a filter selects.
+func (c *Connection) ListSelected(ctx context.Context, f *Filter) ([]*RestorePoint, error) {
+	snapshots, err := c.FindSelected(ctx, f)
 	return c.readListed(ctx, snapshots, err)
 }
 

@@ -70,10 +70,12 @@ func ReadPointDirectory(ctx context.Context, cr table.ContentReader, s *StoredPo
 // Point returns the restore point with this description.
 func (s *StoredPoint) Point(f PointFile) *RestorePoint {
 	m := s.Manifest
-	return &RestorePoint{
+	p := &RestorePoint{
 		ID: s.ID, Snapshot: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path},
 		Time: f.Time, After: f.After, Disks: f.Disks, Pins: UserPins(m.Pins),
 	}
+	p.ReadTags(m.Tags)
+	return p
 }
 
 // readDirectory reads the entry that describes a restore point in its directory.
