@@ -123,14 +123,11 @@ func (q *BackupRequest) store(ctx context.Context, r *repository.Repository) (*r
 			opened.disks[i].Reader = &limitedReader{Reader: opened.disks[i].Reader, limit: q.ReadLimit}
 		}
 	}
-	reporter := startReporter(q.Progress)
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
-		// The repository holds a lock meanwhile.
 		Progress: func(p repository.Progress) {
-			reporter.report(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
+			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
 		},
 	})
-	reporter.stop()
 	return point, errors.Join(err, opened.Close())
 }

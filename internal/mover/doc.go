@@ -12,7 +12,7 @@
 //
 // The package takes plain structs and knows no flags and no terminal: a caller words hints and draws progress. Every
 // function may be called from any goroutine. A callback for progress runs with no lock held, in one goroutine at a
-// time. It delays its job only before the first write and at the end.
+// time. It delays its job only before a disk's first read or write, and at the end.
 //
 // Errors have the classes of errclass. Where a caller can give advice of its own, the error has a type of its own. A job
 // ends when its context does, as soon as what it has done is stored; a CancelGrace bounds that.

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/reporter"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -128,8 +129,8 @@ func (q *RestoreRequest) writeDisk(ctx context.Context, image *repository.Image,
 	if q.Progress != nil {
 		q.Progress(progress)
 	}
-	reporter := startReporter(q.Progress)
-	defer reporter.stop()
+	reports := reporter.New(q.Progress)
+	defer reports.Stop()
 	var mu sync.Mutex // so that reports are in order
 	return image.Restore(ctx, target, repository.RestoreOptions{
 		Workers: q.Workers, Done: journal.Done,
@@ -137,7 +138,7 @@ func (q *RestoreRequest) writeDisk(ctx context.Context, image *repository.Image,
 			mu.Lock()
 			defer mu.Unlock()
 			progress.ProcessedBytes += bytes
-			reporter.report(progress)
+			reports.Report(progress)
 		},
 		Finished: func(region int, _ extent.Extent) { journal.Finished(ctx, target, region) },
 	})

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/varvebackup/varve/internal/reporter"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -34,8 +35,8 @@ func Stream(ctx context.Context, r *repository.Repository, q StreamRequest) erro
 		workers = repository.DefaultWorkers
 	}
 	progress := Progress{Phase: PhaseWriting, TotalBytes: q.Disk.Bytes}
-	reporter := startReporter(q.Progress)
-	defer reporter.stop()
+	reports := reporter.New(q.Progress)
+	defer reports.Stop()
 	group, ctx := errgroup.WithContext(ctx)
 	// The blocks in the order of the disk. Its capacity bounds how many of them are in memory.
 	blocks := make(chan chan []byte, workers)
@@ -75,7 +76,7 @@ func Stream(ctx context.Context, r *repository.Repository, q StreamRequest) erro
 				return fmt.Errorf("write disk %s: %w", q.Disk.Name, err)
 			}
 			progress.ProcessedBytes += n
-			reporter.report(progress)
+			reports.Report(progress)
 		}
 		return nil
 	})

@@ -30,15 +30,15 @@ func Verify(ctx context.Context, r *repository.Repository, q VerifyRequest) (*re
 			return nil, err
 		}
 	}
-	reporter := startReporter(q.Progress)
-	o.Progress = func(_, bytes int64) {
-		reporter.report(Progress{Phase: PhaseReading, ProcessedBytes: bytes, TotalBytes: total})
-	}
-	o.Looked = func(bytes, of int64) {
-		reporter.report(Progress{Phase: PhaseChecking, ProcessedBytes: bytes, TotalBytes: of})
+	if q.Progress != nil {
+		o.Progress = func(_, bytes int64) {
+			q.Progress(Progress{Phase: PhaseReading, ProcessedBytes: bytes, TotalBytes: total})
+		}
+		o.Looked = func(bytes, of int64) {
+			q.Progress(Progress{Phase: PhaseChecking, ProcessedBytes: bytes, TotalBytes: of})
+		}
 	}
 	report, err := r.Verify(ctx, o)
-	reporter.stop()
 	if err == nil {
 		err = ctx.Err() // The last report may have made the caller cancel.
 	}

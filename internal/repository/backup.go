@@ -48,6 +48,7 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err != nil {
 		return nil, err
 	}
+	defer s.progress.reports.Stop()
 	if end := h.latestTime(); !end.Before(q.Time) {
 		s.after = end.UTC()
 	}

@@ -55,7 +55,7 @@ type diskWriter struct {
 }
 
 func (s *session) tryWriteDisk(d *DiskSource, plan diskPlan) (*diskWriter, error) {
-	s.progress.beginDisk(d, plan)
+	s.progress.beginDisk(s.ctx, d, plan)
 	g := plan.geometry
 	w := &diskWriter{session: s, source: d, plan: plan, work: s.work.addDisk(g)}
 	w.forgetZeroes()

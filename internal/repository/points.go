@@ -37,7 +37,7 @@ func (r *Repository) Get(ctx context.Context, id string) (*RestorePoint, error) 
 
 // Lease takes a lease on a restore point. If the restore point is gone, the error is errclass.NotFound. lost is called from
 // another goroutine, and at most once, if the lease has ended because it could not be renewed in time: what is being read may
-// then be freed. A read-only connection cannot take a lease: errclass.Invalid.
+// then be freed. It must not release the lease. A read-only connection cannot take a lease: errclass.Invalid.
 func (r *Repository) Lease(ctx context.Context, id string, lost func(error)) (*Lease, error) {
 	return r.conn.Lease(ctx, id, lost)
 }

@@ -8,10 +8,11 @@ import (
 	"github.com/kopia/kopia/repo/object"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/reporter"
 	"github.com/varvebackup/varve/internal/repository/table"
 )
 
-// progressEvery is the shortest interval at which add calls Request.Progress.
+// progressEvery is the shortest interval at which addDone reports.
 const progressEvery = 200 * time.Millisecond
 
 // Progress is how far a backup is, over all its disks, in bytes.
@@ -31,9 +32,10 @@ type Progress struct {
 	UploadedBytes int64
 }
 
-// progress adds up what the workers have done.
+// progress adds up what the workers have done. Workers hold locks when they report, and so does kopia, so the callback has a
+// goroutine of its own.
 type progress struct {
-	call func(Progress)
+	reports *reporter.Reporter[Progress]
 
 	mu   sync.Mutex
 	sum  Progress
@@ -45,7 +47,7 @@ type progress struct {
 }
 
 func newProgress(q *Request) *progress {
-	p := &progress{call: q.Progress, planned: map[*DiskSource]int64{}}
+	p := &progress{reports: reporter.New(q.Progress), planned: map[*DiskSource]int64{}}
 	for i := range q.Disks {
 		d := &q.Disks[i]
 		p.sum.TotalBytes += d.Bytes
@@ -77,9 +79,14 @@ func (d *DiskSource) plannedBytes(plan diskPlan) int64 {
 	return wanted.Bytes()
 }
 
-// beginDisk notes how a disk is about to be stored. An earlier attempt at the same disk no longer counts, except for what it
-// uploaded.
-func (p *progress) beginDisk(d *DiskSource, plan diskPlan) {
+// beginDisk notes how a disk is about to be stored, and returns when that was reported. An earlier attempt at the same disk no longer
+// counts, except for what it uploaded.
+func (p *progress) beginDisk(ctx context.Context, d *DiskSource, plan diskPlan) {
+	p.noteDisk(d, plan)
+	p.reports.Flush(ctx)
+}
+
+func (p *progress) noteDisk(d *DiskSource, plan diskPlan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.disk == d {
@@ -91,7 +98,7 @@ func (p *progress) beginDisk(d *DiskSource, plan diskPlan) {
 	n := d.plannedBytes(plan)
 	p.sum.PlannedBytes += n - p.planned[d]
 	p.planned[d] = n
-	p.call(p.sum)
+	p.reports.Report(p.sum)
 }
 
 func (p *progress) addUploaded(n int64) { p.addDone(Progress{UploadedBytes: n}) }
@@ -107,7 +114,7 @@ func (p *progress) addDone(d Progress) {
 	p.sum.UploadedBytes += d.UploadedBytes
 	if now := time.Now(); now.Sub(p.last) >= progressEvery { //nolint:forbidigo // how often a terminal is drawn
 		p.last = now
-		p.call(p.sum)
+		p.reports.Report(p.sum)
 	}
 }
 
@@ -115,7 +122,7 @@ func (p *progress) addDone(d Progress) {
 func (p *progress) reportEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.call(p.sum)
+	p.reports.Report(p.sum)
 }
 
 // hadBlockBefore says whether the repository already had a block that was just stored. The session's own blocks become visible

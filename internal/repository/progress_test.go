@@ -1,8 +1,10 @@
 package repository
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -86,6 +88,56 @@ func TestProgressOfABackup(t *testing.T) {
 	if point.Disks[0].FullReason != FullOtherBase || all[0].PlannedBytes != 0 || all[len(all)-1].ReadBytes != total {
 		t.Errorf("%s: %+v to %+v", point.Disks[0].FullReason, all[0], all[len(all)-1])
 	}
+}
+
+// A callback may use the repository, and a slow one does not hold up the workers: no lock is held while it runs.
+func TestProgress_isReportedWithoutALock(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk := &memory{data: make([]byte, 16*mib)}
+	disk.write(rand.New(rand.NewPCG(7, 8)), extent.Extent{Length: 16 * mib}, false)
+	source := disk.source(false)
+	everything := &countingReader{Reader: source.Reader, wanted: 16 * mib, done: make(chan struct{})}
+	source.Reader = everything
+	reports, waited := 0, false
+	q := Request{Source: testSource, Disks: []DiskSource{source}, Time: time.Unix(1, 0), Workers: 2}
+	q.Progress = func(p Progress) {
+		reports++
+		if _, err := r.List(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+		if p.ReadBytes == 0 || waited {
+			return
+		}
+		waited = true
+		select {
+		case <-everything.done: // The workers have read the rest meanwhile.
+		case <-time.After(time.Minute):
+			t.Error("nothing is read while the callback runs")
+		}
+	}
+	if _, err := r.Backup(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	if reports < 2 || !waited {
+		t.Errorf("%d reports", reports)
+	}
+}
+
+// countingReader closes done when so many bytes were read.
+type countingReader struct {
+	Reader
+	wanted int64
+	read   atomic.Int64
+	done   chan struct{}
+}
+
+func (c *countingReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	err := c.Reader.ReadAt(ctx, p, offset)
+	if c.read.Add(int64(len(p))) == c.wanted {
+		close(c.done)
+	}
+	return err
 }
 
 // A disk that has to be read again is counted once.

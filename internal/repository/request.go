@@ -71,7 +71,8 @@ type Request struct {
 	Workers int
 	// FlushEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
 	FlushEvery time.Duration
-	// Progress is called now and then, from one goroutine at a time. It may be nil.
+	// Progress is called now and then, from one goroutine at a time, with no lock held. It delays the backup only at the beginning of
+	// a disk and at the end. It may be nil.
 	Progress func(Progress)
 
 	ticks    <-chan time.Time // for tests: when to call flushIfDue; nil: every now and then

@@ -64,6 +64,7 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 	inner, w, err := r.conn.Kopia.NewDirectWriter(inner, repo.WriteSessionOptions{Purpose: "varve backup", OnUpload: s.progress.addUploaded})
 	if err != nil {
 		cancel(nil)
+		s.progress.reports.Stop()
 		return nil, fmt.Errorf("begin to write: %w", err)
 	}
 	s.ctx, s.w = inner, w

@@ -300,3 +300,25 @@ func TestCheckingReadsNothing(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
+
+// Callbacks of a verification may verify, and do not hold up its workers.
+func TestVerify_reportsWithoutALock(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	twoRegions(t, r)
+	calls := map[string]int{}
+	again := func(what string) func(int64, int64) {
+		return func(int64, int64) {
+			if calls[what]++; calls[what] > 1 {
+				return
+			}
+			if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
+				t.Errorf("%s: %+v, %v", what, report, err)
+			}
+		}
+	}
+	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100, Progress: again("read"), Looked: again("looked")})
+	if err != nil || report.Damaged() || calls["read"] == 0 || calls["looked"] == 0 {
+		t.Errorf("%+v, %v, %v", report, calls, err)
+	}
+}

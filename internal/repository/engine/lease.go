@@ -29,7 +29,7 @@ type Lease struct {
 
 // Lease takes a lease on a restore point. If the restore point is gone, the error is errclass.NotFound. lost is called from another
 // goroutine, and at most once, if the lease has ended because it could not be renewed in time: what is being read may then be
-// freed. A read-only connection cannot take a lease: errclass.Invalid.
+// freed. It must not release the lease. A read-only connection cannot take a lease: errclass.Invalid.
 func (c *Connection) Lease(ctx context.Context, id string, lost func(error)) (*Lease, error) {
 	if c.ReadOnly() {
 		return nil, fmt.Errorf("lease on restore point %s: %w: this connection is for reading only", id, errclass.Invalid)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/reporter"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/table"
 )
@@ -28,11 +29,24 @@ type Options struct {
 	Workers int
 	// Points selects the restore points whose disks are checked; nil: all. It does not narrow what Percent selects.
 	Points func(*engine.RestorePoint) bool
-	// Progress is called with the contents and bytes read so far, from several goroutines. It may be nil.
+	// Progress is called with the contents and bytes read so far. It may be nil.
 	Progress func(contents, bytes int64)
-	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, and of how many. It is
-	// called from several goroutines, one at a time. It may be nil.
+	// Looked is called with how many bytes of all restore points' disks had their blocks looked up so far, and of how many: first
+	// before any was, and then when it has returned. It may be nil.
+	//
+	// Both are called from one goroutine at a time, with no lock held, and delay nothing else.
 	Looked func(bytes, of int64)
+}
+
+// reportedBytes are the arguments of Options.Progress and Options.Looked.
+type reportedBytes struct{ first, second int64 }
+
+// newReporter returns a reporter for a callback, which may be nil.
+func newReporter(call func(first, second int64)) *reporter.Reporter[reportedBytes] {
+	if call == nil {
+		return reporter.New[reportedBytes](nil)
+	}
+	return reporter.New(func(r reportedBytes) { call(r.first, r.second) })
 }
 
 // Report is what Verify found.
@@ -100,13 +114,17 @@ func CheckConnection(ctx context.Context, r *engine.Connection, o Options) (*Rep
 	}
 	report.Unlisted = errors.Join(err, engine.LostError(lost), records)
 	report.Points = points
-	v := &tableCheck{r: r.Reader(), rehash: r.Rehasher(), bad: bad, known: map[object.ID]*regionDamage{}, gone: map[blob.ID]bool{}, looked: o.Looked}
+	v := &tableCheck{r: r.Reader(), rehash: r.Rehasher(), bad: bad, known: map[object.ID]*regionDamage{}, gone: map[blob.ID]bool{}}
 	if v.packs, err = listPacks(ctx, r.Kopia); err != nil {
 		return nil, err
 	}
 	for _, p := range report.Points {
 		v.of += p.DiskBytes()
 	}
+	v.reports = newReporter(o.Looked)
+	defer v.reports.Stop()
+	v.countChecked(0)
+	v.reports.Flush(ctx)
 	for _, p := range report.Points {
 		for _, d := range p.Disks {
 			damage, err := v.checkDisk(ctx, d)
@@ -158,7 +176,7 @@ type tableCheck struct {
 	gone       map[blob.ID]bool
 	// bytes is how much of all disks was checked so far, and of is their size.
 	bytes, of int64
-	looked    func(bytes, of int64)
+	reports   *reporter.Reporter[reportedBytes]
 }
 
 // checkDisk returns what cannot be restored of a disk.
@@ -246,9 +264,7 @@ func (v *tableCheck) countChecked(bytes int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.bytes += bytes
-	if v.looked != nil {
-		v.looked(v.bytes, v.of)
-	}
+	v.reports.Report(reportedBytes{v.bytes, v.of})
 }
 
 func (v *tableCheck) isKnown(id object.ID) bool {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/reporter"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/table"
 )
@@ -28,9 +29,10 @@ const (
 
 // contentPass is one pass over the contents.
 type contentPass struct {
-	o      Options
-	r      *engine.ContentReader
-	rehash func(content.ID, []byte) error
+	o       Options
+	r       *engine.ContentReader
+	rehash  func(content.ID, []byte) error
+	reports *reporter.Reporter[reportedBytes]
 
 	// mu guards what follows.
 	mu     sync.Mutex
@@ -40,7 +42,8 @@ type contentPass struct {
 
 // readContents reads a sample of all contents, each once, and returns what is wrong with the damaged ones.
 func readContents(ctx context.Context, r *engine.Connection, o Options, report *Report) (map[content.ID]error, error) {
-	v := &contentPass{o: o, r: r.Reader(), rehash: r.Rehasher(), bad: map[content.ID]error{}, report: report}
+	v := &contentPass{o: o, r: r.Reader(), rehash: r.Rehasher(), bad: map[content.ID]error{}, report: report, reports: newReporter(o.Progress)}
+	defer v.reports.Stop()
 	var infos []content.Info
 	names := map[blob.ID]blob.ID{}
 	err := r.Kopia.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
@@ -101,9 +104,7 @@ func (v *contentPass) checkContent(id content.ID, data []byte, err error) error 
 	}
 	v.report.Contents++
 	v.report.Bytes += int64(len(data))
-	if v.o.Progress != nil {
-		v.o.Progress(v.report.Contents, v.report.Bytes)
-	}
+	v.reports.Report(reportedBytes{v.report.Contents, v.report.Bytes})
 	return nil
 }
 
