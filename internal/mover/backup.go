@@ -32,8 +32,9 @@ type BackupRequest struct {
 	Workers     int
 	// ReadLimit bounds how fast the sources are read; nil: as fast as possible.
 	ReadLimit *RateLimit
-	// CancelGrace is how long a cancelled backup may take to store what it has read. When storage or a source does not
-	// answer, it takes longer, and Backup returns ErrAbandoned. 0: as long as it takes, half a minute and more.
+	// CancelGrace is how long a cancelled backup may take to store what it has read. When a source does not answer, or
+	// storage not even the end of a request, it takes longer, and Backup returns ErrAbandoned. 0: as long as it takes,
+	// half a minute and more.
 	CancelGrace time.Duration
 	// Progress is called from one goroutine at a time, with no lock held. It may be nil.
 	Progress func(Progress)
@@ -43,6 +44,10 @@ type BackupRequest struct {
 
 	abandoned func() // for tests: called when a backup that was abandoned has ended; may be nil
 }
+
+// keepShares is into how many parts of the grace the repository's KeepTimeout fits. Publishing waits for it twice, and closing a source
+// takes some time as well.
+const keepShares = 3
 
 // Backup reads the sources and makes a restore point of them. Errors are those of repository.Repository.Backup,
 // *OpenError, *MissingBitmapError, *BitmapError and ErrAbandoned. A failed backup stores what it has read, so that the
@@ -125,6 +130,7 @@ func (q *BackupRequest) store(ctx context.Context, r *repository.Repository) (*r
 	}
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
+		KeepTimeout: q.CancelGrace / keepShares,
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
 		},

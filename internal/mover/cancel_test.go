@@ -9,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository"
 )
 
 // cancelTimeout is how long a cancelled job may take to end, with a grace that is much shorter.
@@ -117,6 +118,68 @@ func TestRestore_endsWhenItsDestinationStalls(t *testing.T) {
 	endsInTime(t, s, func(ctx context.Context) error { _, err := Restore(ctx, r, q); return err })
 	close(s.released)
 	awaitEnd(t, ended)
+}
+
+// backUpNoise makes a restore point of a disk without holes.
+func backUpNoise(t *testing.T, r *repository.Repository) *repository.RestorePoint {
+	t.Helper()
+	d := &memoryDisk{content: noise(1, 1<<20)}
+	p, err := Backup(t.Context(), r, BackupRequest{History: r.Source("", "", "/web"), Sources: []Source{{Name: "root", Open: d.open}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestRestore_endsWhenStorageStalls(t *testing.T) {
+	t.Parallel()
+	r, s := newStallingRepository(t)
+	p := backUpNoise(t, r)
+	s.on.Store(true)
+	ended := make(chan struct{})
+	q := RestoreRequest{Disk: p.Disks[0], Destination: Destination{Location: writeFile(t, nil), Overwrite: true}, CancelGrace: testGrace, abandoned: func() { close(ended) }}
+	endsInTime(t, s, func(ctx context.Context) error { _, err := Restore(ctx, r, q); return err })
+	close(s.released)
+	awaitEnd(t, ended)
+}
+
+func TestVerify_endsWhenStorageStalls(t *testing.T) {
+	t.Parallel()
+	r, s := newStallingRepository(t)
+	backUpNoise(t, r)
+	s.on.Store(true)
+	ended := make(chan struct{})
+	q := VerifyRequest{Percent: 100, CancelGrace: testGrace, abandoned: func() { close(ended) }}
+	endsInTime(t, s, func(ctx context.Context) error { _, err := Verify(ctx, r, q); return err })
+	close(s.released)
+	awaitEnd(t, ended)
+}
+
+// The lease of a cancelled job that cannot be ended is left to end by itself.
+func TestWithLease_endsWhenStorageStalls(t *testing.T) {
+	t.Parallel()
+	r, s := newStallingRepository(t)
+	p := backUpNoise(t, r)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var warnings []error
+	ended := make(chan error, 1)
+	go func() {
+		ended <- withLease(ctx, r, p.ID, testGrace, func(err error) { warnings = append(warnings, err) }, func() error {
+			s.on.Store(true)
+			cancel()
+			return ctx.Err()
+		})
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) || len(warnings) != 1 || !errors.Is(warnings[0], ErrAbandoned) {
+			t.Errorf("%v, warnings %v", err, warnings)
+		}
+	case <-time.After(cancelTimeout):
+		t.Errorf("it has not ended after %s", cancelTimeout)
+	}
+	close(s.released)
 }
 
 func TestAbandonAfter(t *testing.T) {

@@ -51,7 +51,7 @@ func init() {
 	})
 }
 
-// stallingStorage hangs when a blob is put.
+// stallingStorage hangs when a blob is put or read.
 type stallingStorage struct {
 	blob.Storage
 
@@ -66,6 +66,11 @@ func (s *stallingStorage) ConnectionInfo() blob.ConnectionInfo {
 func (s *stallingStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	s.stall.wait()
 	return s.Storage.PutBlob(ctx, id, data, o)
+}
+
+func (s *stallingStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	s.stall.wait()
+	return s.Storage.GetBlob(ctx, id, offset, length, out)
 }
 
 // newStallingRepository makes a repository whose storage hangs as soon as the stall is on.

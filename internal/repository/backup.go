@@ -6,16 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/kopia/kopia/snapshot"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
 )
-
-// keepTimeout bounds how long a cancelled or failed backup may take to store what it has, because somebody waits for its end.
-const keepTimeout = 30 * time.Second
 
 // Backup makes a restore point: either a complete one, or none and an error. If the storage does not answer at the very end, the
 // error is errclass.Unknown, and the restore point may exist. A disk that cannot follow its parent is read as a whole, and its

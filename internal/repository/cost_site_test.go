@@ -38,6 +38,9 @@ func (s *site) costOf(tb testing.TB, do func() error) cost {
 }
 
 func (s *siteStorage) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
+	if err := s.site.answer(ctx, prefix); err != nil {
+		return err
+	}
 	s.site.requests.lists.Add(1)
 	if s.site.lists != nil {
 		if err := s.site.lists(); err != nil {

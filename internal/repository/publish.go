@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,8 +16,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository/table"
 )
 
-// publishTimeout bounds the flush that makes a restore point visible. Nothing else ends that flush, because the restore point may
-// have been stored already.
+// publishTimeout bounds the flush that makes a restore point visible. A cancelled backup gives it Request.KeepTimeout. Nothing else
+// ends that flush, because the restore point may have been stored already.
 const publishTimeout = 10 * time.Minute
 
 // publishLate is how long after publish began the restore point is no longer to be trusted. From then on others take packs that
@@ -48,7 +47,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	engine.Reached("restore point put")
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
+	ctx, cancel := s.outlive(publishTimeout)
 	defer cancel()
 	if s.q.flushing != nil {
 		s.q.flushing()
@@ -73,7 +72,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 
 // withdraw removes the restore point with this manifest, which was published too late.
 func (s *session) withdraw(id manifest.ID) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), publishTimeout)
+	ctx, cancel := s.outlive(publishTimeout)
 	defer cancel()
 	err := engine.RemoveManifest(ctx, s.w, id)
 	if err == nil {
@@ -91,7 +90,7 @@ const lookTimeout = time.Minute
 // checkPublished returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have
 // been lost.
 func (s *session) checkPublished(cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), lookTimeout)
+	ctx, cancel := s.outlive(lookTimeout)
 	defer cancel()
 	err := s.r.conn.Kopia.Refresh(ctx)
 	if err == nil {

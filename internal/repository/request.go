@@ -71,6 +71,10 @@ type Request struct {
 	Workers int
 	// FlushEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
 	FlushEvery time.Duration
+	// KeepTimeout is how long a cancelled or failed backup may take to store what it has, because somebody waits for its end. A backup
+	// that is cancelled while its restore point is being published waits that long for the outcome, and as long again to look for
+	// the restore point. 0: 30 seconds.
+	KeepTimeout time.Duration
 	// Progress is called now and then, from one goroutine at a time, with no lock held. It delays the backup only at the beginning of
 	// a disk and at the end. It may be nil.
 	Progress func(Progress)
@@ -96,7 +100,8 @@ const (
 	// DefaultBlockBytes is the block size that docs/format.md has measurements for.
 	DefaultBlockBytes = 256 << 10
 
-	defaultFlushEvery = 5 * time.Minute
+	defaultFlushEvery  = 5 * time.Minute
+	defaultKeepTimeout = 30 * time.Second
 )
 
 // compressors maps the names of Request.Compression to kopia's.
@@ -124,6 +129,9 @@ func (q *Request) withDefaults() Request {
 	}
 	if out.FlushEvery <= 0 {
 		out.FlushEvery = defaultFlushEvery
+	}
+	if out.KeepTimeout <= 0 {
+		out.KeepTimeout = defaultKeepTimeout
 	}
 	if out.Progress == nil {
 		out.Progress = func(Progress) {}

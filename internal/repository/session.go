@@ -269,7 +269,7 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 // keepUploads makes what was uploaded findable, as flushPeriodically does, so that the next backup does not upload it again. It
 // must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too.
 func (s *session) keepUploads() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), keepTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.q.KeepTimeout)
 	defer cancel()
 	if s.work.empty() {
 		if s.endManifest(ctx) == nil {
@@ -279,6 +279,25 @@ func (s *session) keepUploads() {
 	}
 	// Whatever ended the backup may end this, too. That costs an upload and nothing else.
 	_ = s.storeManifest(ctx, engine.SessionEnded)
+}
+
+// outlive returns a context for what must not stop where the session is cancelled. It ends after limit, and KeepTimeout after the
+// session has ended.
+func (s *session) outlive(limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), limit)
+	stop := context.AfterFunc(s.ctx, func() {
+		timer := time.NewTimer(s.q.KeepTimeout)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 func (s *session) close() error {

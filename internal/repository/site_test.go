@@ -45,6 +45,8 @@ type site struct {
 	asked atomic.Pointer[func(id blob.ID)]
 	// failing returns an error for a blob that is about to be read; if it is nil, nothing fails.
 	failing atomic.Pointer[func(id blob.ID) error]
+	// silent says whether the storage does not answer a request for a blob, or a list of blobs with that prefix; nil: it always does.
+	silent atomic.Pointer[func(id blob.ID) bool]
 	// requests counts the requests to the storage.
 	requests requestCounter
 	// refusesPut returns an error for a blob that is about to be put; if it is nil, nothing fails. refusing is a switch for it.
@@ -196,6 +198,15 @@ func (s *site) opened(tb testing.TB, config string) *Repository {
 	return r
 }
 
+// answer returns when the storage answers. If it is silent, that is when the request is given up.
+func (s *site) answer(ctx context.Context, id blob.ID) error {
+	if silent := s.silent.Load(); silent == nil || !(*silent)(id) {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 // siteStorage is a directory as a process sees it.
 type siteStorage struct {
 	blob.Storage
@@ -209,6 +220,9 @@ func (s *siteStorage) ConnectionInfo() blob.ConnectionInfo {
 }
 
 func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	if err := s.site.answer(ctx, id); err != nil {
+		return err
+	}
 	s.site.requests.puts.Add(1)
 	o.SetModTime = s.site.now()
 	if s.site.refusesPut != nil {
@@ -234,6 +248,9 @@ func (s *siteStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, 
 }
 
 func (s *siteStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	if err := s.site.answer(ctx, id); err != nil {
+		return err
+	}
 	if asked := s.site.asked.Load(); asked != nil {
 		(*asked)(id)
 	}
@@ -247,6 +264,9 @@ func (s *siteStorage) GetBlob(ctx context.Context, id blob.ID, offset, length in
 }
 
 func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	if err := s.site.answer(ctx, id); err != nil {
+		return blob.Metadata{}, err
+	}
 	if asked := s.site.asked.Load(); asked != nil {
 		(*asked)(id)
 	}
@@ -255,6 +275,9 @@ func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadat
 }
 
 func (s *siteStorage) DeleteBlob(ctx context.Context, id blob.ID) error {
+	if err := s.site.answer(ctx, id); err != nil {
+		return err
+	}
 	if refuse := s.site.refusesDelete.Load(); refuse != nil {
 		if err := (*refuse)(id); err != nil {
 			return err

@@ -31,6 +31,8 @@ type Connection struct {
 	Access *Access
 	// storage is closed with the connection; nil if whoever opened the view closes it.
 	storage blob.Storage
+	// CloseTimeout is for tests: how long Close waits for kopia; 0: 5 seconds.
+	CloseTimeout time.Duration
 	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
 
@@ -102,8 +104,27 @@ func WrapOpenError(name string, err error) error {
 	return fmt.Errorf("open the repository of %s: %w", name, err)
 }
 
-// Close ends the connection. The repository must not be used afterwards. Closing it again does nothing.
+// closeTimeout bounds how long Close waits for kopia, which stores a log for its developers and waits for that as long as it takes.
+const closeTimeout = 5 * time.Second
+
+// Close ends the connection. The repository must not be used afterwards. Closing it again does nothing. What was written is durable
+// before: if the storage does not answer, Close returns all the same, and what it waits for goes on alone.
 func (c *Connection) Close(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- c.closeAll(ctx) }()
+	timer := time.NewTimer(cmp.Or(c.CloseTimeout, closeTimeout))
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("close the repository: %w", err)
+		}
+	case <-timer.C:
+	}
+	return nil
+}
+
+func (c *Connection) closeAll(ctx context.Context) error {
 	err := c.Kopia.Close(ctx)
 	c.mu.Lock()
 	st := c.storage
@@ -112,10 +133,7 @@ func (c *Connection) Close(ctx context.Context) error {
 	if st != nil {
 		err = errors.Join(err, st.Close(ctx))
 	}
-	if err != nil {
-		return fmt.Errorf("close the repository: %w", err)
-	}
-	return nil
+	return err
 }
 
 // WithoutCache says why the connection does without its cache, which makes it slower; nil if it has one, or was made without one.
