@@ -43,8 +43,8 @@ type diskWriter struct {
 	// parentImage holds the parent's tables while the disk is compared with it.
 	parentImage *Image
 	buffers     sync.Pool
-	// turn is held by the region that is handing out its blocks, each to one of the slots. So blocks enter the packs in about the
-	// order of the disk, which is the order in which they are restored.
+	// turn is held by the region that is handing out its blocks, each run of them to one of the slots. So blocks enter the packs in
+	// about the order of the disk, which is the order in which they are restored.
 	turn  sync.Mutex
 	slots chan struct{}
 
@@ -60,7 +60,7 @@ func (s *session) tryWriteDisk(d *DiskSource, plan diskPlan) (*diskWriter, error
 	w := &diskWriter{session: s, source: d, plan: plan, work: s.work.addDisk(g)}
 	w.forgetZeroes()
 	w.slots = make(chan struct{}, s.q.Workers)
-	w.buffers.New = func() any { b := make([]byte, g.BlockBytes); return &b }
+	w.buffers.New = func() any { b := make([]byte, min(g.RunBytes(), g.Bytes)); return &b }
 	var err error
 	if w.previous, err = w.loadPreviousTables(); err != nil {
 		return nil, err
@@ -201,35 +201,83 @@ func (r *regionWriter) writeBlocks(ctx context.Context, i int, was []object.ID) 
 	group, inner := errgroup.WithContext(ctx)
 	var kept []object.ID
 	r.turn.Lock()
-	for j := range r.entries {
-		b := r.plan.geometry.Block(i, j)
-		if was[j] != object.EmptyID && r.plan.isIncremental() && !r.source.Changes.Set.Overlaps(b) {
+	for j := 0; j < len(r.entries); {
+		if r.isKept(i, j, was) {
 			r.entries[j].Object = was[j]
 			kept = append(kept, was[j])
+			j++
 			continue
 		}
+		first, end := j, r.runEnd(i, j, was)
 		r.slots <- struct{}{}
 		group.Go(func() error {
 			defer func() { <-r.slots }()
-			if inner.Err() != nil {
-				return inner.Err()
-			}
-			return r.storeBlock(inner, i, &r.entries[j], b, was[j])
+			return r.storeRun(inner, i, first, end, was)
 		})
+		j = end
 	}
 	r.turn.Unlock()
 	group.Go(func() error { return r.previous.checkReused(inner, kept) })
 	return group.Wait()
 }
 
-// storeBlock stores the block e of the disk, which is in region i, and notes it in entry. was is its object in the parent.
-func (r *regionWriter) storeBlock(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, was object.ID) (err error) {
-	buffer, _ := r.buffers.Get().(*[]byte)
-	defer r.buffers.Put(buffer)
+// isKept says whether block j of region i is the same as in the parent, where it was the object was[j].
+func (r *regionWriter) isKept(i, j int, was []object.ID) bool {
+	return was[j] != object.EmptyID && r.plan.isIncremental() && !r.source.Changes.Set.Overlaps(r.plan.geometry.Block(i, j))
+}
+
+// runEnd returns the block behind the run that begins with block j of region i: of blocks in a row that have to be stored, are all
+// read or all known to be holes, and lie in one aligned piece of the disk of the length of a run.
+func (r *regionWriter) runEnd(i, j int, was []object.ID) int {
+	g := r.plan.geometry
+	hole := r.isKnownHole(g.Block(i, j))
+	end := j + 1
+	for end < len(r.entries) && !r.q.blockwise && g.RunOf(end) == g.RunOf(j) && !r.isKept(i, end, was) && r.isKnownHole(g.Block(i, end)) == hole {
+		end++
+	}
+	return end
+}
+
+// storeRun reads the run of blocks first to end of region i at once, and stores each of them.
+func (r *regionWriter) storeRun(ctx context.Context, i, first, end int, was []object.ID) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	g := r.plan.geometry
+	start, behind := g.Block(i, first).Offset, g.Block(i, end-1).End()
+	var data []byte
+	if !r.isKnownHole(g.Block(i, first)) {
+		buffer, _ := r.buffers.Get().(*[]byte)
+		defer r.buffers.Put(buffer)
+		data = (*buffer)[:behind-start]
+		if err := r.source.Reader.ReadAt(ctx, data, start); err != nil {
+			return errReadSource(err)
+		}
+		r.progress.addDone(Progress{ReadBytes: behind - start})
+	}
+	for j := first; j < end; j++ {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		e := g.Block(i, j)
+		var block []byte
+		if data != nil {
+			block = data[e.Offset-start : e.End()-start]
+		}
+		if err := r.storeBlock(ctx, i, &r.entries[j], e, block, was[j]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storeBlock stores the block e of the disk, which is in region i, and notes it in entry. data is its content, or nil for a known
+// hole, and was is its object in the parent.
+func (r *regionWriter) storeBlock(ctx context.Context, i int, entry *object.IndirectObjectEntry, e extent.Extent, data []byte, was object.ID) (err error) {
 	var did Stats
 	var had int64
-	var began time.Time
-	if entry.Object, err = r.writeBlock(ctx, e, (*buffer)[:e.Length], &did, &began); err != nil {
+	began := r.w.Time()
+	if entry.Object, err = r.writeBlock(ctx, e, data, &did); err != nil {
 		return err
 	}
 	r.session.work.addBlock(r.diskWriter.work, i, *entry, began)
@@ -246,24 +294,17 @@ func (r *regionWriter) storeBlock(ctx context.Context, i int, entry *object.Indi
 	return nil
 }
 
-// writeBlock stores the bytes e of the disk, using buffer, which is as long. It sets began to the time at which it starts to store
-// them.
-func (w *diskWriter) writeBlock(ctx context.Context, e extent.Extent, buffer []byte, did *Stats, began *time.Time) (object.ID, error) {
-	*began = w.w.Time()
-	if w.isKnownHole(e) {
+// writeBlock stores the bytes e of the disk. data is what was read there, or nil for a known hole.
+func (w *diskWriter) writeBlock(ctx context.Context, e extent.Extent, data []byte, did *Stats) (object.ID, error) {
+	if data == nil {
 		return w.blocks.WriteZeroes(ctx, e.Length)
 	}
-	if err := w.source.Reader.ReadAt(ctx, buffer, e.Offset); err != nil {
-		return object.EmptyID, errReadSource(err)
-	}
-	*began = w.w.Time()
 	did.ReadBytes += e.Length
-	w.progress.addDone(Progress{ReadBytes: e.Length})
-	if table.IsZero(buffer) {
+	if table.IsZero(data) {
 		did.ZeroBytes += e.Length
 		return w.blocks.WriteZeroes(ctx, e.Length)
 	}
-	return w.blocks.Write(ctx, buffer)
+	return w.blocks.Write(ctx, data)
 }
 
 func errReadSource(err error) error { return fmt.Errorf("read the source: %w", err) }

@@ -36,10 +36,11 @@ func newLongBackup(s *site, pause time.Duration, blocks int, every time.Duration
 	}
 }
 
-// backUp makes a restore point. It uses one worker, so that blocks are read one after the other.
+// backUp makes a restore point. It uses one worker, so that blocks are read one after the other, and each is stored before the next one
+// is read.
 func (l *longBackup) backUp(ctx context.Context, r *Repository, q Request) (*RestorePoint, error) {
 	defer close(l.ended)
-	q.Workers, q.ticks = 1, l.ticks
+	q.Workers, q.ticks, q.blockwise = 1, l.ticks, true
 	return r.Backup(ctx, q)
 }
 

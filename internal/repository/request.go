@@ -67,7 +67,7 @@ type Request struct {
 	BlockBytes int64
 	// Compression is "s2", "zstd" or "none"; "": s2. A block that does not become smaller is stored as it is.
 	Compression string
-	// Workers read, hash, compress and upload in parallel, a block each; 0: DefaultWorkers.
+	// Workers read, hash, compress and upload in parallel, a run of blocks each: 1 MiB, or a block that is larger; 0: DefaultWorkers.
 	Workers int
 	// FlushEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
 	FlushEvery time.Duration
@@ -79,9 +79,10 @@ type Request struct {
 	// a disk and at the end. It may be nil.
 	Progress func(Progress)
 
-	ticks    <-chan time.Time // for tests: when to call flushIfDue; nil: every now and then
-	settled  func()           // for tests: called once a session manifest names everything, before publishing; may be nil
-	flushing func()           // for tests: called before the flush that makes the restore point visible; may be nil
+	blockwise bool             // for tests: each block is a run of its own
+	ticks     <-chan time.Time // for tests: when to call flushIfDue; nil: every now and then
+	settled   func()           // for tests: called once a session manifest names everything, before publishing; may be nil
+	flushing  func()           // for tests: called before the flush that makes the restore point visible; may be nil
 }
 
 // Choices of Request.Parent.

@@ -25,6 +25,8 @@ type Image struct {
 	List     []object.IndirectObjectEntry
 
 	reader *engine.ContentReader
+	// runBuffers holds *[]byte as long as a run.
+	runBuffers sync.Pool
 
 	mu     sync.Mutex
 	tables map[regionKey][]object.IndirectObjectEntry

@@ -99,23 +99,23 @@ func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote f
 	}
 	slices.SortFunc(data, func(a, b locatedBlock) int { return engine.CompareLocations(a.info, b.info) })
 	places := make([]content.Info, len(data))
+	w := m.newRunWriter(i, target, wrote)
 	for n := range data {
 		places[n] = data[n].info
+		w.expect(data[n].block)
 	}
-	return m.reader.Contents(ctx, places, func(n int, content []byte, err error) error {
+	err := m.reader.Contents(ctx, places, func(n int, content []byte, err error) error {
 		j := data[n].block
 		e := m.Geometry.Block(i, j)
 		if err := table.CheckBlock(entries[j].Object, e.Length, content, err); err != nil {
 			return fmt.Errorf("at %d: %w", e.Offset, err)
 		}
-		if err := target.WriteAt(ctx, content, e.Offset); err != nil {
-			return fmt.Errorf("write %s: %w", e, err)
-		}
-		if wrote != nil {
-			wrote(e.Length)
-		}
-		return nil
+		return w.add(ctx, j, content)
 	})
+	if err != nil {
+		return err
+	}
+	return w.flush(ctx)
 }
 
 // locatedBlock is a block of a region, and where it lies in the packs.

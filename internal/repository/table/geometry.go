@@ -75,6 +75,16 @@ func NewGeometry(size, block int64) (Geometry, error) {
 // RegionBytes returns how many bytes a region has, if it is not the last one.
 func (g Geometry) RegionBytes() int64 { return g.BlockBytes * RegionBlocks }
 
+// runBytes is how much of a disk is read and written at once, if its blocks are not larger. It is a compromise: each request costs
+// time, each worker has memory for a run, and what does not fit into the processor's caches is copied slowly.
+const runBytes = 1 << 20
+
+// RunBytes returns how long a run is: a piece of a disk that is read or written at once. A region has a whole number of them.
+func (g Geometry) RunBytes() int64 { return max(runBytes, g.BlockBytes) }
+
+// RunOf returns the run of its region that block j of the region belongs to.
+func (g Geometry) RunOf(j int) int { return int(int64(j) * g.BlockBytes / g.RunBytes()) }
+
 // RegionCount returns how many regions the disk has.
 func (g Geometry) RegionCount() int { return int((g.Bytes + g.RegionBytes() - 1) / g.RegionBytes()) }
 
