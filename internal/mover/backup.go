@@ -54,10 +54,10 @@ const keepShares = 3
 // next one need not store it again.
 func Backup(ctx context.Context, r *repository.Repository, q BackupRequest) (*repository.RestorePoint, error) {
 	q = q.withDefaults()
-	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (*repository.RestorePoint, error) { return q.run(ctx, r) })
+	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (*repository.RestorePoint, error) { return q.runBackup(ctx, r) })
 }
 
-func (q *BackupRequest) run(ctx context.Context, r *repository.Repository) (*repository.RestorePoint, error) {
+func (q *BackupRequest) runBackup(ctx context.Context, r *repository.Repository) (*repository.RestorePoint, error) {
 	if existing, err := q.existingPoint(ctx, r); existing != nil || err != nil {
 		return existing, err
 	}
@@ -72,7 +72,7 @@ func (q *BackupRequest) run(ctx context.Context, r *repository.Repository) (*rep
 			q.Warn(tracking.unusable)
 		}
 	}
-	point, err := q.store(ctx, r)
+	point, err := q.storeSources(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +117,8 @@ func (q *BackupRequest) existingPoint(ctx context.Context, r *repository.Reposit
 	return p, nil
 }
 
-// store opens the sources and has the repository make a restore point of them.
-func (q *BackupRequest) store(ctx context.Context, r *repository.Repository) (*repository.RestorePoint, error) {
+// storeSources opens the sources and has the repository make a restore point of them.
+func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Repository) (*repository.RestorePoint, error) {
 	opened, err := openSources(ctx, q.Sources)
 	if err != nil {
 		return nil, err

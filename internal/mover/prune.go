@@ -79,7 +79,7 @@ type PruneDecision struct {
 func (s *PruneSurvey) Decide(policy PrunePolicy, now time.Time) ([]PruneDecision, error) {
 	var out []PruneDecision
 	for _, history := range s.Points.Histories(s.filter) {
-		decisions, err := policy.decide(now, history, s.damaged)
+		decisions, err := policy.decideHistory(now, history, s.damaged)
 		if err != nil {
 			return nil, fmt.Errorf("history %s: %w", history[0].Source, err)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/internal/retention"
 )
 
-// decide returns the decisions on a history, newest restore point first. damaged has the damaged disks.
-func (p *PrunePolicy) decide(now time.Time, history []*repository.RestorePoint, damaged map[string]map[string]bool) ([]PruneDecision, error) {
+// decideHistory returns the decisions on a history, newest restore point first. damaged has the damaged disks.
+func (p *PrunePolicy) decideHistory(now time.Time, history []*repository.RestorePoint, damaged map[string]map[string]bool) ([]PruneDecision, error) {
 	var points []retention.Point
 	byID := map[string]*repository.RestorePoint{}
 	history = sortLastMadeFirst(history)

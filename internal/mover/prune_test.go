@@ -32,7 +32,7 @@ func TestPrunePolicy_decidesOnPointsOrDisks(t *testing.T) {
 		"per disk": {PrunePolicy{PerDisk: true}, []string{"root: not good, but no newer one is good", "root: last good one + last 1", "old: last good one + last 1"}},
 	} {
 		c.policy.Policy = retention.Policy{Last: 1, RemoveDamaged: true}
-		decisions, err := c.policy.decide(time.Unix(100, 0), history, damaged)
+		decisions, err := c.policy.decideHistory(time.Unix(100, 0), history, damaged)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func TestPrunePolicy_keepsWhatWasMadeLast(t *testing.T) {
 	history[0].After = history[2].Time
 	for _, perDisk := range []bool{false, true} {
 		policy := PrunePolicy{Policy: retention.Policy{Last: 1}, PerDisk: perDisk}
-		decisions, err := policy.decide(time.Unix(100, 0), history, nil)
+		decisions, err := policy.decideHistory(time.Unix(100, 0), history, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,8 +30,8 @@ func NewRateLimit(bytesPerSecond int64) *RateLimit {
 	return &RateLimit{limiter: rate.NewLimiter(rate.Limit(bytesPerSecond), int(burst))}
 }
 
-// wait returns when so many bytes may pass, or when ctx ends.
-func (l *RateLimit) wait(ctx context.Context, bytes int) error {
+// waitForBytes returns when so many bytes may pass, or when ctx ends.
+func (l *RateLimit) waitForBytes(ctx context.Context, bytes int) error {
 	if l == nil {
 		return nil
 	}
@@ -56,7 +56,7 @@ type limitedReader struct {
 }
 
 func (r *limitedReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	if err := r.limit.wait(ctx, len(p)); err != nil {
+	if err := r.limit.waitForBytes(ctx, len(p)); err != nil {
 		return err
 	}
 	return r.Reader.ReadAt(ctx, p, offset)
@@ -70,7 +70,7 @@ type limitedTarget struct {
 }
 
 func (t *limitedTarget) WriteAt(ctx context.Context, p []byte, offset int64) error {
-	if err := t.limit.wait(ctx, len(p)); err != nil {
+	if err := t.limit.waitForBytes(ctx, len(p)); err != nil {
 		return err
 	}
 	return t.Target.WriteAt(ctx, p, offset)

@@ -18,7 +18,7 @@ func TestRateLimit_sharesItsBytes(t *testing.T) {
 		for range 4 {
 			jobs.Go(func() {
 				for range 10 {
-					if err := limit.wait(t.Context(), 256<<10); err != nil {
+					if err := limit.waitForBytes(t.Context(), 256<<10); err != nil {
 						t.Error(err)
 					}
 				}
@@ -38,12 +38,12 @@ func TestRateLimit_endsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		began := time.Now()
-		if err := limit.wait(ctx, 1<<30); !errors.Is(err, context.Canceled) || time.Since(began) > 2*time.Second {
+		if err := limit.waitForBytes(ctx, 1<<30); !errors.Is(err, context.Canceled) || time.Since(began) > 2*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := limit.wait(ctx, 1<<30); !errors.Is(err, context.DeadlineExceeded) {
+		if err := limit.waitForBytes(ctx, 1<<30); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	})
@@ -51,7 +51,7 @@ func TestRateLimit_endsWithItsContext(t *testing.T) {
 
 func TestRateLimit_isNoneForNothing(t *testing.T) {
 	t.Parallel()
-	if limit := NewRateLimit(0); limit != nil || limit.wait(t.Context(), 1<<40) != nil {
+	if limit := NewRateLimit(0); limit != nil || limit.waitForBytes(t.Context(), 1<<40) != nil {
 		t.Error("it waits")
 	}
 }

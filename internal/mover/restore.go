@@ -60,10 +60,10 @@ type RestoreResult struct {
 // after an interruption. Use it under a lease (see WithLease). Errors are those of the repository and of package disk,
 // *OpenError, *IncompleteError and ErrAbandoned.
 func Restore(ctx context.Context, r *repository.Repository, q RestoreRequest) (RestoreResult, error) {
-	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (RestoreResult, error) { return q.run(ctx, r) })
+	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (RestoreResult, error) { return q.runRestore(ctx, r) })
 }
 
-func (q *RestoreRequest) run(ctx context.Context, r *repository.Repository) (RestoreResult, error) {
+func (q *RestoreRequest) runRestore(ctx context.Context, r *repository.Repository) (RestoreResult, error) {
 	var result RestoreResult
 	image, err := r.Image(ctx, q.Disk)
 	if err != nil {

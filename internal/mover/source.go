@@ -45,14 +45,14 @@ type openedSources struct {
 func openSources(ctx context.Context, sources []Source) (*openedSources, error) {
 	out := &openedSources{}
 	for i := range sources {
-		if err := out.open(ctx, &sources[i]); err != nil {
+		if err := out.openSource(ctx, &sources[i]); err != nil {
 			return nil, errors.Join(err, out.Close())
 		}
 	}
 	return out, nil
 }
 
-func (o *openedSources) open(ctx context.Context, s *Source) error {
+func (o *openedSources) openSource(ctx context.Context, s *Source) error {
 	if err := s.checkCheckpoint(ctx); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (o *openedSources) open(ctx context.Context, s *Source) error {
 		return &OpenError{Source: s.Name, Err: err}
 	}
 	o.opened = append(o.opened, opened)
-	described, err := s.describe(ctx, opened)
+	described, err := s.describeDisk(ctx, opened)
 	if err != nil {
 		return fmt.Errorf("disk %s: %w", s.Name, err)
 	}
@@ -76,8 +76,8 @@ func (s *Source) openDisk(ctx context.Context) (disk.Source, error) {
 	return disk.OpenSource(ctx, s.Location, s.Options)
 }
 
-// describe returns what the repository needs to know about a source that was opened.
-func (s *Source) describe(ctx context.Context, opened disk.Source) (repository.DiskSource, error) {
+// describeDisk returns what the repository needs to know about a source that was opened.
+func (s *Source) describeDisk(ctx context.Context, opened disk.Source) (repository.DiskSource, error) {
 	d := repository.DiskSource{Name: s.Name, Bytes: opened.Bytes(), Reader: opened, Identity: cmp.Or(s.Identity, opened.Identity()), Change: s.Checkpoint}
 	var err error
 	if d.Data, err = opened.Data(ctx); err != nil {

@@ -68,7 +68,7 @@ func (t *imageTracking) addBitmap(ctx context.Context, image *Source, base strin
 			image.Options.Bitmap, image.Exclusive = base, true
 		case b.Name == base:
 			t.unusable = errors.Join(t.unusable, fmt.Errorf("disk %s is read as a whole: its bitmap was not saved when its last user ended, or was disabled", image.Name))
-		case allKnown && strings.HasPrefix(b.Name, t.owner) && !recorded[b.Name] && !t.added(b.Name):
+		case allKnown && strings.HasPrefix(b.Name, t.owner) && !recorded[b.Name] && !t.hasAdded(b.Name):
 			if err := disk.RemoveBitmap(ctx, image.Location, b.Name); err != nil {
 				return &BitmapError{Source: image.Name, Err: err}
 			}
@@ -81,8 +81,8 @@ func (t *imageTracking) addBitmap(ctx context.Context, image *Source, base strin
 	return nil
 }
 
-// added reports whether this backup has added the bitmap.
-func (t *imageTracking) added(bitmap string) bool {
+// hasAdded reports whether this backup has added the bitmap.
+func (t *imageTracking) hasAdded(bitmap string) bool {
 	return slices.ContainsFunc(t.images, func(s Source) bool { return s.Checkpoint == bitmap })
 }
 
@@ -92,7 +92,7 @@ func (t *imageTracking) removeOldBitmaps(ctx context.Context) (failures error) {
 	for _, image := range t.images {
 		bitmaps, err := disk.Bitmaps(ctx, image.Location)
 		for _, b := range bitmaps {
-			if strings.HasPrefix(b.Name, t.owner) && !t.added(b.Name) {
+			if strings.HasPrefix(b.Name, t.owner) && !t.hasAdded(b.Name) {
 				err = errors.Join(err, disk.RemoveBitmap(ctx, image.Location, b.Name))
 			}
 		}

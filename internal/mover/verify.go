@@ -27,10 +27,10 @@ type VerifyRequest struct {
 // Verify looks for damage. Damage is no error, but part of the report. Errors are those of the repository and
 // ErrAbandoned.
 func Verify(ctx context.Context, r *repository.Repository, q VerifyRequest) (*repository.Report, error) {
-	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (*repository.Report, error) { return q.run(ctx, r) })
+	return abandonAfter(ctx, q.CancelGrace, q.abandoned, func() (*repository.Report, error) { return q.runVerify(ctx, r) })
 }
 
-func (q *VerifyRequest) run(ctx context.Context, r *repository.Repository) (*repository.Report, error) {
+func (q *VerifyRequest) runVerify(ctx context.Context, r *repository.Repository) (*repository.Report, error) {
 	var sample [8]byte
 	_, _ = rand.Read(sample[:]) // it never fails
 	o := repository.VerifyOptions{Percent: q.Percent, Sample: binary.NativeEndian.Uint64(sample[:]), Points: q.Points}

@@ -82,8 +82,8 @@ type StatusReporter interface {
 	BlockStatus(ctx context.Context, name string, e extent.Extent, report func(length int64, flags uint64) bool) error
 }
 
-// flags returns what the export can do. The caller adds DF if structured replies were negotiated.
-func (x *Export) flags() TransmissionFlags {
+// transmissionFlags returns what the export can do. The caller adds DF if structured replies were negotiated.
+func (x *Export) transmissionFlags() TransmissionFlags {
 	f := FlagHasFlags
 	if x.MultiConn {
 		f |= FlagCanMultiConn
@@ -91,7 +91,7 @@ func (x *Export) flags() TransmissionFlags {
 	if _, ok := x.Backend.(Cacher); ok {
 		f |= FlagSendCache
 	}
-	if !x.writable() {
+	if !x.isWritable() {
 		return f | FlagReadOnly
 	}
 	f |= FlagSendFlush | FlagSendFUA | FlagSendWriteZeroes | FlagSendFastZero
@@ -101,13 +101,13 @@ func (x *Export) flags() TransmissionFlags {
 	return f
 }
 
-func (x *Export) writable() bool {
+func (x *Export) isWritable() bool {
 	_, ok := x.Backend.(Writer)
 	return ok && !x.ReadOnly
 }
 
-// contexts returns the names of the export's metadata contexts.
-func (x *Export) contexts() []string {
+// contextNames returns the names of the export's metadata contexts.
+func (x *Export) contextNames() []string {
 	if r, ok := x.Backend.(StatusReporter); ok {
 		return r.Contexts()
 	}

@@ -22,8 +22,8 @@ type waiter struct {
 
 func newBudget(n int64) *budget { return &budget{total: n, free: n} }
 
-// acquire takes n bytes, or all of the budget if n is more, and returns how many to release.
-func (b *budget) acquire(ctx context.Context, n int64) (int64, error) {
+// acquireBytes takes n bytes, or all of the budget if n is more, and returns how many to release.
+func (b *budget) acquireBytes(ctx context.Context, n int64) (int64, error) {
 	b.mu.Lock()
 	n = min(n, b.total)
 	if b.first == nil && b.free >= n {
@@ -45,8 +45,8 @@ func (b *budget) acquire(ctx context.Context, n int64) (int64, error) {
 	}
 }
 
-// release gives back what acquire returned.
-func (b *budget) release(n int64) {
+// releaseBytes gives back what acquireBytes returned.
+func (b *budget) releaseBytes(n int64) {
 	if n == 0 {
 		return
 	}

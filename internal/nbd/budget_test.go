@@ -27,13 +27,13 @@ func TestBudget_isNeverExceeded(t *testing.T) {
 				if j%3 == i%3 {
 					go cancel()
 				}
-				n, err := b.acquire(ctx, 1+(i*j)%13)
+				n, err := b.acquireBytes(ctx, 1+(i*j)%13)
 				if err == nil {
 					if now := used.Add(n); now > total {
 						t.Errorf("%d of %d in use", now, total)
 					}
 					used.Add(-n)
-					b.release(n)
+					b.releaseBytes(n)
 				} else if !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
@@ -99,7 +99,7 @@ func TestCoverage_refusesTooManyFragments(t *testing.T) {
 func TestBudget_servesInOrder(t *testing.T) {
 	t.Parallel()
 	b := newBudget(10)
-	if n, err := b.acquire(t.Context(), 100); n != 10 || err != nil {
+	if n, err := b.acquireBytes(t.Context(), 100); n != 10 || err != nil {
 		t.Fatalf("%d, %v: more than there is means all", n, err)
 	}
 	type waiting struct {
@@ -110,7 +110,7 @@ func TestBudget_servesInOrder(t *testing.T) {
 		ctx, cancel := context.WithCancel(testContext(t))
 		w := waiting{cancel, make(chan error, 1)}
 		go func() {
-			_, err := b.acquire(ctx, n)
+			_, err := b.acquireBytes(ctx, n)
 			w.done <- err
 		}()
 		for queued := 0; queued < waiters; runtime.Gosched() {
@@ -132,21 +132,21 @@ func TestBudget_servesInOrder(t *testing.T) {
 	if err := <-fourth.done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	b.release(10)
+	b.releaseBytes(10)
 	for _, w := range []waiting{first, third} {
 		if err := <-w.done; err != nil {
 			t.Error(err)
 		}
 		w.cancel()
 	}
-	b.release(6)
-	b.release(4)
+	b.releaseBytes(6)
+	b.releaseBytes(4)
 	if b.free != 10 || b.first != nil || b.last != nil {
 		t.Errorf("%d are free", b.free)
 	}
 	b.free = 0 // one that is served just as it gives up
 	w := b.enqueueWaiter(3)
-	b.release(10)
+	b.releaseBytes(10)
 	b.leaveQueue(w)
 	last := wait(10, 0)
 	if err := <-last.done; err != nil {

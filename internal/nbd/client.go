@@ -74,14 +74,14 @@ func Dial(ctx context.Context, t Target, o Options) (*Client, error) {
 		return nil, fmt.Errorf("nbd: %d connections with %d bytes in flight", o.Connections, o.MaxInFlightBytes)
 	}
 	o.Contexts = slices.Compact(slices.Sorted(slices.Values(o.Contexts)))
-	c, err := dial(ctx, t, o)
+	c, err := openClient(ctx, t, o)
 	if err != nil {
 		return nil, fmt.Errorf("open NBD export %q: %w", t.Export, err)
 	}
 	return c, nil
 }
 
-func dial(ctx context.Context, t Target, o Options) (*Client, error) {
+func openClient(ctx context.Context, t Target, o Options) (*Client, error) {
 	first, info, err := openConnection(ctx, t, o)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func openAnother(ctx context.Context, t Target, o Options, first *clientHandshak
 // openConnection opens one connection and takes it to the transmission phase.
 func openConnection(ctx context.Context, t Target, o Options) (*clientHandshake, Info, error) {
 	var info Info
-	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
+	h, err := openHandshake(ctx, t, o, func(h *clientHandshake) error {
 		most := extendedHeaders
 		if o.most != nil {
 			most = *o.most
@@ -147,8 +147,8 @@ func openConnection(ctx context.Context, t Target, o Options) (*clientHandshake,
 	return h, info, nil
 }
 
-// negotiate connects, starts TLS if configured, and runs the rest of the handshake, all within the handshake timeout.
-func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandshake) error) (*clientHandshake, error) {
+// openHandshake connects, starts TLS if configured, and runs the rest of the handshake, all within the handshake timeout.
+func openHandshake(ctx context.Context, t Target, o Options, rest func(*clientHandshake) error) (*clientHandshake, error) {
 	if t.TLS && o.TLS == nil {
 		return nil, fmt.Errorf("%w: the target demands it and there is no TLS configuration", ErrTLS)
 	}
@@ -156,7 +156,7 @@ func negotiate(ctx context.Context, t Target, o Options, rest func(*clientHandsh
 	defer cancel()
 	connect := o.Dial
 	if connect == nil {
-		connect = t.dial
+		connect = t.dialAddress
 	}
 	nc, err := connect(ctx)
 	if err != nil {
@@ -203,7 +203,7 @@ func newClient(hands []*clientHandshake, info Info, o Options) *Client {
 	for _, h := range hands {
 		k := newClientConn(c, h)
 		c.conns = append(c.conns, k)
-		c.running.Go(k.run)
+		c.running.Go(k.runToEnd)
 	}
 	return c
 }

@@ -157,7 +157,7 @@ func (c *Client) submitRequest(ctx context.Context, a *call, r request, data []b
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	cost, err := c.budget.acquire(ctx, int64(len(data)))
+	cost, err := c.budget.acquireBytes(ctx, int64(len(data)))
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (c *Client) submitRequest(ctx context.Context, a *call, r request, data []b
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		c.budget.release(cost)
+		c.budget.releaseBytes(cost)
 		return err
 	}
 	a.addRequest()
@@ -183,7 +183,7 @@ func (c *Client) submitRequest(ctx context.Context, a *call, r request, data []b
 	r.handle = s.handle
 	s.state, s.conn, s.call, s.req, s.data, s.status, s.cost = slotQueued, k, a, r, data, status, cost
 	s.early, s.failed, s.refusal = false, nil, nil
-	s.covered.clear()
+	s.covered.clearRuns()
 	s.mu.Unlock()
 	k.queue <- s // There is room for every slot.
 	if c.Err() != nil {
@@ -209,7 +209,7 @@ func (c *Client) finishSlotLocked(s *slot, err error) {
 	a, cost := s.call, s.cost
 	s.state, s.call, s.data, s.status, s.busy, s.abandoned = slotFree, nil, nil, nil, false, false
 	s.mu.Unlock()
-	c.budget.release(cost)
+	c.budget.releaseBytes(cost)
 	c.free <- s
 	if a != nil {
 		a.finishRequest(err)

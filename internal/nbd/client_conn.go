@@ -48,8 +48,8 @@ func newClientConn(c *Client, h *clientHandshake) *clientConn {
 	return k
 }
 
-// run runs the connection to its end, and then buries what was in flight on it.
-func (k *clientConn) run() {
+// runToEnd runs the connection to its end, and then buries what was in flight on it.
+func (k *clientConn) runToEnd() {
 	defer close(k.ended)
 	reading := make(chan error, 1)
 	writing := make(chan error, 1)
@@ -65,7 +65,7 @@ func (k *clientConn) run() {
 	if err := <-writing; err != nil {
 		k.c.failWith(fmt.Errorf("NBD connection: %w", err))
 	}
-	if err := k.close(); err != nil && k.c.Err() == nil {
+	if err := k.closeConnection(); err != nil && k.c.Err() == nil {
 		k.c.failWith(fmt.Errorf("close NBD connection: %w", err))
 	}
 	k.endInFlight()
@@ -84,8 +84,8 @@ func (k *clientConn) endInFlight() {
 	}
 }
 
-// close ends the TLS session in order only if the connection ended in order: a peer that reads nothing would delay it.
-func (k *clientConn) close() error {
+// closeConnection ends the TLS session in order only if the connection ended in order: a peer that reads nothing would delay it.
+func (k *clientConn) closeConnection() error {
 	if secure, ok := k.nc.(*tls.Conn); ok && k.c.Err() != nil {
 		return secure.NetConn().Close()
 	}

@@ -67,16 +67,16 @@ func (k *clientConn) handleSimpleReply(s *slot, req request, r reply) error {
 }
 
 func serverError(req request, errno uint32) *Error {
-	return &Error{Op: req.cmd.String(), Extent: req.extent(), Errno: errnoFromWire(errno), Offset: -1}
+	return &Error{Op: req.cmd.String(), Extent: req.requestedExtent(), Errno: errnoFromWire(errno), Offset: -1}
 }
 
-// extent returns what the request is about; the client made it valid.
-func (r request) extent() extent.Extent {
+// requestedExtent returns what the request is about; the client made it valid.
+func (r request) requestedExtent() extent.Extent {
 	return extent.Extent{Offset: int64(r.offset), Length: int64(r.length)}
 }
 
-// contains reports whether length bytes at offset are part of the request.
-func (r request) contains(offset, length uint64) bool {
+// containsRange reports whether length bytes at offset are part of the request.
+func (r request) containsRange(offset, length uint64) bool {
 	return offset >= r.offset && length <= r.length && offset-r.offset <= r.length-length
 }
 
@@ -149,8 +149,8 @@ func (k *clientConn) holeChunk(s *slot, req request, r reply) error {
 
 // coverBytes notes that the reply has these bytes. It fails if they are not part of the request, or came before.
 func (s *slot) coverBytes(req request, offset, length uint64) error {
-	if length == 0 || !req.contains(offset, length) {
-		return protocolError("%d bytes at %d in the reply to a read of %v", length, offset, req.extent())
+	if length == 0 || !req.containsRange(offset, length) {
+		return protocolError("%d bytes at %d in the reply to a read of %v", length, offset, req.requestedExtent())
 	}
 	return s.covered.addExtent(extent.Extent{Offset: int64(offset), Length: int64(length)})
 }
@@ -167,8 +167,8 @@ func (k *clientConn) errorChunk(s *slot, req request, r reply) error {
 	if err != nil {
 		return err
 	}
-	if e.located && !req.contains(e.offset, 0) {
-		return protocolError("error at %d in the reply to %v of %v", e.offset, req.cmd, req.extent())
+	if e.located && !req.containsRange(e.offset, 0) {
+		return protocolError("error at %d in the reply to %v of %v", e.offset, req.cmd, req.requestedExtent())
 	}
 	if s.refusal == nil { // only the first counts
 		s.refusal = serverError(req, e.errno)
@@ -187,7 +187,7 @@ func (k *clientConn) concludeRequest(s *slot, req request) error {
 	case s.refusal != nil:
 		result = s.refusal
 	case req.cmd == cmdRead && have != int64(req.length):
-		return protocolError("%d bytes in the reply to a read of %v", have, req.extent())
+		return protocolError("%d bytes in the reply to a read of %v", have, req.requestedExtent())
 	case req.cmd == cmdBlockStatus:
 		if err := s.statusComplete(); err != nil {
 			return err

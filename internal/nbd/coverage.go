@@ -16,7 +16,7 @@ type coverage struct {
 	bytes int64
 }
 
-func (c *coverage) clear() { c.runs, c.bytes = c.runs[:0], 0 }
+func (c *coverage) clearRuns() { c.runs, c.bytes = c.runs[:0], 0 }
 
 // addExtent notes e. It fails if a byte of e is there already.
 func (c *coverage) addExtent(e extent.Extent) error {

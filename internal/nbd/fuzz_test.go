@@ -124,14 +124,14 @@ func FuzzOptionReplies(f *testing.F) {
 }
 
 func FuzzOptions(f *testing.F) {
-	f.Add(exportRequest{name: "disk", infos: []uint16{1, 3}}.encode())
-	f.Add(contextRequest{export: "disk", queries: []string{"base:", ContextAllocation}}.encode())
+	f.Add(exportRequest{name: "disk", infos: []uint16{1, 3}}.encodeRequest())
+	f.Add(contextRequest{export: "disk", queries: []string{"base:", ContextAllocation}}.encodeRequest())
 	f.Add(optionHeader{option: optGo, length: 6}.appendTo(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if e, ok := parseExportRequest(b); ok && !bytes.Equal(e.encode(), b) {
+		if e, ok := parseExportRequest(b); ok && !bytes.Equal(e.encodeRequest(), b) {
 			t.Errorf("%x is %+v", b, e)
 		}
-		if c, ok := parseContextRequest(b); ok && !bytes.Equal(c.encode(), b) {
+		if c, ok := parseContextRequest(b); ok && !bytes.Equal(c.encodeRequest(), b) {
 			t.Errorf("%x is %+v", b, c)
 		}
 		if len(b) >= optionBytes {
@@ -158,12 +158,12 @@ func (h *heard) SetWriteDeadline(time.Time) error { return nil }
 // FuzzServer: whatever a client says, the server does not panic, hang, or use bytes that are not there.
 func FuzzServer(f *testing.F) {
 	hello := clientFlags(flagCFixedNewstyle)
-	enter := slices.Concat(hello, option(optStructuredReply, nil), option(optSetMetaContext, contextRequest{queries: []string{ContextAllocation}}.encode()), option(optGo, exportRequest{}.encode()))
+	enter := slices.Concat(hello, option(optStructuredReply, nil), option(optSetMetaContext, contextRequest{queries: []string{ContextAllocation}}.encodeRequest()), option(optGo, exportRequest{}.encodeRequest()))
 	f.Add(slices.Concat(hello, option(optList, nil), option(optAbort, nil)))
 	for _, r := range []request{{cmd: cmdRead, length: 512}, {cmd: cmdBlockStatus, length: 8192}, {cmd: cmdWriteZeroes, length: 8192}, {cmd: cmdWrite, length: 1}, {cmd: cmdFlush}} {
 		f.Add(slices.Concat(enter, r.appendTo(nil, structuredHeaders), []byte{1}, request{cmd: cmdDisc}.appendTo(nil, structuredHeaders)))
 	}
-	f.Add(slices.Concat(hello, option(optExtendedHeaders, nil), option(optGo, exportRequest{}.encode()), request{cmd: cmdTrim, length: 512}.appendTo(nil, extendedHeaders)))
+	f.Add(slices.Concat(hello, option(optExtendedHeaders, nil), option(optGo, exportRequest{}.encodeRequest()), request{cmd: cmdTrim, length: 512}.appendTo(nil, extendedHeaders)))
 	f.Fuzz(func(_ *testing.T, says []byte) {
 		s := oneExport(newMemDisk(8192))
 		s.ServeConn(context.Background(), &heard{Reader: bytes.NewReader(says)})

@@ -203,7 +203,7 @@ func (h *clientHandshake) selectContexts(export string, names []string) error {
 	for _, name := range names {
 		asked[name] = true
 	}
-	err := h.negotiateOption(optSetMetaContext, contextRequest{export: export, queries: names}.encode(), func(kind uint32, data []byte) error {
+	err := h.negotiateOption(optSetMetaContext, contextRequest{export: export, queries: names}.encodeRequest(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
 			return protocolError("reply %d to option SET_META_CONTEXT", kind)
 		}
@@ -227,7 +227,7 @@ func (h *clientHandshake) selectContexts(export string, names []string) error {
 // requestInfo asks about the export. NBD_OPT_GO also begins its transmission phase, NBD_OPT_INFO does not.
 func (h *clientHandshake) requestInfo(option uint32, name string) (Info, error) {
 	i := Info{Block: defaultBlockSizes, Bytes: -1}
-	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.encode()
+	data := exportRequest{name: name, infos: []uint16{infoBlockSize, infoDescription, infoName}}.encodeRequest()
 	err := h.negotiateOption(option, data, func(kind uint32, data []byte) error {
 		if kind != repInfo {
 			return protocolError("reply %d to option %s", kind, optionName(option))

@@ -48,7 +48,7 @@ func Inspect(ctx context.Context, t Target, o Options) (Info, error) {
 
 func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
 	var names []string
-	err := h.negotiateOption(optListMetaContext, q.encode(), func(kind uint32, data []byte) error {
+	err := h.negotiateOption(optListMetaContext, q.encodeRequest(), func(kind uint32, data []byte) error {
 		if kind != repMetaContext {
 			return protocolError("reply %d to option LIST_META_CONTEXT", kind)
 		}
@@ -64,7 +64,7 @@ func (h *clientHandshake) listContexts(q contextRequest) ([]string, error) {
 
 // askServer opens a connection that only asks questions.
 func askServer(ctx context.Context, t Target, o Options, questions func(*clientHandshake) error) error {
-	h, err := negotiate(ctx, t, o, func(h *clientHandshake) error {
+	h, err := openHandshake(ctx, t, o, func(h *clientHandshake) error {
 		err := questions(h)
 		var refusal *OptionError
 		if err == nil || errors.As(err, &refusal) {

@@ -395,7 +395,7 @@ func TestRequests_extended(t *testing.T) {
 	if err := errors.Join(c.WriteAt(testContext(t), make([]byte, 5), 7, CmdFlagFUA), c.WriteZeroes(testContext(t), extent.Extent{Length: 9}, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if seen[0].flags != CmdFlagFUA|cmdFlagPayloadLen || seen[1].flags != 0 || seen[0].extent() != (extent.Extent{Offset: 7, Length: 5}) {
+	if seen[0].flags != CmdFlagFUA|cmdFlagPayloadLen || seen[1].flags != 0 || seen[0].requestedExtent() != (extent.Extent{Offset: 7, Length: 5}) {
 		t.Errorf("%+v", seen)
 	}
 }
@@ -473,7 +473,7 @@ func TestStatus_inPieces(t *testing.T) {
 			{{1 << 31, 3}, {1 << 31, 5, 1 << 31, 5}},
 		} {
 			r := expectRequest(nc, h)
-			asked = append(asked, r.extent())
+			asked = append(asked, r.requestedExtent())
 			for i, id := range []uint32{9, 4} {
 				w := new(bytesOf).u32(id)
 				for _, v := range answer[i] {

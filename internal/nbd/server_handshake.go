@@ -40,8 +40,8 @@ type serverHandshake struct {
 // errAborted: the client ended the handshake in order.
 var errAborted = errors.New("nbd: the client ended the handshake")
 
-// run takes the connection to the transmission phase, with export set, or returns an error.
-func (h *serverHandshake) run(ctx context.Context) error {
+// runHandshake takes the connection to the transmission phase, with export set, or returns an error.
+func (h *serverHandshake) runHandshake(ctx context.Context) error {
 	greeting := binary.BigEndian.AppendUint64(nil, initPasswd)
 	greeting = binary.BigEndian.AppendUint64(greeting, haveOptMagic)
 	if err := h.writeBytes(binary.BigEndian.AppendUint16(greeting, flagFixedNewstyle|flagNoZeroes)); err != nil {
@@ -204,7 +204,7 @@ func (h *serverHandshake) openExport(ctx context.Context, name string) (x *Expor
 }
 
 func (h *serverHandshake) transmissionFlags(x *Export) TransmissionFlags {
-	f := x.flags()
+	f := x.transmissionFlags()
 	if h.headers != simpleHeaders {
 		f |= FlagSendDF
 	}
@@ -327,7 +327,7 @@ func (h *serverHandshake) metaContext(ctx context.Context, option uint32, data [
 	if refusal != 0 {
 		return h.refuseOption(option, refusal, "")
 	}
-	names := slices.DeleteFunc(slices.Clone(x.contexts()), func(name string) bool { return !q.isAskedFor(name, !set) })
+	names := slices.DeleteFunc(slices.Clone(x.contextNames()), func(name string) bool { return !q.isAskedFor(name, !set) })
 	x.releaseExport()
 	for i, name := range names {
 		if !set {

@@ -60,7 +60,7 @@ func (t *transmission) sendEnd(j *job, errno uint32) error {
 		head = t.chunkHeader(j, replyNone, 0, true)
 	default:
 		e := errorChunk{errno: errno}
-		head = e.appendTo(t.chunkHeader(j, e.kind(), uint64(e.encodedSize()), true))
+		head = e.appendTo(t.chunkHeader(j, e.replyType(), uint64(e.encodedSize()), true))
 	}
 	return t.sendMessage(head, nil)
 }
@@ -68,7 +68,7 @@ func (t *transmission) sendEnd(j *job, errno uint32) error {
 // sendErrorAt ends the reply to a read that has been sent in part.
 func (t *transmission) sendErrorAt(j *job, errno uint32, offset int64) error {
 	e := errorChunk{errno: errno, located: true, offset: uint64(offset)}
-	return t.sendMessage(e.appendTo(t.chunkHeader(j, e.kind(), uint64(e.encodedSize()), true)), nil)
+	return t.sendMessage(e.appendTo(t.chunkHeader(j, e.replyType(), uint64(e.encodedSize()), true)), nil)
 }
 
 // answerRead answers NBD_CMD_READ. It takes memory only once a worker has the request, so that waiting requests take none.
@@ -83,7 +83,7 @@ func (t *transmission) answerRead(ctx context.Context, j *job) error {
 	if sparse, ok := t.export.Backend.(Sparse); ok && t.headers != simpleHeaders && j.req.flags&cmdFlagDF == 0 {
 		return t.readSparse(ctx, j, sparse, b.data)
 	}
-	e := j.req.extent()
+	e := j.req.requestedExtent()
 	if err := t.readAt(ctx, b.data, e.Offset); err != nil {
 		return t.sendEnd(j, t.backendErrno(err, j.req))
 	}
@@ -105,7 +105,7 @@ func (t *transmission) readAt(ctx context.Context, p []byte, offset int64) (err 
 
 // readSparse sends a chunk for each run of data and for each hole.
 func (t *transmission) readSparse(ctx context.Context, j *job, sparse Sparse, buf []byte) error {
-	e := j.req.extent()
+	e := j.req.requestedExtent()
 	for at := e.Offset; at < e.End(); {
 		rest := extent.Extent{Offset: at, Length: e.End() - at}
 		n, zero, err := t.nextRun(ctx, sparse, rest)

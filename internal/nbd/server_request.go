@@ -103,7 +103,7 @@ func (t *transmission) backendErrno(err error, r request) uint32 {
 	}
 	n := errnoToWire(err)
 	if n == uint32(unix.EIO) || n == uint32(unix.ENOSPC) {
-		t.log.Warn("NBD request failed", "command", r.cmd.String(), "extent", r.extent().String(), "error", err)
+		t.log.Warn("NBD request failed", "command", r.cmd.String(), "extent", r.requestedExtent().String(), "error", err)
 	}
 	return n
 }
@@ -119,7 +119,7 @@ func (t *transmission) recoverPanic(err *error) {
 // applyChange carries out a request that is neither a read nor a block status. The backend is a Writer if the flags say so.
 func (t *transmission) applyChange(ctx context.Context, j *job) (err error) {
 	defer t.recoverPanic(&err)
-	e := j.req.extent()
+	e := j.req.requestedExtent()
 	switch j.req.cmd {
 	case cmdCache:
 		return t.export.Backend.(Cacher).Cache(ctx, e)
@@ -205,7 +205,7 @@ func (t *transmission) collectStatus(ctx context.Context, j *job, id int) (err e
 		most = 1
 	}
 	source := t.export.Backend.(StatusReporter)
-	err = source.BlockStatus(ctx, t.contexts[id], j.req.extent(), func(length int64, flags uint64) bool {
+	err = source.BlockStatus(ctx, t.contexts[id], j.req.requestedExtent(), func(length int64, flags uint64) bool {
 		if length <= 0 || left == 0 {
 			return left > 0
 		}

@@ -129,12 +129,12 @@ func (c *session) waitsSince() int64 {
 
 // takeMemory takes n bytes from the session's own budget, and then from the one that all sessions share.
 func takeMemory(ctx context.Context, own, shared *budget, n int64) (int64, error) {
-	n, err := own.acquire(ctx, n)
+	n, err := own.acquireBytes(ctx, n)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := shared.acquire(ctx, n); err != nil {
-		own.release(n)
+	if _, err := shared.acquireBytes(ctx, n); err != nil {
+		own.releaseBytes(n)
 		return 0, err
 	}
 	return n, nil
@@ -142,6 +142,6 @@ func takeMemory(ctx context.Context, own, shared *budget, n int64) (int64, error
 
 // giveBack releases what take returned.
 func giveBack(own, shared *budget, n int64) {
-	own.release(n)
-	shared.release(n)
+	own.releaseBytes(n)
+	shared.releaseBytes(n)
 }

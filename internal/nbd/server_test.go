@@ -134,9 +134,11 @@ func TestOptions(t *testing.T) {
 	c := connect(t, s)
 	c.send(clientFlags(flagCFixedNewstyle | flagCNoZeroes))
 	last := func(kinds []uint32) uint32 { return kinds[len(kinds)-1] }
-	request := func(name string, infos ...uint16) []byte { return exportRequest{name: name, infos: infos}.encode() }
+	request := func(name string, infos ...uint16) []byte {
+		return exportRequest{name: name, infos: infos}.encodeRequest()
+	}
 	contexts := func(name string, queries ...string) []byte {
-		return contextRequest{export: name, queries: queries}.encode()
+		return contextRequest{export: name, queries: queries}.encodeRequest()
 	}
 	for i, test := range []struct {
 		option uint32
@@ -198,9 +200,9 @@ func (c *rawClient) transmit(h headers, contexts ...string) {
 		return
 	}
 	if len(contexts) > 0 {
-		c.ask(optSetMetaContext, contextRequest{queries: contexts}.encode())
+		c.ask(optSetMetaContext, contextRequest{queries: contexts}.encodeRequest())
 	}
-	c.ask(optGo, exportRequest{infos: []uint16{infoBlockSize}}.encode())
+	c.ask(optGo, exportRequest{infos: []uint16{infoBlockSize}}.encodeRequest())
 }
 
 // answer sends a request and reads its simple reply, or the only chunk of its reply.
@@ -277,7 +279,7 @@ func TestServer_refusesRequests(t *testing.T) {
 			} {
 				test.r.handle = uint64(i) << 40
 				if got := c.answer(h, test.r, make([]byte, test.payload)); got != test.want {
-					t.Errorf("%d: %v %v: %d, want %d", i, test.r.cmd, test.r.extent(), got, test.want)
+					t.Errorf("%d: %v %v: %d, want %d", i, test.r.cmd, test.r.requestedExtent(), got, test.want)
 				}
 			}
 			switch h {
@@ -380,8 +382,8 @@ func TestContexts_areOfTheirExport(t *testing.T) {
 	c := connect(t, &Server{Exports: exportMap{"": {Backend: d}, "other": {Backend: d}}})
 	c.send(clientFlags(flagCFixedNewstyle))
 	c.ask(optStructuredReply, nil)
-	c.ask(optSetMetaContext, contextRequest{export: "other", queries: []string{ContextAllocation}}.encode())
-	c.ask(optGo, exportRequest{}.encode())
+	c.ask(optSetMetaContext, contextRequest{export: "other", queries: []string{ContextAllocation}}.encodeRequest())
+	c.ask(optGo, exportRequest{}.encodeRequest())
 	if got := c.answer(structuredHeaders, request{cmd: cmdBlockStatus, length: 512}, nil); got != uint32(unix.EINVAL) {
 		t.Errorf("%d", got)
 	}
@@ -436,7 +438,7 @@ func TestServer_tls(t *testing.T) {
 			t.Errorf("option %s in plaintext: %#x", optionName(o), got)
 		}
 	}
-	c.send(append(option(optStartTLS, nil), option(optGo, exportRequest{}.encode())...))
+	c.send(append(option(optStartTLS, nil), option(optGo, exportRequest{}.encodeRequest())...))
 	if err := c.end(); !errors.Is(err, ErrProtocol) {
 		t.Errorf("plaintext behind STARTTLS: %v", err)
 	}

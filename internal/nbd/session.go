@@ -91,7 +91,7 @@ func (c *session) handleHandshake(ctx context.Context, h *serverHandshake) error
 	ctx, cancel := context.WithTimeout(ctx, c.limits.HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.interruptIO)
-	err := h.run(ctx)
+	err := h.runHandshake(ctx)
 	if !stop() {
 		if err == nil {
 			h.export.releaseExport()

@@ -142,8 +142,8 @@ const (
 	unackedTimeout = 60 * time.Second
 )
 
-// dial connects to the target's address.
-func (t Target) dial(ctx context.Context) (net.Conn, error) {
+// dialAddress connects to the target's address.
+func (t Target) dialAddress(ctx context.Context) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle, Count: keepAliveCount}}
 	nc, err := d.DialContext(ctx, t.Network, t.Address)
 	if err != nil {

@@ -66,7 +66,7 @@ func (e errorChunk) appendTo(b []byte) []byte {
 	return b
 }
 
-func (e errorChunk) kind() uint16 {
+func (e errorChunk) replyType() uint16 {
 	if e.located {
 		return replyErrorOffset
 	}

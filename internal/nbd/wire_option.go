@@ -212,8 +212,8 @@ type exportRequest struct {
 	infos []uint16
 }
 
-// encode returns the data in wire format.
-func (e exportRequest) encode() []byte {
+// encodeRequest returns the data in wire format.
+func (e exportRequest) encodeRequest() []byte {
 	b := appendText(nil, e.name)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(e.infos)))
 	for _, i := range e.infos {
@@ -240,8 +240,8 @@ type contextRequest struct {
 	queries []string
 }
 
-// encode returns the data in wire format.
-func (c contextRequest) encode() []byte {
+// encodeRequest returns the data in wire format.
+func (c contextRequest) encodeRequest() []byte {
 	b := appendText(nil, c.export)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(c.queries)))
 	for _, q := range c.queries {

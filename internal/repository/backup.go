@@ -52,8 +52,8 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	for i := range q.Disks {
 		s.namesakes[q.Disks[i].Name] = h.findNamesakes(&q.Disks[i])
 	}
-	point, err := s.run(parent)
-	if closed := s.close(); point == nil {
+	point, err := s.makePoint(parent)
+	if closed := s.closeWriter(); point == nil {
 		err = errors.Join(err, closed)
 	}
 	if err != nil {
@@ -77,8 +77,9 @@ func (r *Repository) findPublished(ctx context.Context, q *Request) (*RestorePoi
 	return p, nil
 }
 
-func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
-	parent, err := s.begin(parent)
+// makePoint stores the disks and publishes the restore point. If it fails before that, what was uploaded is kept.
+func (s *session) makePoint(parent *RestorePoint) (*RestorePoint, error) {
+	parent, err := s.protectParent(parent)
 	if err != nil {
 		s.keepUploads()
 		return nil, err
@@ -90,19 +91,19 @@ func (s *session) run(parent *RestorePoint) (*RestorePoint, error) {
 	var root *snapshot.DirEntry
 	if err == nil {
 		engine.Reached("data put")
-		p, root, err = s.prepare(writers)
+		p, root, err = s.preparePoint(writers)
 	}
 	if err != nil {
 		s.keepUploads()
 		return nil, s.withCause(err)
 	}
-	return s.publish(p, root)
+	return s.publishPoint(p, root)
 }
 
-// prepare makes everything of the restore point durable except what makes it visible. Data and its index come first, so that what
+// preparePoint makes everything of the restore point durable except what makes it visible. Data and its index come first, so that what
 // the manifest will name exists before the manifest does. If this machine has slept since the session manifest was stored,
-// prepare checks all of that again.
-func (s *session) prepare(writers []*diskWriter) (*RestorePoint, *snapshot.DirEntry, error) {
+// preparePoint checks all of that again.
+func (s *session) preparePoint(writers []*diskWriter) (*RestorePoint, *snapshot.DirEntry, error) {
 	for range settleAttempts {
 		if err := s.storeEverything(writers); err != nil {
 			return nil, nil, err

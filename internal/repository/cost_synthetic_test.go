@@ -84,10 +84,10 @@ func publishSynthetic(tb testing.TB, r *Repository, source Source, at time.Time,
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if p, err = s.publish(p, root); err != nil {
+	if p, err = s.publishPoint(p, root); err != nil {
 		tb.Fatal(err)
 	}
-	if err := s.close(); err != nil {
+	if err := s.closeWriter(); err != nil {
 		tb.Fatal(err)
 	}
 	return p

@@ -24,8 +24,8 @@ const publishTimeout = 10 * time.Minute
 // no index names yet, and after two weeks the session manifest.
 const publishLate = 24 * time.Hour
 
-// publish makes the restore point visible. root is its directory.
-func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoint, error) {
+// publishPoint makes the restore point visible. root is its directory.
+func (s *session) publishPoint(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoint, error) {
 	began := s.w.Time()
 	summary, err := p.Summarize(root.ObjectID)
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	engine.Reached("restore point put")
-	ctx, cancel := s.outlive(publishTimeout)
+	ctx, cancel := s.outlivingContext(publishTimeout)
 	defer cancel()
 	if s.q.flushing != nil {
 		s.q.flushing()
@@ -59,7 +59,7 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	}
 	engine.Reached("restore point stored")
 	if s.w.Time().Sub(began) > publishLate {
-		return nil, s.withdraw(id)
+		return nil, s.withdrawPoint(id)
 	}
 	s.progress.reportEnd()
 	p.Snapshot = string(id)
@@ -70,9 +70,9 @@ func (s *session) publish(p *RestorePoint, root *snapshot.DirEntry) (*RestorePoi
 	return p, nil
 }
 
-// withdraw removes the restore point with this manifest, which was published too late.
-func (s *session) withdraw(id manifest.ID) error {
-	ctx, cancel := s.outlive(publishTimeout)
+// withdrawPoint removes the restore point with this manifest, which was published too late.
+func (s *session) withdrawPoint(id manifest.ID) error {
+	ctx, cancel := s.outlivingContext(publishTimeout)
 	defer cancel()
 	err := engine.RemoveManifest(ctx, s.w, id)
 	if err == nil {
@@ -90,7 +90,7 @@ const lookTimeout = time.Minute
 // checkPublished returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have
 // been lost.
 func (s *session) checkPublished(cause error) error {
-	ctx, cancel := s.outlive(lookTimeout)
+	ctx, cancel := s.outlivingContext(lookTimeout)
 	defer cancel()
 	err := s.r.conn.Kopia.Refresh(ctx)
 	if err == nil {

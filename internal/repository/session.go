@@ -72,10 +72,10 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 	return s, nil
 }
 
-// begin stores the session manifest, and returns the parent if it still exists. The order makes this safe: a garbage collection
-// that does not see the session manifest began before that was stored. It then sees the parent, because begin looks for the
-// parent afterwards.
-func (s *session) begin(parent *RestorePoint) (*RestorePoint, error) {
+// protectParent stores the session manifest, and returns the parent if it still exists. The order makes this safe: a garbage
+// collection that does not see the session manifest began before that was stored. It then sees the parent, because protectParent
+// looks for the parent afterwards.
+func (s *session) protectParent(parent *RestorePoint) (*RestorePoint, error) {
 	var err error
 	if parent != nil {
 		if s.parent, err = engine.PointRoot(s.ctx, s.w, parent); err != nil {
@@ -110,15 +110,15 @@ func (s *session) storeManifest(ctx context.Context, state string) error {
 		return err
 	}
 	began := s.w.Time()
-	finished := s.work.collect()
+	finished := s.work.collectFinished()
 	unnamed := s.unnamedSince(finished)
 	if !unnamed.IsZero() && s.longAgo(unnamed, sessionMargin) {
 		err := s.checkFinishedAgain(ctx, finished) // Check before a manifest names missing data: every garbage collection would fail.
-		s.work.uncollect(finished)
+		s.work.uncollectFinished(finished)
 		if err != nil {
 			return err
 		}
-		finished = s.work.collect()
+		finished = s.work.collectFinished()
 	}
 	if unnamed.IsZero() {
 		unnamed = began
@@ -139,10 +139,10 @@ func (s *session) storeManifest(ctx context.Context, state string) error {
 		}
 	}
 	if err != nil {
-		s.work.uncollect(finished)
+		s.work.uncollectFinished(finished)
 		return err
 	}
-	s.work.confirm(finished)
+	s.work.confirmNamed(finished)
 	return nil
 }
 
@@ -271,7 +271,7 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 func (s *session) keepUploads() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.q.KeepTimeout)
 	defer cancel()
-	if s.work.empty() {
+	if s.work.isEmpty() {
 		if s.endManifest(ctx) == nil {
 			_ = s.w.Flush(ctx)
 		}
@@ -281,9 +281,9 @@ func (s *session) keepUploads() {
 	_ = s.storeManifest(ctx, engine.SessionEnded)
 }
 
-// outlive returns a context for what must not stop where the session is cancelled. It ends after limit, and KeepTimeout after the
-// session has ended.
-func (s *session) outlive(limit time.Duration) (context.Context, context.CancelFunc) {
+// outlivingContext returns a context for what must not stop where the session is cancelled. It ends after limit, and KeepTimeout
+// after the session has ended.
+func (s *session) outlivingContext(limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), limit)
 	stop := context.AfterFunc(s.ctx, func() {
 		timer := time.NewTimer(s.q.KeepTimeout)
@@ -300,7 +300,7 @@ func (s *session) outlive(limit time.Duration) (context.Context, context.CancelF
 	}
 }
 
-func (s *session) close() error {
+func (s *session) closeWriter() error {
 	err := errors.Join(s.w.Close(context.WithoutCancel(s.ctx)), s.r.conn.Failure())
 	s.cancel(nil)
 	return err

@@ -225,11 +225,11 @@ func TestSessionWork_confirmsWhatIsNamed(t *testing.T) {
 	for i := range 4 {
 		finish(i)
 	}
-	f := w.collect()
+	f := w.collectFinished()
 	w.breakRegion(d, 1)
 	finish(4)
-	w.confirm(f)
-	if n := w.collect().disks[0].confirmed; n != 3 {
+	w.confirmNamed(f)
+	if n := w.collectFinished().disks[0].confirmed; n != 3 {
 		t.Errorf("%d of regions 0, 2, 3, 4 count as named, want 3", n)
 	}
 }

@@ -103,9 +103,9 @@ type finishedDisk struct {
 	confirmed int
 }
 
-// collect returns what is finished, for a session manifest that is about to name it. The caller reports the outcome with confirm
-// or uncollect.
-func (w *sessionWork) collect() finishedWork {
+// collectFinished returns what is finished, for a session manifest that is about to name it. The caller reports the outcome with
+// confirmNamed or uncollectFinished.
+func (w *sessionWork) collectFinished() finishedWork {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := finishedWork{since: w.since}
@@ -118,8 +118,8 @@ func (w *sessionWork) collect() finishedWork {
 	return f
 }
 
-// uncollect notes that no session manifest names f.
-func (w *sessionWork) uncollect(f finishedWork) {
+// uncollectFinished notes that no session manifest names f.
+func (w *sessionWork) uncollectFinished(f finishedWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !f.since.IsZero() {
@@ -127,8 +127,8 @@ func (w *sessionWork) uncollect(f finishedWork) {
 	}
 }
 
-// confirm notes that a session manifest names f, and that all of f existed by then.
-func (w *sessionWork) confirm(f finishedWork) {
+// confirmNamed notes that a session manifest names f, and that all of f existed by then.
+func (w *sessionWork) confirmNamed(f finishedWork) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range f.disks {
@@ -181,8 +181,8 @@ func (w *sessionWork) takeBroken(d *diskWork) (regions []int, any bool) {
 	return regions, any
 }
 
-// empty says whether nothing is finished that is worth finding again.
-func (w *sessionWork) empty() bool {
+// isEmpty says whether nothing is finished that is worth finding again.
+func (w *sessionWork) isEmpty() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !slices.ContainsFunc(w.disks, func(d *diskWork) bool { return len(d.regions) > 0 || len(d.atWork) > 0 || d.list != nil })

@@ -45,13 +45,13 @@ type ConnectOptions struct {
 
 // Create makes a repository at an empty location. It is always encrypted.
 func Create(ctx context.Context, at storage.Location, password string, o CreateOptions) error {
-	if err := create(ctx, at, password, o); err != nil {
+	if err := createRepository(ctx, at, password, o); err != nil {
 		return fmt.Errorf("create a repository in %s: %w", at, err)
 	}
 	return nil
 }
 
-func create(ctx context.Context, at storage.Location, password string, o CreateOptions) error {
+func createRepository(ctx context.Context, at storage.Location, password string, o CreateOptions) error {
 	options := &repo.NewRepositoryOptions{
 		BlockFormat: format.ContentFormat{
 			Hash: HashAlgorithm, Encryption: EncryptionAlgorithm, EnablePasswordChange: true,
@@ -91,13 +91,13 @@ func create(ctx context.Context, at storage.Location, password string, o CreateO
 // Connect writes configFile, which Open reads. It replaces an existing file once the password has opened the repository; until
 // then the old connection stays. The file holds the keys of the storage, but not the password.
 func Connect(ctx context.Context, configFile string, at storage.Location, password string, o ConnectOptions) error {
-	if err := connect(ctx, configFile, at, password, o); err != nil {
+	if err := writeConnection(ctx, configFile, at, password, o); err != nil {
 		return fmt.Errorf("connect to the repository in %s: %w", at, err)
 	}
 	return nil
 }
 
-func connect(ctx context.Context, configFile string, at storage.Location, password string, o ConnectOptions) error {
+func writeConnection(ctx context.Context, configFile string, at storage.Location, password string, o ConnectOptions) error {
 	st, caching, err := openForConnection(ctx, at, password, &o)
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func (f *ContentReader) readWithKopia(ctx context.Context, id content.ID) ([]byt
 		data, err = f.rep.ContentReader().GetContent(ctx, id)
 	}
 	for attempt := 1; err != nil && ctx.Err() == nil; attempt++ {
-		fetched, wrong := f.diagnose(ctx, id, err)
+		fetched, wrong := f.diagnoseReadError(ctx, id, err)
 		if !fetched || attempt == readAttempts {
 			return nil, wrong
 		}
@@ -108,10 +108,10 @@ func (f *ContentReader) Locate(ctx context.Context, id content.ID) content.Info 
 	return info
 }
 
-// diagnose distinguishes damage from a storage that does not answer, because kopia's errors say what failed and not why. If the
+// diagnoseReadError distinguishes damage from a storage that does not answer, because kopia's errors say what failed and not why. If the
 // bytes can be fetched where the index says, they are wrong, or the storage answers again. If they are not there, the blob is too
 // short or gone.
-func (f *ContentReader) diagnose(ctx context.Context, id content.ID, err error) (fetched bool, wrong error) {
+func (f *ContentReader) diagnoseReadError(ctx context.Context, id content.ID, err error) (fetched bool, wrong error) {
 	info, lookup := f.rep.ContentReader().ContentInfo(ctx, id)
 	if lookup != nil {
 		return false, err

@@ -69,11 +69,11 @@ func (d *directReader) readContent(ctx context.Context, info content.Info) (data
 	} else {
 		plain = make([]byte, 0, info.OriginalLength)
 	}
-	packed, ok := d.fetch(ctx, info.PackBlobID, int64(info.PackOffset), int64(info.PackedLength), memory)
+	packed, ok := d.fetchPacked(ctx, info.PackBlobID, int64(info.PackOffset), int64(info.PackedLength), memory)
 	if !ok {
 		return nil, false
 	}
-	return d.unseal(info, packed, plain)
+	return d.unsealContent(info, packed, plain)
 }
 
 // canRead says whether a content may be read directly. A content that no index has is in no pack.
@@ -97,7 +97,7 @@ func (d *directReader) readRun(ctx context.Context, infos []content.Info, take f
 	defer d.scratch.Put(s)
 	first, last := &infos[0], &infos[len(infos)-1]
 	start := int64(first.PackOffset)
-	packed, ok := d.fetch(ctx, first.PackBlobID, start, int64(last.PackOffset)+int64(last.PackedLength)-start, &s.fetched)
+	packed, ok := d.fetchPacked(ctx, first.PackBlobID, start, int64(last.PackOffset)+int64(last.PackedLength)-start, &s.fetched)
 	if !ok {
 		return 0, nil
 	}
@@ -106,7 +106,7 @@ func (d *directReader) readRun(ctx context.Context, infos []content.Info, take f
 		if cap(s.plain) < int(info.OriginalLength) {
 			s.plain = make([]byte, 0, info.OriginalLength)
 		}
-		data, ok := d.unseal(info, packed[at:at+int64(info.PackedLength)], s.plain[:0])
+		data, ok := d.unsealContent(info, packed[at:at+int64(info.PackedLength)], s.plain[:0])
 		if !ok {
 			return i, nil
 		}
@@ -117,8 +117,8 @@ func (d *directReader) readRun(ctx context.Context, infos []content.Info, take f
 	return len(infos), nil
 }
 
-// fetch reads length bytes of a pack into memory, which it replaces if that is too short.
-func (d *directReader) fetch(ctx context.Context, pack blob.ID, offset, length int64, memory *[]byte) ([]byte, bool) {
+// fetchPacked reads length bytes of a pack into memory, which it replaces if that is too short.
+func (d *directReader) fetchPacked(ctx context.Context, pack blob.ID, offset, length int64, memory *[]byte) ([]byte, bool) {
 	if int64(cap(*memory)) < length {
 		*memory = make([]byte, length)
 	}
@@ -127,10 +127,10 @@ func (d *directReader) fetch(ctx context.Context, pack blob.ID, offset, length i
 	return b, err == nil && int64(len(b)) == length
 }
 
-// unseal decrypts a content in place. If it is compressed, unseal decompresses it to plain, which is empty, within plain's
-// capacity. The result lies in packed or plain.
-func (d *directReader) unseal(info content.Info, packed, plain []byte) ([]byte, bool) {
-	data, ok := d.decrypt(info, packed)
+// unsealContent decrypts a content in place. If it is compressed, unsealContent decompresses it to plain, which is empty, within
+// plain's capacity. The result lies in packed or plain.
+func (d *directReader) unsealContent(info content.Info, packed, plain []byte) ([]byte, bool) {
+	data, ok := d.decryptContent(info, packed)
 	if !ok {
 		return nil, false
 	}
@@ -142,15 +142,15 @@ func (d *directReader) unseal(info content.Info, packed, plain []byte) ([]byte, 
 	return data, len(data) == int(info.OriginalLength)
 }
 
-// decrypt does what kopia's AES256-GCM-HMAC-SHA256 does: the content's key is derived from the end of its hash, which is
+// decryptContent does what kopia's AES256-GCM-HMAC-SHA256 does: the content's key is derived from the end of its hash, which is
 // authenticated along with the content. The nonce comes first.
-func (d *directReader) decrypt(info content.Info, packed []byte) ([]byte, bool) {
+func (d *directReader) decryptContent(info content.Info, packed []byte) ([]byte, bool) {
 	hashed := info.ContentID.Hash()
 	if len(hashed) < aes.BlockSize || info.EncryptionKeyID != 0 {
 		return nil, false
 	}
 	iv := hashed[len(hashed)-aes.BlockSize:]
-	aead, err := d.aead(iv)
+	aead, err := d.contentCipher(iv)
 	if err != nil || len(packed) < aead.NonceSize()+aead.Overhead() {
 		return nil, false
 	}
@@ -159,7 +159,7 @@ func (d *directReader) decrypt(info content.Info, packed []byte) ([]byte, bool) 
 	return data, err == nil
 }
 
-func (d *directReader) aead(iv []byte) (cipher.AEAD, error) {
+func (d *directReader) contentCipher(iv []byte) (cipher.AEAD, error) {
 	h, _ := d.keys.Get().(stdhash.Hash)
 	defer d.keys.Put(h)
 	h.Reset()

@@ -57,7 +57,7 @@ func (c *Connection) Lease(ctx context.Context, id string, lost func(error)) (*L
 // LeasePoint is Lease for a restore point that was read before. The lease is checked for renewal at each tick.
 func (c *Connection) LeasePoint(ctx context.Context, p *RestorePoint, ticks <-chan time.Time, lost func(error)) (*Lease, error) {
 	l := &Lease{lost: lost, ended: make(chan struct{})}
-	if err := l.take(ctx, c, p); err != nil {
+	if err := l.takeManifest(ctx, c, p); err != nil {
 		return nil, err
 	}
 	go l.keepRenewing(ticks)
@@ -67,8 +67,8 @@ func (c *Connection) LeasePoint(ctx context.Context, p *RestorePoint, ticks <-ch
 // Ended is closed when the lease is not renewed any more.
 func (l *Lease) Ended() <-chan struct{} { return l.ended }
 
-// take makes the writer and takes the lease.
-func (l *Lease) take(ctx context.Context, r *Connection, p *RestorePoint) error {
+// takeManifest makes the writer and takes the lease.
+func (l *Lease) takeManifest(ctx context.Context, r *Connection, p *RestorePoint) error {
 	inner, end := context.WithCancel(context.WithoutCancel(ctx)) // The lease outlives an interrupt, and Release ends it.
 	interrupt := context.AfterFunc(ctx, end)                     // But an interrupt ends the wait for it.
 	s := &leaseWriter{purpose: "a reader"}
@@ -83,7 +83,7 @@ func (l *Lease) take(ctx context.Context, r *Connection, p *RestorePoint) error 
 		err = fmt.Errorf("restore point %s: %w", p.ID, errclass.NotFound)
 	}
 	if !interrupt() {
-		err = errors.Join(err, context.Cause(ctx), l.manifest.release())
+		err = errors.Join(err, context.Cause(ctx), l.manifest.endLease())
 	}
 	if err != nil {
 		end()
@@ -102,7 +102,7 @@ func (l *Lease) keepRenewing(ticks <-chan time.Time) {
 			return
 		case <-ticks:
 		}
-		err := l.renew()
+		err := l.renewIfDue()
 		if err == nil || !l.isDoubtful() {
 			continue // What has failed is tried again, for days.
 		}
@@ -122,12 +122,12 @@ func (l *Lease) age() time.Duration { return l.manifest.writer.w.Time().Sub(l.ma
 // isDoubtful says whether others may take the owner of the lease for dead.
 func (l *Lease) isDoubtful() bool { return l.age() >= LeaseLife-leaseDoubt }
 
-func (l *Lease) renew() error {
+func (l *Lease) renewIfDue() error {
 	if l.age() < LeaseRenewal {
 		return nil
 	}
 	if !l.isDoubtful() {
-		return l.manifest.renew()
+		return l.manifest.renewIfDue()
 	}
 	if err := l.manifest.writer.w.Refresh(l.manifest.writer.ctx); err != nil {
 		return fmt.Errorf("look for what is new: %w", err)
@@ -150,7 +150,7 @@ func (l *Lease) renew() error {
 func (l *Lease) Release() error {
 	l.end()
 	<-l.ended
-	err := l.manifest.release()
+	err := l.manifest.endLease()
 	if err := errors.Join(err, l.manifest.writer.w.Close(context.WithoutCancel(l.manifest.writer.ctx))); err != nil {
 		return fmt.Errorf("lease on restore point %s: %w", l.manifest.point.ID, err)
 	}

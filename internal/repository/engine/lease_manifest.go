@@ -49,20 +49,20 @@ func (s *leaseWriter) takeLease(parent *RestorePoint) (*leaseManifest, error) {
 		return nil, err
 	}
 	l := &leaseManifest{writer: s, point: parent, root: root}
-	if err := l.store(); err != nil {
+	if err := l.storeLease(); err != nil {
 		return nil, fmt.Errorf("lease on restore point %s: %w", parent.ID, err)
 	}
 	if err := s.w.Refresh(s.ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("look for restore point %s again: %w", parent.ID, err), l.release())
+		return nil, errors.Join(fmt.Errorf("look for restore point %s again: %w", parent.ID, err), l.endLease())
 	}
 	if root, err := PointRoot(s.ctx, s.w, parent); root == nil {
-		return nil, errors.Join(err, l.release())
+		return nil, errors.Join(err, l.endLease())
 	}
 	return l, nil
 }
 
-// store makes the lease durable, in place of its earlier version.
-func (l *leaseManifest) store() error {
+// storeLease makes the lease durable, in place of its earlier version.
+func (l *leaseManifest) storeLease() error {
 	now := l.writer.w.Time()
 	id, err := snapshot.SaveSnapshot(l.writer.ctx, l.writer.w, &snapshot.Manifest{
 		Source: l.point.Source.KopiaSource(), Description: "lease of " + l.writer.purpose, IncompleteReason: IncompleteReason,
@@ -86,17 +86,17 @@ func (l *leaseManifest) store() error {
 	return nil
 }
 
-// renew keeps a lease from becoming stale.
-func (l *leaseManifest) renew() error {
+// renewIfDue keeps a lease from becoming stale.
+func (l *leaseManifest) renewIfDue() error {
 	if l == nil || l.writer.w.Time().Sub(l.since) < LeaseRenewal {
 		return nil
 	}
-	return l.store()
+	return l.storeLease()
 }
 
-// release ends the lease. It may be called twice, and on nil. Its own flush makes that durable, or else the writer's next one
+// endLease ends the lease. It may be called twice, and on nil. Its own flush makes that durable, or else the writer's next one
 // does.
-func (l *leaseManifest) release() error {
+func (l *leaseManifest) endLease() error {
 	if l == nil || l.id == "" {
 		return nil
 	}

@@ -46,7 +46,7 @@ func (c *Connection) FindSelected(ctx context.Context, f *Filter) ([]*StoredPoin
 func (c *Connection) findLabelled(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
 	entries, err := findMatchingEntries(ctx, c.Kopia, labels, func(string) bool { return true })
 	if err != nil {
-		return c.salvage(ctx, labels)
+		return c.salvagePoints(ctx, labels)
 	}
 	return groupByPoint(entries)
 }
@@ -59,7 +59,7 @@ func (c *Connection) FindMatching(ctx context.Context, match func(id string) boo
 	if err == nil {
 		return groupByPoint(entries)
 	}
-	all, err := c.salvage(ctx, labels)
+	all, err := c.salvagePoints(ctx, labels)
 	return slices.DeleteFunc(all, func(s *StoredPoint) bool { return !match(s.ID) }), err
 }
 
@@ -195,7 +195,7 @@ func (c *Connection) checkManifests(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if _, damage := c.salvage(ctx, manifestLabels(&Filter{}, "")); errors.Is(damage, errclass.Corrupt) {
+	if _, damage := c.salvagePoints(ctx, manifestLabels(&Filter{}, "")); errors.Is(damage, errclass.Corrupt) {
 		return fmt.Errorf("nothing can be changed until the repository is repaired: %w", damage)
 	}
 	return fmt.Errorf("read the manifests: %w", err)
@@ -214,9 +214,9 @@ type manifestEntry struct {
 	Data    json.RawMessage   `json:"data"`
 }
 
-// salvage reads every manifest that can be read, and returns the restore points with these labels. One whose deletion is in a damaged
-// content comes back, which is the lesser evil.
-func (c *Connection) salvage(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
+// salvagePoints reads every manifest that can be read, and returns the restore points with these labels. One whose deletion is in a
+// damaged content comes back, which is the lesser evil.
+func (c *Connection) salvagePoints(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
 	latest := map[manifest.ID]manifestEntry{}
 	var bad []error
 	options := content.IterateOptions{Range: index.PrefixRange(manifest.ContentPrefix)}

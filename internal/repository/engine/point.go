@@ -125,7 +125,7 @@ type PointFile struct {
 	Disks  []Disk    `json:"disks"`
 }
 
-func (p *RestorePoint) describe() PointFile {
+func (p *RestorePoint) pointFile() PointFile {
 	return PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks}
 }
 
@@ -145,7 +145,7 @@ func SortByMaking(points []*RestorePoint) {
 }
 
 // EncodePoint returns the varve.json of a restore point.
-func EncodePoint(p *RestorePoint) ([]byte, error) { return json.MarshalIndent(p.describe(), "", "  ") }
+func EncodePoint(p *RestorePoint) ([]byte, error) { return json.MarshalIndent(p.pointFile(), "", "  ") }
 
 // DecodePoint reads and checks a varve.json.
 func DecodePoint(data []byte) (PointFile, error) {
@@ -153,11 +153,11 @@ func DecodePoint(data []byte) (PointFile, error) {
 	if err := json.Unmarshal(data, &f); err != nil {
 		return f, fmt.Errorf("%w: %s: %w", errclass.Corrupt, PointEntry, err)
 	}
-	return f, f.check()
+	return f, f.checkFields()
 }
 
-// check says what is wrong with the content of a varve.json.
-func (f *PointFile) check() error {
+// checkFields says what is wrong with the content of a varve.json.
+func (f *PointFile) checkFields() error {
 	if f.Format != formatVersion {
 		return fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", errclass.Invalid, PointEntry, f.Format, formatVersion)
 	}

@@ -25,7 +25,7 @@ type pointSummary struct {
 
 // Summarize returns the description for the manifest of a restore point whose directory is root.
 func (p *RestorePoint) Summarize(root object.ID) (string, error) {
-	data, err := json.Marshal(pointSummary{Root: root, PointFile: p.describe()})
+	data, err := json.Marshal(pointSummary{Root: root, PointFile: p.pointFile()})
 	return string(data), err
 }
 
@@ -39,7 +39,7 @@ func (s *StoredPoint) Summary() (f PointFile, ok bool) {
 	if err := json.Unmarshal([]byte(m.Description), &summary); err != nil || summary.ID != s.ID || summary.Root != m.RootEntry.ObjectID {
 		return f, false
 	}
-	return summary.PointFile, summary.check() == nil
+	return summary.PointFile, summary.checkFields() == nil
 }
 
 // ReadPoint returns a restore point as its manifest describes it, or else as its directory does.

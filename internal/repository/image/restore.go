@@ -102,7 +102,7 @@ func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote f
 	w := m.newRunWriter(i, target, wrote)
 	for n := range data {
 		places[n] = data[n].info
-		w.expect(data[n].block)
+		w.expectBlock(data[n].block)
 	}
 	err := m.reader.Contents(ctx, places, func(n int, content []byte, err error) error {
 		j := data[n].block
@@ -110,12 +110,12 @@ func (m *Image) restoreRegion(ctx context.Context, i int, target Target, wrote f
 		if err := table.CheckBlock(entries[j].Object, e.Length, content, err); err != nil {
 			return fmt.Errorf("at %d: %w", e.Offset, err)
 		}
-		return w.add(ctx, j, content)
+		return w.addBlock(ctx, j, content)
 	})
 	if err != nil {
 		return err
 	}
-	return w.flush(ctx)
+	return w.flushRuns(ctx)
 }
 
 // locatedBlock is a block of a region, and where it lies in the packs.

@@ -40,17 +40,17 @@ func (m *Image) newRunWriter(region int, target Target, wrote func(int64)) *runW
 	return &runWriter{geometry: m.Geometry, region: region, target: target, wrote: wrote, missing: map[int]int{}, buffers: &m.runBuffers}
 }
 
-// expect says that block j will come.
-func (w *runWriter) expect(j int) { w.missing[w.geometry.RunOf(j)]++ }
+// expectBlock says that block j will come.
+func (w *runWriter) expectBlock(j int) { w.missing[w.geometry.RunOf(j)]++ }
 
-// add takes block j, and writes its run if nothing else of it is expected.
-func (w *runWriter) add(ctx context.Context, j int, data []byte) error {
+// addBlock takes block j, and writes its run if nothing else of it is expected.
+func (w *runWriter) addBlock(ctx context.Context, j int, data []byte) error {
 	run, e := w.geometry.RunOf(j), w.geometry.Block(w.region, j)
 	w.missing[run]--
 	at := slices.IndexFunc(w.open, func(o *openRun) bool { return o.run == run })
 	if at < 0 {
 		if w.missing[run] == 0 { // It is alone, or what came before it has been written.
-			return w.write(ctx, data, e)
+			return w.writeExtent(ctx, data, e)
 		}
 		if len(w.open) == maxOpenRuns {
 			if err := w.writeRun(ctx, 0); err != nil {
@@ -58,7 +58,7 @@ func (w *runWriter) add(ctx context.Context, j int, data []byte) error {
 			}
 		}
 		at = len(w.open)
-		w.open = append(w.open, &openRun{run: run, data: w.buffer()})
+		w.open = append(w.open, &openRun{run: run, data: w.takeBuffer()})
 	}
 	o := w.open[at]
 	copy((*o.data)[e.Offset-w.startOf(run):], data)
@@ -69,8 +69,8 @@ func (w *runWriter) add(ctx context.Context, j int, data []byte) error {
 	return w.writeRun(ctx, at)
 }
 
-// flush writes what is left.
-func (w *runWriter) flush(ctx context.Context) error {
+// flushRuns writes what is left.
+func (w *runWriter) flushRuns(ctx context.Context) error {
 	for len(w.open) > 0 {
 		if err := w.writeRun(ctx, 0); err != nil {
 			return err
@@ -85,7 +85,7 @@ func (w *runWriter) writeRun(ctx context.Context, at int) error {
 	w.open = slices.Delete(w.open, at, at+1)
 	start := w.startOf(o.run)
 	for e := range o.has.All() {
-		if err := w.write(ctx, (*o.data)[e.Offset-start:e.End()-start], e); err != nil {
+		if err := w.writeExtent(ctx, (*o.data)[e.Offset-start:e.End()-start], e); err != nil {
 			return err
 		}
 	}
@@ -93,7 +93,7 @@ func (w *runWriter) writeRun(ctx context.Context, at int) error {
 	return nil
 }
 
-func (w *runWriter) write(ctx context.Context, data []byte, e extent.Extent) error {
+func (w *runWriter) writeExtent(ctx context.Context, data []byte, e extent.Extent) error {
 	if err := w.target.WriteAt(ctx, data, e.Offset); err != nil {
 		return fmt.Errorf("write %s: %w", e, err)
 	}
@@ -108,7 +108,7 @@ func (w *runWriter) startOf(run int) int64 {
 	return w.geometry.Region(w.region).Offset + int64(run)*w.geometry.RunBytes()
 }
 
-func (w *runWriter) buffer() *[]byte {
+func (w *runWriter) takeBuffer() *[]byte {
 	if b, ok := w.buffers.Get().(*[]byte); ok {
 		return b
 	}

@@ -188,15 +188,15 @@ func (c *Collector) markContent(ctx context.Context, id object.ID) error {
 	if err != nil {
 		return table.WrapReadError(fmt.Sprintf("look up content %s", cid), err)
 	}
-	c.used.add(cid)
+	c.used.addContent(cid)
 	if info.Deleted {
-		return c.undelete(ctx, info)
+		return c.undeleteContent(ctx, info)
 	}
 	return nil
 }
 
-// undelete takes the deletion mark from a content that is in use. It does not ask the filter, so garbage stays marked.
-func (c *Collector) undelete(ctx context.Context, info content.Info) error {
+// undeleteContent takes the deletion mark from a content that is in use. It does not ask the filter, so garbage stays marked.
+func (c *Collector) undeleteContent(ctx context.Context, info content.Info) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, done := c.recovered[info.ContentID]; done {

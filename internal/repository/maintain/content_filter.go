@@ -37,8 +37,8 @@ func NewFilterOfBits(bits int64) *ContentFilter {
 	return &ContentFilter{first: maphash.MakeSeed(), second: maphash.MakeSeed(), words: make([]atomic.Uint64, (bits+63)/64)}
 }
 
-// probe calls each with the place of every bit of a content, until each returns false.
-func (f *ContentFilter) probe(id content.ID, each func(word *atomic.Uint64, bit uint64) bool) {
+// probeBits calls each with the place of every bit of a content, until each returns false.
+func (f *ContentFilter) probeBits(id content.ID, each func(word *atomic.Uint64, bit uint64) bool) {
 	hash := id.Hash()
 	at, step := maphash.Bytes(f.first, hash), maphash.Bytes(f.second, hash)
 	bits := uint64(len(f.words)) * 64
@@ -51,8 +51,8 @@ func (f *ContentFilter) probe(id content.ID, each func(word *atomic.Uint64, bit 
 	}
 }
 
-func (f *ContentFilter) add(id content.ID) {
-	f.probe(id, func(word *atomic.Uint64, bit uint64) bool {
+func (f *ContentFilter) addContent(id content.ID) {
+	f.probeBits(id, func(word *atomic.Uint64, bit uint64) bool {
 		if word.Load()&bit == 0 {
 			word.Or(bit)
 		}
@@ -63,7 +63,7 @@ func (f *ContentFilter) add(id content.ID) {
 // mayHave says whether a content may have been added. If it says no, the content was not added.
 func (f *ContentFilter) mayHave(id content.ID) bool {
 	all := true
-	f.probe(id, func(word *atomic.Uint64, bit uint64) bool {
+	f.probeBits(id, func(word *atomic.Uint64, bit uint64) bool {
 		all = word.Load()&bit != 0
 		return all
 	})

@@ -26,7 +26,7 @@ func TestContentFilter_hasWhatWasAdded(t *testing.T) {
 	filters := []*ContentFilter{NewFilterOfBits(contents * filterBits), NewFilterOfBits(contents * filterBits)}
 	for n := range uint64(contents) {
 		for _, f := range filters {
-			f.add(numberedContent(t, n))
+			f.addContent(numberedContent(t, n))
 		}
 	}
 	mistaken, both := 0, 0

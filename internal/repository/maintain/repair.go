@@ -62,7 +62,7 @@ func Repair(ctx context.Context, configFile, password string, dryRun bool) (*Rep
 		return nil, fmt.Errorf("repair: %w", err)
 	}
 	r := &repairer{Inspection: i, dryRun: dryRun}
-	if err := errors.Join(r.run(ctx), i.Close(ctx)); err != nil {
+	if err := errors.Join(r.repairAll(ctx), i.Close(ctx)); err != nil {
 		return nil, fmt.Errorf("repair: %w", err)
 	}
 	return &r.report, nil
@@ -76,7 +76,7 @@ type repairer struct {
 	w      repo.DirectRepositoryWriter
 }
 
-func (r *repairer) run(ctx context.Context) error {
+func (r *repairer) repairAll(ctx context.Context) error {
 	if r.Kopia.ClientOptions().ReadOnly && !r.dryRun {
 		return fmt.Errorf("%w: the connection is read-only", errclass.Invalid)
 	}
@@ -207,10 +207,10 @@ func (r *repairer) dropManifests(ctx context.Context) error {
 			return fmt.Errorf("remove manifests %s: %w", id, err)
 		}
 	}
-	return r.flush(ctx)
+	return r.flushChanges(ctx)
 }
 
-func (r *repairer) flush(ctx context.Context) error {
+func (r *repairer) flushChanges(ctx context.Context) error {
 	if r.dryRun {
 		return nil
 	}
@@ -263,7 +263,7 @@ func (r *repairer) recoverIndexes(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return r.flush(ctx)
+	return r.flushChanges(ctx)
 }
 
 func (r *repairer) recoverPack(ctx context.Context, p blob.Metadata) (int64, error) {
@@ -305,7 +305,7 @@ func (r *repairer) deleteAgain(ctx context.Context, known []*engine.StoredPoint)
 			return fmt.Errorf("restore point %s: %w", s.ID, err)
 		}
 	}
-	return r.flush(ctx)
+	return r.flushChanges(ctx)
 }
 
 // restoreLostPoints puts lost restore points back, if their directory still exists.
@@ -325,7 +325,7 @@ func (r *repairer) restoreLostPoints(ctx context.Context) error {
 		}
 		r.report.Points = append(r.report.Points, id)
 	}
-	return r.flush(ctx)
+	return r.flushChanges(ctx)
 }
 
 func (r *repairer) restoreLostPoint(ctx context.Context, id string) error {
@@ -363,7 +363,7 @@ func (r *repairer) dropFinishedSessions(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("remove finished sessions: %w", err)
 	}
-	return r.flush(ctx)
+	return r.flushChanges(ctx)
 }
 
 // isDamagedSession says whether the directory of a session manifest cannot be read because it is damaged.

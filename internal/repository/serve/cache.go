@@ -36,9 +36,9 @@ func newCache(limit, fetches int64, fetch func(context.Context, int64) ([]byte, 
 	return &cache{fetch: fetch, limit: limit, slots: make(chan struct{}, fetches), blocks: map[int64]*block{}, used: list.New()}
 }
 
-// get is the block of this number. The fetch goes on when ctx ends, for whoever else waits; life ends it.
-func (c *cache) get(ctx, life context.Context, number int64) ([]byte, error) {
-	b := c.start(life, number)
+// getBlock returns the content of a block. The fetch goes on when ctx ends, for whoever else waits; life ends it.
+func (c *cache) getBlock(ctx, life context.Context, number int64) ([]byte, error) {
+	b := c.beginFetch(life, number)
 	select {
 	case <-b.ready:
 		return b.data, b.err
@@ -47,8 +47,8 @@ func (c *cache) get(ctx, life context.Context, number int64) ([]byte, error) {
 	}
 }
 
-// start returns the block, and begins to fetch it if nobody has.
-func (c *cache) start(life context.Context, number int64) *block {
+// beginFetch returns the block, and begins to fetch it if nobody has.
+func (c *cache) beginFetch(life context.Context, number int64) *block {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b, ok := c.blocks[number]; ok {
@@ -61,7 +61,7 @@ func (c *cache) start(life context.Context, number int64) *block {
 	c.blocks[number] = b
 	c.fetching.Go(func() {
 		data, err := c.fetchInTurn(life, number)
-		c.finish(b, data, err)
+		c.finishFetch(b, data, err)
 	})
 	return b
 }
@@ -76,7 +76,7 @@ func (c *cache) fetchInTurn(ctx context.Context, number int64) ([]byte, error) {
 	return c.fetch(ctx, number)
 }
 
-func (c *cache) finish(b *block, data []byte, err error) {
+func (c *cache) finishFetch(b *block, data []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.data, b.err = data, err

@@ -30,21 +30,21 @@ func newClusters(token string, size int64) *clusters {
 	return &clusters{token: token, size: size, bits: make([]uint64, windows*windowWords), used: make([]bool, windows), fresh: map[int]struct{}{}}
 }
 
-func (c *clusters) none() bool { return c.taken == 0 }
+func (c *clusters) isEmpty() bool { return c.taken == 0 }
 
-// window is the bits of one.
-func (c *clusters) window(n int) []uint64 { return c.bits[n*windowWords : (n+1)*windowWords] }
+// windowBits returns the bits of a window.
+func (c *clusters) windowBits(n int) []uint64 { return c.bits[n*windowWords : (n+1)*windowWords] }
 
-// use notes that a window has clusters.
-func (c *clusters) use(window int) {
+// markUsed notes that a window has clusters.
+func (c *clusters) markUsed(window int) {
 	if !c.used[window] {
 		c.used[window] = true
 		c.taken++
 	}
 }
 
-// touch makes the next changes have these windows.
-func (c *clusters) touch(windows []int) {
+// markFresh makes the next takeChanges return these windows again.
+func (c *clusters) markFresh(windows []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range windows {
@@ -52,21 +52,21 @@ func (c *clusters) touch(windows []int) {
 	}
 }
 
-// add adds all clusters that e has a part of.
-func (c *clusters) add(e extent.Extent) {
+// addExtent adds all clusters that e has a part of.
+func (c *clusters) addExtent(e extent.Extent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for n := e.Offset / clusterBytes; n*clusterBytes < e.End(); n++ {
 		if word, bit := n/64, uint64(1)<<(n%64); c.bits[word]&bit == 0 {
 			c.bits[word] |= bit
 			c.fresh[int(word/windowWords)] = struct{}{}
-			c.use(int(word / windowWords))
+			c.markUsed(int(word / windowWords))
 		}
 	}
 }
 
-// run is how long from e.Offset on, up to e's end, all clusters are there, or none is.
-func (c *clusters) run(e extent.Extent) (length int64, here bool) {
+// nextRun returns for how many bytes from e.Offset on, up to e's end, all clusters are there, or none is.
+func (c *clusters) nextRun(e extent.Extent) (length int64, here bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	has := func(at int64) bool { return c.bits[at/(64*clusterBytes)]&(1<<(at/clusterBytes%64)) != 0 }
@@ -78,8 +78,8 @@ func (c *clusters) run(e extent.Extent) (length int64, here bool) {
 	return min(at, e.End()) - e.Offset, here
 }
 
-// all says whether all of e is there.
-func (c *clusters) all(e extent.Extent) bool {
-	n, here := c.run(e)
+// hasExtent says whether all of e is there.
+func (c *clusters) hasExtent(e extent.Extent) bool {
+	n, here := c.nextRun(e)
 	return here && n == e.Length
 }

@@ -61,7 +61,8 @@ func (d *Disk) Close() {
 // Size is the disk's in bytes.
 func (d *Disk) Size() int64 { return d.image.Disk.Bytes }
 
-func (d *Disk) block(number int64) extent.Extent {
+// blockExtent returns the bytes of a block.
+func (d *Disk) blockExtent(number int64) extent.Extent {
 	size := d.image.Disk.BlockBytes
 	return extent.Extent{Offset: number * size, Length: min(size, d.Size()-number*size)}
 }
@@ -73,7 +74,7 @@ func (d *Disk) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	if d.expected.Swap(whole.End()) == offset {
 		ahead = aheadBytes
 	}
-	return d.walk(ctx, whole, ahead, func(in extent.Extent, data []byte) {
+	return d.walkBlocks(ctx, whole, ahead, func(in extent.Extent, data []byte) {
 		part := whole.Intersect(in)
 		to := p[part.Offset-offset : part.End()-offset]
 		if data == nil {
@@ -86,21 +87,21 @@ func (d *Disk) ReadAt(ctx context.Context, p []byte, offset int64) error {
 
 // Cache fetches e.
 func (d *Disk) Cache(ctx context.Context, e extent.Extent) error {
-	return d.walk(ctx, e, 0, func(extent.Extent, []byte) {})
+	return d.walkBlocks(ctx, e, 0, func(extent.Extent, []byte) {})
 }
 
-// walk calls use for each block that e touches, in order, with its content, or nil of a hole. While it waits for one, the next ones are
-// fetched, up to ahead bytes after e.
-func (d *Disk) walk(ctx context.Context, e extent.Extent, ahead int64, use func(extent.Extent, []byte)) error {
+// walkBlocks calls use for each block that e touches, in order, with its content, or nil for a hole. While it waits for one, the next
+// ones are fetched, up to ahead bytes after e.
+func (d *Disk) walkBlocks(ctx context.Context, e extent.Extent, ahead int64, use func(extent.Extent, []byte)) error {
 	size := d.image.Disk.BlockBytes
 	stop := min(e.End()+ahead, d.Size())
 	next := e.Offset/size + 1
 	for number := e.Offset / size; number*size < e.End(); number++ {
 		for ; next <= number+d.window && next*size < stop; next++ {
-			d.begin(next)
+			d.fetchAhead(next)
 		}
-		in := d.block(number)
-		data, err := d.content(ctx, number, in)
+		in := d.blockExtent(number)
+		data, err := d.readBlock(ctx, number, in)
 		if err != nil {
 			return err
 		}
@@ -109,17 +110,18 @@ func (d *Disk) walk(ctx context.Context, e extent.Extent, ahead int64, use func(
 	return nil
 }
 
-func (d *Disk) content(ctx context.Context, number int64, in extent.Extent) ([]byte, error) {
+// readBlock returns the content of a block, which is in, or nil for a hole.
+func (d *Disk) readBlock(ctx context.Context, number int64, in extent.Extent) ([]byte, error) {
 	if _, zero, err := d.image.NextRun(ctx, in); err != nil || zero {
 		return nil, err
 	}
-	return d.cache.get(ctx, d.life, number)
+	return d.cache.getBlock(ctx, d.life, number)
 }
 
-// begin begins to fetch a block that is known to have data.
-func (d *Disk) begin(number int64) {
+// fetchAhead begins to fetch a block that is known to have data.
+func (d *Disk) fetchAhead(number int64) {
 	if zero, known := d.image.ZeroBlock(number); known && !zero {
-		d.cache.start(d.life, number)
+		d.cache.beginFetch(d.life, number)
 	}
 }
 
@@ -133,11 +135,11 @@ func (d *Disk) Contexts() []string { return []string{allocation} }
 
 // BlockStatus reports where the disk has holes.
 func (d *Disk) BlockStatus(ctx context.Context, _ string, e extent.Extent, report func(int64, uint64) bool) error {
-	return status(ctx, e, d.NextRun, report)
+	return reportRuns(ctx, e, d.NextRun, report)
 }
 
-// status reports the runs of e.
-func status(ctx context.Context, e extent.Extent, next func(context.Context, extent.Extent) (int64, bool, error), report func(int64, uint64) bool) error {
+// reportRuns reports the runs of e.
+func reportRuns(ctx context.Context, e extent.Extent, next func(context.Context, extent.Extent) (int64, bool, error), report func(int64, uint64) bool) error {
 	for !e.Empty() {
 		n, zero, err := next(ctx, e)
 		if err != nil {

@@ -86,7 +86,7 @@ func TestFlush_writesWhatIsNew(t *testing.T) {
 	o = openOver(t, path, large{})
 	n = wrote(o)
 	put(t, o, 3*clusterBytes)
-	if *n != sectorBytes || !o.clusters.all(extent.Extent{Length: 4 * clusterBytes}) || o.clusters.taken != 4002 {
+	if *n != sectorBytes || !o.clusters.hasExtent(extent.Extent{Length: 4 * clusterBytes}) || o.clusters.taken != 4002 {
 		t.Errorf("opened again it writes %d bytes, and has %d windows", *n, o.clusters.taken)
 	}
 	if err := o.Close(); err != nil {
@@ -117,7 +117,7 @@ func TestMap_isMadeSmallAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	o = openOver(t, path, large{})
-	if e := (extent.Extent{Length: flushes * clusterBytes}); !o.clusters.all(e) {
+	if e := (extent.Extent{Length: flushes * clusterBytes}); !o.clusters.hasExtent(e) {
 		t.Error("clusters are gone")
 	}
 	if err := o.Close(); err != nil {
@@ -256,7 +256,7 @@ func (d *deaths) recovers(t *testing.T, path string, below content, step string,
 		if err := o.WriteAt(t.Context(), []byte{0xee}, 7*clusterBytes); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(o.Flush(t.Context()), o.release()); err != nil {
+		if err := errors.Join(o.Flush(t.Context()), o.releaseFile()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -313,7 +313,7 @@ func TestFlush_storesAMapThatWasNotStored(t *testing.T) {
 			if *n != c.bytes {
 				t.Errorf("%d bytes", *n)
 			}
-			if err := o.release(); err != nil {
+			if err := o.releaseFile(); err != nil {
 				t.Fatal(err)
 			}
 			o = openOver(t, path, make(content, 3*clusterBytes))

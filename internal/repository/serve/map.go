@@ -46,8 +46,8 @@ type update struct {
 	windows []int
 }
 
-// changes is what a map's file has not got; nil: it has everything.
-func (c *clusters) changes(l layout) *update {
+// takeChanges returns what a map's file has not got, and no longer counts it as fresh; nil: the file has everything.
+func (c *clusters) takeChanges(l layout) *update {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.fresh) == 0 {
@@ -58,7 +58,7 @@ func (c *clusters) changes(l layout) *update {
 	u.next.sectors += int64(len(u.windows))
 	if l.sectors == 0 || u.next.sectors > 2*c.taken+slackSectors {
 		u.at = 0
-		u.data, u.next = c.encode()
+		u.data, u.next = c.encodeMap()
 		return u
 	}
 	for _, n := range u.windows {
@@ -67,9 +67,9 @@ func (c *clusters) changes(l layout) *update {
 	return u
 }
 
-// encode is the smallest file with the map.
-func (c *clusters) encode() ([]byte, layout) {
-	out := c.header()
+// encodeMap returns the smallest file with the map.
+func (c *clusters) encodeMap() ([]byte, layout) {
+	out := c.encodeHeader()
 	l := layout{sectors: 1, sum: crc32.ChecksumIEEE(out[len(mapMagic)+4:])}
 	binary.LittleEndian.PutUint32(out[len(mapMagic):], l.sum)
 	for n, used := range c.used {
@@ -81,8 +81,8 @@ func (c *clusters) encode() ([]byte, layout) {
 	return out, l
 }
 
-// header is that of a map's file that is about to be written, without its checksum.
-func (c *clusters) header() []byte {
+// encodeHeader returns the header of a map's file that is about to be written, without its checksum.
+func (c *clusters) encodeHeader() []byte {
 	out := append([]byte(mapMagic), make([]byte, 4)...)
 	out = binary.LittleEndian.AppendUint32(out, mapVersion)
 	out = binary.LittleEndian.AppendUint32(out, uint32(len(c.token)))
@@ -97,19 +97,19 @@ func (c *clusters) appendSector(out []byte, window int, l layout) []byte {
 	begin := len(out)
 	out = binary.LittleEndian.AppendUint64(out, uint64(window))
 	out = binary.LittleEndian.AppendUint32(out, uint32(l.sectors))
-	for _, w := range c.window(window) {
+	for _, w := range c.windowBits(window) {
 		out = binary.LittleEndian.AppendUint64(out, w)
 	}
-	return binary.LittleEndian.AppendUint32(out, checksum(l.sum, out[begin:]))
+	return binary.LittleEndian.AppendUint32(out, sumSector(l.sum, out[begin:]))
 }
 
-// checksum is that of what a sector has before it. It goes on from the header's, so a sector of another map is none of this one.
-func checksum(header uint32, sector []byte) uint32 {
+// sumSector returns the checksum of what a sector has before it. It continues the header's, so a sector of another map does not fit.
+func sumSector(header uint32, sector []byte) uint32 {
 	return crc32.Update(header, crc32.IEEETable, sector)
 }
 
-// decode reads a map's file.
-func (c *clusters) decode(data []byte) (layout, error) {
+// decodeMap reads a map's file.
+func (c *clusters) decodeMap(data []byte) (layout, error) {
 	const head = len(mapMagic) + 4
 	if len(data) < sectorBytes || string(data[:len(mapMagic)]) != mapMagic {
 		return layout{}, fmt.Errorf("%w: its map is damaged", errclass.Corrupt)
@@ -127,7 +127,7 @@ func (c *clusters) decode(data []byte) (layout, error) {
 		return layout{}, fmt.Errorf("%w: it belongs to another disk, %q", errclass.Invalid, body[:min(n, int64(len(body)))])
 	}
 	var err error
-	if l.sectors, err = c.decodeSectors(data, body[n:], l.sum); err == nil && c.behind() {
+	if l.sectors, err = c.decodeSectors(data, body[n:], l.sum); err == nil && c.hasBitsBehindEnd() {
 		err = fmt.Errorf("%w: its map has clusters behind the end of the disk", errclass.Corrupt)
 	}
 	return l, err
@@ -153,14 +153,14 @@ func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 			continue
 		}
 		window := binary.LittleEndian.Uint64(sector)
-		if checksum(sum, sector[:sectorBytes-4]) != binary.LittleEndian.Uint32(sector[sectorBytes-4:]) || window >= uint64(len(c.used)) {
+		if sumSector(sum, sector[:sectorBytes-4]) != binary.LittleEndian.Uint32(sector[sectorBytes-4:]) || window >= uint64(len(c.used)) {
 			return 0, fmt.Errorf("%w: its map is damaged at %d", errclass.Corrupt, i*sectorBytes)
 		}
 		flushed = max(flushed, uint64(binary.LittleEndian.Uint32(sector[8:])))
-		for j, words := 0, c.window(int(window)); j < windowWords; j++ {
+		for j, words := 0, c.windowBits(int(window)); j < windowWords; j++ {
 			words[j] |= binary.LittleEndian.Uint64(sector[12+8*j:])
 		}
-		c.use(int(window))
+		c.markUsed(int(window))
 	}
 	if whole == 0 {
 		whole = all
@@ -171,8 +171,8 @@ func (c *clusters) decodeSectors(data, rest []byte, sum uint32) (int64, error) {
 	return int64(whole), nil
 }
 
-// behind says whether there are clusters behind the end of the disk.
-func (c *clusters) behind() bool {
+// hasBitsBehindEnd says whether there are clusters behind the end of the disk.
+func (c *clusters) hasBitsBehindEnd() bool {
 	n := (c.size + clusterBytes - 1) / clusterBytes
 	return (n%64 > 0 && c.bits[n/64]>>(n%64) != 0) || slices.ContainsFunc(c.bits[(n+63)/64:], func(w uint64) bool { return w != 0 })
 }

@@ -42,7 +42,7 @@ func decoded(tb testing.TB, digits string) []byte {
 func with(size int64, numbers ...int64) *clusters {
 	c := newClusters("a disk", size)
 	for _, n := range numbers {
-		c.add(extent.Extent{Offset: n * clusterBytes, Length: 1})
+		c.addExtent(extent.Extent{Offset: n * clusterBytes, Length: 1})
 	}
 	return c
 }
@@ -50,10 +50,10 @@ func with(size int64, numbers ...int64) *clusters {
 func TestMap_isAsItIsWritten(t *testing.T) {
 	t.Parallel()
 	want := with(goldenBytes, 0, 2, 64, windowWords*64)
-	data, l := want.encode()
+	data, l := want.encodeMap()
 	clear(want.fresh)
-	want.add(extent.Extent{Offset: clusterBytes, Length: 1})
-	u := want.changes(l)
+	want.addExtent(extent.Extent{Offset: clusterBytes, Length: 1})
+	u := want.takeChanges(l)
 	if u.at != 3 || u.next.sectors != 4 {
 		t.Errorf("%+v", u)
 	}
@@ -62,7 +62,7 @@ func TestMap_isAsItIsWritten(t *testing.T) {
 		t.Errorf("-golden +encoded:\n%s", diff)
 	}
 	got := newClusters("a disk", goldenBytes)
-	l, err := got.decode(decoded(t, strings.Join(golden, "")))
+	l, err := got.decodeMap(decoded(t, strings.Join(golden, "")))
 	if err != nil || !slices.Equal(got.bits, want.bits) || l != u.next {
 		t.Errorf("%v, want %v; %+v, %v", got.bits, want.bits, l, err)
 	}
@@ -72,7 +72,7 @@ func TestMap_isAsItIsWritten(t *testing.T) {
 func flushes(t *testing.T) (data []byte, ends []int, bits [][]uint64) {
 	t.Helper()
 	c := with(6*windowBytes, 5, 6*windowWords*64-1)
-	data, l := c.encode()
+	data, l := c.encodeMap()
 	clear(c.fresh)
 	for n := range 4 {
 		ends, bits = append(ends, len(data)), append(bits, slices.Clone(c.bits))
@@ -80,9 +80,9 @@ func flushes(t *testing.T) (data []byte, ends []int, bits [][]uint64) {
 			break
 		}
 		for window := range int64(n + 3) {
-			c.add(extent.Extent{Offset: window*windowBytes + int64(n+70)*clusterBytes, Length: 1})
+			c.addExtent(extent.Extent{Offset: window*windowBytes + int64(n+70)*clusterBytes, Length: 1})
 		}
-		u := c.changes(l)
+		u := c.takeChanges(l)
 		data, l = append(data, u.data...), u.next
 	}
 	return data, ends, bits
@@ -90,7 +90,7 @@ func flushes(t *testing.T) (data []byte, ends []int, bits [][]uint64) {
 
 func read(data []byte) (*clusters, layout, error) {
 	c := newClusters("a disk", 6*windowBytes)
-	l, err := c.decode(data)
+	l, err := c.decodeMap(data)
 	return c, l, err
 }
 
@@ -150,8 +150,8 @@ func TestMap_withATornEnd(t *testing.T) {
 			if err != nil || l.sectors < int64(end/sectorBytes) || l.sectors >= int64(next/sectorBytes) || !within(bits[n], c.bits, bits[n+1]) {
 				t.Fatalf("flush %d without sectors %b: %+v, %v", n, missing, l, err)
 			}
-			c.add(extent.Extent{Offset: 99 * clusterBytes, Length: 1})
-			u := c.changes(l)
+			c.addExtent(extent.Extent{Offset: 99 * clusterBytes, Length: 1})
+			u := c.takeChanges(l)
 			torn = append(torn[:u.at*sectorBytes], append(u.data, torn[min(len(torn), int(u.at)*sectorBytes+len(u.data)):]...)...)
 			again, _, err := read(torn)
 			if err != nil || !slices.Equal(again.bits, c.bits) {
@@ -186,11 +186,11 @@ func within(least, got, most []uint64) bool {
 func FuzzMap(f *testing.F) {
 	f.Add([]byte(mapMagic), []byte{1, 0, 0, 0, 6, 0, 0, 0}, []byte{})
 	f.Add([]byte("something"), []byte{}, []byte{})
-	whole, l := with(goldenBytes, 0, 3968).encode()
+	whole, l := with(goldenBytes, 0, 3968).encodeMap()
 	f.Add([]byte(mapMagic), append([]byte{3, 0, 0, 0}, whole[16:sectorBytes]...), []byte{})
 	c := with(goldenBytes, 77)
 	f.Add([]byte(mapMagic), whole[12:sectorBytes], whole[sectorBytes:])
-	f.Add([]byte(mapMagic), whole[12:sectorBytes], append(whole[sectorBytes:], c.changes(l).data...))
+	f.Add([]byte(mapMagic), whole[12:sectorBytes], append(whole[sectorBytes:], c.takeChanges(l).data...))
 	f.Fuzz(func(t *testing.T, magic, head, rest []byte) {
 		data := binary.LittleEndian.AppendUint32(bytes.Clone(magic), crc32.ChecksumIEEE(head))
 		data = append(append(data, head...), rest...)
@@ -198,21 +198,21 @@ func FuzzMap(f *testing.F) {
 		for at := sectorBytes; at+sectorBytes <= len(data); at += sectorBytes {
 			sector, sum := data[at:][:sectorBytes], crc32.ChecksumIEEE(head)
 			if sector[sectorBytes-1] != 0 {
-				binary.LittleEndian.PutUint32(sector[sectorBytes-4:], checksum(sum, sector[:sectorBytes-4]))
+				binary.LittleEndian.PutUint32(sector[sectorBytes-4:], sumSector(sum, sector[:sectorBytes-4]))
 			}
 		}
 		for _, size := range []int64{64*clusterBytes + 1, goldenBytes} {
 			c := newClusters("a disk", size)
-			_, err := c.decode(data)
+			_, err := c.decodeMap(data)
 			if err != nil {
 				if !errors.Is(err, errclass.Corrupt) && !errors.Is(err, errclass.Invalid) {
 					t.Error(err)
 				}
 				continue
 			}
-			out, l := c.encode()
+			out, l := c.encodeMap()
 			again := newClusters("a disk", size)
-			if got, err := again.decode(out); err != nil || got != l || !slices.Equal(again.bits, c.bits) {
+			if got, err := again.decodeMap(out); err != nil || got != l || !slices.Equal(again.bits, c.bits) {
 				t.Errorf("%+v, %+v: %v", got, l, err)
 			}
 		}
@@ -227,9 +227,9 @@ func TestMap_hasNoClusterBehindTheDisk(t *testing.T) {
 	for _, word := range []int{windowWords, windowWords + 1} { // in the last word of the disk, and in one that it has not got
 		c := with(goldenBytes)
 		c.bits[word] = 1 << 1
-		c.use(1)
-		data, _ := c.encode()
-		if _, err := newClusters("a disk", goldenBytes).decode(data); !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), "behind") {
+		c.markUsed(1)
+		data, _ := c.encodeMap()
+		if _, err := newClusters("a disk", goldenBytes).decodeMap(data); !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), "behind") {
 			t.Errorf("word %d: %v", word, err)
 		}
 	}

@@ -60,15 +60,16 @@ func OpenOverlay(path, token string, below base) (*Overlay, error) {
 	}
 	o := &Overlay{below: below, file: f, clusters: newClusters(token, below.Size())}
 	o.storage = storage{sync: (*os.File).Sync, writeAt: (*os.File).WriteAt, replace: durable.Write}
-	if err := o.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open overlay %s: %w", path, err), o.release())
+	if err := o.lockAndLoad(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open overlay %s: %w", path, err), o.releaseFile())
 	}
 	return o, nil
 }
 
 func (o *Overlay) mapPath() string { return o.file.Name() + ".map" }
 
-func (o *Overlay) open() error {
+// lockAndLoad keeps other processes from the file, and loads its map or makes it.
+func (o *Overlay) lockAndLoad() error {
 	if len(o.clusters.token) > maxTokenBytes {
 		return fmt.Errorf("%w: a token of %d bytes, at most %d", errclass.Invalid, len(o.clusters.token), maxTokenBytes)
 	}
@@ -86,18 +87,18 @@ func (o *Overlay) open() error {
 	stored, err := os.ReadFile(o.mapPath())
 	switch {
 	case err == nil:
-		o.layout, err = o.clusters.decode(stored)
+		o.layout, err = o.clusters.decodeMap(stored)
 	case errors.Is(err, fs.ErrNotExist) && info.Size() > 0:
 		err = fmt.Errorf("%w: the file has content and no map beside it, so it is not an overlay", errclass.Invalid)
 	case errors.Is(err, fs.ErrNotExist):
 		// Before the file has its size: after a crash an overlay without a map would not be one.
-		stored, o.layout = o.clusters.encode()
+		stored, o.layout = o.clusters.encodeMap()
 		err = o.storage.replace(o.mapPath(), stored)
 	}
 	if err != nil {
 		return err
 	}
-	if info.Size() != o.Size() && !o.clusters.none() {
+	if info.Size() != o.Size() && !o.clusters.isEmpty() {
 		return fmt.Errorf("%w: the file has %d bytes, not the disk's %d, and by its map something was written to it", errclass.Corrupt, info.Size(), o.Size())
 	}
 	return o.file.Truncate(o.Size())
@@ -113,7 +114,7 @@ func (o *Overlay) Flush(context.Context) error {
 	if o.lost != nil {
 		return o.lost
 	}
-	u := o.clusters.changes(o.layout) // before the sync, so that the file has what the map will say
+	u := o.clusters.takeChanges(o.layout) // before the sync, so that the file has what the map will say
 	if err := o.storage.sync(o.file); err != nil {
 		o.lost = fmt.Errorf("overlay %s has lost what was written: %w", o.file.Name(), err)
 		return o.lost
@@ -121,16 +122,16 @@ func (o *Overlay) Flush(context.Context) error {
 	if u == nil {
 		return nil
 	}
-	if err := o.store(u); err != nil {
-		o.clusters.touch(u.windows)
+	if err := o.storeMap(u); err != nil {
+		o.clusters.markFresh(u.windows)
 		return fmt.Errorf("store the map of overlay %s: %w", o.file.Name(), err)
 	}
 	o.layout = u.next
 	return nil
 }
 
-// store makes an update of the map last. What it leaves if it fails belongs to the map as well; the next one has it again.
-func (o *Overlay) store(u *update) error {
+// storeMap makes an update of the map durable. What it leaves if it fails belongs to the map as well; the next one has it again.
+func (o *Overlay) storeMap(u *update) error {
 	good := o.layout
 	o.layout = layout{} // After a failure nobody knows what the kernel has kept of the file: another one is written.
 	if u.at == 0 {
@@ -149,11 +150,11 @@ func (o *Overlay) store(u *update) error {
 
 // Close flushes and closes the file.
 func (o *Overlay) Close() error {
-	return errors.Join(o.Flush(context.Background()), o.release())
+	return errors.Join(o.Flush(context.Background()), o.releaseFile())
 }
 
-// release gives the file up at once. Closing it is not enough: a child that this process is starting has it open until it runs.
-func (o *Overlay) release() error {
+// releaseFile gives the file up at once. Closing it is not enough: a child that this process is starting has it open until it runs.
+func (o *Overlay) releaseFile() error {
 	_ = unix.Flock(int(o.file.Fd()), unix.LOCK_UN) // It is closed next.
 	return o.file.Close()
 }

@@ -16,7 +16,7 @@ const lookBytes = 1 << 30
 // ReadAt fills p from offset.
 func (o *Overlay) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	for len(p) > 0 {
-		n, here := o.clusters.run(extent.Extent{Offset: offset, Length: int64(len(p))})
+		n, here := o.clusters.nextRun(extent.Extent{Offset: offset, Length: int64(len(p))})
 		var err error
 		if here {
 			_, err = o.file.ReadAt(p[:n], offset)
@@ -33,25 +33,25 @@ func (o *Overlay) ReadAt(ctx context.Context, p []byte, offset int64) error {
 
 // WriteAt writes p at offset. The rest of a cluster that is written in part is copied from below.
 func (o *Overlay) WriteAt(ctx context.Context, p []byte, offset int64) error {
-	return o.change(ctx, extent.Extent{Offset: offset, Length: int64(len(p))}, func() error {
+	return o.changeExtent(ctx, extent.Extent{Offset: offset, Length: int64(len(p))}, func() error {
 		_, err := o.file.WriteAt(p, offset)
 		return err
 	})
 }
 
-// change calls write, which changes e in the file, and sees to it that the file has all clusters of e then.
-func (o *Overlay) change(ctx context.Context, e extent.Extent, write func() error) error {
-	if o.clusters.all(e) {
+// changeExtent calls write, which changes e in the file, and sees to it that the file has all clusters of e then.
+func (o *Overlay) changeExtent(ctx context.Context, e extent.Extent, write func() error) error {
+	if o.clusters.hasExtent(e) {
 		return write()
 	}
-	edges, err := o.edges(ctx, e)
+	edges, err := o.readEdges(ctx, e)
 	if err != nil {
 		return err
 	}
 	o.taking.Lock()
 	defer o.taking.Unlock()
 	for _, edge := range edges {
-		if o.clusters.all(edge.Extent) { // by now
+		if o.clusters.hasExtent(edge.Extent) { // by now
 			continue
 		}
 		if _, err := o.file.WriteAt(edge.data, edge.Offset); err != nil {
@@ -61,7 +61,7 @@ func (o *Overlay) change(ctx context.Context, e extent.Extent, write func() erro
 	if err := write(); err != nil {
 		return err
 	}
-	o.clusters.add(e)
+	o.clusters.addExtent(e)
 	return nil
 }
 
@@ -71,14 +71,14 @@ type edge struct {
 	data []byte
 }
 
-// edges reads what is beside e in clusters that the file has not got.
-func (o *Overlay) edges(ctx context.Context, e extent.Extent) (out []edge, err error) {
+// readEdges reads what is beside e in clusters that the file has not got.
+func (o *Overlay) readEdges(ctx context.Context, e extent.Extent) (out []edge, err error) {
 	wide := e.Widen(clusterBytes, o.Size())
 	for _, part := range []extent.Extent{
 		{Offset: wide.Offset, Length: e.Offset - wide.Offset},
 		{Offset: e.End(), Length: wide.End() - e.End()},
 	} {
-		if part.Empty() || o.clusters.all(part) {
+		if part.Empty() || o.clusters.hasExtent(part) {
 			continue
 		}
 		data := make([]byte, part.Length)
@@ -96,7 +96,7 @@ func (o *Overlay) WriteZeroes(ctx context.Context, e extent.Extent, noHole, fast
 	if noHole {
 		mode = unix.FALLOC_FL_ZERO_RANGE
 	}
-	return o.change(ctx, e, func() error {
+	return o.changeExtent(ctx, e, func() error {
 		err := unix.Fallocate(int(o.file.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, e.Offset, e.Length)
 		switch {
 		case err == nil:
@@ -106,12 +106,12 @@ func (o *Overlay) WriteZeroes(ctx context.Context, e extent.Extent, noHole, fast
 		case fast:
 			return unix.ENOTSUP
 		}
-		return o.zero(ctx, e)
+		return o.writeOutZeroes(ctx, e)
 	})
 }
 
-// zero writes zeroes where the file system cannot do better.
-func (o *Overlay) zero(ctx context.Context, e extent.Extent) error {
+// writeOutZeroes writes zeroes where the file system cannot do better.
+func (o *Overlay) writeOutZeroes(ctx context.Context, e extent.Extent) error {
 	p := make([]byte, min(e.Length, 1<<20))
 	for at := e.Offset; at < e.End() && ctx.Err() == nil; at += int64(len(p)) {
 		if _, err := o.file.WriteAt(p[:min(int64(len(p)), e.End()-at)], at); err != nil {
@@ -133,7 +133,7 @@ func (o *Overlay) Trim(ctx context.Context, e extent.Extent) error {
 // NextRun says how many bytes from e.Offset on are of one kind, and whether they are known to be zero.
 func (o *Overlay) NextRun(ctx context.Context, e extent.Extent) (length int64, zero bool, err error) {
 	e.Length = min(e.Length, lookBytes)
-	n, here := o.clusters.run(e)
+	n, here := o.clusters.nextRun(e)
 	if here {
 		return n, false, nil
 	}
@@ -145,5 +145,5 @@ func (o *Overlay) Contexts() []string { return []string{allocation} }
 
 // BlockStatus reports where the disk has holes.
 func (o *Overlay) BlockStatus(ctx context.Context, _ string, e extent.Extent, report func(int64, uint64) bool) error {
-	return status(ctx, e, o.NextRun, report)
+	return reportRuns(ctx, e, o.NextRun, report)
 }

@@ -114,7 +114,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		},
 		// Of what was not flushed anything may be left.
 		"die": func(*rapid.T) {
-			if err := m.o.release(); err != nil {
+			if err := m.o.releaseFile(); err != nil {
 				m.t.Fatal(err)
 			}
 			m.open()

@@ -206,12 +206,12 @@ func TestFetchesAtOnceAreBounded(t *testing.T) {
 	var gone, stay sync.WaitGroup
 	for n := range int64(readers) {
 		gone.Go(func() {
-			if _, err := c.get(ctx, life, n); !errors.Is(err, context.Canceled) {
+			if _, err := c.getBlock(ctx, life, n); !errors.Is(err, context.Canceled) {
 				t.Errorf("block %d: %v", n, err)
 			}
 		})
 		stay.Go(func() {
-			if data, err := c.get(t.Context(), life, n); err != nil || data[0] != byte(n) {
+			if data, err := c.getBlock(t.Context(), life, n); err != nil || data[0] != byte(n) {
 				t.Errorf("block %d: %v, %v", n, data, err)
 			}
 		})

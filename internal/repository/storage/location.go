@@ -32,7 +32,7 @@ func (l Location) String() string {
 func (l Location) Open(ctx context.Context, create bool) (blob.Storage, error) {
 	switch {
 	case l.S3 != nil && l.Directory == "":
-		return l.S3.open(ctx)
+		return l.S3.openBucket(ctx)
 	case l.S3 == nil && filepath.IsAbs(l.Directory):
 		return openDirectory(ctx, l.Directory, create)
 	}

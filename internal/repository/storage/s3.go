@@ -43,8 +43,8 @@ func (s *S3) Options() *s3.Options {
 	}
 }
 
-// open returns the storage once the server has answered and has the bucket.
-func (s *S3) open(ctx context.Context) (blob.Storage, error) {
+// openBucket returns the storage once the server has answered and has the bucket.
+func (s *S3) openBucket(ctx context.Context) (blob.Storage, error) {
 	st, err := openAnsweringS3(ctx, s.Options(), s.AnswerTimeout)
 	if err != nil {
 		return nil, err

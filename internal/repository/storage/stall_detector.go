@@ -90,22 +90,22 @@ func (s *stallDetector) retryStalled(ctx context.Context, what string, f func(co
 
 func (s *stallDetector) retryStalledWhile(ctx context.Context, what string, again func() bool, f func(context.Context, *stallTimer) error) error {
 	for attempt := 1; ; attempt++ {
-		err := s.attempt(ctx, f)
+		err := s.attemptOnce(ctx, f)
 		switch {
 		case !errors.Is(err, errStalled):
 			return err
 		case attempt == StallAttempts || !again():
-			return s.unreachable(what, attempt)
+			return s.unreachableError(what, attempt)
 		}
 	}
 }
 
-func (s *stallDetector) unreachable(what string, attempts int) error {
+func (s *stallDetector) unreachableError(what string, attempts int) error {
 	return fmt.Errorf("%w from %s: %s: nothing moved for %s, attempts: %d", ErrUnreachable, Describe(s.Storage.ConnectionInfo()), what, s.limit, attempts)
 }
 
-// attempt calls f. It returns errStalled if a stall ended f.
-func (s *stallDetector) attempt(ctx context.Context, f func(context.Context, *stallTimer) error) error {
+// attemptOnce calls f. It returns errStalled if a stall ended f.
+func (s *stallDetector) attemptOnce(ctx context.Context, f func(context.Context, *stallTimer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p := &stallTimer{limit: s.limit, timer: time.AfterFunc(s.limit, func() { cancel(errStalled) })}

@@ -30,7 +30,7 @@ func NewBlockWriter(w repo.RepositoryWriter, g Geometry, compressor string) *Blo
 // Write stores data, which is one block.
 func (b *BlockWriter) Write(ctx context.Context, data []byte) (object.ID, error) {
 	o := object.WriterOptions{Description: "BLOCK", Splitter: blockSizes[b.geometry.BlockBytes]}
-	if b.compressor != "" && compressible(data) {
+	if b.compressor != "" && isCompressible(data) {
 		o.Compressor = b.compressor
 	}
 	id, err := WriteObject(ctx, b.w, data, o)
@@ -65,8 +65,8 @@ func (b *BlockWriter) IsZeroBlock(e object.IndirectObjectEntry) bool {
 // probeBytes is the length of each sample that compressible tries: at the beginning, in the middle and at the end of a block.
 const probeBytes = 4 << 10
 
-// compressible guesses from samples whether data compresses. Compressing in vain costs more than hashing and encrypting together.
-func compressible(data []byte) bool {
+// isCompressible guesses from samples whether data compresses. Compressing in vain costs more than hashing and encrypting together.
+func isCompressible(data []byte) bool {
 	if len(data) < 8*probeBytes {
 		return true
 	}

@@ -108,7 +108,7 @@ func parseEntry(data []byte, ids *idParser) (e object.IndirectObjectEntry, rest 
 	if end < 0 || end+1 >= len(rest) || rest[end+1] != '}' {
 		return e, nil, false
 	}
-	e.Object, ok = ids.parse(rest[:end])
+	e.Object, ok = ids.parseID(rest[:end])
 	return e, rest[end+2:], ok
 }
 
@@ -118,8 +118,8 @@ type idParser struct {
 	id   object.ID
 }
 
-// parse does what object.ParseID does, which first makes a string of the text.
-func (p *idParser) parse(text []byte) (object.ID, bool) {
+// parseID does what object.ParseID does, which first makes a string of the text.
+func (p *idParser) parseID(text []byte) (object.ID, bool) {
 	if len(text) > 0 && bytes.Equal(text, p.text) {
 		return p.id, true
 	}

@@ -90,7 +90,7 @@ func (g Geometry) RegionCount() int { return int((g.Bytes + g.RegionBytes() - 1)
 
 // Region returns the bytes of region i.
 func (g Geometry) Region(i int) extent.Extent {
-	return g.clip(extent.Extent{Offset: int64(i) * g.RegionBytes(), Length: g.RegionBytes()})
+	return g.clipToDisk(extent.Extent{Offset: int64(i) * g.RegionBytes(), Length: g.RegionBytes()})
 }
 
 // BlockCount returns how many blocks region i has.
@@ -100,10 +100,10 @@ func (g Geometry) BlockCount(i int) int {
 
 // Block returns the bytes of block j of region i.
 func (g Geometry) Block(i, j int) extent.Extent {
-	return g.clip(extent.Extent{Offset: int64(i)*g.RegionBytes() + int64(j)*g.BlockBytes, Length: g.BlockBytes})
+	return g.clipToDisk(extent.Extent{Offset: int64(i)*g.RegionBytes() + int64(j)*g.BlockBytes, Length: g.BlockBytes})
 }
 
-func (g Geometry) clip(e extent.Extent) extent.Extent {
+func (g Geometry) clipToDisk(e extent.Extent) extent.Extent {
 	e.Length = min(e.Length, g.Bytes-e.Offset)
 	return e
 }

@@ -224,10 +224,10 @@ func (v *tableCheck) checkDisk(ctx context.Context, d engine.Disk) ([]Damage, er
 			continue
 		}
 		if k.table != nil {
-			out.add(g.Region(i), k.table, true)
+			out.addDamage(g.Region(i), k.table, true)
 		}
 		for _, b := range k.blocks {
-			out.add(g.Block(i, b.block), b.err, false)
+			out.addDamage(g.Block(i, b.block), b.err, false)
 		}
 	}
 	return out.all, nil
@@ -335,7 +335,7 @@ func (v *tableCheck) checkContent(ctx context.Context, id content.ID, read error
 		if err != nil {
 			return fmt.Errorf("look up content %s: %w", id, err)
 		}
-		there, err := v.packs.holds(ctx, info)
+		there, err := v.packs.holdsContent(ctx, info)
 		switch {
 		case err != nil:
 			return err

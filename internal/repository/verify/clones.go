@@ -109,8 +109,8 @@ func newMarkHistory(begun, published time.Time, schedule *maintenance.Schedule) 
 	return h
 }
 
-// explains says whether a content that was marked at this time cannot belong to the restore point.
-func (h *markHistory) explains(marked time.Time) bool {
+// explainsMark says whether a content that was marked at this time cannot belong to the restore point.
+func (h *markHistory) explainsMark(marked time.Time) bool {
 	// The index stores whole seconds.
 	if marked.Before(h.begun) || (!h.seen.IsZero() && !marked.Before(h.seen.Truncate(time.Second))) {
 		return true
@@ -126,7 +126,7 @@ var errUnexplained = errors.New("a mark of deletion that is not explained")
 // hasUnexplainedMark says whether the index has a mark that is not explained.
 func (h *markHistory) hasUnexplainedMark(ctx context.Context, r content.Reader) (bool, error) {
 	err := r.IterateContents(ctx, content.IterateOptions{IncludeDeleted: true}, func(info content.Info) error {
-		if info.Deleted && info.ContentID.Prefix() != manifest.ContentPrefix && !h.explains(info.Timestamp()) {
+		if info.Deleted && info.ContentID.Prefix() != manifest.ContentPrefix && !h.explainsMark(info.Timestamp()) {
 			return errUnexplained
 		}
 		return ctx.Err()

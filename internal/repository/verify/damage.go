@@ -59,9 +59,9 @@ type damageList struct {
 	table bool
 }
 
-// add adds what is wrong with e, which lies behind everything that was added before. It never merges a table's damage with that
+// addDamage adds what is wrong with e, which lies behind everything that was added before. It never merges a table's damage with that
 // of blocks.
-func (d *damageList) add(e extent.Extent, err error, table bool) {
+func (d *damageList) addDamage(e extent.Extent, err error, table bool) {
 	if n := len(d.all); n > 0 && d.table == table && d.all[n-1].Extent.End() == e.Offset {
 		d.all[n-1].Extent.Length += e.Length
 		return
@@ -93,9 +93,9 @@ func listPacks(ctx context.Context, rep repo.DirectRepository) (*packList, error
 	return p, nil
 }
 
-// holds says whether the storage has the place of a content. If the list does not have the blob, or has it shorter, holds looks
-// for it again, because it may be newer than the list.
-func (p *packList) holds(ctx context.Context, i content.Info) (bool, error) {
+// holdsContent says whether the storage has the place of a content. If the list does not have the blob, or has it shorter,
+// holdsContent looks for it again, because it may be newer than the list.
+func (p *packList) holdsContent(ctx context.Context, i content.Info) (bool, error) {
 	end := int64(i.PackOffset) + int64(i.PackedLength)
 	p.mu.Lock()
 	defer p.mu.Unlock()

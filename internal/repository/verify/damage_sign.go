@@ -39,7 +39,7 @@ func HasSignOfDamage(ctx context.Context, c *engine.Connection) (bool, error) {
 		return false, err
 	}
 	err = c.Kopia.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
-		there, err := packs.holds(ctx, info)
+		there, err := packs.holdsContent(ctx, info)
 		if err == nil && !there {
 			err = errDamageSign
 		}

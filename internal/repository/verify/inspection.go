@@ -42,13 +42,13 @@ func Inspect(ctx context.Context, a *engine.Access) (*Inspection, error) {
 // InspectStorage is Inspect for a storage that is open. It closes the storage when it fails, and so does Close.
 func InspectStorage(ctx context.Context, st blob.Storage, a *engine.Access) (*Inspection, error) {
 	i := &Inspection{Storage: st}
-	if err := i.connect(ctx, a); err != nil {
+	if err := i.connectPastDamage(ctx, a); err != nil {
 		return nil, errors.Join(err, i.Close(ctx))
 	}
 	return i, nil
 }
 
-func (i *Inspection) connect(ctx context.Context, a *engine.Access) error {
+func (i *Inspection) connectPastDamage(ctx context.Context, a *engine.Access) error {
 	saved, err := engine.ReadFormatCopy(ctx, i.Storage)
 	if err != nil {
 		return err

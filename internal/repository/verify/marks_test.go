@@ -44,7 +44,7 @@ func TestMarkHistory_explainsWhatCannotBeOfTheRestorePoint(t *testing.T) {
 		schedule := &maintenance.Schedule{Runs: map[maintenance.TaskType][]maintenance.RunInfo{
 			maintenance.TaskSnapshotGarbageCollection: c.collections, maintenance.TaskRewriteContentsQuick: c.rewrites,
 		}}
-		if got := newMarkHistory(at(10), at(11), schedule).explains(at(c.marked)); got != c.want {
+		if got := newMarkHistory(at(10), at(11), schedule).explainsMark(at(c.marked)); got != c.want {
 			t.Errorf("%s: explained: %v", name, got)
 		}
 	}
