@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kopia/kopia/repo"
-	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -29,12 +29,12 @@ type Connection struct {
 	cached bool
 	// Access is for further connections without a cache, and for maintenance and Status.
 	Access *Access
-	// storage is closed with the connection; nil if whoever opened the view closes it.
-	storage blob.Storage
 	// CloseTimeout is for tests: how long Close waits for kopia; 0: 5 seconds.
 	CloseTimeout time.Duration
 	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
+
+	closed atomic.Bool
 
 	mu    sync.Mutex
 	fatal error
@@ -53,11 +53,13 @@ func OpenConnection(ctx context.Context, a *Access, now func() time.Time) (*Conn
 	if err != nil {
 		return nil, a.wrapOpenError(err)
 	}
-	c, err := openView(ctx, storage.NewView(st, nil, nil), a, caching, now)
+	v := storage.NewView(st, nil, nil)
+	c, err := openView(ctx, v, a, caching, now)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
 	}
-	c.storage, c.noCache = st, unusable
+	v.Own()
+	c.noCache = unusable
 	return c, nil
 }
 
@@ -108,10 +110,14 @@ func WrapOpenError(name string, err error) error {
 const closeTimeout = 5 * time.Second
 
 // Close ends the connection. The repository must not be used afterwards. Closing it again does nothing. What was written is durable
-// before: if the storage does not answer, Close returns all the same, and what it waits for goes on alone.
+// before: if the storage does not answer, Close returns all the same, and what it waits for goes on alone. A backup that still runs,
+// because its caller has abandoned it, keeps the storage open until it ends.
 func (c *Connection) Close(ctx context.Context) error {
+	if c.closed.Swap(true) {
+		return nil // kopia counts how often it was opened and closed.
+	}
 	done := make(chan error, 1)
-	go func() { done <- c.closeAll(ctx) }()
+	go func() { done <- c.Kopia.Close(ctx) }()
 	timer := time.NewTimer(cmp.Or(c.CloseTimeout, closeTimeout))
 	defer timer.Stop()
 	select {
@@ -122,18 +128,6 @@ func (c *Connection) Close(ctx context.Context) error {
 	case <-timer.C:
 	}
 	return nil
-}
-
-func (c *Connection) closeAll(ctx context.Context) error {
-	err := c.Kopia.Close(ctx)
-	c.mu.Lock()
-	st := c.storage
-	c.storage = nil
-	c.mu.Unlock()
-	if st != nil {
-		err = errors.Join(err, st.Close(ctx))
-	}
-	return err
 }
 
 // WithoutCache says why the connection does without its cache, which makes it slower; nil if it has one, or was made without one.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
@@ -20,6 +21,8 @@ import (
 // makes the connection refresh itself.
 type View struct {
 	blob.Storage
+
+	owner atomic.Bool
 
 	mu       sync.Mutex
 	hidden   func(blob.ID) bool
@@ -95,8 +98,16 @@ func (v *View) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, erro
 	return v.Storage.GetMetadata(ctx, id)
 }
 
-// Close leaves the storage open, because a view can be connected to again.
-func (v *View) Close(context.Context) error { return nil }
+// Own makes Close close the storage. kopia then closes it once a connection and all its writers are closed.
+func (v *View) Own() { v.owner.Store(true) }
+
+// Close leaves the storage open unless the view owns it, because a view can be connected to again.
+func (v *View) Close(ctx context.Context) error {
+	if !v.owner.Load() {
+		return nil
+	}
+	return v.Storage.Close(ctx)
+}
 
 // Configure returns the name of a configuration file for a connection to the view. The file is in memory, and holds nothing of the
 // storage. Without caching, everything is read from the storage. The view can be connected to until remove is called; connections
