@@ -213,3 +213,24 @@ func TestCreate_refusesADirectoryThatIsNotEmpty(t *testing.T) {
 		t.Errorf("a directory with lost+found: %v", err)
 	}
 }
+
+// The path of the cache is relative to the file, whose name may be relative to the working directory.
+func TestOpen_findsTheCacheOfARelativeFile(t *testing.T) {
+	dir := t.TempDir()
+	at := Location{Directory: filepath.Join(dir, "blobs")}
+	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o := ConnectOptions{Host: "host", User: "varve", CacheDirectory: filepath.Join(dir, "cache"), CacheBytes: mib}
+	if err := Connect(t.Context(), filepath.Join(dir, "repository.config"), at, testPassword, o); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	r, err := Open(t.Context(), "repository.config", testPassword)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.WithoutCache(), r.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+}

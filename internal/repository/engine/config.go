@@ -13,9 +13,14 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
-// loadConnection reads the file of a connection. Either its storage is set, or its server.
+// loadConnection reads the file of a connection. Either its storage is set, or its server. The path of the cache is absolute.
 func loadConnection(configFile string) (*repo.LocalConfig, error) {
-	lc, err := repo.LoadConfigFromFile(configFile)
+	// The path of the cache is relative to the file, whose name may be relative to the working directory.
+	path, err := filepath.Abs(configFile)
+	if err != nil {
+		return nil, err
+	}
+	lc, err := repo.LoadConfigFromFile(path)
 	if err == nil && lc.Storage == nil && lc.APIServer == nil {
 		err = errors.New("it names no storage")
 	}
