@@ -182,3 +182,20 @@ func TestOpenLocation_saysWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// kopia's variable moves all caches to one directory, where the format of another repository may be.
+func TestOpenLocation_trustsNoFormatInKopiasDirectory(t *testing.T) {
+	t.Setenv("KOPIA_CACHE_DIRECTORY", filepath.Join(t.TempDir(), "kopia"))
+	for _, name := range []string{"one", "another"} {
+		at := Location{Directory: filepath.Join(t.TempDir(), name)}
+		if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		o := ConnectOptions{Host: "pod", User: "mover", CacheDirectory: filepath.Join(t.TempDir(), "cache"), CacheBytes: mib}
+		r, err := OpenLocation(t.Context(), at, testPassword, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		useEverything(t, r, name)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -56,6 +57,10 @@ func ConnectInMemory(ctx context.Context, at storage.Location, password string, 
 	}
 	if caching.CacheDirectory == "" {
 		return a, nil
+	}
+	// kopia prefers what this variable says, and the directory that it uses must be the one that OpenConnection looks at.
+	if dir := os.Getenv("KOPIA_CACHE_DIRECTORY"); filepath.IsAbs(dir) {
+		caching.CacheDirectory = dir
 	}
 	// This process may change its working directory.
 	if caching.CacheDirectory, err = filepath.Abs(caching.CacheDirectory); err != nil {
