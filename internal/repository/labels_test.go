@@ -160,3 +160,24 @@ func TestLabels_haveLimits(t *testing.T) {
 		t.Errorf("too many: %v", err)
 	}
 }
+
+// If a backup was repeated and its first attempt arrives late, the labels of the later attempt count, as everything else of it does.
+func TestLabels_areThoseOfTheNewestManifest(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	disk := &memory{data: []byte("varve")}
+	q := Request{
+		ID: "0123456789abcdef0123456789abcdef", Source: testSource, Time: time.Unix(1, 0), Group: "g", Labels: map[string]string{"attempt": "1"}, Disks: []DiskSource{disk.source(false)},
+	}
+	again := q
+	again.Labels = map[string]string{"attempt": "2"}
+	q.flushing = func() { mustBackUp(t, open(t, config), again) }
+	mustBackUp(t, r, q)
+	fresh := open(t, config)
+	for attempt, want := range map[string]int{"1": 0, "2": 1} {
+		points, err := fresh.ListSelected(t.Context(), Filter{Group: "g", Labels: map[string]string{"attempt": attempt}})
+		if err != nil || len(points) != want {
+			t.Errorf("attempt %s: %d restore points, %v", attempt, len(points), err)
+		}
+	}
+}

@@ -35,15 +35,7 @@ type StoredPoint struct {
 // In that case FindPoints reads the contents one by one, and the error holds the damage. Any other error means that nothing is
 // known.
 func (c *Connection) FindPoints(ctx context.Context, source *Source, id string) ([]*StoredPoint, error) {
-	return c.findLabelled(ctx, manifestLabels(&Filter{Source: source}, id))
-}
-
-// FindSelected is FindPoints for the restore points that a filter selects.
-func (c *Connection) FindSelected(ctx context.Context, f *Filter) ([]*StoredPoint, error) {
-	return c.findLabelled(ctx, manifestLabels(f, ""))
-}
-
-func (c *Connection) findLabelled(ctx context.Context, labels map[string]string) ([]*StoredPoint, error) {
+	labels := manifestLabels(source, id)
 	entries, err := findMatchingEntries(ctx, c.Kopia, labels, func(string) bool { return true })
 	if err != nil {
 		return c.salvagePoints(ctx, labels)
@@ -51,10 +43,19 @@ func (c *Connection) findLabelled(ctx context.Context, labels map[string]string)
 	return groupByPoint(entries)
 }
 
+// FindSelected is FindPoints for the restore points that a filter selects. It looks at the newest manifest of each, because an older
+// one may have other labels: that of a backup that was repeated, and whose first attempt arrived late.
+func (c *Connection) FindSelected(ctx context.Context, f *Filter) ([]*StoredPoint, error) {
+	all, err := c.FindPoints(ctx, f.Source, "")
+	wanted := map[string]string{}
+	addUserTags(wanted, f.Group, f.Labels)
+	return slices.DeleteFunc(all, func(s *StoredPoint) bool { return !hasLabels(s.Manifest.Tags, wanted) }), err
+}
+
 // FindMatching returns the restore points whose ID matches. It does not look at the manifests of the others, unless a content with
 // manifests is damaged.
 func (c *Connection) FindMatching(ctx context.Context, match func(id string) bool) ([]*StoredPoint, error) {
-	labels := manifestLabels(&Filter{}, "")
+	labels := manifestLabels(nil, "")
 	entries, err := findMatchingEntries(ctx, c.Kopia, labels, match)
 	if err == nil {
 		return groupByPoint(entries)
@@ -85,23 +86,22 @@ func EachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]stri
 	return nil
 }
 
-// manifestLabels returns the labels that the manifests of all restore points have that a filter selects: of the one with this ID, or
-// of any for "".
-func manifestLabels(f *Filter, id string) map[string]string {
+// manifestLabels returns the labels that the manifests of restore points have: of a source, or of all sources for nil; with an ID, or
+// with any for "".
+func manifestLabels(source *Source, id string) map[string]string {
 	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, TagFormat: FormatTag}
-	if s := f.Source; s != nil {
-		labels[snapshot.HostnameLabel], labels[snapshot.UsernameLabel], labels[snapshot.PathLabel] = s.Host, s.User, s.Path
+	if source != nil {
+		labels[snapshot.HostnameLabel], labels[snapshot.UsernameLabel], labels[snapshot.PathLabel] = source.Host, source.User, source.Path
 	}
 	if id != "" {
 		labels[TagID] = id
 	}
-	addUserTags(labels, f.Group, f.Labels)
 	return labels
 }
 
 // findEntries returns the manifests of the restore point with this ID.
 func findEntries(ctx context.Context, rep repo.Repository, id string) ([]manifestEntry, error) {
-	return findMatchingEntries(ctx, rep, manifestLabels(&Filter{}, id), func(string) bool { return true })
+	return findMatchingEntries(ctx, rep, manifestLabels(nil, id), func(string) bool { return true })
 }
 
 // findManifests finds manifests. If it cannot read them, it refreshes the repository and tries again: maintenance of another
@@ -195,7 +195,7 @@ func (c *Connection) checkManifests(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if _, damage := c.salvagePoints(ctx, manifestLabels(&Filter{}, "")); errors.Is(damage, errclass.Corrupt) {
+	if _, damage := c.salvagePoints(ctx, manifestLabels(nil, "")); errors.Is(damage, errclass.Corrupt) {
 		return fmt.Errorf("nothing can be changed until the repository is repaired: %w", damage)
 	}
 	return fmt.Errorf("read the manifests: %w", err)
@@ -242,7 +242,7 @@ func (c *Connection) salvagePoints(ctx context.Context, labels map[string]string
 	}
 	var found []manifestEntry
 	for _, e := range latest {
-		if !e.Deleted && e.hasLabels(labels) {
+		if !e.Deleted && hasLabels(e.Labels, labels) {
 			found = append(found, e)
 		}
 	}
@@ -250,9 +250,10 @@ func (c *Connection) salvagePoints(ctx context.Context, labels map[string]string
 	return out, errors.Join(append(bad, err)...)
 }
 
-func (e *manifestEntry) hasLabels(wanted map[string]string) bool {
+// hasLabels says whether labels has all that are wanted, with the same values.
+func hasLabels(labels, wanted map[string]string) bool {
 	for key, value := range wanted {
-		if found, ok := e.Labels[key]; !ok || found != value {
+		if found, ok := labels[key]; !ok || found != value {
 			return false
 		}
 	}
