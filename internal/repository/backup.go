@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/kopia/kopia/snapshot"
@@ -109,7 +108,7 @@ func (s *session) preparePoint(writers []*diskWriter) (*RestorePoint, *snapshot.
 			return nil, nil, err
 		}
 		engine.Reached("data stored")
-		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after, Group: s.q.Group, Labels: maps.Clone(s.q.Labels)}
+		p := &RestorePoint{ID: s.id, Source: s.q.Source, Time: s.q.Time.UTC(), After: s.after, Group: s.q.Group, Labels: s.q.Labels}
 		for _, w := range writers {
 			p.Disks = append(p.Disks, *w.done)
 		}

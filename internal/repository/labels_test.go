@@ -146,6 +146,8 @@ func TestLabels_haveLimits(t *testing.T) {
 		"a key in UTF-8":       {labels: map[string]string{"ä": "v"}, bad: true},
 		"a longer value":       {labels: map[string]string{"k": strings.Repeat("v", MaxLabelValueBytes+1)}, bad: true},
 		"a value of two lines": {labels: map[string]string{"k": "a\nb"}, bad: true},
+		"a value that deletes": {labels: map[string]string{"k": "a\x7f"}, bad: true},
+		"a value in red":       {labels: map[string]string{"k": "\u009b31m"}, bad: true},
 		"a value in no text":   {labels: map[string]string{"k": "a\xff"}, bad: true},
 	} {
 		disk := &memory{data: []byte("varve")}
@@ -179,5 +181,28 @@ func TestLabels_areThoseOfTheNewestManifest(t *testing.T) {
 		if err != nil || len(points) != want {
 			t.Errorf("attempt %s: %d restore points, %v", attempt, len(points), err)
 		}
+	}
+}
+
+// relabellingReader changes labels when it is read.
+type relabellingReader struct {
+	*memory
+	labels map[string]string
+}
+
+func (r relabellingReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	r.labels["k"] = "a\nb"
+	return r.memory.ReadAt(ctx, p, offset)
+}
+
+func TestLabels_areThoseThatWereChecked(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	disk, labels := &memory{data: []byte("varve")}, map[string]string{"k": "v"}
+	source := disk.source(false)
+	source.Reader = relabellingReader{disk, labels}
+	p := mustBackUp(t, r, Request{Source: testSource, Time: time.Unix(1, 0), Labels: labels, Disks: []DiskSource{source}})
+	if p.Labels["k"] != "v" {
+		t.Errorf("%q", p.Labels)
 	}
 }

@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -134,6 +135,7 @@ func (q *Request) withDefaults() Request {
 	if out.KeepTimeout <= 0 {
 		out.KeepTimeout = defaultKeepTimeout
 	}
+	out.Labels = maps.Clone(q.Labels)
 	if out.Progress == nil {
 		out.Progress = func(Progress) {}
 	}

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -48,11 +49,10 @@ func CheckLabels(group string, labels map[string]string) error {
 	var all []error
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		value := labels[key]
-		isControl := func(c rune) bool { return c < ' ' }
 		switch {
 		case len(key) > MaxLabelKeyBytes || !labelKey.MatchString(key):
 			all = append(all, fmt.Errorf("%w: label %q: %s", errclass.Invalid, key, describeKey(MaxLabelKeyBytes)))
-		case len(value) > MaxLabelValueBytes || !utf8.ValidString(value) || strings.ContainsFunc(value, isControl):
+		case len(value) > MaxLabelValueBytes || !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl):
 			all = append(all, fmt.Errorf("%w: label %s has the value %q: at most %d bytes of UTF-8 without control characters", errclass.Invalid, key, value, MaxLabelValueBytes))
 		}
 	}
