@@ -211,3 +211,36 @@ func TestVerify_endsWhenCancelledOnASilentStorage(t *testing.T) {
 		})
 	}
 }
+
+// failingReader fails once so many bytes have been read.
+type failingReader struct {
+	*memory
+	after int64
+	read  atomic.Int64
+}
+
+func (f *failingReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	if f.read.Add(int64(len(p))) > f.after {
+		return errors.New("bad sector")
+	}
+	return f.memory.ReadAt(ctx, p, offset)
+}
+
+// Nobody waits for the end of a backup that fails by itself. It stores what it has, however little time a cancelled one has.
+func TestBackup_keepsUploadsWhenItFails(t *testing.T) {
+	t.Parallel()
+	s, r, disk, _ := silentSite(t)
+	s.changed = func(string, blob.ID) { time.Sleep(60 * time.Millisecond) }
+	source := disk.source(true)
+	source.Reader = &failingReader{memory: disk, after: 60 * mib}
+	q := Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{source}, KeepTimeout: testKeepTimeout, Workers: 2}
+	if _, err := r.Backup(t.Context(), q); err == nil {
+		t.Fatal("it did not fail")
+	}
+	before := s.stored.Load()
+	q.Disks[0].Reader = disk
+	mustBackUp(t, r, q)
+	if again := s.stored.Load() - before; again > 40*mib {
+		t.Errorf("%d MiB were uploaded again", again/mib)
+	}
+}

@@ -267,9 +267,10 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 }
 
 // keepUploads makes what was uploaded findable, as flushPeriodically does, so that the next backup does not upload it again. It
-// must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too.
+// must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too. If nobody has
+// cancelled the backup, nobody waits for its end: it then takes its time.
 func (s *session) keepUploads() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.q.KeepTimeout)
+	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout))
 	defer cancel()
 	if s.work.isEmpty() {
 		if s.endManifest(ctx) == nil {
