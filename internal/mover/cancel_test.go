@@ -163,9 +163,9 @@ func TestWithLease_endsWhenStorageStalls(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var warnings []error
-	ended := make(chan error, 1)
+	ended, released := make(chan error, 1), make(chan struct{})
 	go func() {
-		ended <- withLease(ctx, r, p.ID, testGrace, func(err error) { warnings = append(warnings, err) }, func() error {
+		ended <- withLease(ctx, r, p.ID, testGrace, func() { close(released) }, func(err error) { warnings = append(warnings, err) }, func() error {
 			s.on.Store(true)
 			cancel()
 			return ctx.Err()
@@ -180,6 +180,7 @@ func TestWithLease_endsWhenStorageStalls(t *testing.T) {
 		t.Errorf("it has not ended after %s", cancelTimeout)
 	}
 	close(s.released)
+	awaitEnd(t, released)
 }
 
 func TestAbandonAfter(t *testing.T) {

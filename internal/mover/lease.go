@@ -19,10 +19,11 @@ const leaseGrace = 8 * time.Second
 // warning. warn may be called from another goroutine. If ctx has ended and the storage does not answer, WithLease waits
 // leaseGrace for the lease's end.
 func WithLease(ctx context.Context, r *repository.Repository, id string, warn func(error), f func() error) error {
-	return withLease(ctx, r, id, leaseGrace, warn, f)
+	return withLease(ctx, r, id, leaseGrace, nil, warn, f)
 }
 
-func withLease(ctx context.Context, r *repository.Repository, id string, grace time.Duration, warn func(error), f func() error) error {
+// withLease is WithLease with another grace. abandoned is called when the end of a lease that was abandoned has come; it may be nil.
+func withLease(ctx context.Context, r *repository.Repository, id string, grace time.Duration, abandoned func(), warn func(error), f func() error) error {
 	if r.ReadOnly() {
 		return f()
 	}
@@ -34,7 +35,7 @@ func withLease(ctx context.Context, r *repository.Repository, id string, grace t
 	switch {
 	case err == nil:
 		defer func() {
-			_, left := abandonAfter(ctx, grace, nil, func() (struct{}, error) { return struct{}{}, l.Release() })
+			_, left := abandonAfter(ctx, grace, abandoned, func() (struct{}, error) { return struct{}{}, l.Release() })
 			if left != nil {
 				warn(fmt.Errorf("%w; it ends by itself after three days", left))
 			}
