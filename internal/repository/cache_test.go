@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A connection does without a cache that cannot be made. Here a file is in its place.
@@ -76,4 +78,25 @@ func TestCache_ofProcessesThatBeginAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
+}
+
+// A path that JSON cannot hold would become another one on its way to kopia.
+func TestCache_inADirectoryWhoseNameIsNoText(t *testing.T) {
+	t.Parallel()
+	above, at := t.TempDir(), Location{Directory: filepath.Join(t.TempDir(), "blobs")}
+	if err := Create(t.Context(), at, testPassword, CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(above, "a\xffb")
+	config := filepath.Join(dir, "repository.config")
+	o := ConnectOptions{Host: "host", User: "varve", CacheDirectory: filepath.Join(dir, "cache"), CacheBytes: mib}
+	if err := Connect(t.Context(), config, at, testPassword, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(t, config).WithoutCache(); !errors.Is(err, errclass.Invalid) {
+		t.Errorf("without its cache because of %v", err)
+	}
+	if found, err := os.ReadDir(above); err != nil || len(found) != 1 {
+		t.Errorf("%v, %v", found, err)
+	}
 }

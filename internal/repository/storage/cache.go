@@ -7,9 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kopia/kopia/repo/content"
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // MinCacheBytes is the free space that a cache must have. kopia keeps the indexes in it, and fails if they do not fit.
@@ -19,6 +22,10 @@ const MinCacheBytes = 64 << 20
 func CheckCache(c *content.CachingOptions) error {
 	if c == nil || c.CacheDirectory == "" {
 		return nil
+	}
+	// kopia reads the path from JSON, which would make another one of it.
+	if !utf8.ValidString(c.CacheDirectory) {
+		return fmt.Errorf("%w: the path of the cache is not UTF-8: %q", errclass.Invalid, c.CacheDirectory)
 	}
 	if err := os.MkdirAll(c.CacheDirectory, 0o700); err != nil {
 		return err
