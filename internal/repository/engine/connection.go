@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -34,7 +33,7 @@ type Connection struct {
 	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
 
-	closed atomic.Bool
+	lifetime *lifetime
 
 	mu    sync.Mutex
 	fatal error
@@ -74,7 +73,7 @@ func openView(ctx context.Context, v *storage.View, a *Access, caching *content.
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	c := &Connection{Access: a, cached: caching != nil && caching.CacheDirectory != ""}
+	c := &Connection{Access: a, cached: caching != nil && caching.CacheDirectory != "", lifetime: newLifetime()}
 	rep, err := repo.Open(ctx, file, a.Password, &repo.Options{
 		TimeNowFunc:         now,
 		DoNotWaitForUpgrade: true,
@@ -110,14 +109,17 @@ func WrapOpenError(name string, err error) error {
 const closeTimeout = 5 * time.Second
 
 // Close ends the connection. The repository must not be used afterwards. Closing it again does nothing. What was written is durable
-// before: if the storage does not answer, Close returns all the same, and what it waits for goes on alone. A backup that still runs,
-// because its caller has abandoned it, keeps the storage open until it ends.
+// before: if the storage does not answer, Close returns all the same, and what it waits for goes on alone. A backup or a restore that
+// still runs, because its caller has abandoned it, keeps the storage open until it ends.
 func (c *Connection) Close(ctx context.Context) error {
-	if c.closed.Swap(true) {
+	if !c.lifetime.end() {
 		return nil // kopia counts how often it was opened and closed.
 	}
 	done := make(chan error, 1)
-	go func() { done <- c.Kopia.Close(ctx) }()
+	go func() {
+		<-c.lifetime.unused
+		done <- c.Kopia.Close(ctx)
+	}()
 	timer := time.NewTimer(cmp.Or(c.CloseTimeout, closeTimeout))
 	defer timer.Stop()
 	select {
@@ -151,7 +153,7 @@ func (c *Connection) Failure() error {
 
 // Reader returns a reader of what the repository holds.
 func (c *Connection) Reader() *ContentReader {
-	return &ContentReader{rep: c.Kopia, direct: c.direct, cached: c.cached}
+	return &ContentReader{rep: c.Kopia, direct: c.direct, cached: c.cached, lifetime: c.lifetime}
 }
 
 // Source returns the source of a path. An empty host or user stands for that of this connection.

@@ -20,8 +20,12 @@ type ContentReader struct {
 	// direct is nil if kopia reads everything.
 	direct *directReader
 	// cached says that kopia reads single contents, because it has a cache of them.
-	cached bool
+	cached   bool
+	lifetime *lifetime
 }
+
+// Hold keeps the connection open until release is called, also if it is closed meanwhile. It fails once the connection is closed.
+func (f *ContentReader) Hold() (release func(), err error) { return f.lifetime.join() }
 
 // ContentInfo implements table.ContentReader.
 func (f *ContentReader) ContentInfo(ctx context.Context, id content.ID) (content.Info, error) {

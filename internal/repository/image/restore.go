@@ -39,8 +39,14 @@ type RestoreOptions struct {
 }
 
 // Restore writes the whole disk to target and syncs it. It authenticates each block before writing it. A block that cannot be
-// read ends the restore with errclass.Corrupt, and nothing wrong is written in its place.
+// read ends the restore with errclass.Corrupt, and nothing wrong is written in its place. The repository stays open until the
+// restore ends.
 func (m *Image) Restore(ctx context.Context, target Target, o RestoreOptions) error {
+	release, err := m.reader.Hold()
+	if err != nil {
+		return fmt.Errorf("restore disk %s: %w", m.Disk.Name, err)
+	}
+	defer release()
 	if o.Workers <= 0 {
 		o.Workers = table.DefaultWorkers
 	}
