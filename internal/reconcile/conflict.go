@@ -1,26 +1,28 @@
 package reconcile
 
 import (
-	"time"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// ConflictDelay is how long a reconciler waits before it retries after a lost race, so that its cache catches up.
-const ConflictDelay = 50 * time.Millisecond
-
 // RetryConflict returns what a reconciler returns for result and err. A conflict means that somebody else wrote the
-// object in between, or that the cache is behind. That is no failure: the reconciler looks again after ConflictDelay.
+// object in between, or that the cache is behind. That is no failure: the reconciler looks again soon, and later each
+// time, so that an API server that is slow to tell of changes is not asked twenty times a second.
 func RetryConflict(result ctrl.Result, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: ConflictDelay}, nil
+		return RetrySoon(), nil
 	}
 	if err != nil {
 		return ctrl.Result{}, err // controller-runtime ignores the result of a failure, and warns of it
 	}
 	return result, nil
+}
+
+// RetrySoon asks for a retry with the delays of a failure, which it does not report. The object's next event brings the
+// retry forward.
+func RetrySoon() ctrl.Result {
+	return ctrl.Result{Requeue: true} // with RequeueAfter, the delays would not grow
 }
 
 // MergeFrom returns the patch from base to a changed copy of it. The API server refuses the patch with a conflict if

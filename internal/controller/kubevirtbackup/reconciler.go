@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -61,7 +62,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // another backup has the checkpoint's name.
 func retryLostRace(err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
-		return ctrl.Result{RequeueAfter: reconcile.ConflictDelay}, nil
+		return reconcile.RetrySoon(), nil
 	}
 	return ctrl.Result{}, err
 }
@@ -73,6 +74,9 @@ func (r *reconciler) observeAndDecide(in *input) decision {
 	return decide(in)
 }
 
+// soonestWake is the shortest wait. A zero would mean none.
+const soonestWake = 50 * time.Millisecond
+
 func (r *reconciler) requeueAt(in *input, d decision) ctrl.Result {
 	if in.Backup.Status.Phase.Final() {
 		r.watchdog.forgetBackup(in.Backup.UID)
@@ -80,7 +84,7 @@ func (r *reconciler) requeueAt(in *input, d decision) ctrl.Result {
 	if d.Wake.IsZero() {
 		return ctrl.Result{}
 	}
-	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), reconcile.ConflictDelay)}
+	return ctrl.Result{RequeueAfter: max(d.Wake.Sub(in.Now), soonestWake)}
 }
 
 // gatherInput reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
