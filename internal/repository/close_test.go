@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -111,13 +112,23 @@ func TestClose_leavesTheIndexToARunningRestore(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- image.Restore(t.Context(), w, RestoreOptions{Workers: 2}) }()
 	<-w.writing
-	r.conn.CloseTimeout = testKeepTimeout
-	if err := r.Close(t.Context()); err != nil {
-		t.Error(err)
+	r.conn.CloseTimeout = time.Minute
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close(t.Context()) }()
+	for { // until the end has begun
+		release, err := r.conn.Reader().Hold()
+		if err != nil {
+			break
+		}
+		release()
+		runtime.Gosched()
 	}
 	close(w.goOn)
 	if err := <-ended; err != nil || !bytes.Equal(w.data, disk.data) {
 		t.Errorf("what was restored is wrong, or: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 	if err := image.Restore(t.Context(), w, RestoreOptions{}); err == nil {
 		t.Error("a restore began in a closed repository")
