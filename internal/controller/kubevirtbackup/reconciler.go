@@ -61,10 +61,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // retryLostRace turns a lost race into a quiet retry: somebody wrote or deleted the object between the read and the write, or
 // another backup has the checkpoint's name.
 func retryLostRace(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
+	if apierrors.IsNotFound(err) || errors.Is(err, errCheckpointUsed) {
 		return reconcile.RetrySoon(), nil
 	}
-	return ctrl.Result{}, err
+	return reconcile.RetryConflict(ctrl.Result{}, err)
 }
 
 func (r *reconciler) observeAndDecide(in *input) decision {
