@@ -141,7 +141,7 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	default:
 		return
 	}
-	gauge(ch, info, 1, version.Version)
+	sendGauge(ch, info, 1, version.Version)
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	s.collectInstances(ctx, ch)
@@ -152,7 +152,7 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func gauge(ch chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+func sendGauge(ch chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
 	ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 }
 
@@ -168,7 +168,7 @@ func (s *Set) collectInstances(ctx context.Context, ch chan<- prometheus.Metric)
 		counts[labels{v.Namespace, v.Status.NodeName, orElse(string(v.Status.Phase), string(kubevirtv1.PhasePending))}]++
 	}
 	for l, n := range counts {
-		gauge(ch, instances, n, l.namespace, l.node, l.phase)
+		sendGauge(ch, instances, n, l.namespace, l.node, l.phase)
 	}
 }
 
@@ -183,7 +183,7 @@ func (s *Set) collectUnfinished(ctx context.Context, ch chan<- prometheus.Metric
 			continue // it has ended and is about to leave the cache
 		}
 		phase := orElse(string(b.Status.Phase), string(backupv1.BackupPending))
-		gauge(ch, unfinished, seconds(b.CreationTimestamp.Time), b.Namespace, machineOf(b).Name, b.Name, phase, b.Status.Reason)
+		sendGauge(ch, unfinished, unixSeconds(b.CreationTimestamp.Time), b.Namespace, machineOf(b).Name, b.Name, phase, b.Status.Reason)
 	}
 }
 
@@ -213,8 +213,8 @@ func (s *Set) collectMachines(ctx context.Context, ch chan<- prometheus.Metric) 
 	for i := range machines.Items {
 		vm := &machines.Items[i]
 		key := client.ObjectKeyFromObject(vm)
-		gauge(ch, machineInfo, 1, vm.Namespace, vm.Name, orElse(string(vm.Status.PrintableStatus), string(kubevirtv1.VirtualMachineStopped)), trackingState(vm))
-		gauge(ch, machineCreated, seconds(vm.CreationTimestamp.Time), vm.Namespace, vm.Name)
+		sendGauge(ch, machineInfo, 1, vm.Namespace, vm.Name, orElse(string(vm.Status.PrintableStatus), string(kubevirtv1.VirtualMachineStopped)), trackingState(vm))
+		sendGauge(ch, machineCreated, unixSeconds(vm.CreationTimestamp.Time), vm.Namespace, vm.Name)
 		s.records[key].collect(ch, vm, ofMachine[key])
 		for _, t := range ofMachine[key] {
 			collectDiscarded(ch, t)
@@ -246,7 +246,7 @@ func collectDiscarded(ch chan<- prometheus.Metric, t *backupv1.VirtualMachineBac
 		counts[d.Reason]++
 	}
 	for reason, n := range counts {
-		gauge(ch, discarded, n, t.Namespace, t.Spec.Source.Name, t.Name, string(reason))
+		sendGauge(ch, discarded, n, t.Namespace, t.Spec.Source.Name, t.Name, string(reason))
 	}
 }
 
@@ -264,4 +264,4 @@ func orElse(value, other string) string {
 	return value
 }
 
-func seconds(t time.Time) float64 { return float64(t.Unix()) }
+func unixSeconds(t time.Time) float64 { return float64(t.Unix()) }

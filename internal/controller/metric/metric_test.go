@@ -102,7 +102,7 @@ func series(t *testing.T, s *Set, prefix string) []string {
 			}
 			value := m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			if strings.HasSuffix(f.GetName(), "_timestamp_seconds") {
-				value = (value - seconds(epoch)) / 60
+				value = (value - unixSeconds(epoch)) / 60
 			}
 			all = append(all, fmt.Sprintf("%s{%s} %v", f.GetName(), strings.Join(labels, ","), value))
 		}

@@ -105,17 +105,17 @@ func (r *record) collect(ch chan<- prometheus.Metric, vm *kubevirtv1.VirtualMach
 		if e.shows.After(newest) {
 			newest = e.shows
 		}
-		gauge(ch, lastDuration, e.duration().Seconds(), vm.Namespace, vm.Name)
-		gauge(ch, lastMoved, float64(e.moved), vm.Namespace, vm.Name)
+		sendGauge(ch, lastDuration, e.duration().Seconds(), vm.Namespace, vm.Name)
+		sendGauge(ch, lastMoved, float64(e.moved), vm.Namespace, vm.Name)
 		for reason, n := range e.fallbacks {
-			gauge(ch, lastFallbacks, n, vm.Namespace, vm.Name, reason)
+			sendGauge(ch, lastFallbacks, n, vm.Namespace, vm.Name, reason)
 		}
 	}
 	if !newest.IsZero() && !newest.Before(created) {
-		gauge(ch, lastSuccess, seconds(newest), vm.Namespace, vm.Name)
+		sendGauge(ch, lastSuccess, unixSeconds(newest), vm.Namespace, vm.Name)
 	}
 	if e := r.last; e != nil && !e.end.Before(created) {
-		gauge(ch, lastResult, 1, vm.Namespace, vm.Name, e.kind, e.result, e.reason)
+		sendGauge(ch, lastResult, 1, vm.Namespace, vm.Name, e.kind, e.result, e.reason)
 	}
 }
 
