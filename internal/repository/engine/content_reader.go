@@ -24,7 +24,7 @@ type ContentReader struct {
 	lifetime *lifetime
 }
 
-// Hold keeps the connection open until release is called, also if it is closed meanwhile. It fails once the connection is closed.
+// Hold keeps the connection open until release is called, once, also if it is closed meanwhile. It fails once the connection is closed.
 func (f *ContentReader) Hold() (release func(), err error) { return f.lifetime.join() }
 
 // ContentInfo implements table.ContentReader.

@@ -17,7 +17,7 @@ type lifetime struct {
 
 func newLifetime() *lifetime { return &lifetime{unused: make(chan struct{})} }
 
-// join adds a user until leave is called. It fails once the end has begun.
+// join adds a user until leave is called, once. It fails once the end has begun.
 func (l *lifetime) join() (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -25,7 +25,7 @@ func (l *lifetime) join() (leave func(), err error) {
 		return nil, errors.New("the repository was closed")
 	}
 	l.users++
-	return sync.OnceFunc(l.leave), nil
+	return l.leave, nil
 }
 
 func (l *lifetime) leave() {
