@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/push"
 )
@@ -59,11 +60,14 @@ func (l *Launcher) pushConfig() push.Config {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return push.Config{
-		Guest: l.guest, Images: l.cfg.Images, Freezer: l.freezer, Clock: l.cfg.Clock, Log: l.cfg.Log,
-		Disks:          l.start.disks,
-		AgentConnected: l.agentConnected,
-		OpenTarget:     l.cfg.OpenTarget,
-		Changed:        func() { l.changeState(func() {}) },
+		Config: backupjob.Config{
+			Guest: l.guest, Freezer: l.freezer, Clock: l.cfg.Clock, Log: l.cfg.Log,
+			Disks:          l.start.disks,
+			AgentConnected: l.agentConnected,
+			Changed:        func() { l.changeState(func() {}) },
+		},
+		Images:     l.cfg.Images,
+		OpenTarget: l.cfg.OpenTarget,
 	}
 }
 
@@ -76,7 +80,7 @@ func (l *Launcher) agentConnected() bool {
 // AbortBackup implements launcher.proto.
 func (l *Launcher) AbortBackup(_ context.Context, req *pb.AbortBackupRequest) (*pb.AbortBackupResponse, error) {
 	if job := l.currentJob(); job != nil && job.UID() == req.Uid {
-		job.Fail(push.Aborted())
+		job.Fail(backupjob.Aborted())
 	}
 	return &pb.AbortBackupResponse{}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/push"
@@ -31,7 +32,7 @@ const (
 
 // Guest is what the launcher needs of the guest's domain. domain.Session implements it.
 type Guest interface {
-	push.Guest
+	backupjob.Guest
 	Start(ctx context.Context, xml string) error
 	ShutdownRequest(ctx context.Context) error
 	Destroy(ctx context.Context) error
@@ -119,7 +120,7 @@ type Launcher struct {
 	life        life
 	start       *start
 	stop        *stop
-	job         *push.Job
+	job         *backupjob.Job
 	info        domain.Info
 	checkpoints []domain.Checkpoint
 	// strayBitmaps are the overlays' bitmaps that belong to none of the checkpoints.
@@ -272,11 +273,11 @@ func (l *Launcher) changeState(f func()) {
 	close(l.ended)
 }
 
-func guestEnd(state life) push.GuestEnd {
+func guestEnd(state life) backupjob.GuestEnd {
 	if state.endedClean() {
-		return push.GuestShutDown
+		return backupjob.GuestShutDown
 	}
-	return push.GuestCrashed
+	return backupjob.GuestCrashed
 }
 
 func (l *Launcher) currentLife() life {
@@ -285,7 +286,7 @@ func (l *Launcher) currentLife() life {
 	return l.life
 }
 
-func (l *Launcher) currentJob() *push.Job {
+func (l *Launcher) currentJob() *backupjob.Job {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.job

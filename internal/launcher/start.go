@@ -11,8 +11,8 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/launcher/push"
 	"github.com/varvebackup/varve/internal/launcher/rawdisk"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -32,7 +32,7 @@ type start struct {
 	done    chan struct{}
 	err     error
 	grace   time.Duration
-	disks   map[string]push.Disk
+	disks   map[string]backupjob.Disk
 	renewed map[string]domain.Renewed
 	// untracked says why volumes are not tracked although they should be.
 	untracked map[string]string
@@ -153,7 +153,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 			return nil, err
 		}
 	}
-	known, renewed, untracked := map[string]push.Disk{}, map[string]domain.Renewed{}, map[string]string{}
+	known, renewed, untracked := map[string]backupjob.Disk{}, map[string]domain.Renewed{}, map[string]string{}
 	var disks []domain.Disk
 	var errs []error
 	for _, v := range vmi.Spec.Volumes {
@@ -187,7 +187,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 			disk.Overlay = l.cfg.Overlays.Path(v.Name)
 		}
 		disks = append(disks, disk)
-		known[v.Name] = push.Disk{RawPath: disk.RawPath, VirtualBytes: size, Tracked: tracked}
+		known[v.Name] = backupjob.Disk{RawPath: disk.RawPath, VirtualBytes: size, Tracked: tracked}
 	}
 	l.changeState(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
 	return disks, errors.Join(errs...)

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/launcher/push"
 )
 
 const (
@@ -107,7 +107,7 @@ func (l *Launcher) failJob() {
 	if job == nil {
 		return
 	}
-	job.Fail(push.Stopped())
+	job.Fail(backupjob.Stopped())
 	timer := l.cfg.Clock.NewTimer(jobStopTimeout)
 	defer timer.Stop()
 	select {

@@ -23,7 +23,7 @@ const (
 
 // awaitCopy waits for the end of libvirt's job. An event is only a reason to check; what libvirt says about the job
 // counts, because an event may be lost, or be a late one of an earlier job.
-func (j *Job) awaitCopy(ctx context.Context) error {
+func (j *job) awaitCopy(ctx context.Context) error {
 	ticker := j.cfg.Clock.NewTicker(backupjob.PollInterval)
 	defer ticker.Stop()
 	var idle, failed int
@@ -33,11 +33,11 @@ func (j *Job) awaitCopy(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-j.completed:
+		case err := <-j.Completed():
 			event = &err
 		case <-ticker.C():
 		}
-		job, err := j.watcher.Job(ctx)
+		job, err := j.Query(ctx)
 		switch {
 		case err != nil:
 			if failed++; failed > failedPolls || event != nil {
@@ -80,15 +80,15 @@ func valueOf(err *error) error {
 }
 
 // reportProgress includes the bytes that will be hashed in the total from the beginning, so that the total stays the same.
-func (j *Job) reportProgress(job domain.JobInfo) {
-	j.updateState(func(b *pb.Backup) {
+func (j *job) reportProgress(job domain.JobInfo) {
+	j.UpdateState(func(b *pb.Backup) {
 		b.TotalBytes, b.ProcessedBytes = job.TotalBytes+j.progress.sealBytes, job.ProcessedBytes
 	})
 }
 
 // jobEnded judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about has failed.
-func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
-	j.progress.copied = true
+func (j *job) jobEnded(job domain.JobInfo, eventErr error) error {
+	j.JobEnded()
 	switch {
 	case eventErr != nil:
 		return fmt.Errorf("backup job: %w", eventErr)
@@ -97,7 +97,7 @@ func (j *Job) jobEnded(job domain.JobInfo, eventErr error) error {
 	case !job.Known:
 		return errors.New("backup job: it ended and libvirt does not know how")
 	}
-	j.updateState(func(b *pb.Backup) {
+	j.UpdateState(func(b *pb.Backup) {
 		b.TotalBytes = max(b.TotalBytes, job.TotalBytes+j.progress.sealBytes)
 		b.ProcessedBytes = b.TotalBytes - j.progress.sealBytes
 	})

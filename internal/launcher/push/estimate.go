@@ -2,10 +2,10 @@ package push
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/rawdisk"
 )
@@ -36,14 +36,14 @@ func targetBytes(dataBytes, virtualBytes uint64) uint64 {
 func ceilDiv(n, unit uint64) uint64 { return (n + unit - 1) / unit }
 
 // estimateBytes returns how many bytes the target needs. An incremental volume needs its dirty bytes. The error is a
-// *Failure with BASE_LOST if a bitmap is unusable.
-func (j *Job) estimateBytes(ctx context.Context) (uint64, error) {
+// *backupjob.Failure with BASE_LOST if a bitmap is unusable.
+func (j *job) estimateBytes(ctx context.Context) (uint64, error) {
 	var dirty map[string]uint64
-	if wanted := incrementalVolumes(j.req); len(wanted) > 0 {
+	if wanted := backupjob.IncrementalVolumes(j.req); len(wanted) > 0 {
 		var err error
 		dirty, err = j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
-		if lost := withoutCount(wanted, dirty); isLost(err) || (err == nil && len(lost) > 0) {
-			return 0, baseLost(lost, wanted, err)
+		if lost := backupjob.WithoutCount(wanted, dirty); backupjob.IsLost(err) || (err == nil && len(lost) > 0) {
+			return 0, backupjob.BaseLost(lost, wanted, err)
 		}
 		if err != nil {
 			return 0, fmt.Errorf("count dirty bytes since %s: %w", j.req.BaseCheckpoint, err)
@@ -60,7 +60,7 @@ func (j *Job) estimateBytes(ctx context.Context) (uint64, error) {
 	return need, nil
 }
 
-func (j *Job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[string]uint64) (uint64, error) {
+func (j *job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[string]uint64) (uint64, error) {
 	if v.Incremental {
 		return dirty[v.Volume], nil
 	}
@@ -71,25 +71,12 @@ func (j *Job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[strin
 	return uint64(n), nil
 }
 
-func isLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
-
-// withoutCount returns the wanted volumes without a dirty count.
-func withoutCount(wanted []string, dirty map[string]uint64) []string {
-	var names []string
-	for _, name := range wanted {
-		if _, ok := dirty[name]; !ok {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // checkSpace returns nil if the estimate fits.
 func checkSpace(need, free uint64) error {
 	if need <= free {
 		return nil
 	}
-	return &Failure{
+	return &backupjob.Failure{
 		Kind: pb.Backup_INSUFFICIENT_SPACE,
 		Message: fmt.Sprintf("the backup needs about %s (%d bytes) and the target has %s (%d bytes) free: delete old backups from it or use a larger claim",
 			formatBytes(need), need, formatBytes(free), free),

@@ -3,108 +3,49 @@ package push
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-// Failure says why a backup failed: an error with its class on the wire.
-type Failure struct { //nolint:errname // its name on the wire
-	Kind pb.Backup_Failure
-	// Message says what failed and what to do.
-	Message string
-	// Lost are the volumes whose base is unusable. It is set with BASE_LOST.
-	Lost []string
-}
-
-func (f *Failure) Error() string { return f.Message }
-
-// applyTo writes the failure into a backup's state.
-func (f *Failure) applyTo(b *pb.Backup) {
-	b.Phase, b.Failure, b.Message = pb.Backup_FAILED, f.Kind, f.Message
-	for _, v := range b.Volumes {
-		v.BaseLost = slices.Contains(f.Lost, v.Volume)
-		v.File, v.Sha256 = "", ""
-	}
-}
-
-// Aborted is the failure of a backup that somebody aborted.
-func Aborted() *Failure {
-	return &Failure{Kind: pb.Backup_ABORTED, Message: "the backup was aborted"}
-}
-
-// Stopped is the failure of a backup whose guest is being stopped.
-func Stopped() *Failure {
-	return &Failure{Kind: pb.Backup_STOPPED, Message: "the virtual machine is being stopped"}
-}
-
-func stalledFailure() *Failure {
-	return &Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("nothing was copied for %s, while the guest's writes may wait for the target", stalledAfter)}
-}
-
-// guestFailure returns the failure of a backup whose guest has ended.
-func guestFailure(end GuestEnd) *Failure {
-	if end == GuestShutDown {
-		return &Failure{Kind: pb.Backup_GUEST_SHUTDOWN, Message: "the guest shut down during the backup"}
-	}
-	return &Failure{Kind: pb.Backup_GUEST_CRASHED, Message: "the guest crashed during the backup"}
-}
-
-func baseLost(lost, wanted []string, err error) *Failure {
-	if len(lost) == 0 {
-		lost = wanted // libvirt names no disk, so none of them can be relied on
-	}
-	f := &Failure{Kind: pb.Backup_BASE_LOST, Lost: lost}
-	f.Message = fmt.Sprintf("the bitmap of %s is unusable and needs a full backup", strings.Join(lost, ", "))
-	if err != nil {
-		f.Message += ": " + err.Error()
-	}
-	return f
-}
-
-// pausedError says that the guest was paused while the backup ran.
-type pausedError struct{ disk, why string }
-
-func (e *pausedError) Error() string {
-	if e.disk == "" {
-		return "the guest was paused by an I/O error"
-	}
-	return fmt.Sprintf("the guest was paused by an I/O error on disk %s (%s)", e.disk, e.why)
-}
-
 // targetFullBelow is the free space in bytes below which a failed job is blamed on the target: a qcow2 file grows by more at once.
 const targetFullBelow = 1 << 20
 
-// sight is what is known when a backup has failed.
-type sight struct {
-	// cause is why the backup was ended from outside, or nil.
-	cause error
-	guest GuestEnd
-	// freeBytes is the target's free space; freeKnown says whether it is known.
-	freeBytes uint64
-	freeKnown bool
+// Inspect implements backupjob.Mode.
+func (j *job) Inspect(begun bool) func(error) *backupjob.Failure {
+	// If the free space is unknown, the failure is not blamed on the target.
+	free, isFull := uint64(0), false
+	if volume := j.progress.volume; volume != nil {
+		if bytes, err := volume.FreeBytes(); err == nil {
+			free, isFull = bytes, begun && bytes < targetFullBelow
+		}
+	}
+	return func(err error) *backupjob.Failure {
+		switch {
+		case errors.Is(err, errclass.Exhausted), errclass.IsFull(err), isFull:
+			return &backupjob.Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
+				"the target ran out of space while the backup was being written (%s free): delete old backups from it or use a larger claim", formatBytes(free))}
+		case errors.Is(err, target.ErrInvalid):
+			return &backupjob.Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
+		}
+		return nil
+	}
 }
 
-// classifyFailure derives the failure from an error and what is known. A cause from outside comes first, because everything
-// that fails afterwards follows from it. Then comes the guest's end, which fails libvirt's job with many different
-// messages. The target comes last.
-func classifyFailure(err error, s sight) *Failure {
-	var f *Failure
-	switch {
-	case errors.As(s.cause, &f):
-		return f
-	case s.guest != GuestLives:
-		return guestFailure(s.guest)
-	case errors.As(err, &f):
-		return f
-	case errors.Is(err, errclass.Exhausted), errclass.IsFull(err), s.freeKnown && s.freeBytes < targetFullBelow:
-		return &Failure{Kind: pb.Backup_TARGET_FULL, Message: fmt.Sprintf(
-			"the target ran out of space while the backup was being written (%s free): delete old backups from it or use a larger claim", formatBytes(s.freeBytes))}
-	case errors.Is(err, target.ErrInvalid):
-		return &Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
+// Discard implements backupjob.Mode. The volume is open, so if it was unmounted meanwhile, this still works or does nothing.
+func (j *job) Discard() error {
+	if j.progress.volume == nil {
+		return nil
 	}
-	return &Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: err.Error()}
+	var err error
+	if j.progress.partial {
+		err = j.progress.volume.Discard(j.req.Directory)
+	}
+	return errors.Join(err, j.progress.volume.Close())
+}
+
+func stalledFailure() *backupjob.Failure {
+	return &backupjob.Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("nothing was copied for %s, while the guest's writes may wait for the target", stalledAfter)}
 }

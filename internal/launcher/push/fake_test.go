@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -205,6 +206,8 @@ type bench struct {
 	endLife context.CancelFunc
 	cfg     Config
 	agent   bool
+	// changed is called after each change of the state.
+	changed func()
 	// gone: the guest ends in this test.
 	gone bool
 }
@@ -212,7 +215,7 @@ type bench struct {
 // newBench returns a bench with two tracked disks with 1 MiB of data each, and a target that counts as mounted.
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{T: t, dir: t.TempDir(), agent: true}
+	b := &bench{T: t, dir: t.TempDir(), agent: true, changed: func() {}}
 	b.guest = &fakeGuest{
 		fileSystems: 2, fail: map[string]error{}, on: map[string]func(){},
 		info:  domain.Info{State: domain.StateRunning},
@@ -229,18 +232,21 @@ func newBench(t *testing.T) *bench {
 	log := slog.New(slog.DiscardHandler)
 	b.freezer = freeze.New(b.life, b.guest, clock.RealClock{}, log, func() {})
 	b.cfg = Config{
-		Guest: b.guest, Images: b.images, Freezer: b.freezer, Clock: clock.RealClock{}, Log: log,
-		Disks:          map[string]Disk{},
-		AgentConnected: func() bool { return b.agent },
-		OpenTarget:     func(string) (*target.Volume, error) { return target.Open(b.dir, mountInfo) },
-		Changed:        func() {},
+		Config: backupjob.Config{
+			Guest: b.guest, Freezer: b.freezer, Clock: clock.RealClock{}, Log: log,
+			Disks:          map[string]backupjob.Disk{},
+			AgentConnected: func() bool { return b.agent },
+			Changed:        func() { b.changed() },
+		},
+		Images:     b.images,
+		OpenTarget: func(string) (*target.Volume, error) { return target.Open(b.dir, mountInfo) },
 	}
 	for _, volume := range []string{"root", "data"} {
 		raw := filepath.Join(t.TempDir(), volume)
 		if err := os.WriteFile(raw, make([]byte, 1<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b.cfg.Disks[volume] = Disk{RawPath: raw, VirtualBytes: 1 << 20, Tracked: true}
+		b.cfg.Disks[volume] = backupjob.Disk{RawPath: raw, VirtualBytes: 1 << 20, Tracked: true}
 	}
 	return b
 }
@@ -263,9 +269,9 @@ func incrementalRequest() *pb.BeginBackupRequest {
 	return req
 }
 
-func (b *bench) job(req *pb.BeginBackupRequest) *Job {
+func (b *bench) job(req *pb.BeginBackupRequest) *job {
 	b.Helper()
-	j, err := New(context.Background(), b.cfg, req)
+	j, err := newJob(context.Background(), b.cfg, req)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -273,7 +279,7 @@ func (b *bench) job(req *pb.BeginBackupRequest) *Job {
 }
 
 // complete makes libvirt's job succeed as soon as it has begun.
-func (b *bench) complete(j *Job) {
+func (b *bench) complete(j *job) {
 	b.guest.on["BeginBackup"] = func() {
 		go func() {
 			time.Sleep(time.Second)
@@ -284,7 +290,7 @@ func (b *bench) complete(j *Job) {
 }
 
 // run runs the job to its end. When the guest ends, everything else must have ended with it.
-func (b *bench) run(j *Job) *pb.Backup {
+func (b *bench) run(j *job) *pb.Backup {
 	b.Helper()
 	j.Run()
 	<-j.Done()

@@ -16,7 +16,7 @@ import (
 const sealAtOnce = 2
 
 // publish makes the backup durable and visible. The backup exists from the rename on.
-func (j *Job) publish(ctx context.Context) error {
+func (j *job) publish(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (j *Job) publish(ctx context.Context) error {
 	if err != nil {
 		return causeOr(ctx, err)
 	}
-	j.confirmFreeze(ctx)
+	j.ConfirmFreeze(ctx)
 	// From here on nothing outside ends the backup.
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (j *Job) publish(ctx context.Context) error {
 		return err
 	}
 	j.progress.partial = false
-	j.updateState(func(b *pb.Backup) {
+	j.UpdateState(func(b *pb.Backup) {
 		b.ManifestSha256 = digest
 		for i, v := range b.Volumes {
 			v.File = layout.BackupFile(j.req.Directory, v.Volume)
@@ -50,7 +50,7 @@ func (j *Job) publish(ctx context.Context) error {
 }
 
 // sealFiles makes the files durable and hashes them. Nothing changes them afterwards.
-func (j *Job) sealFiles(ctx context.Context) ([]target.Sealed, error) {
+func (j *job) sealFiles(ctx context.Context) ([]target.Sealed, error) {
 	sealed := make([]target.Sealed, len(j.req.Volumes))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sealAtOnce)
@@ -68,8 +68,8 @@ func (j *Job) sealFiles(ctx context.Context) ([]target.Sealed, error) {
 }
 
 // reportHashed reports bytes that were read for hashing. The total that they count against is an upper bound.
-func (j *Job) reportHashed(bytes int) {
-	j.updateState(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
+func (j *job) reportHashed(bytes int) {
+	j.UpdateState(func(b *pb.Backup) { b.ProcessedBytes = min(b.ProcessedBytes+uint64(bytes), b.TotalBytes) })
 }
 
 // causeOr returns why the context was canceled, or err if it was not.
@@ -80,7 +80,7 @@ func causeOr(ctx context.Context, err error) error {
 	return err
 }
 
-func (j *Job) buildManifest(parent *manifest.Parent, sealed []target.Sealed) manifest.Manifest {
+func (j *job) buildManifest(parent *manifest.Parent, sealed []target.Sealed) manifest.Manifest {
 	state := j.Snapshot()
 	m := manifest.Manifest{
 		Namespace: j.req.Namespace, VM: j.req.Vm,

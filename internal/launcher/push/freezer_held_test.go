@@ -1,7 +1,6 @@
 package push
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -87,34 +86,6 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 			})
 		})
 	}
-}
-
-// libvirt's begin times out before the watchdog has to thaw.
-func TestQuiesce_beginIsBoundedBelowTheFreeze(t *testing.T) {
-	t.Parallel()
-	if most := freeze.Timeout + beginFrozenTimeout + freeze.ConfirmTimeout; most >= freeze.Limit {
-		t.Errorf("a freeze, a beginning and a question may take %s, and the guest is thawed after %s", most, freeze.Limit)
-	}
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		j := b.job(request())
-		began := time.Now()
-		err := j.beginJob(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, frozenNow(t, b))
-		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took >= freeze.Limit {
-			t.Errorf("%v after %s", err, took)
-		}
-		b.endLife()
-		b.freezer.Wait()
-	})
-}
-
-func frozenNow(t *testing.T, b *bench) *freeze.Frozen {
-	t.Helper()
-	frozen, err := b.freezer.Freeze(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return frozen
 }
 
 // before runs happen before the call's other effects.

@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
@@ -152,10 +153,14 @@ func (m *model) run(req *pb.BeginBackupRequest, claim int) *pb.Backup {
 	}
 	m.guest.set(func() { m.guest.job = domain.JobInfo{} })
 	j, err := New(m.t.Context(), Config{
-		Guest: m.guest, Images: &fakeImages{backing: map[string]string{}}, Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
-		Disks: map[string]Disk{"root": {RawPath: raw, VirtualBytes: 1 << 20, Tracked: true}}, AgentConnected: func() bool { return false },
+		Config: backupjob.Config{
+			Guest: m.guest, Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+			Disks:          map[string]backupjob.Disk{"root": {RawPath: raw, VirtualBytes: 1 << 20, Tracked: true}},
+			AgentConnected: func() bool { return false },
+			Changed:        func() {},
+		},
+		Images:     &fakeImages{backing: map[string]string{}},
 		OpenTarget: func(string) (*target.Volume, error) { return target.Open(m.dir(claim), mountInfo) },
-		Changed:    func() {},
 	}, req)
 	if err != nil {
 		m.t.Fatal(err)

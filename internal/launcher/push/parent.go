@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/layout"
@@ -16,7 +17,7 @@ import (
 
 // checkParent makes each incremental disk full whose chain on the target is not whole. A target that cannot be read
 // fails the backup: a read error says nothing about what is there, and the parent may be back at the next attempt.
-func (j *Job) checkParent() error {
+func (j *job) checkParent() error {
 	broken, err := j.brokenChains()
 	if err != nil {
 		return err
@@ -29,7 +30,7 @@ func (j *Job) checkParent() error {
 		v.Incremental, v.FullReason = false, string(parentReason(problem))
 		j.cfg.Log.Warn("the disk's backup is full", "backup", j.req.Name, "uid", j.req.Uid, "volume", v.Volume, "reason", v.FullReason, "error", problem)
 	}
-	j.updateState(func(b *pb.Backup) {
+	j.UpdateState(func(b *pb.Backup) {
 		for i, v := range j.req.Volumes {
 			b.Volumes[i].Incremental = v.Incremental
 			if broken[v.Volume] != nil {
@@ -47,14 +48,14 @@ func parentReason(problem error) backupv1.FullReason {
 	return backupv1.FullParentChanged
 }
 
-func (j *Job) brokenChains() (map[string]error, error) {
-	wanted := incrementalVolumes(j.req)
+func (j *job) brokenChains() (map[string]error, error) {
+	wanted := backupjob.IncrementalVolumes(j.req)
 	if len(wanted) == 0 {
 		return nil, nil
 	}
 	broken, err := j.progress.volume.BrokenChains(target.Parent{Directory: j.req.BaseDirectory, ManifestSHA256: j.req.BaseManifestSha256}, wanted)
 	if err != nil {
-		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
+		return nil, &backupjob.Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
 			"Varve cannot tell whether the target has the base of this backup (%v): fix the target, or set forceFullBackup", err)}
 	}
 	return broken, nil
@@ -62,8 +63,8 @@ func (j *Job) brokenChains() (map[string]error, error) {
 
 // linkToParent sets the backing files of the incremental files and returns the manifest's entry for the parent. The
 // parent must still be there: somebody may have removed it while data was copied.
-func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
-	wanted := incrementalVolumes(j.req)
+func (j *job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
+	wanted := backupjob.IncrementalVolumes(j.req)
 	if len(wanted) == 0 {
 		return nil, nil
 	}
@@ -72,7 +73,7 @@ func (j *Job) linkToParent(ctx context.Context) (*manifest.Parent, error) {
 		return nil, err
 	}
 	if names := slices.Sorted(maps.Keys(broken)); len(names) > 0 {
-		return nil, &Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
+		return nil, &backupjob.Failure{Kind: pb.Backup_TARGET_INVALID, Message: fmt.Sprintf(
 			"the base of volume %s disappeared from the target while the backup was being written: %v", names[0], broken[names[0]])}
 	}
 	directory, err := target.RelativeTo(j.req.Directory, j.req.BaseDirectory)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
@@ -182,7 +183,7 @@ func TestRequest_incrementalSaysWhereItsParentIs(t *testing.T) {
 	} {
 		req := incrementalRequest()
 		forget(req)
-		if _, err := New(t.Context(), b.cfg, req); !errors.Is(err, ErrRequest) {
+		if _, err := New(t.Context(), b.cfg, req); !errors.Is(err, backupjob.ErrRequest) {
 			t.Errorf("without the %s: %v", name, err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -72,7 +73,7 @@ func TestProgress_continuesWhileFilesAreHashed(t *testing.T) {
 		j := b.job(request())
 		var seen []*pb.Backup
 		var mu sync.Mutex
-		j.cfg.Changed = func() {
+		b.changed = func() {
 			mu.Lock()
 			defer mu.Unlock()
 			if s := j.Snapshot(); s.Phase >= pb.Backup_COPYING {
@@ -178,9 +179,9 @@ func TestAbort_whileFilesAreHashed(t *testing.T) {
 		b := newBench(t)
 		j := b.job(request())
 		var finishing atomic.Int32
-		j.cfg.Changed = func() {
+		b.changed = func() {
 			if j.Snapshot().Phase == pb.Backup_FINISHING && finishing.Add(1) == 2 { // the first block is hashed
-				j.Fail(Aborted())
+				j.Fail(backupjob.Aborted())
 			}
 		}
 		b.complete(j)
@@ -199,93 +200,93 @@ func TestFailures(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		req     *pb.BeginBackupRequest
-		arrange func(b *bench, j *Job)
+		arrange func(b *bench, j *job)
 		want    pb.Backup_Failure
 		says    string
 		begun   bool // libvirt was asked to begin
 	}{
-		"no mount": {arrange: func(b *bench, j *Job) {
+		"no mount": {arrange: func(b *bench, j *job) {
 			j.cfg.OpenTarget = func(string) (*target.Volume, error) { return target.Open(b.dir, os.DevNull) }
 		}, want: pb.Backup_TARGET_INVALID, says: "nothing is mounted"},
-		"directory holds another backup": {arrange: func(b *bench, j *Job) {
+		"directory holds another backup": {arrange: func(b *bench, j *job) {
 			other := b.job(request())
 			other.req.Uid = "other"
 			b.complete(other)
 			other.Run()
 			b.guest.set(func() { b.guest.calls, b.guest.on = nil, map[string]func(){} })
 		}, want: pb.Backup_TARGET_INVALID, says: "other"},
-		"no space": {req: incrementalRequest(), arrange: func(b *bench, j *Job) {
+		"no space": {req: incrementalRequest(), arrange: func(b *bench, j *job) {
 			b.makeParent("root", "data")
 			b.guest.dirty["data"] = 1 << 62
 			disk := j.cfg.Disks["data"]
 			disk.VirtualBytes = 1 << 62
 			j.cfg.Disks["data"] = disk
 		}, want: pb.Backup_INSUFFICIENT_SPACE, says: "bytes) free: delete old backups"},
-		"base lost, seen early": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
+		"base lost, seen early": {req: incrementalRequest(), arrange: func(b *bench, _ *job) {
 			b.makeParent("root", "data")
 			delete(b.guest.dirty, "data")
 			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 		}, want: pb.Backup_BASE_LOST, says: "data"},
-		"target cannot be made": {arrange: func(b *bench, _ *Job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
-		"target full at once":   {arrange: func(b *bench, _ *Job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free): delete old backups"},
+		"target cannot be made": {arrange: func(b *bench, _ *job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
+		"target full at once":   {arrange: func(b *bench, _ *job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free): delete old backups"},
 		"aborted while preparing": {
-			arrange: func(_ *bench, j *Job) { j.Fail(Aborted()) },
+			arrange: func(_ *bench, j *job) { j.Fail(backupjob.Aborted()) },
 			want:    pb.Backup_ABORTED, says: "aborted",
 		},
 		"aborted while freezing": {
-			arrange: func(b *bench, j *Job) { b.guest.on["Freeze"] = func() { j.Fail(Aborted()) } },
+			arrange: func(b *bench, j *job) { b.guest.on["Freeze"] = func() { j.Fail(backupjob.Aborted()) } },
 			want:    pb.Backup_ABORTED, begun: true,
 		},
 		"begin refused": {
-			arrange: func(b *bench, _ *Job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
+			arrange: func(b *bench, _ *job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "libvirt's words", begun: true,
 		},
 		"begin panics": {
-			arrange: func(b *bench, _ *Job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
+			arrange: func(b *bench, _ *job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "a mistake", begun: true,
 		},
-		"base lost at begin": {req: incrementalRequest(), arrange: func(b *bench, _ *Job) {
+		"base lost at begin": {req: incrementalRequest(), arrange: func(b *bench, _ *job) {
 			b.makeParent("root", "data")
 			b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
 		}, want: pb.Backup_BASE_LOST, says: "root", begun: true},
-		"aborted while copying": {arrange: func(b *bench, j *Job) {
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
+		"aborted while copying": {arrange: func(b *bench, j *job) {
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
-		"stopped while copying": {arrange: func(b *bench, j *Job) {
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Stopped()) }) }
+		"stopped while copying": {arrange: func(b *bench, j *job) {
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Stopped()) }) }
 		}, want: pb.Backup_STOPPED, begun: true},
-		"abort is refused once": {arrange: func(b *bench, j *Job) {
+		"abort is refused once": {arrange: func(b *bench, j *job) {
 			b.guest.fail["AbortBackup"] = domain.ErrBusy
 			b.guest.on["AbortBackup"] = func() {
 				time.AfterFunc(time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "AbortBackup") }) })
 			}
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(Aborted()) }) }
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
 		"job fails for want of space": {
-			arrange: func(b *bench, j *Job) { endsWith(b, j, fmt.Errorf("x: %w", errclass.Exhausted)) },
+			arrange: func(b *bench, j *job) { endsWith(b, j, fmt.Errorf("x: %w", errclass.Exhausted)) },
 			want:    pb.Backup_TARGET_FULL, begun: true,
 		},
 		"job fails": {
-			arrange: func(b *bench, j *Job) { endsWith(b, j, errors.New("bad sector")) },
+			arrange: func(b *bench, j *job) { endsWith(b, j, errors.New("bad sector")) },
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true,
 		},
-		"job fails and the event is lost": {arrange: func(b *bench, _ *Job) {
+		"job fails and the event is lost": {arrange: func(b *bench, _ *job) {
 			b.guest.on["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() {
 					b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: errors.New("bad sector")} })
 				})
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true},
-		"nobody knows how the job ended": {arrange: func(b *bench, _ *Job) {
+		"nobody knows how the job ended": {arrange: func(b *bench, _ *job) {
 			b.guest.on["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() { b.guest.set(func() { b.guest.job = domain.JobInfo{} }) })
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "does not know", begun: true},
-		"libvirt does not answer": {arrange: func(b *bench, _ *Job) {
+		"libvirt does not answer": {arrange: func(b *bench, _ *job) {
 			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { b.guest.fail["BackupJob"] = domain.ErrClosed }) }
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "watch", begun: true},
-		"paused by an I/O error": {arrange: func(b *bench, j *Job) {
+		"paused by an I/O error": {arrange: func(b *bench, j *job) {
 			b.guest.on["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() {
 					b.guest.set(func() { b.guest.info = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
@@ -293,14 +294,14 @@ func TestFailures(t *testing.T) {
 				})
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "paused", begun: true},
-		"guest shuts down": {arrange: func(b *bench, j *Job) {
+		"guest shuts down": {arrange: func(b *bench, j *job) {
 			b.gone = true
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(GuestShutDown) }) }
+			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestShutDown) }) }
 		}, want: pb.Backup_GUEST_SHUTDOWN, begun: true},
-		"guest crashes, and the job says so first": {arrange: func(b *bench, j *Job) {
+		"guest crashes, and the job says so first": {arrange: func(b *bench, j *job) {
 			b.gone = true
 			endsWith(b, j, errors.New("canceled"))
-			b.guest.on["Info"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(GuestCrashed) }) }
+			b.guest.on["Info"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestCrashed) }) }
 			b.guest.info = domain.Info{State: domain.StateShutOff}
 		}, want: pb.Backup_GUEST_CRASHED, begun: true},
 	} {
@@ -357,7 +358,7 @@ func (b *bench) undone(begun bool) {
 	}
 }
 
-func endsWith(b *bench, j *Job, err error) {
+func endsWith(b *bench, j *job, err error) {
 	b.guest.on["BeginBackup"] = func() {
 		time.AfterFunc(time.Second, func() {
 			b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: err} })
@@ -457,7 +458,7 @@ func TestQuiesce_guestIsThawedWhileTheBeginHangs(t *testing.T) {
 				t.Error("the guest is still frozen")
 			}
 		})
-		j.Fail(Aborted())
+		j.Fail(backupjob.Aborted())
 		<-j.Done()
 		b.endLife()
 		b.freezer.Wait()
@@ -481,14 +482,14 @@ func TestRequest_invalidOnesAreRefused(t *testing.T) {
 			req := request()
 			breakIt(req)
 			b := newBench(t)
-			if _, err := New(context.Background(), b.cfg, req); !errors.Is(err, ErrRequest) {
+			if _, err := New(context.Background(), b.cfg, req); !errors.Is(err, backupjob.ErrRequest) {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 	b := newBench(t)
-	b.cfg.Disks["data"] = Disk{VirtualBytes: 1 << 20}
-	if _, err := New(context.Background(), b.cfg, request()); !errors.Is(err, ErrRequest) {
+	b.cfg.Disks["data"] = backupjob.Disk{VirtualBytes: 1 << 20}
+	if _, err := New(context.Background(), b.cfg, request()); !errors.Is(err, backupjob.ErrRequest) {
 		t.Errorf("a checkpoint of an untracked disk: %v", err)
 	}
 }

@@ -70,7 +70,7 @@ func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
 // A begin that libvirt does not answer in time is given up. The same backup aborts its job as soon as libvirt allows it.
 func TestStray_jobThatBeginsLateIsAborted(t *testing.T) {
 	t.Parallel()
-	for frozen, limit := range map[bool]time.Duration{true: beginFrozenTimeout, false: beginTimeout} {
+	for frozen, limit := range map[bool]time.Duration{true: backupjob.BeginFrozenTimeout, false: backupjob.BeginTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
 			const late = backupjob.AbortTimeout / 2

@@ -1,4 +1,4 @@
-package push
+package backupjob
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/domain"
-	"github.com/varvebackup/varve/internal/launcher/backupjob"
 )
 
 // settleTime is how long after a failed job the launcher waits to learn that the guest has ended.
@@ -16,37 +15,23 @@ const settleTime = 2 * time.Second
 // failed. The message lists what could not be undone. The handler later tries again to delete unnamed checkpoints and partial
 // directories.
 func (j *Job) cleanUp(err error) *Failure {
-	s := j.recordSight()
+	explain := j.mode.Inspect(j.progress.begun)
 	if j.progress.begun {
 		err = errors.Join(err, j.endJob())
 	}
 	if j.guestEnd() == GuestLives && context.Cause(j.ctx) == nil {
 		j.awaitGuestEnd()
 	}
-	s.guest, s.cause = j.guestEnd(), context.Cause(j.ctx)
-	failure := classifyFailure(err, s)
-	if problem := errors.Join(j.freeGuest(), j.freeTarget()); problem != nil {
+	failure := classifyFailure(err, context.Cause(j.ctx), j.guestEnd(), explain)
+	if problem := errors.Join(j.freeGuest(), j.mode.Discard()); problem != nil {
 		failure.Message += "; not everything could be cleaned up: " + problem.Error()
 	}
 	return failure
 }
 
-// recordSight records the facts that the cleanup destroys.
-func (j *Job) recordSight() sight {
-	var s sight
-	if j.progress.volume == nil {
-		return s
-	}
-	// If the free space is unknown, the failure is not blamed on the target.
-	if free, err := j.progress.volume.FreeBytes(); err == nil {
-		s.freeBytes, s.freeKnown = free, j.progress.begun
-	}
-	return s
-}
-
 // endJob aborts libvirt's job if it is running and waits for its end.
 func (j *Job) endJob() error {
-	if j.progress.copied || j.guestEnd() != GuestLives {
+	if j.progress.ended || j.guestEnd() != GuestLives {
 		return nil
 	}
 	return j.watcher.AbortUntilIdle(context.WithoutCancel(j.ctx))
@@ -55,7 +40,7 @@ func (j *Job) endJob() error {
 // endStray ends a job that an earlier backup left because libvirt did not answer its begin or its abort in time. The
 // launcher makes one backup at a time, so a job that runs before this backup has begun belongs to no current backup.
 func (j *Job) endStray(ctx context.Context) error {
-	job, err := j.watcher.Job(ctx)
+	job, err := j.watcher.Query(ctx)
 	if err != nil || !job.Active {
 		return err
 	}
@@ -71,7 +56,7 @@ func (j *Job) awaitGuestEnd() {
 		if !j.guestIsEnding() {
 			return
 		}
-		wait := j.cfg.Clock.NewTimer(backupjob.PollInterval)
+		wait := j.cfg.Clock.NewTimer(PollInterval)
 		select {
 		case <-j.ctx.Done(): // the guest's end, among others, ends it
 			wait.Stop()
@@ -85,11 +70,11 @@ func (j *Job) awaitGuestEnd() {
 }
 
 func (j *Job) guestIsEnding() bool {
-	ctx, cancel := j.boundedContext(backupjob.CallTimeout)
+	ctx, cancel := j.boundedContext(CallTimeout)
 	defer cancel()
 	info, err := j.cfg.Guest.Info(ctx)
 	if err != nil {
-		return backupjob.IsGone(err)
+		return IsGone(err)
 	}
 	return info.State == domain.StateShutOff || info.State == domain.StateShuttingDown
 }
@@ -100,16 +85,4 @@ func (j *Job) freeGuest() error {
 		return nil
 	}
 	return j.watcher.FreeGuest(context.WithoutCancel(j.ctx), j.req.Checkpoint)
-}
-
-// freeTarget removes the partial directory. The volume is open, so if it was unmounted meanwhile, this still works or does nothing.
-func (j *Job) freeTarget() error {
-	if j.progress.volume == nil {
-		return nil
-	}
-	var err error
-	if j.progress.partial {
-		err = j.progress.volume.Discard(j.req.Directory)
-	}
-	return errors.Join(err, j.progress.volume.Close())
 }

@@ -1,7 +1,3 @@
-// Package backupjob watches and ends the backup job of a libvirt domain, and frees the guest after a failed one. It does
-// not know what the job copies, or where to.
-//
-// libvirt runs one backup job of a domain at a time, and continues it when its caller has given up.
 package backupjob
 
 import (
@@ -25,16 +21,8 @@ const (
 	AbortTimeout = 30 * time.Second
 )
 
-// Guest is the guest's domain. domain.Session implements it.
-type Guest interface {
-	Info(ctx context.Context) (domain.Info, error)
-	Resume(ctx context.Context) error
-	BackupJob(ctx context.Context) (domain.JobInfo, error)
-	AbortBackup(ctx context.Context) error
-	DeleteCheckpoint(ctx context.Context, name string) error
-}
-
-// Watcher asks about the job of a guest and ends it.
+// Watcher asks about the job of a guest and ends it. libvirt runs one backup job of a domain at a time, and continues it
+// when its caller has given up.
 type Watcher struct {
 	Guest Guest
 	Clock clock.WithTicker
@@ -43,8 +31,8 @@ type Watcher struct {
 	Completed <-chan error
 }
 
-// Job returns what libvirt says about the job.
-func (w *Watcher) Job(ctx context.Context) (domain.JobInfo, error) {
+// Query returns what libvirt says about the job.
+func (w *Watcher) Query(ctx context.Context) (domain.JobInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	return w.Guest.BackupJob(ctx)
@@ -55,7 +43,7 @@ func (w *Watcher) AbortUntilIdle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, AbortTimeout)
 	defer cancel()
 	for {
-		job, err := w.Job(ctx)
+		job, err := w.Query(ctx)
 		switch {
 		case IsGone(err), err == nil && !job.Active:
 			return nil

@@ -1,9 +1,11 @@
-package push
+package backupjob
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 
+	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
@@ -40,8 +42,6 @@ func validateVolumes(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 			return fmt.Errorf("%w: volume %q is listed twice", ErrRequest, v.Volume)
 		case v.Incremental && req.BaseCheckpoint == "":
 			return fmt.Errorf("%w: volume %q is incremental, but there is no base checkpoint", ErrRequest, v.Volume)
-		case v.Incremental && (req.BaseDirectory == "" || req.BaseManifestSha256 == ""):
-			return fmt.Errorf("%w: volume %q is incremental, but the request does not say where its parent is", ErrRequest, v.Volume)
 		case !disk.Tracked && req.Checkpoint != "":
 			return fmt.Errorf("%w: disk %q is not tracked and cannot have a checkpoint", ErrRequest, v.Volume)
 		}
@@ -50,12 +50,26 @@ func validateVolumes(req *pb.BeginBackupRequest, disks map[string]Disk) error {
 	return nil
 }
 
-// incrementalVolumes returns the volumes that start from the base checkpoint.
-func incrementalVolumes(req *pb.BeginBackupRequest) []string {
+// IncrementalVolumes returns the volumes that start from the base checkpoint.
+func IncrementalVolumes(req *pb.BeginBackupRequest) []string {
 	var names []string
 	for _, v := range req.Volumes {
 		if v.Incremental {
 			names = append(names, v.Volume)
+		}
+	}
+	return names
+}
+
+// IsLost reports whether an error means that a base has no usable bitmap.
+func IsLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
+
+// WithoutCount returns the wanted volumes without a dirty count.
+func WithoutCount(wanted []string, dirty map[string]uint64) []string {
+	var names []string
+	for _, name := range wanted {
+		if _, ok := dirty[name]; !ok {
+			names = append(names, name)
 		}
 	}
 	return names
