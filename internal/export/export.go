@@ -71,7 +71,7 @@ const (
 )
 
 // Volume is a disk at one point in time. Every method may be called from any goroutine, at any time, any number of
-// times: content and regions stay the same.
+// times: the content stays the same, and so do the regions, except that one that was Zero may be Data in a later call.
 type Volume interface {
 	Info() Info
 	// Regions calls report for the regions of e, in order, without gaps and without overlaps. A neighbour of the same kind

@@ -1,0 +1,194 @@
+// Package nbdvolume offers the NBD export of a pull backup as an export.Volume.
+//
+// The export holds the disk at the point in time while the guest writes on: before a guest's write changes a cluster,
+// QEMU copies the old one into the scratch image, which lies over the disk. Reads are serialized against that copy. Queries
+// of the block status are not: one may find a cluster absent from the scratch image, and find zeroes below it that the guest
+// has written meanwhile. A cluster is copied only once, so zeroes count only if a second query, which begins when the first
+// has ended, finds them, too.
+package nbdvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
+)
+
+// Connections is how many connections to the server a volume opens, if the server takes more than one.
+const Connections = 2
+
+const (
+	// firstWindow and longestWindow bound the part of the disk whose status is queried at once, in bytes. The server looks at
+	// all of it before it answers, and a caller who wants one page of regions shall not pay for many.
+	firstWindow   = 64 << 20
+	longestWindow = 4 << 30
+	// fewRuns: if a window had fewer, the next one may be twice as long.
+	fewRuns = 256
+)
+
+// Volume is an NBD export. Close ends its connections.
+type Volume struct {
+	client *nbd.Client
+	info   export.Info
+	// bitmap is the name of the bitmap's context, or empty for a full backup.
+	bitmap string
+}
+
+// Options say what an export is.
+type Options struct {
+	// Name is the volume's name in the machine.
+	Name string
+	// PointInTime is that of export.Info.
+	PointInTime string
+	// Bitmap is the name of the bitmap that the export has. Empty: the backup is full.
+	Bitmap string
+}
+
+// Open connects to an export. Invalid: the export does not have what Options say, or cannot tell its status.
+func Open(ctx context.Context, t nbd.Target, o Options) (*Volume, error) {
+	contexts := []string{nbd.ContextAllocation}
+	bitmap := ""
+	if o.Bitmap != "" {
+		bitmap = nbd.ContextDirtyBitmap + o.Bitmap
+		contexts = append(contexts, bitmap)
+	}
+	client, err := nbd.Dial(ctx, t, nbd.Options{Contexts: contexts, Connections: Connections})
+	if err != nil {
+		return nil, fmt.Errorf("open volume %s: %w", o.Name, err)
+	}
+	info := client.Info()
+	for _, name := range contexts {
+		if !slices.Contains(info.Contexts, name) {
+			return nil, errors.Join(errclass.Errorf(errclass.Invalid, "open volume %s: the export has no context %s", o.Name, name), client.Close())
+		}
+	}
+	return &Volume{
+		client: client, bitmap: bitmap,
+		info: export.Info{Name: o.Name, Bytes: info.Bytes, Incremental: o.Bitmap != "", PointInTime: o.PointInTime},
+	}, nil
+}
+
+// Close ends the connections. Calls in flight fail.
+func (v *Volume) Close() error { return v.client.Close() }
+
+// Info implements export.Volume.
+func (v *Volume) Info() export.Info { return v.info }
+
+func (v *Volume) checkExtent(e extent.Extent) error {
+	if !e.Valid() || e.End() > v.info.Bytes {
+		return errclass.Errorf(errclass.Invalid, "volume %s has %d bytes: %v is not in it", v.info.Name, v.info.Bytes, e)
+	}
+	return nil
+}
+
+// Regions implements export.Volume.
+func (v *Volume) Regions(ctx context.Context, e extent.Extent, report func(export.Region) bool) error {
+	if err := v.checkExtent(e); err != nil {
+		return err
+	}
+	merge := merger{report: report}
+	window := int64(firstWindow)
+	for at := e.Offset; at < e.End(); {
+		part := extent.Extent{Offset: at, Length: min(window, e.End()-at)}
+		s, err := v.queryStatus(ctx, part)
+		if err != nil {
+			return fmt.Errorf("map of volume %s: %w", v.info.Name, err)
+		}
+		if !s.addTo(&merge, part) {
+			return nil
+		}
+		if s.runs < fewRuns {
+			window = min(2*window, longestWindow)
+		} else {
+			window = max(window/2, firstWindow)
+		}
+		at = part.End()
+	}
+	merge.end()
+	return nil
+}
+
+// status is what is known of a part of the disk.
+type status struct {
+	zeroes, clean extent.Set
+	// runs is how many extents the server reported.
+	runs int
+}
+
+func (v *Volume) queryStatus(ctx context.Context, part extent.Extent) (status, error) {
+	var s status
+	query := func(zeroes, clean *extent.Set) error {
+		return v.client.BlockStatus(ctx, part, func(name string, e extent.Extent, flags uint64) error {
+			s.runs++
+			switch {
+			case name == nbd.ContextAllocation && flags&nbd.StateZero != 0:
+				zeroes.Append(e)
+			case name == v.bitmap && flags&nbd.StateDirty == 0:
+				clean.Append(e)
+			}
+			return nil
+		})
+	}
+	if err := query(&s.zeroes, &s.clean); err != nil || s.zeroes.Empty() {
+		return s, err
+	}
+	// Whatever was copied meanwhile is known now.
+	var zeroes, clean extent.Set
+	err := query(&zeroes, &clean)
+	s.zeroes = s.zeroes.Intersect(zeroes)
+	return s, err
+}
+
+// addTo adds the regions of part and reports whether more are wanted.
+func (s *status) addTo(m *merger, part extent.Extent) bool {
+	changed := extent.NewSet(part).Subtract(s.clean)
+	at := part.Offset
+	for e := range changed.All() {
+		if !m.add(extent.Extent{Offset: at, Length: e.Offset - at}, export.Clean) {
+			return false
+		}
+		at = e.Offset
+		for zero := range s.zeroes.Within(e) {
+			if !m.add(extent.Extent{Offset: at, Length: zero.Offset - at}, export.Data) || !m.add(zero, export.Zero) {
+				return false
+			}
+			at = zero.End()
+		}
+		if !m.add(extent.Extent{Offset: at, Length: e.End() - at}, export.Data) {
+			return false
+		}
+		at = e.End()
+	}
+	return m.add(extent.Extent{Offset: at, Length: part.End() - at}, export.Clean)
+}
+
+// merger joins neighbours of the same kind.
+type merger struct {
+	report func(export.Region) bool
+	last   export.Region
+}
+
+// add returns false when report has.
+func (m *merger) add(e extent.Extent, kind export.Kind) bool {
+	switch {
+	case e.Empty():
+	case m.last.Kind == kind:
+		m.last.Length += e.Length
+	case !m.last.Empty() && !m.report(m.last):
+		return false
+	default:
+		m.last = export.Region{Extent: e, Kind: kind}
+	}
+	return true
+}
+
+func (m *merger) end() {
+	if !m.last.Empty() {
+		m.report(m.last)
+	}
+}
