@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs tiers of tests side by side: the tiers of one lane one after the other, the lanes at once. What a tier prints goes to build/test-logs/TIER.log, and to
-# standard output when it ends, so that two tiers do not mix. After a failure the other lane ends the tier that it is at.
+# standard output when it ends, so that two tiers do not mix. After a failure the other lane ends the tier that it is at. The last lines say
+# what failed tests logged first.
 # Usage: hack/lanes.sh 'TIER...' 'TIER...'
 set -uo pipefail
 
@@ -36,5 +37,8 @@ status=0
 for pid in "${pids[@]}"; do
 	wait "$pid" || status=1
 done
-[ ! -e "$logs/failed" ] || echo "failed: $(paste -sd' ' "$logs/failed")"
+if [ -e "$logs/failed" ]; then
+	cat "$times"/*.failures 2>/dev/null
+	echo "failed: $(paste -sd' ' "$logs/failed")"
+fi
 exit $status

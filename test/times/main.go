@@ -1,6 +1,6 @@
 // Command times shows what `make test` spends its time on. `times collect` runs `go test -json`, prints what `go test`
-// prints without -json, and appends how long each package and each test took to a tier's file. `times report` prints
-// the time of each tier, and the slowest tests of all. It needs the standard library alone.
+// prints without -json, and appends how long each package and each test took to a tier's file, and what failed tests
+// logged first to another one beside it. `times report` prints the time of each tier, and the slowest tests of all. It needs the standard library alone.
 //
 // Many processes may collect at once if each tier has one at a time.
 package main
@@ -17,7 +17,8 @@ import (
 	"syscall"
 )
 
-const usage = `usage: times collect FILE COMMAND...    run COMMAND, a go test with -json, and append its times to FILE
+const usage = `usage: times collect FILE COMMAND...    run COMMAND, a go test with -json, and append its times to FILE,
+                                        and what failed tests logged first to FILE, with .failures for .tsv
        times report DIRECTORY TIER...   print the times of tiers from DIRECTORY/TIER.tsv`
 
 func main() {
@@ -65,7 +66,7 @@ func collect(ctx context.Context, file string, command []string, verbose bool, s
 	p := newPrinter(stdout, stderr, verbose)
 	readErr := p.read(events)
 	err = cmd.Wait()
-	writeErr := appendRecords(file, p.records)
+	writeErr := errors.Join(appendRecords(file, p.records), appendText(failuresOf(file), p.failures.String()))
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() > 0:

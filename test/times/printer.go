@@ -8,9 +8,19 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
+
+// What a test logs first is most often why it failed; what follows may be long.
+const (
+	firstLines = 3
+	firstBytes = 600
+)
+
+// logged is a line that a test logged: it begins with the place.
+var logged = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
 
 // event is one line of `go test -json` (`go doc test2json`, and `go help buildjson` for what the compiler says).
 type event struct {
@@ -30,7 +40,8 @@ type printer struct {
 	waiting        []*output // those that wait for it to end, in the order in which they began
 	records        []record
 	failed         bool
-	err            error // the first write that failed
+	failures       strings.Builder // what failed tests logged first
+	err            error           // the first write that failed
 }
 
 // output is the text of one package.
@@ -39,6 +50,7 @@ type output struct {
 	summary string                      // the last line about the package itself
 	held    map[string]*strings.Builder // what each running test has logged: it is printed if the test fails
 	named   string                      // the test that a verbose printer named last
+	first   map[string][]string         // what each running test has logged first
 	ended   bool
 	record  record
 }
@@ -85,7 +97,7 @@ func (p *printer) line(line []byte) {
 	}
 	o := p.packages[e.Package]
 	if o == nil {
-		o = &output{held: map[string]*strings.Builder{}, record: record{pkg: e.Package}}
+		o = &output{held: map[string]*strings.Builder{}, first: map[string][]string{}, record: record{pkg: e.Package}}
 		p.packages[e.Package] = o
 		p.begin(o)
 	}
@@ -95,6 +107,10 @@ func (p *printer) line(line []byte) {
 	case "pass", "fail", "skip":
 		if e.Test != "" {
 			o.record.tests = append(o.record.tests, test{name: e.Test, result: e.Action, seconds: e.Elapsed})
+			if e.Action == "fail" {
+				p.summarize(e.Package, e.Test, o.first[e.Test])
+			}
+			delete(o.first, e.Test)
 			return
 		}
 		o.record.seconds = e.Elapsed
@@ -102,9 +118,23 @@ func (p *printer) line(line []byte) {
 	}
 }
 
+// summarize notes what a failed test logged first. A test that failed because of its parts has logged nothing.
+func (p *printer) summarize(pkg, name string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(&p.failures, "%s %s\n", pkg, name)
+	for _, line := range lines {
+		line = strings.TrimSpace(line)
+		fmt.Fprintf(&p.failures, "    %s\n", strings.ToValidUTF8(line[:min(len(line), firstBytes)], ""))
+	}
+}
+
 func (p *printer) output(o *output, e event) {
 	if e.Test == "" {
 		o.summary = e.Output
+	} else if o.first[e.Test] = append(o.first[e.Test], e.Output); len(o.first[e.Test]) > firstLines || !logged.MatchString(e.Output) {
+		o.first[e.Test] = o.first[e.Test][:len(o.first[e.Test])-1]
 	}
 	if p.verbose {
 		p.writeVerbose(o, e)

@@ -52,11 +52,22 @@ func appendRecords(path string, records []record) error {
 			fmt.Fprintf(&text, "test\t%s\t%s\t%.2f\n", t.result, t.name, t.seconds)
 		}
 	}
+	return appendText(path, text.String())
+}
+
+// failuresOf returns where the failures of the tier are whose times go to file.
+func failuresOf(file string) string { return strings.TrimSuffix(file, ".tsv") + ".failures" }
+
+// appendText adds text to a file, and makes no file for nothing.
+func appendText(path, text string) error {
+	if text == "" {
+		return nil
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	if _, err := f.WriteString(text.String()); err != nil {
+	if _, err := f.WriteString(text); err != nil {
 		_ = f.Close() // the write's error tells more
 		return err
 	}

@@ -161,6 +161,23 @@ func TestCollect_knowsCachedResults(t *testing.T) {
 	}
 }
 
+// The end of a long log says why tests failed.
+func TestCollect_notesWhatFailedTestsLoggedFirst(t *testing.T) {
+	t.Parallel()
+	_, _, _, file := collected(t, "-count=1", "./fails", "./passes")
+	text, err := os.ReadFile(failuresOf(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantFailures, string(text)); diff != "" {
+		t.Error(diff)
+	}
+	_, _, _, file = collected(t, "-count=1", "./passes")
+	if _, err := os.Stat(failuresOf(file)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file of failures without one: %v", err)
+	}
+}
+
 func TestCollect_failsWithItsCommand(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "times.tsv")
@@ -246,3 +263,17 @@ TestFast       0.1      internal/a  test-unit
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+const wantFailures = `sample/fails TestFails/subtest/of_a_subtest
+    fails_test.go:20: first line
+sample/fails TestFails/subtest
+    fails_test.go:19: in the subtest
+sample/fails TestFails/a/name/with/slashes
+    fails_test.go:22: wrong
+sample/fails TestFails
+    fails_test.go:17: first line
+    fails_test.go:24: after the subtests
+sample/fails TestParallel/1
+    fails_test.go:34: begins
+    fails_test.go:37: 1 is wrong
+`
