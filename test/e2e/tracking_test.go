@@ -65,17 +65,20 @@ func TestMachine(t *testing.T) {
 }
 
 func (s *scene) utilityVolumesAreRefused() {
+	// Patches, because the handler and the controller write to both objects now.
 	vmi := s.instance()
+	before := vmi.DeepCopy()
 	u := kubevirtv1.UtilityVolume{Name: "mine"}
 	u.ClaimName = lab.ClaimName(s.vm, "data")
 	vmi.Spec.UtilityVolumes = append(vmi.Spec.UtilityVolumes, u)
-	err := s.Update(s.t.Context(), vmi)
+	err := s.Patch(s.t.Context(), vmi, client.MergeFrom(before))
 	if err == nil || !strings.Contains(err.Error(), "utilityVolumes") {
 		s.t.Errorf("a user's utility volume was not refused by name: %v", err)
 	}
 	vm := s.vmObject()
-	vm.Spec.Template.Spec.UtilityVolumes = vmi.Spec.UtilityVolumes
-	if err := s.Update(s.t.Context(), vm); !apierrors.IsInvalid(err) {
+	machineBefore := vm.DeepCopy()
+	vm.Spec.Template.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{u}
+	if err := s.Patch(s.t.Context(), vm, client.MergeFrom(machineBefore)); !apierrors.IsInvalid(err) {
 		s.t.Errorf("a machine's utility volume was not refused: %v", err)
 	}
 }
