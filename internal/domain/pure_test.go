@@ -352,3 +352,30 @@ func TestQueue_keepsTheOrder(t *testing.T) {
 		t.Errorf("before was called %d times", before)
 	}
 }
+
+// A pull backup differs in the element and in the exports.
+func TestBackup_pullDocumentNamesExports(t *testing.T) {
+	t.Parallel()
+	b := Backup{Socket: "/s/nbd.sock", Disks: []BackupDisk{{Volume: "root", Target: "/t/root"}, {Volume: "data", Target: "/t/data", Incremental: "c0"}}}
+	job, _, err := backupXML(b, threeDisks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc libvirtxml.DomainBackup
+	if err := doc.Unmarshal(job); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Push != nil || doc.Pull == nil || doc.Pull.Server.UNIX == nil || doc.Pull.Server.UNIX.Socket != "/s/nbd.sock" || len(doc.Pull.Disks.Disks) != len(threeDisks) {
+		t.Fatal(job)
+	}
+	disks := doc.Pull.Disks.Disks
+	if d := disks[0]; d.BackupMode != "full" || d.ExportName != "root" || d.ExportBitmap != "" || d.Scratch.File.File != "/t/root" {
+		t.Errorf("%+v", d)
+	}
+	if d := disks[1]; d.BackupMode != "incremental" || d.Incremental != "c0" || d.ExportName != "data" || d.ExportBitmap != ChangesBitmap {
+		t.Errorf("%+v", d)
+	}
+	if d := disks[2]; d.Backup != "no" {
+		t.Errorf("%+v", d)
+	}
+}

@@ -14,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// PrepareBackup checks a push backup and prepares everything that needs no point in time, so that begin, which a
+// PrepareBackup checks a backup and prepares everything that needs no point in time, so that begin, which a
 // frozen guest waits for, has little left to do. The target files must exist (CreateTarget) when begin is called.
 // libvirt never deletes them.
 //

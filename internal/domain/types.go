@@ -91,10 +91,14 @@ type Checkpoint struct {
 	Volumes []string
 }
 
-// Backup is a push backup: libvirt writes the state of each disk at one moment into a file.
+// Backup keeps the state of each disk at one moment. In a push backup libvirt writes it into a file. In a pull backup QEMU
+// serves it as an NBD export with the volume's name, until the job is aborted: that is how a pull backup succeeds.
 type Backup struct {
 	// Checkpoint is the name of the checkpoint to create at that moment; empty creates none. Never use a name twice.
 	Checkpoint string
+	// Socket makes it a pull backup: the path of the unix socket on which QEMU serves NBD. An incremental disk's export has
+	// the bitmap ChangesBitmap.
+	Socket string
 	// Disks are the disks to back up. The domain's other disks are left out.
 	Disks []BackupDisk
 }
@@ -102,11 +106,15 @@ type Backup struct {
 // BackupDisk is one disk of a backup.
 type BackupDisk struct {
 	Volume string
-	// Target is the path of a file that CreateTarget made.
+	// Target is the path of a file that CreateTarget made. A pull backup uses it as scratch: QEMU copies into it what the
+	// guest overwrites.
 	Target string
 	// Incremental is a checkpoint: only the changes since then are written. Empty writes the whole disk.
 	Incremental string
 }
+
+// ChangesBitmap is the name of the bitmap of an incremental disk's export.
+const ChangesBitmap = "varve-changes"
 
 // BeginFunc starts a prepared backup. It returns when the backup's moment is fixed: from then on the guest may write,
 // and the copy continues in the background until EventBackupCompleted. It is not idempotent: check BackupJob after an
