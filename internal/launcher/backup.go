@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/pull"
 	"github.com/varvebackup/varve/internal/launcher/push"
 )
 
@@ -40,11 +41,11 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 		return nil, errNotUp("begin backup")
 	}
 	// The job outlives this call. It ends with the guest, with a failure or with success.
-	job, err := push.New(context.Background(), l.pushConfig(), req)
+	job, pulled, err := l.newJob(context.Background(), req)
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	l.changeState(func() { l.job = job })
+	l.changeState(func() { l.job, l.pull = job, pulled })
 	l.work.Go(func() {
 		job.Run()
 		l.wakeRefresher() // a checkpoint was created, or deleted again
@@ -56,18 +57,31 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 	return job.Snapshot(), nil
 }
 
-func (l *Launcher) pushConfig() push.Config {
+// newJob also returns a pull backup as what it is.
+func (l *Launcher) newJob(ctx context.Context, req *pb.BeginBackupRequest) (*backupjob.Job, *pull.Job, error) {
+	common := l.jobConfig()
+	if !req.Pull {
+		job, err := push.New(ctx, push.Config{Config: common, Images: l.cfg.Images, OpenTarget: l.cfg.OpenTarget}, req)
+		return job, nil, err
+	}
+	pulled, err := pull.New(ctx, pull.Config{
+		Config: common, Images: l.cfg.Images, OpenTarget: l.cfg.OpenTarget,
+		Socket: l.cfg.Paths.NBDSocket, OpenVolume: pull.OpenNBD,
+	}, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pulled.Job, pulled, nil
+}
+
+func (l *Launcher) jobConfig() backupjob.Config {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return push.Config{
-		Config: backupjob.Config{
-			Guest: l.guest, Freezer: l.freezer, Clock: l.cfg.Clock, Log: l.cfg.Log,
-			Disks:          l.start.disks,
-			AgentConnected: l.agentConnected,
-			Changed:        func() { l.changeState(func() {}) },
-		},
-		Images:     l.cfg.Images,
-		OpenTarget: l.cfg.OpenTarget,
+	return backupjob.Config{
+		Guest: l.guest, Freezer: l.freezer, Clock: l.cfg.Clock, Log: l.cfg.Log,
+		Disks:          l.start.disks,
+		AgentConnected: l.agentConnected,
+		Changed:        func() { l.changeState(func() {}) },
 	}
 }
 
@@ -85,6 +99,20 @@ func (l *Launcher) AbortBackup(_ context.Context, req *pb.AbortBackupRequest) (*
 	return &pb.AbortBackupResponse{}, nil
 }
 
+// FinishBackup implements launcher.proto.
+func (l *Launcher) FinishBackup(_ context.Context, req *pb.FinishBackupRequest) (*pb.FinishBackupResponse, error) {
+	l.mu.Lock()
+	pulled := l.pull
+	l.mu.Unlock()
+	if pulled == nil || pulled.UID() != req.Uid {
+		return nil, status.Errorf(codes.NotFound, "no pull backup has the UID %s", req.Uid)
+	}
+	if err := pulled.Finish(); err != nil {
+		return nil, grpcError(err)
+	}
+	return &pb.FinishBackupResponse{}, nil
+}
+
 // ForgetBackup implements launcher.proto. It does not forget a running backup: FAILED_PRECONDITION.
 func (l *Launcher) ForgetBackup(_ context.Context, req *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {
 	l.operations.Lock()
@@ -95,7 +123,7 @@ func (l *Launcher) ForgetBackup(_ context.Context, req *pb.ForgetBackupRequest) 
 	case job.Running():
 		return nil, status.Error(codes.FailedPrecondition, "the backup runs: abort it first")
 	default:
-		l.changeState(func() { l.job = nil })
+		l.changeState(func() { l.job, l.pull = nil, nil })
 	}
 	return &pb.ForgetBackupResponse{}, nil
 }

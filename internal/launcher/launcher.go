@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/pull"
 	"github.com/varvebackup/varve/internal/launcher/push"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/layout"
@@ -61,13 +62,15 @@ type Paths struct {
 	Kernel, Initrd       string
 	// OverlayDir is a directory that the launcher creates on the state volume.
 	OverlayDir string
+	// NBDSocket is where QEMU serves the disks of a pull backup.
+	NBDSocket string
 }
 
 // PodPaths returns the paths in a launcher pod.
 func PodPaths() Paths {
 	return Paths{
 		DiskFile: layout.DiskFile, DiskDevice: layout.DiskDevice,
-		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir,
+		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir, NBDSocket: layout.NBDSocket,
 	}
 }
 
@@ -115,12 +118,14 @@ type Launcher struct {
 	// operations is held by every call that changes checkpoints or begins a backup.
 	operations sync.Mutex
 
-	mu          sync.Mutex
-	changed     chan struct{} // closed at the next change
-	life        life
-	start       *start
-	stop        *stop
-	job         *backupjob.Job
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change
+	life    life
+	start   *start
+	stop    *stop
+	job     *backupjob.Job
+	// pull is the job if that is a pull backup, or nil.
+	pull        *pull.Job
 	info        domain.Info
 	checkpoints []domain.Checkpoint
 	// strayBitmaps are the overlays' bitmaps that belong to none of the checkpoints.

@@ -35,6 +35,8 @@ const (
 	SocketsDir  = "/run/varve/sockets"
 	Socket      = SocketsDir + "/launcher.sock"
 	KernelDir   = "/run/varve/kernel"
+	// NBDSocket is where QEMU serves the disks of a pull backup. Nobody else may enter its directory.
+	NBDSocket = "/run/varve/nbd/backup.sock"
 	KernelFile  = KernelDir + "/kernel"
 	InitrdFile  = KernelDir + "/initrd"
 	diskImage   = "disk.img"

@@ -47,8 +47,8 @@ func guestFailure(end GuestEnd) *Failure {
 	return &Failure{Kind: pb.Backup_GUEST_CRASHED, Message: "the guest crashed during the backup"}
 }
 
-// BaseLost is the failure of a backup of which the wanted disks are incremental, and the base of the lost ones is unusable.
-func BaseLost(lost, wanted []string, err error) *Failure {
+// baseLost is the failure of a backup of which the wanted disks are incremental, and the base of the lost ones is unusable.
+func baseLost(lost, wanted []string, err error) *Failure {
 	if len(lost) == 0 {
 		lost = wanted // libvirt names no disk, so none of them can be relied on
 	}

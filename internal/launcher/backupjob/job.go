@@ -12,6 +12,7 @@ package backupjob
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -278,6 +279,26 @@ func (j *Job) Completed() <-chan error { return j.completed }
 
 // JobEnded notes that libvirt's job has ended, so that the cleanup of a failed backup does not wait for it.
 func (j *Job) JobEnded() { j.progress.ended = true }
+
+// FinishJob ends libvirt's job of a pull backup, which succeeds by being aborted. An error means that it has not succeeded.
+func (j *Job) FinishJob(ctx context.Context) error {
+	if err := j.watcher.AbortUntilIdle(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	job, err := j.watcher.Query(ctx)
+	switch {
+	case context.Cause(ctx) != nil: // something else may have ended the job
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("end backup job: %w", err)
+	case job.Err != nil:
+		return fmt.Errorf("end backup job: %w", job.Err)
+	case !job.Known:
+		return errors.New("backup job: it ended and libvirt does not know how")
+	}
+	j.progress.ended = true
+	return nil
+}
 
 // boundedContext returns a context for calls that must not be cut off in the middle. It ends after d, and not with the backup.
 func (j *Job) boundedContext(d time.Duration) (context.Context, context.CancelFunc) {

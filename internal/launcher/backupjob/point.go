@@ -113,14 +113,14 @@ func (j *Job) freezeGuest(ctx context.Context) (*freeze.Frozen, pb.Backup_Quiesc
 // beginFailed finds out which disks have lost their base, if that is why the begin failed.
 func (j *Job) beginFailed(err error) error {
 	wanted := IncrementalVolumes(j.req)
-	if !IsLost(err) || len(wanted) == 0 {
+	if !isLost(err) || len(wanted) == 0 {
 		return err // the error says what was attempted
 	}
 	ctx, cancel := j.boundedContext(CallTimeout)
 	defer cancel()
 	dirty, dirtyErr := j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
-	if dirtyErr != nil && !IsLost(dirtyErr) {
-		return BaseLost(nil, wanted, err)
+	if dirtyErr != nil && !isLost(dirtyErr) {
+		return baseLost(nil, wanted, err)
 	}
-	return BaseLost(WithoutCount(wanted, dirty), wanted, err)
+	return baseLost(withoutCount(wanted, dirty), wanted, err)
 }

@@ -1,6 +1,7 @@
 package backupjob
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,11 +62,28 @@ func IncrementalVolumes(req *pb.BeginBackupRequest) []string {
 	return names
 }
 
-// IsLost reports whether an error means that a base has no usable bitmap.
-func IsLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
+// CountDirty returns the dirty bytes of each incremental disk. The error is a *Failure with BASE_LOST if a bitmap is
+// unusable.
+func (j *Job) CountDirty(ctx context.Context) (map[string]uint64, error) {
+	wanted := IncrementalVolumes(j.req)
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	dirty, err := j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
+	if lost := withoutCount(wanted, dirty); isLost(err) || (err == nil && len(lost) > 0) {
+		return nil, baseLost(lost, wanted, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("count dirty bytes since %s: %w", j.req.BaseCheckpoint, err)
+	}
+	return dirty, nil
+}
 
-// WithoutCount returns the wanted volumes without a dirty count.
-func WithoutCount(wanted []string, dirty map[string]uint64) []string {
+// isLost reports whether an error means that a base has no usable bitmap.
+func isLost(err error) bool { return errors.Is(err, domain.ErrCheckpointLost) }
+
+// withoutCount returns the wanted volumes without a dirty count.
+func withoutCount(wanted []string, dirty map[string]uint64) []string {
 	var names []string
 	for _, name := range wanted {
 		if _, ok := dirty[name]; !ok {

@@ -160,6 +160,8 @@ const (
 	Backup_FINISHING Backup_Phase = 3
 	Backup_DONE      Backup_Phase = 4
 	Backup_FAILED    Backup_Phase = 5
+	// Of a pull backup, after COPYING: the volumes can be read, until FinishBackup, AbortBackup or a failure.
+	Backup_SERVING Backup_Phase = 6
 )
 
 // Enum value maps for Backup_Phase.
@@ -171,6 +173,7 @@ var (
 		3: "FINISHING",
 		4: "DONE",
 		5: "FAILED",
+		6: "SERVING",
 	}
 	Backup_Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED": 0,
@@ -179,6 +182,7 @@ var (
 		"FINISHING":         3,
 		"DONE":              4,
 		"FAILED":            5,
+		"SERVING":           6,
 	}
 )
 
@@ -206,7 +210,7 @@ func (x Backup_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Phase.Descriptor instead.
 func (Backup_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type Backup_Failure int32
@@ -226,6 +230,8 @@ const (
 	Backup_STOPPED Backup_Failure = 9
 	// The target took no data for too long.
 	Backup_TARGET_STALLED Backup_Failure = 10
+	// There is no space left for what the guest overwrites while the backup is pulled.
+	Backup_SCRATCH_FULL Backup_Failure = 11
 )
 
 // Enum value maps for Backup_Failure.
@@ -242,6 +248,7 @@ var (
 		8:  "BASE_LOST",
 		9:  "STOPPED",
 		10: "TARGET_STALLED",
+		11: "SCRATCH_FULL",
 	}
 	Backup_Failure_value = map[string]int32{
 		"FAILURE_UNSPECIFIED": 0,
@@ -255,6 +262,7 @@ var (
 		"BASE_LOST":           8,
 		"STOPPED":             9,
 		"TARGET_STALLED":      10,
+		"SCRATCH_FULL":        11,
 	}
 )
 
@@ -282,7 +290,7 @@ func (x Backup_Failure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Failure.Descriptor instead.
 func (Backup_Failure) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{25, 1}
 }
 
 type Backup_Quiesce int32
@@ -341,7 +349,7 @@ func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Quiesce.Descriptor instead.
 func (Backup_Quiesce) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23, 2}
+	return file_launcher_proto_rawDescGZIP(), []int{25, 2}
 }
 
 type StartRequest struct {
@@ -1367,8 +1375,11 @@ type BeginBackupRequest struct {
 	// BackedUpVolume.full_reason.
 	BaseDirectory      string `protobuf:"bytes,13,opt,name=base_directory,json=baseDirectory,proto3" json:"base_directory,omitempty"`
 	BaseManifestSha256 string `protobuf:"bytes,14,opt,name=base_manifest_sha256,json=baseManifestSha256,proto3" json:"base_manifest_sha256,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The backup is pulled: its volumes are served until FinishBackup. The target volume takes the scratch files, in
+	// directory, and nothing of it is kept. base_directory and base_manifest_sha256 do not count.
+	Pull          bool `protobuf:"varint,15,opt,name=pull,proto3" json:"pull,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BeginBackupRequest) Reset() {
@@ -1497,6 +1508,13 @@ func (x *BeginBackupRequest) GetBaseManifestSha256() string {
 		return x.BaseManifestSha256
 	}
 	return ""
+}
+
+func (x *BeginBackupRequest) GetPull() bool {
+	if x != nil {
+		return x.Pull
+	}
+	return false
 }
 
 type BackupVolume struct {
@@ -1640,6 +1658,86 @@ func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{20}
 }
 
+type FinishBackupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishBackupRequest) Reset() {
+	*x = FinishBackupRequest{}
+	mi := &file_launcher_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishBackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishBackupRequest) ProtoMessage() {}
+
+func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishBackupRequest.ProtoReflect.Descriptor instead.
+func (*FinishBackupRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *FinishBackupRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+type FinishBackupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishBackupResponse) Reset() {
+	*x = FinishBackupResponse{}
+	mi := &file_launcher_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishBackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishBackupResponse) ProtoMessage() {}
+
+func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishBackupResponse.ProtoReflect.Descriptor instead.
+func (*FinishBackupResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{22}
+}
+
 type ForgetBackupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
@@ -1649,7 +1747,7 @@ type ForgetBackupRequest struct {
 
 func (x *ForgetBackupRequest) Reset() {
 	*x = ForgetBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1759,7 @@ func (x *ForgetBackupRequest) String() string {
 func (*ForgetBackupRequest) ProtoMessage() {}
 
 func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1772,7 @@ func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{21}
+	return file_launcher_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ForgetBackupRequest) GetUid() string {
@@ -1692,7 +1790,7 @@ type ForgetBackupResponse struct {
 
 func (x *ForgetBackupResponse) Reset() {
 	*x = ForgetBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1802,7 @@ func (x *ForgetBackupResponse) String() string {
 func (*ForgetBackupResponse) ProtoMessage() {}
 
 func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1815,7 @@ func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{22}
+	return file_launcher_proto_rawDescGZIP(), []int{24}
 }
 
 // Backup is how a backup goes.
@@ -1732,7 +1830,8 @@ type Backup struct {
 	QuiesceMessage string                 `protobuf:"bytes,6,opt,name=quiesce_message,json=quiesceMessage,proto3" json:"quiesce_message,omitempty"`
 	FrozenMillis   int64                  `protobuf:"varint,7,opt,name=frozen_millis,json=frozenMillis,proto3" json:"frozen_millis,omitempty"`
 	PointInTime    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=point_in_time,json=pointInTime,proto3" json:"point_in_time,omitempty"`
-	// What libvirt processes and what is then read again to be hashed.
+	// What libvirt processes and what is then read again to be hashed. Of a pull backup: an estimate of the data, and the
+	// data that was read so far, which may be more.
 	TotalBytes     uint64            `protobuf:"varint,9,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	ProcessedBytes uint64            `protobuf:"varint,10,opt,name=processed_bytes,json=processedBytes,proto3" json:"processed_bytes,omitempty"`
 	Volumes        []*BackedUpVolume `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`
@@ -1741,13 +1840,16 @@ type Backup struct {
 	SealMillis int64 `protobuf:"varint,13,opt,name=seal_millis,json=sealMillis,proto3" json:"seal_millis,omitempty"`
 	// SHA-256 of the backup's backup.json in hexadecimal, with DONE.
 	ManifestSha256 string `protobuf:"bytes,14,opt,name=manifest_sha256,json=manifestSha256,proto3" json:"manifest_sha256,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Of a pull backup: what the scratch files hold, and what the target volume has left for them, in bytes.
+	ScratchUsedBytes uint64 `protobuf:"varint,15,opt,name=scratch_used_bytes,json=scratchUsedBytes,proto3" json:"scratch_used_bytes,omitempty"`
+	ScratchFreeBytes uint64 `protobuf:"varint,16,opt,name=scratch_free_bytes,json=scratchFreeBytes,proto3" json:"scratch_free_bytes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Backup) Reset() {
 	*x = Backup{}
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1861,7 @@ func (x *Backup) String() string {
 func (*Backup) ProtoMessage() {}
 
 func (x *Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1874,7 @@ func (x *Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backup.ProtoReflect.Descriptor instead.
 func (*Backup) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23}
+	return file_launcher_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Backup) GetUid() string {
@@ -1873,6 +1975,20 @@ func (x *Backup) GetManifestSha256() string {
 	return ""
 }
 
+func (x *Backup) GetScratchUsedBytes() uint64 {
+	if x != nil {
+		return x.ScratchUsedBytes
+	}
+	return 0
+}
+
+func (x *Backup) GetScratchFreeBytes() uint64 {
+	if x != nil {
+		return x.ScratchFreeBytes
+	}
+	return 0
+}
+
 type BackedUpVolume struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -1893,7 +2009,7 @@ type BackedUpVolume struct {
 
 func (x *BackedUpVolume) Reset() {
 	*x = BackedUpVolume{}
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2021,7 @@ func (x *BackedUpVolume) String() string {
 func (*BackedUpVolume) ProtoMessage() {}
 
 func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2034,7 @@ func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUpVolume.ProtoReflect.Descriptor instead.
 func (*BackedUpVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{24}
+	return file_launcher_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BackedUpVolume) GetVolume() string {
@@ -1990,7 +2106,7 @@ type RedefineCheckpointsResponse_Result struct {
 
 func (x *RedefineCheckpointsResponse_Result) Reset() {
 	*x = RedefineCheckpointsResponse_Result{}
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2118,7 @@ func (x *RedefineCheckpointsResponse_Result) String() string {
 func (*RedefineCheckpointsResponse_Result) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2253,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\x18DeleteCheckpointsRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"\x1b\n" +
-	"\x19DeleteCheckpointsResponse\"\xed\x03\n" +
+	"\x19DeleteCheckpointsResponse\"\x81\x04\n" +
 	"\x12BeginBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -2155,7 +2271,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\tdirectory\x18\v \x01(\tR\tdirectory\x12!\n" +
 	"\fskip_quiesce\x18\f \x01(\bR\vskipQuiesce\x12%\n" +
 	"\x0ebase_directory\x18\r \x01(\tR\rbaseDirectory\x120\n" +
-	"\x14base_manifest_sha256\x18\x0e \x01(\tR\x12baseManifestSha256\"i\n" +
+	"\x14base_manifest_sha256\x18\x0e \x01(\tR\x12baseManifestSha256\x12\x12\n" +
+	"\x04pull\x18\x0f \x01(\bR\x04pull\"i\n" +
 	"\fBackupVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12\x1f\n" +
@@ -2164,9 +2281,12 @@ const file_launcher_proto_rawDesc = "" +
 	"\x12AbortBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x15\n" +
 	"\x13AbortBackupResponse\"'\n" +
+	"\x13FinishBackupRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
+	"\x14FinishBackupResponse\"'\n" +
 	"\x13ForgetBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
-	"\x14ForgetBackupResponse\"\x96\b\n" +
+	"\x14ForgetBackupResponse\"\x91\t\n" +
 	"\x06Backup\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.varve.launcher.v1.Backup.PhaseR\x05phase\x12;\n" +
@@ -2185,7 +2305,9 @@ const file_launcher_proto_rawDesc = "" +
 	"copyMillis\x12\x1f\n" +
 	"\vseal_millis\x18\r \x01(\x03R\n" +
 	"sealMillis\x12'\n" +
-	"\x0fmanifest_sha256\x18\x0e \x01(\tR\x0emanifestSha256\"_\n" +
+	"\x0fmanifest_sha256\x18\x0e \x01(\tR\x0emanifestSha256\x12,\n" +
+	"\x12scratch_used_bytes\x18\x0f \x01(\x04R\x10scratchUsedBytes\x12,\n" +
+	"\x12scratch_free_bytes\x18\x10 \x01(\x04R\x10scratchFreeBytes\"l\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPREPARING\x10\x01\x12\v\n" +
@@ -2193,7 +2315,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\tFINISHING\x10\x03\x12\b\n" +
 	"\x04DONE\x10\x04\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x05\"\xd9\x01\n" +
+	"\x06FAILED\x10\x05\x12\v\n" +
+	"\aSERVING\x10\x06\"\xeb\x01\n" +
 	"\aFailure\x12\x17\n" +
 	"\x13FAILURE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aABORTED\x10\x01\x12\x16\n" +
@@ -2206,7 +2329,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\tBASE_LOST\x10\b\x12\v\n" +
 	"\aSTOPPED\x10\t\x12\x12\n" +
 	"\x0eTARGET_STALLED\x10\n" +
-	"\"r\n" +
+	"\x12\x10\n" +
+	"\fSCRATCH_FULL\x10\v\"r\n" +
 	"\aQuiesce\x12\x17\n" +
 	"\x13QUIESCE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -2225,7 +2349,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1b\n" +
 	"\tbase_lost\x18\a \x01(\bR\bbaseLost\x12\x1f\n" +
 	"\vfull_reason\x18\b \x01(\tR\n" +
-	"fullReason2\xb0\x06\n" +
+	"fullReason2\x91\a\n" +
 	"\bLauncher\x12J\n" +
 	"\x05Start\x12\x1f.varve.launcher.v1.StartRequest\x1a .varve.launcher.v1.StartResponse\x12D\n" +
 	"\x05Watch\x12\x1f.varve.launcher.v1.WatchRequest\x1a\x18.varve.launcher.v1.State0\x01\x12S\n" +
@@ -2234,6 +2358,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x11DeleteCheckpoints\x12+.varve.launcher.v1.DeleteCheckpointsRequest\x1a,.varve.launcher.v1.DeleteCheckpointsResponse\x12O\n" +
 	"\vBeginBackup\x12%.varve.launcher.v1.BeginBackupRequest\x1a\x19.varve.launcher.v1.Backup\x12\\\n" +
 	"\vAbortBackup\x12%.varve.launcher.v1.AbortBackupRequest\x1a&.varve.launcher.v1.AbortBackupResponse\x12_\n" +
+	"\fFinishBackup\x12&.varve.launcher.v1.FinishBackupRequest\x1a'.varve.launcher.v1.FinishBackupResponse\x12_\n" +
 	"\fForgetBackup\x12&.varve.launcher.v1.ForgetBackupRequest\x1a'.varve.launcher.v1.ForgetBackupResponse\x12G\n" +
 	"\x04Exit\x12\x1e.varve.launcher.v1.ExitRequest\x1a\x1f.varve.launcher.v1.ExitResponseB;Z9github.com/varvebackup/varve/internal/launcher/launcherpbb\x06proto3"
 
@@ -2250,7 +2375,7 @@ func file_launcher_proto_rawDescGZIP() []byte {
 }
 
 var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_launcher_proto_goTypes = []any{
 	(State_Phase)(0),                           // 0: varve.launcher.v1.State.Phase
 	(State_End)(0),                             // 1: varve.launcher.v1.State.End
@@ -2278,13 +2403,15 @@ var file_launcher_proto_goTypes = []any{
 	(*BackupVolume)(nil),                       // 23: varve.launcher.v1.BackupVolume
 	(*AbortBackupRequest)(nil),                 // 24: varve.launcher.v1.AbortBackupRequest
 	(*AbortBackupResponse)(nil),                // 25: varve.launcher.v1.AbortBackupResponse
-	(*ForgetBackupRequest)(nil),                // 26: varve.launcher.v1.ForgetBackupRequest
-	(*ForgetBackupResponse)(nil),               // 27: varve.launcher.v1.ForgetBackupResponse
-	(*Backup)(nil),                             // 28: varve.launcher.v1.Backup
-	(*BackedUpVolume)(nil),                     // 29: varve.launcher.v1.BackedUpVolume
-	(*RedefineCheckpointsResponse_Result)(nil), // 30: varve.launcher.v1.RedefineCheckpointsResponse.Result
-	nil,                           // 31: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(*FinishBackupRequest)(nil),                // 26: varve.launcher.v1.FinishBackupRequest
+	(*FinishBackupResponse)(nil),               // 27: varve.launcher.v1.FinishBackupResponse
+	(*ForgetBackupRequest)(nil),                // 28: varve.launcher.v1.ForgetBackupRequest
+	(*ForgetBackupResponse)(nil),               // 29: varve.launcher.v1.ForgetBackupResponse
+	(*Backup)(nil),                             // 30: varve.launcher.v1.Backup
+	(*BackedUpVolume)(nil),                     // 31: varve.launcher.v1.BackedUpVolume
+	(*RedefineCheckpointsResponse_Result)(nil), // 32: varve.launcher.v1.RedefineCheckpointsResponse.Result
+	nil,                           // 33: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_launcher_proto_depIdxs = []int32{
 	6,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
@@ -2294,17 +2421,17 @@ var file_launcher_proto_depIdxs = []int32{
 	15, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
 	16, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
 	17, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	28, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
-	32, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
+	30, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
+	34, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
 	17, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	30, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
+	32, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
 	23, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
 	2,  // 12: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
 	3,  // 13: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
 	4,  // 14: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
-	32, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
-	29, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
-	31, // 17: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	34, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
+	31, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
+	33, // 17: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
 	5,  // 18: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
 	8,  // 19: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
 	9,  // 20: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
@@ -2312,19 +2439,21 @@ var file_launcher_proto_depIdxs = []int32{
 	20, // 22: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
 	22, // 23: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
 	24, // 24: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
-	26, // 25: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
-	11, // 26: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
-	7,  // 27: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
-	13, // 28: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
-	10, // 29: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
-	19, // 30: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
-	21, // 31: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
-	28, // 32: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
-	25, // 33: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
-	27, // 34: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
-	12, // 35: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
-	27, // [27:36] is the sub-list for method output_type
-	18, // [18:27] is the sub-list for method input_type
+	26, // 25: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
+	28, // 26: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
+	11, // 27: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
+	7,  // 28: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
+	13, // 29: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
+	10, // 30: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
+	19, // 31: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
+	21, // 32: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
+	30, // 33: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
+	25, // 34: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
+	27, // 35: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
+	29, // 36: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
+	12, // 37: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
+	28, // [28:38] is the sub-list for method output_type
+	18, // [18:28] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -2341,7 +2470,7 @@ func file_launcher_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_launcher_proto_rawDesc), len(file_launcher_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

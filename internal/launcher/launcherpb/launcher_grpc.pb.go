@@ -29,6 +29,7 @@ const (
 	Launcher_DeleteCheckpoints_FullMethodName   = "/varve.launcher.v1.Launcher/DeleteCheckpoints"
 	Launcher_BeginBackup_FullMethodName         = "/varve.launcher.v1.Launcher/BeginBackup"
 	Launcher_AbortBackup_FullMethodName         = "/varve.launcher.v1.Launcher/AbortBackup"
+	Launcher_FinishBackup_FullMethodName        = "/varve.launcher.v1.Launcher/FinishBackup"
 	Launcher_ForgetBackup_FullMethodName        = "/varve.launcher.v1.Launcher/ForgetBackup"
 	Launcher_Exit_FullMethodName                = "/varve.launcher.v1.Launcher/Exit"
 )
@@ -55,6 +56,9 @@ type LauncherClient interface {
 	BeginBackup(ctx context.Context, in *BeginBackupRequest, opts ...grpc.CallOption) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(ctx context.Context, in *AbortBackupRequest, opts ...grpc.CallOption) (*AbortBackupResponse, error)
+	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
+	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
+	FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
@@ -148,6 +152,16 @@ func (c *launcherClient) AbortBackup(ctx context.Context, in *AbortBackupRequest
 	return out, nil
 }
 
+func (c *launcherClient) FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FinishBackupResponse)
+	err := c.cc.Invoke(ctx, Launcher_FinishBackup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *launcherClient) ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ForgetBackupResponse)
@@ -190,6 +204,9 @@ type LauncherServer interface {
 	BeginBackup(context.Context, *BeginBackupRequest) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(context.Context, *AbortBackupRequest) (*AbortBackupResponse, error)
+	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
+	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
+	FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
@@ -224,6 +241,9 @@ func (UnimplementedLauncherServer) BeginBackup(context.Context, *BeginBackupRequ
 }
 func (UnimplementedLauncherServer) AbortBackup(context.Context, *AbortBackupRequest) (*AbortBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortBackup not implemented")
+}
+func (UnimplementedLauncherServer) FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinishBackup not implemented")
 }
 func (UnimplementedLauncherServer) ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetBackup not implemented")
@@ -371,6 +391,24 @@ func _Launcher_AbortBackup_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Launcher_FinishBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinishBackupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).FinishBackup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_FinishBackup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).FinishBackup(ctx, req.(*FinishBackupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Launcher_ForgetBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ForgetBackupRequest)
 	if err := dec(in); err != nil {
@@ -437,6 +475,10 @@ var Launcher_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbortBackup",
 			Handler:    _Launcher_AbortBackup_Handler,
+		},
+		{
+			MethodName: "FinishBackup",
+			Handler:    _Launcher_FinishBackup_Handler,
 		},
 		{
 			MethodName: "ForgetBackup",

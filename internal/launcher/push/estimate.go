@@ -38,16 +38,9 @@ func ceilDiv(n, unit uint64) uint64 { return (n + unit - 1) / unit }
 // estimateBytes returns how many bytes the target needs. An incremental volume needs its dirty bytes. The error is a
 // *backupjob.Failure with BASE_LOST if a bitmap is unusable.
 func (j *job) estimateBytes(ctx context.Context) (uint64, error) {
-	var dirty map[string]uint64
-	if wanted := backupjob.IncrementalVolumes(j.req); len(wanted) > 0 {
-		var err error
-		dirty, err = j.cfg.Guest.DirtyBytes(ctx, j.req.BaseCheckpoint)
-		if lost := backupjob.WithoutCount(wanted, dirty); backupjob.IsLost(err) || (err == nil && len(lost) > 0) {
-			return 0, backupjob.BaseLost(lost, wanted, err)
-		}
-		if err != nil {
-			return 0, fmt.Errorf("count dirty bytes since %s: %w", j.req.BaseCheckpoint, err)
-		}
+	dirty, err := j.CountDirty(ctx)
+	if err != nil {
+		return 0, err
 	}
 	need := uint64(spaceMargin)
 	for _, v := range j.req.Volumes {

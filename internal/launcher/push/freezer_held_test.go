@@ -24,49 +24,49 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 		"the watchdog thaws, and somebody else freezes again": {func(b *bench) {
 			b.before("BeginBackup", func() {
 				time.Sleep(freeze.Limit + time.Second)
-				b.guest.set(func() { b.guest.frozen = true })
+				b.guest.Set(func() { b.guest.Frozen = true })
 			})
 		}, pb.Backup_THAWED_EARLY},
 		"the guest thaws by itself": {func(b *bench) {
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
+			b.before("BeginBackup", func() { b.guest.Set(func() { b.guest.Frozen = false }) })
 		}, pb.Backup_THAWED_EARLY},
 		"somebody thaws one file system without the agent": {func(b *bench) {
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.thawedBefore = 1 }) })
+			b.before("BeginBackup", func() { b.guest.Set(func() { b.guest.ThawedBefore = 1 }) })
 		}, pb.Backup_THAWED_EARLY},
 		"the agent says nothing any more": {func(b *bench) {
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["Thaw"] = errors.New("no answer") }) })
+			b.before("BeginBackup", func() { b.guest.Set(func() { b.guest.Fail["Thaw"] = errors.New("no answer") }) })
 		}, pb.Backup_THAWED_EARLY},
 		"the agent answers the thaw late, as Windows does": {func(b *bench) {
-			b.guest.on["Thaw"] = func() { time.Sleep(freeze.ThawPatience + time.Second) }
+			b.guest.On["Thaw"] = func() { time.Sleep(freeze.ThawPatience + time.Second) }
 		}, pb.Backup_FROZEN},
 		"the guest admits it late, while the copy goes on": {func(b *bench) {
-			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
-			b.guest.on["Thaw"] = func() {
+			b.guest.Fail["Thaw"] = errors.New("couldn't hold writes")
+			b.guest.On["Thaw"] = func() {
 				time.Sleep(freeze.ThawPatience + time.Second)
-				b.guest.set(func() { b.guest.frozen = false })
+				b.guest.Set(func() { b.guest.Frozen = false })
 			}
-			done := b.guest.on["BeginBackup"]
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(20*time.Second, done) }
+			done := b.guest.On["BeginBackup"]
+			b.guest.On["BeginBackup"] = func() { time.AfterFunc(20*time.Second, done) }
 		}, pb.Backup_THAWED_EARLY},
 		"the agent has not answered the thaw when the backup ends": {func(b *bench) {
-			b.guest.on["Thaw"] = func() { time.Sleep(freeze.ThawPatience + freeze.AnswerPatience + time.Minute) }
+			b.guest.On["Thaw"] = func() { time.Sleep(freeze.ThawPatience + freeze.AnswerPatience + time.Minute) }
 		}, pb.Backup_THAWED_EARLY},
-		"the guest has nothing to freeze": {func(b *bench) { b.guest.fileSystems = 0 }, pb.Backup_FREEZE_FAILED},
+		"the guest has nothing to freeze": {func(b *bench) { b.guest.FileSystems = 0 }, pb.Backup_FREEZE_FAILED},
 		"the guest admits it only when it is thawed": {func(b *bench) {
-			b.guest.fail["Thaw"] = errors.New("couldn't hold writes")
-			b.guest.on["Thaw"] = func() {
-				time.AfterFunc(250*time.Millisecond, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
+			b.guest.Fail["Thaw"] = errors.New("couldn't hold writes")
+			b.guest.On["Thaw"] = func() {
+				time.AfterFunc(250*time.Millisecond, func() { b.guest.Set(func() { delete(b.guest.Fail, "Thaw") }) })
 			}
 		}, pb.Backup_THAWED_EARLY},
 		"somebody else had frozen it, and thaws it": {func(b *bench) {
-			b.guest.frozen = true
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.frozen = false }) })
+			b.guest.Frozen = true
+			b.before("BeginBackup", func() { b.guest.Set(func() { b.guest.Frozen = false }) })
 		}, pb.Backup_THAWED_EARLY},
 		"somebody else had frozen it, and its agent says nothing any more": {func(b *bench) {
-			b.guest.frozen = true
-			b.before("BeginBackup", func() { b.guest.set(func() { b.guest.fail["FSFrozen"] = errors.New("no answer") }) })
+			b.guest.Frozen = true
+			b.before("BeginBackup", func() { b.guest.Set(func() { b.guest.Fail["FSFrozen"] = errors.New("no answer") }) })
 		}, pb.Backup_THAWED_EARLY},
-		"somebody else had frozen it, and thaws it later": {func(b *bench) { b.guest.frozen = true }, pb.Backup_FROZEN},
+		"somebody else had frozen it, and thaws it later": {func(b *bench) { b.guest.Frozen = true }, pb.Backup_FROZEN},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,7 +75,7 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 				j := b.job(request())
 				b.complete(j)
 				test.arrange(b)
-				foreign := b.guest.frozen
+				foreign := b.guest.Frozen
 				got := b.run(j)
 				if got.Phase != pb.Backup_DONE || got.Quiesce != test.want || (got.QuiesceMessage != "") != (foreign || test.want != pb.Backup_FROZEN) {
 					t.Errorf("%v, want %v", got, test.want)
@@ -90,8 +90,8 @@ func TestQuiesce_isTrueOnlyWhileTheFreezeHeld(t *testing.T) {
 
 // before runs happen before the call's other effects.
 func (b *bench) before(call string, happen func()) {
-	then := b.guest.on[call]
-	b.guest.on[call] = func() {
+	then := b.guest.On[call]
+	b.guest.On[call] = func() {
 		happen()
 		if then != nil {
 			then()

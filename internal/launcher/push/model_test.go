@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
+	"github.com/varvebackup/varve/internal/launcher/backupjob/backupjobtest"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
@@ -38,7 +39,7 @@ type modelBackup struct {
 
 // copyingGuest is a fake of QEMU's copy: a disk of a few blocks, one bitmap per checkpoint, and files that list blocks.
 type copyingGuest struct {
-	*fakeGuest
+	*backupjobtest.Guest
 	disk    map[byte]byte
 	bitmaps map[string]map[byte]bool
 	// during runs while data is copied. Its error becomes the job's error.
@@ -77,7 +78,7 @@ func (g *copyingGuest) PrepareBackup(_ context.Context, b domain.Backup) (domain
 		if g.during != nil {
 			err = errors.Join(err, g.during())
 		}
-		g.set(func() { g.job = domain.JobInfo{Known: true, Err: err} })
+		g.Set(func() { g.JobInfo = domain.JobInfo{Known: true, Err: err} })
 		return nil
 	}, nil
 }
@@ -151,7 +152,7 @@ func (m *model) run(req *pb.BeginBackupRequest, claim int) *pb.Backup {
 	if err := os.WriteFile(raw, nil, 0o600); err != nil {
 		m.t.Fatal(err)
 	}
-	m.guest.set(func() { m.guest.job = domain.JobInfo{} })
+	m.guest.Set(func() { m.guest.JobInfo = domain.JobInfo{} })
 	j, err := New(m.t.Context(), Config{
 		Config: backupjob.Config{
 			Guest: m.guest, Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
@@ -201,8 +202,8 @@ func TestModel_everyDoneBackupRestores(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := &model{t: t, trackers: map[string]*modelBase{}, root: t.TempDir()}
 			m.guest = &copyingGuest{
-				fakeGuest: &fakeGuest{fail: map[string]error{}, on: map[string]func(){}, info: domain.Info{State: domain.StateRunning}},
-				disk:      map[byte]byte{0: 1, 1: 1}, bitmaps: map[string]map[byte]bool{},
+				Guest: backupjobtest.NewGuest(),
+				disk:  map[byte]byte{0: 1, 1: 1}, bitmaps: map[string]map[byte]bool{},
 			}
 			m.makeClaim(0)
 			m.makeClaim(1)

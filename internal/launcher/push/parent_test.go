@@ -108,7 +108,7 @@ func TestParent_isProvenOrTheDiskIsFull(t *testing.T) {
 					if !full {
 						backing[volume+".qcow2"] = "../b1/" + volume + ".qcow2"
 					}
-					written, told, begun := m.Volumes[i], got.Volumes[i], b.guest.begun.Disks[i]
+					written, told, begun := m.Volumes[i], got.Volumes[i], b.guest.Begun.Disks[i]
 					if (written.Type == manifest.Full) != full || written.FullReason != reason {
 						t.Errorf("the manifest says %+v, want full %v for %q", written, full, reason)
 					}
@@ -143,7 +143,7 @@ func TestParent_anErrorFailsTheBackup(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := b.run(b.job(incrementalRequest()))
-		if got.Failure != pb.Backup_TARGET_INVALID || !strings.Contains(got.Message, "forceFullBackup") || b.guest.count("BeginBackup") > 0 {
+		if got.Failure != pb.Backup_TARGET_INVALID || !strings.Contains(got.Message, "forceFullBackup") || b.guest.Count("BeginBackup") > 0 {
 			t.Errorf("%v", got)
 		}
 	})
@@ -157,8 +157,8 @@ func TestParent_mustStillBeThereAtTheEnd(t *testing.T) {
 		b.makeParent("root", "data")
 		j := b.job(incrementalRequest())
 		b.complete(j)
-		end := b.guest.on["BeginBackup"]
-		b.guest.on["BeginBackup"] = func() {
+		end := b.guest.On["BeginBackup"]
+		b.guest.On["BeginBackup"] = func() {
 			end()
 			if err := os.RemoveAll(b.dir + "/vm/b1"); err != nil {
 				t.Error(err)

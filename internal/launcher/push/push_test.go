@@ -40,7 +40,7 @@ func TestJob_fullBackup(t *testing.T) {
 			t.Fatalf("%v", got)
 		}
 		want := []string{"BackupJob", "PrepareBackup", "FSFrozen", "Freeze", "BeginBackup", "Thaw"}
-		if diff := cmp.Diff(want, b.guest.calls[:len(want)]); diff != "" {
+		if diff := cmp.Diff(want, b.guest.Calls[:len(want)]); diff != "" {
 			t.Errorf("calls: %s", diff)
 		}
 		for i, v := range got.Volumes {
@@ -59,7 +59,7 @@ func TestJob_fullBackup(t *testing.T) {
 		if m.Parent != nil || !m.Quiesced || m.Volumes[0].FullReason != "NoCheckpoint" || m.Volumes[0].SHA256 != got.Volumes[0].Sha256 {
 			t.Errorf("manifest %+v", m)
 		}
-		if b.guest.count("DeleteCheckpoint cp2") > 0 || b.guest.frozen {
+		if b.guest.Count("DeleteCheckpoint cp2") > 0 || b.guest.Frozen {
 			t.Error("the checkpoint is gone or the guest frozen")
 		}
 	})
@@ -116,7 +116,7 @@ func TestJob_diskWithoutABaseIsFullAlone(t *testing.T) {
 		if got := b.run(j); got.Phase != pb.Backup_DONE {
 			t.Fatalf("%v", got)
 		}
-		if d := b.guest.begun.Disks; len(d) != 2 || d[0].Incremental != "cp1" || d[1].Incremental != "" {
+		if d := b.guest.Begun.Disks; len(d) != 2 || d[0].Incremental != "cp1" || d[1].Incremental != "" {
 			t.Errorf("libvirt was asked for %+v", d)
 		}
 		if diff := cmp.Diff(map[string]string{"root.qcow2": "../b1/root.qcow2"}, b.images.backing); diff != "" {
@@ -141,7 +141,7 @@ func TestJob_namesOnlyTheDiskThatLostItsBase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.makeParent("root", "data")
-		delete(b.guest.dirty, "data")
+		delete(b.guest.Dirty, "data")
 		got := b.run(b.job(incrementalRequest()))
 		if got.Failure != pb.Backup_BASE_LOST || got.Volumes[0].BaseLost || !got.Volumes[1].BaseLost {
 			t.Errorf("seen early: %v", got)
@@ -150,8 +150,8 @@ func TestJob_namesOnlyTheDiskThatLostItsBase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.makeParent("root", "data")
-		b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
-		b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
+		b.guest.Fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+		b.guest.On["BeginBackup"] = func() { b.guest.Set(func() { delete(b.guest.Dirty, "root") }) }
 		got := b.run(b.job(incrementalRequest()))
 		if got.Failure != pb.Backup_BASE_LOST || !got.Volumes[0].BaseLost || got.Volumes[1].BaseLost {
 			t.Errorf("at the beginning: %v", got)
@@ -167,8 +167,8 @@ func TestJob_withoutATrackerMakesNoCheckpoint(t *testing.T) {
 		req.Tracker, req.Checkpoint = "", ""
 		j := b.job(req)
 		b.complete(j)
-		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.begun.Checkpoint != "" || len(b.guest.begun.Disks) != 2 {
-			t.Errorf("%v, began %+v", got, b.guest.begun)
+		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.Begun.Checkpoint != "" || len(b.guest.Begun.Disks) != 2 {
+			t.Errorf("%v, began %+v", got, b.guest.Begun)
 		}
 	})
 }
@@ -186,7 +186,7 @@ func TestAbort_whileFilesAreHashed(t *testing.T) {
 		}
 		b.complete(j)
 		got := b.run(j)
-		if got.Failure != pb.Backup_ABORTED || b.guest.count("DeleteCheckpoint cp2") == 0 {
+		if got.Failure != pb.Backup_ABORTED || b.guest.Count("DeleteCheckpoint cp2") == 0 {
 			t.Errorf("%v", got)
 		}
 		if left, err := os.ReadDir(b.dir + "/vm"); err == nil && len(left) > 0 {
@@ -213,19 +213,19 @@ func TestFailures(t *testing.T) {
 			other.req.Uid = "other"
 			b.complete(other)
 			other.Run()
-			b.guest.set(func() { b.guest.calls, b.guest.on = nil, map[string]func(){} })
+			b.guest.Set(func() { b.guest.Calls, b.guest.On = nil, map[string]func(){} })
 		}, want: pb.Backup_TARGET_INVALID, says: "other"},
 		"no space": {req: incrementalRequest(), arrange: func(b *bench, j *job) {
 			b.makeParent("root", "data")
-			b.guest.dirty["data"] = 1 << 62
+			b.guest.Dirty["data"] = 1 << 62
 			disk := j.cfg.Disks["data"]
 			disk.VirtualBytes = 1 << 62
 			j.cfg.Disks["data"] = disk
 		}, want: pb.Backup_INSUFFICIENT_SPACE, says: "bytes) free: delete old backups"},
 		"base lost, seen early": {req: incrementalRequest(), arrange: func(b *bench, _ *job) {
 			b.makeParent("root", "data")
-			delete(b.guest.dirty, "data")
-			b.guest.fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+			delete(b.guest.Dirty, "data")
+			b.guest.Fail["DirtyBytes"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
 		}, want: pb.Backup_BASE_LOST, says: "data"},
 		"target cannot be made": {arrange: func(b *bench, _ *job) { b.images.fail = errors.New("no qcow2 today") }, want: pb.Backup_HYPERVISOR_ERROR, says: "no qcow2 today"},
 		"target full at once":   {arrange: func(b *bench, _ *job) { b.images.fail = fmt.Errorf("x: %w", errclass.Exhausted) }, want: pb.Backup_TARGET_FULL, says: "free): delete old backups"},
@@ -234,34 +234,34 @@ func TestFailures(t *testing.T) {
 			want:    pb.Backup_ABORTED, says: "aborted",
 		},
 		"aborted while freezing": {
-			arrange: func(b *bench, j *job) { b.guest.on["Freeze"] = func() { j.Fail(backupjob.Aborted()) } },
+			arrange: func(b *bench, j *job) { b.guest.On["Freeze"] = func() { j.Fail(backupjob.Aborted()) } },
 			want:    pb.Backup_ABORTED, begun: true,
 		},
 		"begin refused": {
-			arrange: func(b *bench, _ *job) { b.guest.fail["BeginBackup"] = errors.New("libvirt's words") },
+			arrange: func(b *bench, _ *job) { b.guest.Fail["BeginBackup"] = errors.New("libvirt's words") },
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "libvirt's words", begun: true,
 		},
 		"begin panics": {
-			arrange: func(b *bench, _ *job) { b.guest.on["BeginBackup"] = func() { panic("a mistake") } },
+			arrange: func(b *bench, _ *job) { b.guest.On["BeginBackup"] = func() { panic("a mistake") } },
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "a mistake", begun: true,
 		},
 		"base lost at begin": {req: incrementalRequest(), arrange: func(b *bench, _ *job) {
 			b.makeParent("root", "data")
-			b.guest.fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
-			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { delete(b.guest.dirty, "root") }) }
+			b.guest.Fail["BeginBackup"] = fmt.Errorf("x: %w", domain.ErrCheckpointLost)
+			b.guest.On["BeginBackup"] = func() { b.guest.Set(func() { delete(b.guest.Dirty, "root") }) }
 		}, want: pb.Backup_BASE_LOST, says: "root", begun: true},
 		"aborted while copying": {arrange: func(b *bench, j *job) {
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
+			b.guest.On["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
 		"stopped while copying": {arrange: func(b *bench, j *job) {
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Stopped()) }) }
+			b.guest.On["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Stopped()) }) }
 		}, want: pb.Backup_STOPPED, begun: true},
 		"abort is refused once": {arrange: func(b *bench, j *job) {
-			b.guest.fail["AbortBackup"] = domain.ErrBusy
-			b.guest.on["AbortBackup"] = func() {
-				time.AfterFunc(time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "AbortBackup") }) })
+			b.guest.Fail["AbortBackup"] = domain.ErrBusy
+			b.guest.On["AbortBackup"] = func() {
+				time.AfterFunc(time.Second, func() { b.guest.Set(func() { delete(b.guest.Fail, "AbortBackup") }) })
 			}
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
+			b.guest.On["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.Fail(backupjob.Aborted()) }) }
 		}, want: pb.Backup_ABORTED, begun: true},
 		"job fails for want of space": {
 			arrange: func(b *bench, j *job) { endsWith(b, j, fmt.Errorf("x: %w", errclass.Exhausted)) },
@@ -272,37 +272,37 @@ func TestFailures(t *testing.T) {
 			want:    pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true,
 		},
 		"job fails and the event is lost": {arrange: func(b *bench, _ *job) {
-			b.guest.on["BeginBackup"] = func() {
+			b.guest.On["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() {
-					b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: errors.New("bad sector")} })
+					b.guest.Set(func() { b.guest.JobInfo = domain.JobInfo{Known: true, Err: errors.New("bad sector")} })
 				})
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "bad sector", begun: true},
 		"nobody knows how the job ended": {arrange: func(b *bench, _ *job) {
-			b.guest.on["BeginBackup"] = func() {
-				time.AfterFunc(time.Second, func() { b.guest.set(func() { b.guest.job = domain.JobInfo{} }) })
+			b.guest.On["BeginBackup"] = func() {
+				time.AfterFunc(time.Second, func() { b.guest.Set(func() { b.guest.JobInfo = domain.JobInfo{} }) })
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "does not know", begun: true},
 		"libvirt does not answer": {arrange: func(b *bench, _ *job) {
-			b.guest.on["BeginBackup"] = func() { b.guest.set(func() { b.guest.fail["BackupJob"] = domain.ErrClosed }) }
+			b.guest.On["BeginBackup"] = func() { b.guest.Set(func() { b.guest.Fail["BackupJob"] = domain.ErrClosed }) }
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "watch", begun: true},
 		"paused by an I/O error": {arrange: func(b *bench, j *job) {
-			b.guest.on["BeginBackup"] = func() {
+			b.guest.On["BeginBackup"] = func() {
 				time.AfterFunc(time.Second, func() {
-					b.guest.set(func() { b.guest.info = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
+					b.guest.Set(func() { b.guest.State = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
 					j.Deliver(domain.Event{Kind: domain.EventIOError, Volume: "root", Message: "enospc", Paused: true})
 				})
 			}
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "paused", begun: true},
 		"guest shuts down": {arrange: func(b *bench, j *job) {
 			b.gone = true
-			b.guest.on["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestShutDown) }) }
+			b.guest.On["BeginBackup"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestShutDown) }) }
 		}, want: pb.Backup_GUEST_SHUTDOWN, begun: true},
 		"guest crashes, and the job says so first": {arrange: func(b *bench, j *job) {
 			b.gone = true
 			endsWith(b, j, errors.New("canceled"))
-			b.guest.on["Info"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestCrashed) }) }
-			b.guest.info = domain.Info{State: domain.StateShutOff}
+			b.guest.On["Info"] = func() { time.AfterFunc(time.Second, func() { j.GuestEnded(backupjob.GuestCrashed) }) }
+			b.guest.State = domain.Info{State: domain.StateShutOff}
 		}, want: pb.Backup_GUEST_CRASHED, begun: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -319,10 +319,10 @@ func TestFailures(t *testing.T) {
 				if got.Phase != pb.Backup_FAILED || got.Failure != c.want || !strings.Contains(got.Message, c.says) || got.Message == "" {
 					t.Errorf("%v, want %v that says %q", got, c.want, c.says)
 				}
-				if begun := b.guest.count("BeginBackup") > 0; begun != c.begun {
-					t.Errorf("begun: %v; calls %v", begun, b.guest.calls)
+				if begun := b.guest.Count("BeginBackup") > 0; begun != c.begun {
+					t.Errorf("begun: %v; calls %v", begun, b.guest.Calls)
 				}
-				if b.guest.frozen {
+				if b.guest.Frozen {
 					t.Error("the guest is frozen")
 				}
 				if found, _ := filepath.Glob(b.dir + "/vm/*.partial"); len(found) > 0 {
@@ -337,7 +337,7 @@ func TestFailures(t *testing.T) {
 // undone checks that everything that libvirt was asked for is undone while the guest exists.
 func (b *bench) undone(begun bool) {
 	b.Helper()
-	deleted := b.guest.count("DeleteCheckpoint cp2")
+	deleted := b.guest.Count("DeleteCheckpoint cp2")
 	switch {
 	case !begun:
 		if deleted > 0 {
@@ -347,21 +347,21 @@ func (b *bench) undone(begun bool) {
 	case b.gone:
 		return
 	}
-	if b.guest.job.Active && b.guest.fail["BackupJob"] == nil {
+	if b.guest.JobInfo.Active && b.guest.Fail["BackupJob"] == nil {
 		b.Error("the job runs on")
 	}
 	if deleted != 1 {
 		b.Errorf("the checkpoint was deleted %d times", deleted)
 	}
-	if b.guest.info.Reason == domain.ReasonIOError && b.guest.count("Resume") == 0 {
+	if b.guest.State.Reason == domain.ReasonIOError && b.guest.Count("Resume") == 0 {
 		b.Error("the guest was not resumed")
 	}
 }
 
 func endsWith(b *bench, j *job, err error) {
-	b.guest.on["BeginBackup"] = func() {
+	b.guest.On["BeginBackup"] = func() {
 		time.AfterFunc(time.Second, func() {
-			b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, Err: err} })
+			b.guest.Set(func() { b.guest.JobInfo = domain.JobInfo{Known: true, Err: err} })
 			j.Deliver(domain.Event{Kind: domain.EventBackupCompleted, Err: err})
 		})
 	}
@@ -374,8 +374,8 @@ func TestFailures_checkpointIsDeleted(t *testing.T) {
 		j := b.job(request())
 		endsWith(b, j, errors.New("bad sector"))
 		b.run(j)
-		if b.guest.count("DeleteCheckpoint cp2") != 1 {
-			t.Errorf("calls: %v", b.guest.calls)
+		if b.guest.Count("DeleteCheckpoint cp2") != 1 {
+			t.Errorf("calls: %v", b.guest.Calls)
 		}
 	})
 }
@@ -386,10 +386,10 @@ func TestJob_eventIsBelievedOnlyIfItHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		j := b.job(request())
-		b.guest.on["BeginBackup"] = func() {
+		b.guest.On["BeginBackup"] = func() {
 			j.Deliver(domain.Event{Kind: domain.EventBackupCompleted, Err: errors.New("of another job")})
 			time.AfterFunc(30*time.Second, func() {
-				b.guest.set(func() { b.guest.job = domain.JobInfo{Known: true, TotalBytes: 1} })
+				b.guest.Set(func() { b.guest.JobInfo = domain.JobInfo{Known: true, TotalBytes: 1} })
 			})
 		}
 		if got := b.run(j); got.Phase != pb.Backup_DONE {
@@ -407,16 +407,16 @@ func TestQuiesce(t *testing.T) {
 	}{
 		"skipped":      {func(_ *bench, req *pb.BeginBackupRequest) { req.SkipQuiesce = true }, pb.Backup_SKIPPED, 0},
 		"agent absent": {func(b *bench, _ *pb.BeginBackupRequest) { b.agent = false }, pb.Backup_AGENT_ABSENT, 0},
-		"refused":      {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.fail["Freeze"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 1},
+		"refused":      {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.Fail["Freeze"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 1},
 		"frozen by somebody else": {func(b *bench, _ *pb.BeginBackupRequest) {
-			b.guest.frozen = true
-			b.guest.on["Thaw"] = func() { panic("thawed what it did not freeze") }
+			b.guest.Frozen = true
+			b.guest.On["Thaw"] = func() { panic("thawed what it did not freeze") }
 		}, pb.Backup_FROZEN, 0},
-		"silent": {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.fail["FSFrozen"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 0},
+		"silent": {func(b *bench, _ *pb.BeginBackupRequest) { b.guest.Fail["FSFrozen"] = domain.ErrAgent }, pb.Backup_FREEZE_FAILED, 0},
 		"frozen": {func(*bench, *pb.BeginBackupRequest) {}, pb.Backup_FROZEN, 1},
 		"thaw fails at first": {func(b *bench, _ *pb.BeginBackupRequest) {
-			b.guest.fail["Thaw"] = domain.ErrAgent
-			time.AfterFunc(20*time.Second, func() { b.guest.set(func() { delete(b.guest.fail, "Thaw") }) })
+			b.guest.Fail["Thaw"] = domain.ErrAgent
+			time.AfterFunc(20*time.Second, func() { b.guest.Set(func() { delete(b.guest.Fail, "Thaw") }) })
 		}, pb.Backup_THAWED_EARLY, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -430,10 +430,10 @@ func TestQuiesce(t *testing.T) {
 				time.Sleep(time.Minute) // the longest that the watchdog takes
 				synctest.Wait()
 				got := j.Snapshot()
-				if got.Phase != pb.Backup_DONE || got.Quiesce != c.want || b.guest.count("Freeze") != c.freezes {
-					t.Errorf("%v, %d freezes", got, b.guest.count("Freeze"))
+				if got.Phase != pb.Backup_DONE || got.Quiesce != c.want || b.guest.Count("Freeze") != c.freezes {
+					t.Errorf("%v, %d freezes", got, b.guest.Count("Freeze"))
 				}
-				if foreign := name == "frozen by somebody else"; b.guest.frozen != foreign || b.freezer.Frozen() {
+				if foreign := name == "frozen by somebody else"; b.guest.Frozen != foreign || b.freezer.Frozen() {
 					t.Error("the guest is frozen, or was thawed by the wrong party")
 				}
 				b.endLife()
@@ -449,12 +449,12 @@ func TestQuiesce_guestIsThawedWhileTheBeginHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		j := b.job(request())
-		b.guest.on["BeginBackup"] = func() { time.Sleep(time.Hour) }
+		b.guest.On["BeginBackup"] = func() { time.Sleep(time.Hour) }
 		go j.Run()
 		time.Sleep(freeze.Limit + time.Second)
 		synctest.Wait()
-		b.guest.set(func() {
-			if b.guest.frozen {
+		b.guest.Set(func() {
+			if b.guest.Frozen {
 				t.Error("the guest is still frozen")
 			}
 		})

@@ -20,16 +20,16 @@ func TestStall_freesTheGuest(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
 				begun := time.Now()
-				b.guest.on["BeginBackup"] = func() {
+				b.guest.On["BeginBackup"] = func() {
 					go func() {
 						for at := time.Duration(0); at < movesFor; at += stalledAfter / 2 {
 							time.Sleep(stalledAfter / 2)
-							b.guest.set(func() { b.guest.job.ProcessedBytes++ })
+							b.guest.Set(func() { b.guest.JobInfo.ProcessedBytes++ })
 						}
 					}()
 				}
 				var aborted time.Duration
-				b.guest.on["AbortBackup"] = func() { aborted = time.Since(begun) }
+				b.guest.On["AbortBackup"] = func() { aborted = time.Since(begun) }
 				got := b.run(b.job(request()))
 				if got.Failure != pb.Backup_TARGET_STALLED || !strings.Contains(got.Message, "nothing was copied for 1m0s") {
 					t.Errorf("%v", got)
@@ -37,7 +37,7 @@ func TestStall_freesTheGuest(t *testing.T) {
 				if least := movesFor + stalledAfter; aborted < least || aborted > least+2*backupjob.PollInterval {
 					t.Errorf("aborted after %s, want %s", aborted, least)
 				}
-				if b.guest.count("DeleteCheckpoint cp2") != 1 {
+				if b.guest.Count("DeleteCheckpoint cp2") != 1 {
 					t.Error("the checkpoint is left")
 				}
 			})
@@ -50,19 +50,19 @@ func TestStray_jobIsEndedBeforeTheNextBackup(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.guest.job = domain.JobInfo{Active: true, Known: true}
+		b.guest.JobInfo = domain.JobInfo{Active: true, Known: true}
 		j := b.job(request())
 		b.complete(j)
-		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.count("AbortBackup") != 1 {
-			t.Errorf("%v after %v", got, b.guest.calls)
+		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.Count("AbortBackup") != 1 {
+			t.Errorf("%v after %v", got, b.guest.Calls)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.guest.job = domain.JobInfo{Active: true, Known: true}
-		b.guest.fail["AbortBackup"] = domain.ErrBusy
-		if got := b.run(b.job(request())); got.Phase != pb.Backup_FAILED || b.guest.count("PrepareBackup") > 0 {
-			t.Errorf("%v after %v", got, b.guest.calls)
+		b.guest.JobInfo = domain.JobInfo{Active: true, Known: true}
+		b.guest.Fail["AbortBackup"] = domain.ErrBusy
+		if got := b.run(b.job(request())); got.Phase != pb.Backup_FAILED || b.guest.Count("PrepareBackup") > 0 {
+			t.Errorf("%v after %v", got, b.guest.Calls)
 		}
 	})
 }
@@ -74,11 +74,11 @@ func TestStray_jobThatBeginsLateIsAborted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
 			const late = backupjob.AbortTimeout / 2
-			b.agent, b.guest.beginTakes = frozen, limit+late
+			b.agent, b.guest.BeginTakes = frozen, limit+late
 			started := time.Now()
 			got := b.run(b.job(request()))
-			if got.Failure != pb.Backup_HYPERVISOR_ERROR || b.guest.job.Active || b.guest.count("DeleteCheckpoint cp2") != 1 {
-				t.Errorf("frozen %v: %v, job %+v", frozen, got, b.guest.job)
+			if got.Failure != pb.Backup_HYPERVISOR_ERROR || b.guest.JobInfo.Active || b.guest.Count("DeleteCheckpoint cp2") != 1 {
+				t.Errorf("frozen %v: %v, job %+v", frozen, got, b.guest.JobInfo)
 			}
 			if took := time.Since(started); took < limit+late || took > limit+late+2*backupjob.PollInterval {
 				t.Errorf("frozen %v: ended after %s, libvirt had begun after %s", frozen, took, limit+late)

@@ -1,0 +1,177 @@
+// Package pull serves the disks of a running guest as they were at one point in time: QEMU serves them on a unix socket in
+// the launcher pod, and this package offers them as export.Volumes until it is told that the backup is complete.
+//
+// PREPARING creates scratch files on the target volume, which QEMU copies into what the guest overwrites. SERVING lasts
+// until Finish, a failure or the guest's end. When scratch space runs out, the backup fails and the guest continues: QEMU
+// would stop the guest, so the backup ends before that, and if it comes too late, the guest is resumed. However the
+// backup ends, no scratch file and no socket is left. Package backupjob has what is common to all backups.
+package pull
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/nbdvolume"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+	"github.com/varvebackup/varve/internal/nbd"
+)
+
+// ErrNotServing: the backup is not in a phase in which it can be finished.
+var ErrNotServing = errclass.New(errclass.Conflict, "the backup does not serve its volumes")
+
+// Volume is what the package needs of an open export.
+type Volume interface {
+	export.Volume
+	Close() error
+}
+
+// Images creates scratch files.
+type Images interface {
+	// CreateTarget creates an empty qcow2 file for a disk of virtualBytes.
+	CreateTarget(ctx context.Context, path string, virtualBytes int64) error
+}
+
+// Config is the configuration of a backup.
+type Config struct {
+	backupjob.Config
+
+	Images Images
+	// OpenTarget opens a utility volume by its name.
+	OpenTarget func(name string) (*target.Volume, error)
+	// Socket is the path of the socket on which QEMU serves. Its directory is made, for this process alone.
+	Socket string
+	// OpenVolume opens an export. OpenNBD does.
+	OpenVolume func(ctx context.Context, socket string, o nbdvolume.Options) (Volume, error)
+}
+
+// OpenNBD opens the export of a volume on a unix socket.
+func OpenNBD(ctx context.Context, socket string, o nbdvolume.Options) (Volume, error) {
+	v, err := nbdvolume.Open(ctx, nbd.Target{Network: "unix", Address: socket, Export: o.Name}, o)
+	if err != nil {
+		return nil, err // not v: a nil pointer in an interface is not nil
+	}
+	return v, nil
+}
+
+// Job is one pull backup. It implements export.Volumes.
+type Job struct {
+	*backupjob.Job
+
+	cfg Config
+	req *pb.BeginBackupRequest
+	// finish is closed by Finish.
+	finish   chan struct{}
+	finished sync.Once
+	// readBytes counts the data that was read.
+	readBytes atomic.Uint64
+
+	mu      sync.Mutex
+	volumes map[string]Volume
+
+	// scratch belongs to Run's goroutine.
+	scratch scratch
+}
+
+// New returns a backup that its Run will carry out. ctx bounds its work, but not its cleanup. An error says what is wrong
+// with the request.
+func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
+	j := &Job{cfg: cfg, finish: make(chan struct{})}
+	_, err := backupjob.New(ctx, cfg.Config, req, func(common *backupjob.Job) backupjob.Mode {
+		j.Job, j.req = common, common.Request()
+		return (*mode)(j)
+	})
+	return j, err
+}
+
+// Finish ends the backup as a success: whoever pulls it has everything. ErrNotServing: it does not serve, or has failed.
+func (j *Job) Finish() error {
+	switch j.Snapshot().Phase {
+	case pb.Backup_SERVING:
+		j.finished.Do(func() { close(j.finish) })
+	case pb.Backup_DONE:
+	default:
+		return ErrNotServing
+	}
+	return nil
+}
+
+// Open implements export.Volumes. Before the point in time is fixed, and after the end, no volume can be reached.
+func (j *Job) Open(_ context.Context, name string) (export.Volume, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.volumes == nil {
+		return nil, errclass.Errorf(errclass.Transient, "the backup does not serve its volumes now")
+	}
+	v, ok := j.volumes[name]
+	if !ok {
+		return nil, errclass.Errorf(errclass.NotFound, "the backup has no volume %s", name)
+	}
+	return counted{Volume: v, bytes: &j.readBytes}, nil
+}
+
+// Infos returns what the backup offers, in the order of the request; nil while it does not serve.
+func (j *Job) Infos() (infos []export.Info) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, v := range j.req.Volumes {
+		if volume, ok := j.volumes[v.Volume]; ok {
+			infos = append(infos, volume.Info())
+		}
+	}
+	return infos
+}
+
+// counted counts the data that is read.
+type counted struct {
+	export.Volume
+
+	bytes *atomic.Uint64
+}
+
+// Read implements export.Volume.
+func (c counted) Read(ctx context.Context, e extent.Extent, scope export.Scope, sink func(export.Chunk) error) error {
+	return c.Volume.Read(ctx, e, scope, func(chunk export.Chunk) error {
+		c.bytes.Add(uint64(len(chunk.Data)))
+		return sink(chunk)
+	})
+}
+
+func (j *Job) openVolumes(ctx context.Context) error {
+	opened := map[string]Volume{}
+	var err error
+	for _, v := range j.req.Volumes {
+		o := nbdvolume.Options{Name: v.Volume, PointInTime: j.req.Uid + "/" + v.Volume}
+		if v.Incremental {
+			o.Bitmap = domain.ChangesBitmap
+		}
+		if opened[v.Volume], err = j.cfg.OpenVolume(ctx, j.cfg.Socket, o); err != nil {
+			delete(opened, v.Volume)
+			break
+		}
+	}
+	j.mu.Lock()
+	j.volumes = opened
+	j.mu.Unlock()
+	if err != nil {
+		j.closeVolumes()
+	}
+	return err
+}
+
+// closeVolumes ends every read. Nothing is lost with the connections.
+func (j *Job) closeVolumes() {
+	j.mu.Lock()
+	volumes := j.volumes
+	j.volumes = nil
+	j.mu.Unlock()
+	for _, v := range volumes {
+		_ = v.Close()
+	}
+}

@@ -1,0 +1,105 @@
+package pull
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/launcher/backupjob"
+	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/target"
+)
+
+const (
+	// reserveBytes of the scratch volume stay free: below it the backup ends, before the guest has to wait. A guest that
+	// overwrites more than this between two looks waits until the backup has ended.
+	reserveBytes = 16 << 20
+	// leastBytes a disk needs at the beginning, beside the reserve: the image's metadata and some room.
+	leastBytes = 4 << 20
+	// fullBelow is the free space in bytes below which a failed job is blamed on the scratch space.
+	fullBelow = 1 << 20
+	// stalledAfter is how long the scratch volume may give no answer. Until then the guest's writes wait for it, too.
+	stalledAfter = time.Minute
+)
+
+// scratch is where QEMU copies what the guest overwrites.
+type scratch struct {
+	volume *target.Volume
+	// made: the directory with the files may exist.
+	made bool
+}
+
+func checkSpace(disks int, free uint64) error {
+	need := uint64(reserveBytes + disks*leastBytes)
+	if free >= need {
+		return nil
+	}
+	return &backupjob.Failure{
+		Kind: pb.Backup_INSUFFICIENT_SPACE,
+		Message: fmt.Sprintf("the scratch claim has %d MiB (%d bytes) free, and the backup needs at least %d MiB (%d bytes) to begin, and then what the guest overwrites while it is pulled: use a larger claim",
+			free>>20, free, need>>20, need),
+	}
+}
+
+func fullFailure(used, free uint64) *backupjob.Failure {
+	return &backupjob.Failure{
+		Kind: pb.Backup_SCRATCH_FULL,
+		Message: fmt.Sprintf("the scratch claim is full: it holds %d MiB that the guest overwrote during the backup, and %d MiB are free: use a larger claim, or pull faster",
+			used>>20, free>>20),
+	}
+}
+
+// watch is a look at the scratch volume, again and again, in a goroutine of its own: a volume that hangs must not keep the
+// backup from ending.
+type watch struct {
+	clock clock.Clock
+
+	mu   sync.Mutex
+	free uint64
+	err  error
+	at   time.Time
+}
+
+// watch looks at the volume until ctx ends.
+func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
+	w := &watch{clock: c, at: c.Now()}
+	w.free, w.err = s.volume.FreeBytes()
+	go func() {
+		ticker := c.NewTicker(backupjob.PollInterval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C():
+			}
+			free, err := s.volume.FreeBytes()
+			w.mu.Lock()
+			w.free, w.err, w.at = free, err, c.Now()
+			w.mu.Unlock()
+		}
+	}()
+	return w
+}
+
+func (w *watch) freeBytes() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.free
+}
+
+// check returns why the backup has to end, or nil.
+func (w *watch) check(used uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.clock.Since(w.at) > stalledAfter:
+		return &backupjob.Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("the scratch claim has given no answer for %s, while the guest's writes may wait for it", stalledAfter)}
+	case w.err == nil && w.free < reserveBytes:
+		return fullFailure(used, w.free)
+	}
+	return nil
+}
