@@ -34,6 +34,7 @@ var writers = map[string][]Component{
 	backupv1.ReasonPVCIsBlock:        byController,
 	backupv1.ReasonInsufficientSpace: byHandler,
 	backupv1.ReasonTargetFull:        byHandler,
+	backupv1.ReasonScratchFull:       byHandler,
 	backupv1.ReasonTargetDetached:    byHandler,
 	backupv1.ReasonAborted:           byBoth,
 	backupv1.ReasonStopForced:        byHandler,

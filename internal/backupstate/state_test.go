@@ -84,6 +84,7 @@ var samples = map[string]State{
 	"TargetStalled":            TargetStalled("Nothing was copied for 1m0s"),
 	"InsufficientSpace":        InsufficientSpace("1 GiB is needed and 1 MiB is free: delete old backups."),
 	"TargetFull":               TargetFull("No space is left: delete old backups."),
+	"ScratchFull":              ScratchFull("The scratch claim is full: use a larger claim, or pull faster."),
 	"Frozen":                   Frozen(""),
 	"QuiesceSkipped":           QuiesceSkipped(""),
 	"AgentAbsent":              AgentAbsent(""),

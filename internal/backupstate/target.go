@@ -72,6 +72,12 @@ func InsufficientSpace(message string) State {
 	return State{Reason: backupv1.ReasonInsufficientSpace, Message: message}
 }
 
+// ScratchFull says that there is no space left for what the guest overwrites while the backup is pulled. message has the
+// launcher's words, which say with the numbers what to do.
+func ScratchFull(message string) State {
+	return State{Reason: backupv1.ReasonScratchFull, Message: message}
+}
+
 // TargetFull says that the target ran out of space. message has the launcher's words, which say with the numbers what
 // to do.
 func TargetFull(message string) State {

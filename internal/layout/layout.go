@@ -27,16 +27,16 @@ const StopWaitsForBackup = 10 * time.Minute
 
 // Paths inside the launcher pod.
 const (
-	DisksDir    = "/run/varve/disks"
-	DevicesDir  = "/dev/varve"
-	StateDir    = "/run/varve/state"
-	OverlayDir  = StateDir + "/cbt"
-	UtilityDir  = "/run/varve/utility"
-	SocketsDir  = "/run/varve/sockets"
-	Socket      = SocketsDir + "/launcher.sock"
-	KernelDir   = "/run/varve/kernel"
+	DisksDir   = "/run/varve/disks"
+	DevicesDir = "/dev/varve"
+	StateDir   = "/run/varve/state"
+	OverlayDir = StateDir + "/cbt"
+	UtilityDir = "/run/varve/utility"
+	SocketsDir = "/run/varve/sockets"
+	Socket     = SocketsDir + "/launcher.sock"
+	KernelDir  = "/run/varve/kernel"
 	// NBDSocket is where QEMU serves the disks of a pull backup. Nobody else may enter its directory.
-	NBDSocket = "/run/varve/nbd/backup.sock"
+	NBDSocket   = "/run/varve/nbd/backup.sock"
 	KernelFile  = KernelDir + "/kernel"
 	InitrdFile  = KernelDir + "/initrd"
 	diskImage   = "disk.img"

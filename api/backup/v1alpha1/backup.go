@@ -45,23 +45,30 @@ type VirtualMachineBackupList struct {
 	Items []VirtualMachineBackup `json:"items"`
 }
 
-// BackupMode says who moves the data.
+// BackupMode says who moves the data. KubeVirt's released API spells the values with a capital letter.
 //
-// +kubebuilder:validation:Enum=push
+// +kubebuilder:validation:Enum=push;Push
 type BackupMode string
 
 // PushMode has the hypervisor write the data to a volume.
 const PushMode BackupMode = "push"
 
+// Kinds that spec.source of a backup may name, with their groups.
+const (
+	SourceKindVirtualMachine = "VirtualMachine"
+	SourceKindTracker        = "VirtualMachineBackupTracker"
+)
+
 // VirtualMachineBackupSpec says what is backed up, from which base and to where.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another backup"
-// +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="set exactly one of source (a full backup that leaves no checkpoint) and backupTracker"
+// +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="set exactly one of source (a VirtualMachine is backed up fully and keeps no checkpoint) and backupTracker"
 type VirtualMachineBackupSpec struct {
-	// source is the virtual machine, in the backup's namespace. The backup is full and leaves no checkpoint.
+	// source is what is backed up, in the backup's namespace. A VirtualMachine (apiGroup kubevirt.io) is backed up fully and keeps no
+	// checkpoint. A VirtualMachineBackupTracker (apiGroup backup.kubevirt.io) means the same as backupTracker.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
-	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
+	// +kubebuilder:validation:XValidation:rule="has(self.apiGroup) && self.apiGroup in ['kubevirt.io', 'backup.kubevirt.io']",message="apiGroup must be kubevirt.io or backup.kubevirt.io",fieldPath=".apiGroup"
+	// +kubebuilder:validation:XValidation:rule="!has(self.apiGroup) || self.kind == (self.apiGroup == 'backup.kubevirt.io' ? 'VirtualMachineBackupTracker' : 'VirtualMachine')",message="kind must be VirtualMachine with apiGroup kubevirt.io, or VirtualMachineBackupTracker with apiGroup backup.kubevirt.io",fieldPath=".kind"
 	// +kubebuilder:validation:XValidation:rule="size(self.name) > 0",message="name is required",fieldPath=".name"
 	Source *corev1.TypedLocalObjectReference `json:"source,omitempty"`
 
@@ -72,7 +79,7 @@ type VirtualMachineBackupSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	BackupTracker string `json:"backupTracker,omitempty"`
 
-	// mode is push: the hypervisor writes one qcow2 file per disk to the volume that pvcName names.
+	// mode is push, or Push, which means the same: the hypervisor writes one qcow2 file per disk to the volume that pvcName names.
 	// +kubebuilder:default=push
 	// +optional
 	Mode BackupMode `json:"mode,omitempty"`
@@ -89,6 +96,22 @@ type VirtualMachineBackupSpec struct {
 	// forceFullBackup makes the backup full even if the tracker has a checkpoint. Without a tracker every backup is full.
 	// +optional
 	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
+}
+
+// TrackerName returns the tracker that the backup uses, whichever field names it, or "".
+func (s *VirtualMachineBackupSpec) TrackerName() string {
+	if s.Source != nil && s.Source.Kind == SourceKindTracker {
+		return s.Source.Name
+	}
+	return s.BackupTracker
+}
+
+// MachineName returns the virtual machine that the backup itself names, or "" if its tracker does.
+func (s *VirtualMachineBackupSpec) MachineName() string {
+	if s.Source != nil && s.Source.Kind == SourceKindVirtualMachine {
+		return s.Source.Name
+	}
+	return ""
 }
 
 // BackupType says whether a backup can be restored by itself.
@@ -183,10 +206,14 @@ const (
 	ConditionProgressing = "Progressing"
 	// ConditionDone is True when the backup succeeded.
 	ConditionDone = "Done"
+	// ConditionComplete is the same as Done, under the name that newer clients of KubeVirt wait for.
+	ConditionComplete = "Complete"
 	// ConditionFailed is True when the backup failed; reason is one of the Reason values.
 	ConditionFailed = "Failed"
 	// ConditionDeleting is True while a deleted backup is aborted and cleaned up.
 	ConditionDeleting = "Deleting"
+	// ConditionAborting is True while a backup ends that was deleted before its data was complete.
+	ConditionAborting = "Aborting"
 	// ConditionQuiesced is True if the guest's file systems were frozen at the point in time. If they were not, it is False
 	// with a reason, and the backup is crash consistent.
 	ConditionQuiesced = "Quiesced"
@@ -204,7 +231,7 @@ type VirtualMachineBackupStatus struct {
 	// message says what the backup waits for or what happened, and what to do about it.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// conditions are Initializing, Progressing, Done, Failed, Deleting and Quiesced.
+	// conditions are Initializing, Progressing, Done (also as Complete), Failed, Deleting, Aborting and Quiesced.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -213,6 +240,9 @@ type VirtualMachineBackupStatus struct {
 	// backupType is Incremental if any disk is, and Full otherwise. includedVolumes has the type of each disk.
 	// +optional
 	BackupType BackupType `json:"backupType,omitempty"`
+	// type is Full or Incremental, the same as backupType, for clients of KubeVirt's released API.
+	// +optional
+	Type BackupType `json:"type,omitempty"`
 	// checkpointName is the checkpoint that this backup creates. Absent without a tracker.
 	// +optional
 	CheckpointName string `json:"checkpointName,omitempty"`
@@ -303,6 +333,12 @@ type Progress struct {
 type IncludedVolume struct {
 	// name is the volume's name in the virtual machine.
 	Name string `json:"name"`
+	// volumeName is the same as name, for clients of KubeVirt's released API.
+	// +optional
+	VolumeName string `json:"volumeName,omitempty"`
+	// diskTarget is the device's name in the hypervisor's configuration, such as vda.
+	// +optional
+	DiskTarget string `json:"diskTarget,omitempty"`
 	// type is Full if this disk's file stands alone, or Incremental if it needs the file of the base.
 	// +optional
 	Type BackupType `json:"type,omitempty"`

@@ -43,6 +43,8 @@ const (
 	ReasonInsufficientSpace = "InsufficientSpace"
 	// ReasonTargetFull: the target ran out of space during the copy.
 	ReasonTargetFull = "TargetFull"
+	// ReasonScratchFull: there is no space left for what the guest overwrites while the backup is pulled.
+	ReasonScratchFull = "ScratchFull"
 	// ReasonTargetDetached: the pod that holds the target on the node ended during the copy, for example in a drain.
 	ReasonTargetDetached = "TargetDetached"
 	// ReasonAborted: the backup was deleted while it ran.

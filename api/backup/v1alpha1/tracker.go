@@ -80,6 +80,11 @@ type Checkpoint struct {
 	// +optional
 	// +listType=set
 	Disks []string `json:"disks,omitempty"`
+	// volumes are the same as disks, for clients of KubeVirt's released API.
+	// +optional
+	// +listType=map
+	// +listMapKey=volumeName
+	Volumes []CheckpointVolume `json:"volumes,omitempty"`
 	// backupName is the VirtualMachineBackup that created the checkpoint.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
@@ -90,6 +95,15 @@ type Checkpoint struct {
 	// directory holds exactly this manifest. If an older version recorded the checkpoint, target is absent, and the next backup is full.
 	// +optional
 	Target *BackupTarget `json:"target,omitempty"`
+}
+
+// CheckpointVolume is one volume of a checkpoint.
+type CheckpointVolume struct {
+	// volumeName is the volume's name in the virtual machine.
+	VolumeName string `json:"volumeName"`
+	// diskTarget is the device's name in the hypervisor's configuration when the checkpoint was created, such as vda.
+	// +optional
+	DiskTarget string `json:"diskTarget,omitempty"`
 }
 
 // BackupTarget says where the files of a backup are. Its identifiers are never reused.

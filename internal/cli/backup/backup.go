@@ -79,8 +79,8 @@ func NewTable(items []backupv1.VirtualMachineBackup, now time.Time, wide bool) *
 }
 
 func sourceOf(b *backupv1.VirtualMachineBackup) string {
-	if b.Status.SourceName == "" && b.Spec.Source != nil {
-		return b.Spec.Source.Name
+	if b.Status.SourceName == "" {
+		return b.Spec.MachineName()
 	}
 	return b.Status.SourceName
 }

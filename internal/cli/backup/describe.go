@@ -59,7 +59,7 @@ func writeBackup(p *output.Page, b *backupv1.VirtualMachineBackup) {
 		"Created", p.Moment(b.CreationTimestamp.Time),
 		"Labels", output.FormatLabels(b.Labels),
 		"Virtual machine", sourceOf(b),
-		"Tracker", b.Spec.BackupTracker,
+		"Tracker", b.Spec.TrackerName(),
 		"Options", backupOptions(b),
 		"Phase", phaseOf(b),
 		"Reason", b.Status.Reason,

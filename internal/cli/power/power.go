@@ -1,5 +1,5 @@
 // Package power decides how to ask for the start, stop or restart of a virtual machine: with spec.runStrategy if that
-// is enough, or with status.stateChangeRequests if the strategy leaves it to requests, as KubeVirt's own clients do. It
+// is enough, or with status.stateChangeRequests if the strategy leaves it to requests, as KubeVirt's virt-api does. It
 // is pure.
 package power
 

@@ -154,8 +154,8 @@ func writeConditions(p *output.Page, vm *kubevirtv1.VirtualMachine) {
 // name it yet.
 func selectLastBackups(vm string, trackers []backupv1.VirtualMachineBackupTracker, all []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
 	all = slices.DeleteFunc(all, func(b backupv1.VirtualMachineBackup) bool {
-		tracked := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Name == b.Spec.BackupTracker })
-		return b.Status.SourceName != vm && (b.Spec.Source == nil || b.Spec.Source.Name != vm) && !tracked
+		tracked := slices.ContainsFunc(trackers, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Name == b.Spec.TrackerName() })
+		return b.Status.SourceName != vm && b.Spec.MachineName() != vm && !tracked
 	})
 	slices.SortStableFunc(all, func(a, b backupv1.VirtualMachineBackup) int {
 		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)

@@ -25,6 +25,10 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 			}
 		}
 		setCondition(s, c, generation, now)
+		if t == backupv1.ConditionDone {
+			c.Type = backupv1.ConditionComplete
+			setCondition(s, c, generation, now)
+		}
 	}
 	if !deleting && meta.FindStatusCondition(s.Conditions, backupv1.ConditionDeleting) == nil {
 		return
@@ -32,6 +36,11 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 	c := metav1.Condition{Type: backupv1.ConditionDeleting, Status: metav1.ConditionFalse, Reason: string(s.Phase)}
 	if deleting {
 		c.Status, c.Message = metav1.ConditionTrue, backupstate.DeletingMessage
+	}
+	setCondition(s, c, generation, now)
+	c.Type = backupv1.ConditionAborting
+	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied {
+		c.Status, c.Message = metav1.ConditionFalse, ""
 	}
 	setCondition(s, c, generation, now)
 }

@@ -293,7 +293,7 @@ func TestBackup_fullThenIncremental(t *testing.T) {
 		t.Errorf("conditions: %v", full.Status.Conditions)
 	}
 	l.must(l.read(tracker))
-	want := &backupv1.Checkpoint{Name: full.Status.CheckpointName, CreationTime: *full.Status.StartTimestamp, Disks: []string{"root"}, BackupName: "full", BackupUID: full.UID}
+	want := &backupv1.Checkpoint{Name: full.Status.CheckpointName, CreationTime: *full.Status.StartTimestamp, Disks: []string{"root"}, Volumes: []backupv1.CheckpointVolume{{VolumeName: "root"}}, BackupName: "full", BackupUID: full.UID}
 	if diff := cmp.Diff(want, tracker.Status.LatestCheckpoint); diff != "" {
 		t.Errorf("tracker: %s", diff)
 	}

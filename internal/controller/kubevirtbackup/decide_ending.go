@@ -14,7 +14,7 @@ func decideCopied(in *input) decision {
 	succeed := func() decision {
 		return toPruning(in, backupv1.BackupSucceeded, backupstate.Finishing())
 	}
-	name := in.Backup.Spec.BackupTracker
+	name := in.Backup.Spec.TrackerName()
 	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
 	if end, gone := targetGone(in); gone && !moved {
 		return toPruning(in, backupv1.BackupUnsuccessful, end)
@@ -50,7 +50,9 @@ func newCheckpoint(in *input) *backupv1.Checkpoint {
 		c.CreationTime = metav1.NewTime(in.Now)
 	}
 	for i := range s.IncludedVolumes {
-		c.Disks = append(c.Disks, s.IncludedVolumes[i].Name)
+		v := &s.IncludedVolumes[i]
+		c.Disks = append(c.Disks, v.Name)
+		c.Volumes = append(c.Volumes, backupv1.CheckpointVolume{VolumeName: v.Name, DiskTarget: v.DiskTarget})
 	}
 	// All of them or none: some alone prove nothing about the target.
 	if s.PVCUID != "" && s.ManifestSHA256 != "" {

@@ -599,7 +599,8 @@ func TestMoveTracker(t *testing.T) {
 	w.step(b)
 	want := backupv1.VirtualMachineBackupTrackerStatus{
 		LatestCheckpoint: &backupv1.Checkpoint{
-			Name: b.Status.CheckpointName, CreationTime: *b.Status.StartTimestamp, Disks: []string{"root"}, BackupName: "b", BackupUID: b.UID,
+			Name: b.Status.CheckpointName, CreationTime: *b.Status.StartTimestamp, Disks: []string{"root"}, Volumes: []backupv1.CheckpointVolume{{VolumeName: "root"}},
+			BackupName: "b", BackupUID: b.UID,
 			Target: &backupv1.BackupTarget{PVCName: "target", PVCUID: w.claim.UID, Directory: b.Status.Directory, ManifestSHA256: b.Status.ManifestSHA256},
 		},
 		NewestCheckpointTime: w.tracker.Status.NewestCheckpointTime,

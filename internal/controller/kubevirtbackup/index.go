@@ -30,7 +30,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	backup := &backupv1.VirtualMachineBackup{}
 	for name, values := range map[string]func(*backupv1.VirtualMachineBackup) []string{
 		byMachine: namedMachines,
-		byTracker: func(b *backupv1.VirtualMachineBackup) []string { return []string{b.Spec.BackupTracker} },
+		byTracker: func(b *backupv1.VirtualMachineBackup) []string { return []string{b.Spec.TrackerName()} },
 		byClaim:   func(b *backupv1.VirtualMachineBackup) []string { return []string{b.Spec.PVCName} },
 		byNode:    func(b *backupv1.VirtualMachineBackup) []string { return []string{b.Status.NodeName} },
 		byVolume:  func(b *backupv1.VirtualMachineBackup) []string { return []string{layout.BackupUtilityVolume(b.UID)} },
@@ -56,8 +56,8 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 
 func namedMachines(b *backupv1.VirtualMachineBackup) []string {
 	var machines []string
-	if b.Spec.Source != nil {
-		machines = append(machines, b.Spec.Source.Name)
+	if name := b.Spec.MachineName(); name != "" {
+		machines = append(machines, name)
 	}
 	if name := b.Status.SourceName; name != "" && (len(machines) == 0 || machines[0] != name) {
 		machines = append(machines, name)

@@ -21,7 +21,7 @@ type input struct {
 	// Configuration is the cluster's KubeVirt object, or nil. ConfigurationName is where it must be.
 	Configuration     *kubevirtv1.KubeVirt
 	ConfigurationName types.NamespacedName
-	// Tracker is the object that spec.backupTracker names.
+	// Tracker is the tracker that the spec names.
 	Tracker *backupv1.VirtualMachineBackupTracker
 	// VM and Instance are those of the machine to back up.
 	VM       *kubevirtv1.VirtualMachine
@@ -47,8 +47,8 @@ func machineNameOf(b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMa
 	switch {
 	case b.Status.SourceName != "" && b.Status.Phase != backupv1.BackupPending:
 		return b.Status.SourceName // fixed once the backup has left Pending
-	case b.Spec.Source != nil:
-		return b.Spec.Source.Name
+	case b.Spec.MachineName() != "":
+		return b.Spec.MachineName()
 	case tracker != nil:
 		return tracker.Spec.Source.Name
 	default:

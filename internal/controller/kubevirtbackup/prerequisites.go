@@ -49,7 +49,7 @@ func missingGate(in *input) *obstacle {
 }
 
 func missingTracker(in *input) *obstacle {
-	name := in.Backup.Spec.BackupTracker
+	name := in.Backup.Spec.TrackerName()
 	switch {
 	case name == "":
 		return nil

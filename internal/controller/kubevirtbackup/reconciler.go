@@ -108,7 +108,7 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 	if in.ClaimUsers, err = r.claimUsers(ctx, key.Namespace, b.Spec.PVCName); err != nil {
 		return nil, err
 	}
-	if name := b.Spec.BackupTracker; name != "" {
+	if name := b.Spec.TrackerName(); name != "" {
 		in.Tracker, err = getOrNil(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
 		if err != nil {
 			return nil, err

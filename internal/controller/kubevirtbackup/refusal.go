@@ -55,12 +55,12 @@ func refusalState(in *input, d decision, err error) backupstate.State {
 	what := map[step]string{
 		stepAddFinalizer:    "Adding the finalizer to the backup",
 		stepRemoveFinalizer: "Removing the finalizer from the backup",
-		stepProtectTracker:  "Adding the finalizer to VirtualMachineBackupTracker " + in.Backup.Spec.BackupTracker,
+		stepProtectTracker:  "Adding the finalizer to VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
 		stepAttach:          fmt.Sprintf("Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
 		stepDetach:          fmt.Sprintf("Detaching PersistentVolumeClaim %s from VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
 		stepLock:            "Locking VirtualMachineInstance " + in.machineName(),
 		stepUnlock:          "Unlocking VirtualMachineInstance " + in.machineName(),
-		stepMoveTracker:     "Moving VirtualMachineBackupTracker " + in.Backup.Spec.BackupTracker,
+		stepMoveTracker:     "Moving VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
 		stepStatus:          "Writing the backup's status",
 	}[d.Step]
 	return backupstate.RequestRefused(what, rootCause(err))

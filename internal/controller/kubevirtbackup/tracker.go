@@ -32,10 +32,11 @@ func setupTrackers(mgr ctrl.Manager, opts Options, a access) error {
 
 func requestsForTrackerOf(_ context.Context, o client.Object) []ctrl.Request {
 	b := o.(*backupv1.VirtualMachineBackup)
-	if b.Spec.BackupTracker == "" {
+	name := b.Spec.TrackerName()
+	if name == "" {
 		return nil
 	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackupTracker}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: name}}}
 }
 
 // userOfTracker returns the backup that uses the tracker now, or nil.

@@ -79,7 +79,7 @@ func (r *reconciler) requestsForSameMachine(ctx context.Context, o client.Object
 
 func (r *reconciler) machineOfBackup(ctx context.Context, b *backupv1.VirtualMachineBackup) string {
 	var tracker *backupv1.VirtualMachineBackupTracker
-	if name := b.Spec.BackupTracker; name != "" {
+	if name := b.Spec.TrackerName(); name != "" {
 		t := &backupv1.VirtualMachineBackupTracker{}
 		if err := r.cached.Get(ctx, types.NamespacedName{Namespace: b.Namespace, Name: name}, t); err == nil {
 			tracker = t

@@ -31,8 +31,8 @@ type ended struct {
 // machineOf returns the machine that a backup is of. The name is empty if nobody could tell.
 func machineOf(b *backupv1.VirtualMachineBackup) types.NamespacedName {
 	name := b.Status.SourceName
-	if name == "" && b.Spec.Source != nil {
-		name = b.Spec.Source.Name
+	if name == "" {
+		name = b.Spec.MachineName()
 	}
 	return types.NamespacedName{Namespace: b.Namespace, Name: name}
 }
@@ -47,7 +47,7 @@ func endOf(b *backupv1.VirtualMachineBackup) *ended {
 		e.result = string(backupv1.BackupUnsuccessful)
 	}
 	for i := range s.IncludedVolumes {
-		if reason := s.IncludedVolumes[i].FullReason; b.Spec.BackupTracker != "" && isFallback(reason) {
+		if reason := s.IncludedVolumes[i].FullReason; b.Spec.TrackerName() != "" && isFallback(reason) {
 			e.fallbacks[string(reason)]++
 		}
 	}

@@ -93,6 +93,7 @@ func Discard(status *backupv1.VirtualMachineBackupTrackerStatus, checkpoint stri
 			continue
 		}
 		latest.Disks = slices.Delete(latest.Disks, i, i+1)
+		latest.Volumes = slices.DeleteFunc(latest.Volumes, func(v backupv1.CheckpointVolume) bool { return v.VolumeName == d.Volume })
 		status.Discarded = slices.DeleteFunc(status.Discarded, func(old backupv1.DiscardedDisk) bool { return old.Volume == d.Volume })
 		status.Discarded = append(status.Discarded, d)
 		gone = append(gone, d)

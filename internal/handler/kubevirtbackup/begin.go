@@ -109,7 +109,7 @@ func (r *Reconciler) planBackup(ctx context.Context, s *gathered) (plan, error) 
 // isPlannedTracker reports whether t is the tracker that the controller planned the backup with, and not a later one of the
 // same name.
 func isPlannedTracker(b *backupv1.VirtualMachineBackup, t *backupv1.VirtualMachineBackupTracker) bool {
-	return t.Name == b.Spec.BackupTracker && (b.Status.TrackerUID == "" || b.Status.TrackerUID == t.UID)
+	return t.Name == b.Spec.TrackerName() && (b.Status.TrackerUID == "" || b.Status.TrackerUID == t.UID)
 }
 
 // tellLauncher records the plan and calls BeginBackup.

@@ -77,6 +77,7 @@ func mirrorVolumes(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backu
 	} else {
 		s.BackupType = backupv1.Full
 	}
+	s.Type = s.BackupType
 }
 
 func isIncremental(v backupv1.IncludedVolume) bool { return v.Type == backupv1.Incremental }

@@ -28,6 +28,8 @@ func stateOfFailure(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMac
 		return backupstate.InsufficientSpace(message)
 	case launcherpb.Backup_TARGET_FULL:
 		return backupstate.TargetFull(message)
+	case launcherpb.Backup_SCRATCH_FULL:
+		return backupstate.ScratchFull(message)
 	case launcherpb.Backup_TARGET_INVALID:
 		return backupstate.TargetInvalid(message)
 	case launcherpb.Backup_TARGET_STALLED:

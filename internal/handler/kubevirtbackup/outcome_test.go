@@ -1,6 +1,7 @@
 package kubevirtbackup
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ func TestOutcome_everyFailureHasItsReason(t *testing.T) {
 		{failure: pb.Backup_ABORTED, vmi: forcedStop(), deleted: true, want: backupv1.ReasonAborted},
 		{failure: pb.Backup_INSUFFICIENT_SPACE, vmi: runs, want: backupv1.ReasonInsufficientSpace},
 		{failure: pb.Backup_TARGET_FULL, vmi: runs, want: backupv1.ReasonTargetFull},
+		{failure: pb.Backup_SCRATCH_FULL, vmi: runs, want: backupv1.ReasonScratchFull},
 		{failure: pb.Backup_TARGET_INVALID, vmi: runs, want: backupv1.ReasonTargetInvalid},
 		{failure: pb.Backup_TARGET_STALLED, vmi: runs, want: backupv1.ReasonTargetStalled},
 		{failure: pb.Backup_GUEST_SHUTDOWN, vmi: runs, want: backupv1.ReasonGuestShutdown},
@@ -67,7 +69,7 @@ func TestOutcome_everyFailureHasItsReason(t *testing.T) {
 			t.Errorf("%s (deleted %v): %+v, want %s", r.failure, r.deleted, f, r.want)
 		}
 		// The launcher's message about a target's space contains its own advice.
-		space := f.Reason == backupv1.ReasonInsufficientSpace || f.Reason == backupv1.ReasonTargetFull
+		space := slices.Contains([]string{backupv1.ReasonInsufficientSpace, backupv1.ReasonTargetFull, backupv1.ReasonScratchFull}, f.Reason)
 		if !space && !strings.Contains(f.Message, "create another backup") {
 			t.Errorf("%s says %q, and not what to do", f.Reason, f.Message)
 		}

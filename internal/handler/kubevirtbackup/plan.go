@@ -35,6 +35,7 @@ type plan struct {
 // plannedVolume is one disk of a plan: incremental, or full for a reason.
 type plannedVolume struct {
 	Name         string
+	DiskTarget   string
 	FullReason   backupv1.FullReason
 	VirtualBytes int64
 }
@@ -50,7 +51,7 @@ func planDisks(in planInput) plan {
 		if !d.GetTracked() {
 			continue
 		}
-		v := plannedVolume{Name: d.GetVolume(), FullReason: fullReason(in, d.GetVolume()), VirtualBytes: int64(d.GetVirtualBytes())} //nolint:gosec // a disk's size
+		v := plannedVolume{Name: d.GetVolume(), DiskTarget: d.GetTarget(), FullReason: fullReason(in, d.GetVolume()), VirtualBytes: int64(d.GetVirtualBytes())} //nolint:gosec // a disk's size
 		if v.incremental() {
 			p.Base = in.Tracker.LatestCheckpoint
 		}
@@ -62,7 +63,7 @@ func planDisks(in planInput) plan {
 // fullReason says why a disk cannot be incremental. It returns an empty reason if it can.
 func fullReason(in planInput, volume string) backupv1.FullReason {
 	switch {
-	case in.Spec.BackupTracker == "":
+	case in.Spec.TrackerName() == "":
 		return backupv1.FullNoTracker
 	case in.Spec.ForceFullBackup:
 		return backupv1.FullForced
@@ -103,7 +104,7 @@ func unprovenTarget(in planInput, base *backupv1.BackupTarget) backupv1.FullReas
 func (p plan) beginRequest(b *backupv1.VirtualMachineBackup, target string) *launcherpb.BeginBackupRequest {
 	r := &launcherpb.BeginBackupRequest{
 		Uid: string(b.UID), Name: b.Name, Namespace: b.Namespace,
-		Vm: b.Status.SourceName, Tracker: b.Spec.BackupTracker, Checkpoint: b.Status.CheckpointName,
+		Vm: b.Status.SourceName, Tracker: b.Spec.TrackerName(), Checkpoint: b.Status.CheckpointName,
 		TargetVolume: target, Directory: b.Status.Directory, SkipQuiesce: b.Spec.SkipQuiesce,
 	}
 	if p.Base != nil {
@@ -125,7 +126,8 @@ func (p plan) recordIn(s *backupv1.VirtualMachineBackupStatus) {
 			kind, s.BackupType = backupv1.Incremental, backupv1.Incremental
 		}
 		s.IncludedVolumes = append(s.IncludedVolumes, backupv1.IncludedVolume{
-			Name: v.Name, Type: kind, FullReason: v.FullReason, VirtualBytes: v.VirtualBytes,
+			Name: v.Name, VolumeName: v.Name, DiskTarget: v.DiskTarget, Type: kind, FullReason: v.FullReason, VirtualBytes: v.VirtualBytes,
 		})
 	}
+	s.Type = s.BackupType
 }
