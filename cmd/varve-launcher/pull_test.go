@@ -50,7 +50,7 @@ func (p *pod) pulled(volume string, incremental bool, base []byte) (content []by
 	if err != nil {
 		p.Fatal(err)
 	}
-	defer v.Close() //nolint:errcheck // only read
+	defer v.Close()
 	content = make([]byte, v.Info().Bytes)
 	copy(content, base)
 	err = v.Read(p.Context(), extent.Extent{Length: v.Info().Bytes}, export.Changed, func(c export.Chunk) error {

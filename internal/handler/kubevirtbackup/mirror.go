@@ -18,7 +18,7 @@ import (
 func mirrorJob(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	s := &b.Status
 	switch job.GetPhase() {
-	case launcherpb.Backup_COPYING:
+	case launcherpb.Backup_COPYING, launcherpb.Backup_SERVING:
 		enterPhase(b, backupv1.BackupCopying, backupstate.Copying())
 	case launcherpb.Backup_FINISHING:
 		enterPhase(b, backupv1.BackupCopying, backupstate.Sealing())

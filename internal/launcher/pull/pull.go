@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// ErrNotServing: the backup is not in a phase in which it can be finished.
+// ErrNotServing means that the backup is not in a phase in which it can be finished.
 var ErrNotServing = errclass.New(errclass.Conflict, "the backup does not serve its volumes")
 
 // Volume is what the package needs of an open export.

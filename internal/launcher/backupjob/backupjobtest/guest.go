@@ -124,10 +124,11 @@ func (f *Guest) takeTime(ctx context.Context) error {
 		return nil
 	}
 	f.Set(func() { f.JobInfo, f.Fail["AbortBackup"] = domain.JobInfo{Active: true, Known: true}, domain.ErrBusy })
-	begun := time.After(f.BeginTakes)
+	begun := time.NewTimer(f.BeginTakes)
+	defer begun.Stop()
 	time.AfterFunc(f.BeginTakes, func() { f.Set(func() { delete(f.Fail, "AbortBackup") }) })
 	select {
-	case <-begun:
+	case <-begun.C:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
