@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/privatesocket"
 )
 
 const (
@@ -95,7 +96,7 @@ func (s *server) openExport(ctx context.Context, death unix.Signal, bitmap strin
 
 // listenFile returns a socket that listens at path.
 func listenFile(ctx context.Context, path string) (*os.File, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	l, err := privatesocket.Listen(ctx, path)
 	if err != nil {
 		return nil, err
 	}
