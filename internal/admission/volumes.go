@@ -17,6 +17,10 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
+// maxVolumes is the most utility volumes that an instance has. The schema says the same, and the API server does not ask
+// about more. It limits what a request that somebody forged can make the webhook read.
+const maxVolumes = 256
+
 // utilityVolumes refuses utility volumes whose claim cannot be mounted as a directory. It reads claims live, so
 // that it sees a claim that was made a moment ago.
 type utilityVolumes struct {
@@ -35,7 +39,15 @@ func (h *utilityVolumes) Handle(ctx context.Context, req admission.Request) admi
 			return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the old instance: %w", err))
 		}
 	}
+	if n := max(len(instance.Spec.UtilityVolumes), len(old.Spec.UtilityVolumes)); n > maxVolumes {
+		return admission.Denied(fmt.Sprintf("spec.utilityVolumes: an instance has at most %d utility volumes, not %d", maxVolumes, n))
+	}
+	looked := map[string]bool{}
 	for _, u := range addedVolumes(instance.Spec.UtilityVolumes, old.Spec.UtilityVolumes) {
+		if looked[u.ClaimName] {
+			continue
+		}
+		looked[u.ClaimName] = true
 		claim := &corev1.PersistentVolumeClaim{}
 		err := h.claims.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: u.ClaimName}, claim)
 		switch {
