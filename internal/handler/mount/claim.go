@@ -3,7 +3,6 @@ package mount
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -72,24 +71,36 @@ func (m *Mounts) openClaim(s Source) (*os.File, error) {
 // RemovePartial deletes a backup's unfinished directory from a claim that its attachment pod holds, whether or not
 // the launcher is alive. directory is relative to the claim's root, without [layout.PartialSuffix]. Links in it are
 // removed, not followed. It is no error if the directory does not exist. RemovePartial returns ErrNotAttached if
-// the claim is not on the node.
+// the claim is not on the node, ErrUnfinished if it has removed a good part and there is more, and ErrNotResponding
+// if the claim's storage does not answer.
 func (m *Mounts) RemovePartial(source Source, directory string) error {
 	if !filepath.IsLocal(directory) || directory == "." || strings.HasSuffix(directory, "/") {
 		return fmt.Errorf("%w: %q is not a relative directory", ErrUnsafePath, directory)
 	}
+	partial := directory + layout.PartialSuffix
+	err := m.gate.run(source.Volume, func(call *gateCall) error { return m.removePartial(call, source, partial) })
+	if err != nil && !errors.Is(err, ErrNotAttached) {
+		return fmt.Errorf("remove %s from %s: %w", partial, source, err)
+	}
+	return err
+}
+
+func (m *Mounts) removePartial(call *gateCall, source Source, partial string) error {
 	claim, err := m.openClaim(source)
 	if err != nil {
 		return err
 	}
 	defer claim.Close() //nolint:errcheck // a handle
-	root, err := os.OpenRoot(procPath(claim))
+	parent, err := openDir(claim, path.Dir(partial))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return fmt.Errorf("open %s: %w", source, err)
+		return err
 	}
-	defer root.Close() //nolint:errcheck // a handle
-	partial := directory + layout.PartialSuffix
-	if err := root.RemoveAll(partial); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove %s from %s: %w", partial, source, err)
+	defer parent.Close() //nolint:errcheck // a handle
+	if !call.mayProceed() {
+		return ErrNotResponding
 	}
-	return nil
+	return removeTree(parent, path.Base(partial), maxSteps)
 }

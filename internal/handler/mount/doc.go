@@ -15,6 +15,11 @@
 //     kubelet unmounts it first, which the kernel refuses (EBUSY) while anything is mounted below. So the utility
 //     directory is covered by a small tmpfs before anything is mounted into it: see [Mounts.Cover].
 //
+// A target's storage may be a server that does not answer, and may hold whatever a launcher has put there. So every
+// call that can reach a target goes through a gate, which leaves a call behind that does not come back and admits no
+// other one about the volume; and what is removed from a target is removed with a bounded number of descriptors,
+// names in memory and steps.
+//
 // Everything is idempotent and keeps no state: what is mounted is read from the kernel. Methods are safe for
 // concurrent use with different pods; calls for the same pod must not overlap.
 package mount

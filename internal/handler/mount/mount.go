@@ -31,6 +31,8 @@ var ErrNotAttached = errors.New("the claim is not mounted on this node")
 type Mounts struct {
 	root    *os.File
 	podsDir string
+	// gate stands before every call that can reach a target's storage.
+	gate *gate
 }
 
 // Open opens the pods directory, which must be an absolute path. Everything later happens below the directory that
@@ -48,7 +50,7 @@ func Open(podsDir string) (*Mounts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pods directory: %w", err)
 	}
-	return &Mounts{root: root, podsDir: real}, nil
+	return &Mounts{root: root, podsDir: real, gate: newGate(patience)}, nil
 }
 
 // Close releases the pods directory. Mounts stay.
@@ -90,11 +92,19 @@ func (m *Mounts) Cover(launcher types.UID) error {
 // Attach mounts a claim, as its attachment pod has it on this node, at utility/<name> of the launcher pod. It is
 // idempotent. [Mounts.Cover] must have been called. Attach returns ErrNotAttached if the kubelet has not mounted
 // the claim, or no longer has it mounted, and ErrUnsafePath if somebody put something else in the place of the
-// mount point.
+// mount point. It returns ErrNotResponding if the claim's storage does not answer.
 func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 	if err := checkElement(name); err != nil {
 		return err
 	}
+	err := m.gate.run(from.Volume, func(call *gateCall) error { return m.attach(call, launcher, name, from) })
+	if errors.Is(err, ErrNotResponding) {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	return err
+}
+
+func (m *Mounts) attach(call *gateCall, launcher types.UID, name string, from Source) error {
 	source, err := m.openClaim(from)
 	if err != nil {
 		return err
@@ -127,6 +137,8 @@ func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
 		return nil
 	case mounted:
 		return fmt.Errorf("mount point %s: %w: another volume is mounted there", name, ErrBusy)
+	case !call.mayProceed():
+		return ErrNotResponding // nobody may want the volume there any more
 	}
 	return cloneMount(source, target, name)
 }
@@ -160,11 +172,21 @@ func (m *Mounts) Attached(launcher types.UID, name string) (bool, error) {
 
 // Detach unmounts utility/<name> of the launcher pod and removes the mount point. It is idempotent. A pod that is
 // gone has nothing mounted. Detach returns ErrBusy if the launcher uses the volume. With lazy, the mount disappears
-// at once and is released when its last user is done.
+// at once and is released when its last user is done. Detach returns ErrNotResponding if the volume's storage does
+// not answer.
 func (m *Mounts) Detach(launcher types.UID, name string, lazy bool) error {
 	if err := checkElement(name); err != nil {
 		return err
 	}
+	// The name of a persistent volume has no slash.
+	err := m.gate.run(string(launcher)+"/"+name, func(*gateCall) error { return m.detach(launcher, name, lazy) })
+	if errors.Is(err, ErrNotResponding) {
+		return fmt.Errorf("unmount %s: %w", name, err)
+	}
+	return err
+}
+
+func (m *Mounts) detach(launcher types.UID, name string, lazy bool) error {
 	dir, err := m.utilityDir(launcher)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -5,11 +5,13 @@ package mount
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -251,6 +253,70 @@ func TestPartialFiles_areRemovedThroughTheAttachment(t *testing.T) {
 		if err := m.RemovePartial(onCSI("pv-1"), directory); !errors.Is(err, ErrUnsafePath) {
 			t.Errorf("%q: %v", directory, err)
 		}
+	}
+}
+
+// hungClaim mounts a file system for a pod whose server never answers. Closing the returned file ends all calls.
+func hungClaim(t *testing.T, k *mounttest.Kubelet, volume string) *os.File {
+	t.Helper()
+	dir := k.Claim(attachment, csi, volume)
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	if err := unix.Mount("hung", dir, "fuse.hung", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { fuse.Close() })
+	return fuse
+}
+
+// A target whose server is gone holds one thread, whatever is asked of it, and other targets work beside it.
+func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
+	k, m := setUp(t)
+	m.gate = newGate(200 * time.Millisecond)
+	view := k.Launcher(launcher)
+	fuse := hungClaim(t, k, "pv-hung")
+	claim := k.Claim(attachment, csi, "pv-1")
+	if err := m.Cover(launcher); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-hung")); !errors.Is(err, ErrNotResponding) {
+			t.Fatalf("attach: %v", err)
+		}
+		if err := m.RemovePartial(onCSI("pv-hung"), "vm/b1"); !errors.Is(err, ErrNotResponding) {
+			t.Fatalf("remove: %v", err)
+		}
+	}
+	m.gate.mu.Lock()
+	stuck := len(m.gate.calls)
+	m.gate.mu.Unlock()
+	if stuck != 1 {
+		t.Errorf("%d calls are stuck, want 1", stuck)
+	}
+	if err := m.Attach(launcher, "backup-2", onCSI("pv-1")); err != nil {
+		t.Errorf("another target: %v", err)
+	}
+	write(t, filepath.Join(view, "backup-2", "file"))
+	if !exists(filepath.Join(claim, "file")) {
+		t.Error("the other target is not mounted")
+	}
+	// Calls end when the server's connection does, and then the target is asked again.
+	fuse.Close()
+	for i := 0; ; i++ {
+		err := m.Attach(launcher, "backup-1", onCSI("pv-hung"))
+		if err != nil && !errors.Is(err, ErrNotResponding) {
+			break
+		}
+		if i == 100 {
+			t.Fatalf("the stuck call does not end: %v", err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if exists(filepath.Join(view, "backup-1", "vm")) {
+		t.Error("the late call mounted the target")
 	}
 }
 

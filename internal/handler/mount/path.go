@@ -33,8 +33,13 @@ func openBelow(dir int, rel string, flags uint64) (*os.File, error) {
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW | flags,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	}
+	return openHow(dir, rel, &how)
+}
+
+// openHow opens a path below dir.
+func openHow(dir int, rel string, how *unix.OpenHow) (*os.File, error) {
 	for {
-		fd, err := unix.Openat2(dir, rel, &how)
+		fd, err := unix.Openat2(dir, rel, how)
 		switch {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 			// EAGAIN: a rename or mount raced with the lookup (openat2(2)); look again.
