@@ -47,6 +47,8 @@ type fakeLauncher struct {
 	refuseRedefine error
 	// refuse is the error that BeginBackup returns instead of beginning.
 	refuse error
+	// mute makes Start accept calls and never answer them.
+	mute bool
 	// finish returns what a backup becomes at once. If nil, that is PREPARING.
 	finish func(*pb.BeginBackupRequest) *pb.Backup
 }
@@ -154,8 +156,14 @@ func (f *fakeLauncher) called(name string) func() {
 	return f.mu.Unlock
 }
 
-func (f *fakeLauncher) Start(_ context.Context, r *pb.StartRequest) (*pb.StartResponse, error) {
-	defer f.called("Start")()
+func (f *fakeLauncher) Start(ctx context.Context, r *pb.StartRequest) (*pb.StartResponse, error) {
+	unlock := f.called("Start")
+	if f.mute {
+		unlock()
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	defer unlock()
 	if f.state.GetPhase() == pb.State_IDLE {
 		f.started = r
 		f.change(func(s *pb.State) { s.Phase = pb.State_STARTING })

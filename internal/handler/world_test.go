@@ -145,6 +145,12 @@ func (w *world) claim(name, volume string) *corev1.PersistentVolumeClaim {
 // instance makes a tracked instance with one disk and hands it over to the node, as the controller does.
 func (w *world) instance(name string) *kubevirtv1.VirtualMachineInstance {
 	w.t.Helper()
+	return w.instanceOf(name, w.pod)
+}
+
+// instanceOf makes such an instance with another launcher pod.
+func (w *world) instanceOf(name string, pod types.UID) *kubevirtv1.VirtualMachineInstance {
+	w.t.Helper()
 	vmi := gen.VirtualMachineInstance(gen.Meta(w.ns, name), gen.Guest(gen.Disk("root", "root")))
 	vmi.Finalizers = []string{layout.FinalizerInstance}
 	vmi.Labels = map[string]string{layout.LabelNodeName: w.node}
@@ -153,7 +159,7 @@ func (w *world) instance(name string) *kubevirtv1.VirtualMachineInstance {
 	w.create(vmi)
 	controlplane.Update(w.t, w.client, vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
 		v.Status.Phase, v.Status.NodeName = kubevirtv1.PhaseScheduled, w.node
-		v.Status.ActivePods = map[types.UID]string{w.pod: w.node}
+		v.Status.ActivePods = map[types.UID]string{pod: w.node}
 	})
 	return vmi
 }

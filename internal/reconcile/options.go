@@ -11,8 +11,11 @@ import (
 // The number of objects that one reconciler works on at a time. Two workers never have the same object.
 const (
 	ControllerWorkers = 4
-	// HandlerWorkers is higher, because a launcher that is slow to answer holds up one worker.
-	HandlerWorkers = 8
+	// HandlerPlaces is how many passes of a reconciler of the handler have something to do at a time.
+	HandlerPlaces = 8
+	// HandlerWorkers is how many passes there may be, with those that wait for a launcher or for storage. A node has
+	// fewer pods, so nobody who waits keeps another object from its pass. An idle one costs 4 KiB.
+	HandlerWorkers = 512
 )
 
 // The delay before a retry is firstRetry and doubles with each failure up to lastRetry. No event tells when a quota

@@ -26,8 +26,7 @@ func (r *Reconciler) reviewCheckpoints(ctx context.Context, vmi *kubevirtv1.Virt
 	if isHeld(vmi) || r.isReviewed(l.Launcher()) {
 		return nil
 	}
-	l.Checkpoints.Lock()
-	defer l.Checkpoints.Unlock()
+	defer l.LockCheckpoints(ctx)()
 	name := client.ObjectKeyFromObject(vmi)
 	now := &kubevirtv1.VirtualMachineInstance{}
 	if err := r.Live.Get(ctx, name, now); err != nil {

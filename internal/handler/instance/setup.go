@@ -16,6 +16,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -35,7 +36,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		WatchesMetadata(trackers, handler.EnqueueRequestsFromMapFunc(r.afterTracker), builder.WithPredicates(deleted)).
 		WatchesRawSource(source.Func(r.watchLaunchers)).
 		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
-		Complete(r)
+		Complete(turns.New(reconcile.HandlerPlaces).Reconciler(r))
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (r *Reconciler) Sweep(ctx context.Context) error {
 		if !abandoned[pod] {
 			continue
 		}
-		errs = append(errs, r.unmountAll(pod, names))
+		errs = append(errs, r.unmountAll(ctx, pod, names))
 	}
 	r.Measures.Mounts(count)
 	return errors.Join(errs...)
@@ -101,9 +101,9 @@ func (r *Reconciler) findAbandonedPods(ctx context.Context, mounted map[types.UI
 }
 
 // unmountAll removes everything that is mounted for a pod. It leaves what is busy to the next sweep.
-func (r *Reconciler) unmountAll(pod types.UID, names []string) error {
+func (r *Reconciler) unmountAll(ctx context.Context, pod types.UID, names []string) error {
 	for _, name := range names {
-		if err := r.detachVolume(pod, name, nil); errors.Is(err, mount.ErrBusy) {
+		if err := r.detachVolume(ctx, pod, name, nil); errors.Is(err, mount.ErrBusy) {
 			return nil
 		} else if err != nil {
 			return err

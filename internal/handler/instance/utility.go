@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -63,7 +64,7 @@ func (r *Reconciler) syncVolumes(ctx context.Context, vmi *kubevirtv1.VirtualMac
 		if slices.Contains(keep, name) {
 			continue
 		}
-		if err := r.detachVolume(pod, name, l); err != nil {
+		if err := r.detachVolume(ctx, pod, name, l); err != nil {
 			again = retryInterval
 			trouble = &problem{ReasonMountFailed, fmt.Sprintf("utility volume %s cannot be unmounted yet: %v", name, err)}
 		}
@@ -139,14 +140,15 @@ func (r *Reconciler) mountVolume(ctx context.Context, vmi *kubevirtv1.VirtualMac
 	if state.GetPhase() == launcherpb.State_ENDED {
 		return errors.New("the guest has ended")
 	}
-	return r.Mounts.Attach(pod, s.Name, source)
+	turns.Outside(ctx, func() { err = r.Mounts.Attach(pod, s.Name, source) })
+	return err
 }
 
 // detachVolume unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although
 // the launcher runs no backup.
-func (r *Reconciler) detachVolume(pod types.UID, name string, l *launcherclient.Client) error {
+func (r *Reconciler) detachVolume(ctx context.Context, pod types.UID, name string, l *launcherclient.Client) error {
 	key := mountKey{pod, name}
-	err := r.Mounts.Detach(pod, name, false)
+	err := r.unmountVolume(ctx, pod, name, false)
 	if err == nil || !errors.Is(err, mount.ErrBusy) {
 		r.busy.clearBusy(key)
 		return err
@@ -155,11 +157,16 @@ func (r *Reconciler) detachVolume(pod types.UID, name string, l *launcherclient.
 		return err
 	}
 	r.Log.Info("a utility volume stays busy: unmounting it lazily", "pod", pod, "volume", name)
-	if err := r.Mounts.Detach(pod, name, true); err != nil {
+	if err := r.unmountVolume(ctx, pod, name, true); err != nil {
 		return err
 	}
 	r.busy.clearBusy(key)
 	return nil
+}
+
+func (r *Reconciler) unmountVolume(ctx context.Context, pod types.UID, name string, lazy bool) (err error) {
+	turns.Outside(ctx, func() { err = r.Mounts.Detach(pod, name, lazy) })
+	return err
 }
 
 // backupRuns reports whether the launcher may still be writing to a target. A launcher that does not answer is dead

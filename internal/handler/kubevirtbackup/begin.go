@@ -20,8 +20,7 @@ import (
 
 // beginBackup plans a backup and tells the launcher to begin it.
 func (r *Reconciler) beginBackup(ctx context.Context, s *gathered) (ctrl.Result, error) {
-	s.launcher.Checkpoints.Lock()
-	defer s.launcher.Checkpoints.Unlock()
+	defer s.launcher.LockCheckpoints(ctx)()
 	if ok, err := r.confirmStarting(ctx, s); err != nil || !ok {
 		return ctrl.Result{}, err
 	}
@@ -146,8 +145,7 @@ func (r *Reconciler) replanWithoutBase(ctx context.Context, s *gathered, job *la
 	if len(volumes) == 0 {
 		return r.failBackup(ctx, s, backupstate.BaseLostWithoutIncrement(job.GetMessage()))
 	}
-	s.launcher.Checkpoints.Lock()
-	defer s.launcher.Checkpoints.Unlock()
+	defer s.launcher.LockCheckpoints(ctx)()
 	if ok, err := r.confirmStarting(ctx, s); err != nil || !ok {
 		return ctrl.Result{}, err
 	}

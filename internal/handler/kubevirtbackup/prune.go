@@ -37,8 +37,7 @@ func (r *Reconciler) pruneNode(ctx context.Context, s *gathered) (ctrl.Result, e
 }
 
 func (r *Reconciler) pruneLauncher(ctx context.Context, s *gathered) error {
-	s.launcher.Checkpoints.Lock()
-	defer s.launcher.Checkpoints.Unlock()
+	defer s.launcher.LockCheckpoints(ctx)()
 	uid := string(s.backup.UID)
 	if job := s.job(); job != nil && job.GetPhase() != launcherpb.Backup_DONE && job.GetPhase() != launcherpb.Backup_FAILED {
 		// The controller gave up the backup while it ran. Its files and its checkpoint must not appear later.

@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -24,7 +25,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		})).
 		WatchesRawSource(source.Func(r.watchLaunchers)).
 		WithOptions(reconcile.Options(reconcile.HandlerWorkers)).
-		Complete(r)
+		Complete(turns.New(reconcile.HandlerPlaces).Reconciler(r))
 }
 
 // requestsForInstance returns requests for the instance's backups that are in one of the handler's phases.

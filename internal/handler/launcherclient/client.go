@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -27,9 +28,8 @@ var (
 
 // Client is the connection to one launcher.
 type Client struct {
-	// Checkpoints is held by whoever changes the guest's checkpoints or begins a backup, from the decision until it
-	// has taken effect. Otherwise a checkpoint that one is about to use could look unreferenced to another.
-	Checkpoints sync.Mutex
+	// checkpoints is for LockCheckpoints.
+	checkpoints sync.Mutex
 
 	clients  *Clients
 	launcher types.UID
@@ -86,7 +86,20 @@ func callTimeout(method string) time.Duration {
 func withCallTimeout(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout(method))
 	defer cancel()
-	return invoke(ctx, method, req, reply, conn, opts...)
+	var err error
+	turns.Outside(ctx, func() { err = invoke(ctx, method, req, reply, conn, opts...) })
+	return err
+}
+
+// LockCheckpoints waits until nobody else changes the guest's checkpoints or begins a backup. Whoever does that holds
+// the lock from the decision until it has taken effect. Otherwise a checkpoint that one is about to use could look
+// unreferenced to another.
+func (c *Client) LockCheckpoints(ctx context.Context) (unlock func()) {
+	if !c.checkpoints.TryLock() {
+		// Whoever has it may wait for the launcher.
+		turns.Outside(ctx, c.checkpoints.Lock)
+	}
+	return c.checkpoints.Unlock
 }
 
 // RPC returns the client that calls the launcher. Every call has a deadline.
@@ -103,7 +116,12 @@ func (c *Client) Snapshot() Snapshot {
 }
 
 // Fresh asks the launcher for its state. The state that it returns was sent after Fresh was called.
-func (c *Client) Fresh(ctx context.Context) (*launcherpb.State, error) {
+func (c *Client) Fresh(ctx context.Context) (state *launcherpb.State, err error) {
+	turns.Outside(ctx, func() { state, err = c.askState(ctx) })
+	return state, err
+}
+
+func (c *Client) askState(ctx context.Context) (*launcherpb.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.clients.timing.First)
 	defer cancel()
 	stream, err := c.rpc.Watch(ctx, &launcherpb.WatchRequest{})
