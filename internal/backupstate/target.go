@@ -90,6 +90,12 @@ func PartialFilesMayStay(path, claim string) string {
 	return fmt.Sprintf("The node did not confirm that it removed the partial files: delete %s on PersistentVolumeClaim %s if it exists.", path, claim)
 }
 
+// TargetNotResponding is what a backup adds to its message while its partial files cannot be removed because the target's
+// storage does not answer.
+func TargetNotResponding(claim string) string {
+	return fmt.Sprintf("The storage of PersistentVolumeClaim %s does not answer: the node keeps trying to remove what is partial on it.", claim)
+}
+
 // StillAttached is what a backup adds to its message if its volume could not be detached in time.
 func StillAttached(claim, node string, limit time.Duration) string {
 	return fmt.Sprintf("PersistentVolumeClaim %s is still attached after %s; check varve-handler on node %s.", claim, limit, node)

@@ -253,6 +253,36 @@ func TestPartialFiles_ofADeadGuestAreRemoved(t *testing.T) {
 	}
 }
 
+// While a target does not answer, a backup says so. It ends when the target is back.
+func TestPartialFiles_onATargetThatHangs(t *testing.T) {
+	u := newUtility(t)
+	u.started()
+	b := u.backup("b1", nil)
+	u.begun(1)
+	_, claim := u.attachmentPod(layout.BackupUtilityVolume(b.UID), nil)
+	partial := filepath.Join(claim, b.Status.Directory+layout.PartialSuffix)
+	if err := os.MkdirAll(filepath.Join(partial, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	u.launcher.kill()
+	controlplane.Update(t, u.client, u.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed })
+	u.untilPhase(b, backupv1.BackupCopyFailed)
+	_, restore := u.kubelet.Hang(claim)
+	u.prune(b, backupv1.BackupUnsuccessful)
+	const silent = "The storage of PersistentVolumeClaim target does not answer"
+	u.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
+		return want(s.Phase == backupv1.BackupPruning && strings.Count(s.Message, silent) == 1, "phase %s: %s", s.Phase, s.Message)
+	})
+	restore()
+	u.untilPhase(b, backupv1.BackupPruned)
+	if strings.Contains(b.Status.Message, silent) {
+		t.Errorf("the target is back, and the message is %q", b.Status.Message)
+	}
+	if _, err := os.Stat(partial); !os.IsNotExist(err) {
+		t.Errorf("the partial directory is still there: %v", err)
+	}
+}
+
 func TestMount_refusesWhatVarveDidNotAttach(t *testing.T) {
 	for name, forge := range map[string]func(*utility) types.UID{
 		"a pod that nobody controls": func(u *utility) types.UID {

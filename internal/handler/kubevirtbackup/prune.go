@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -12,9 +14,13 @@ import (
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
+
+// unfinishedInterval is the pause before the next part of a directory that is removed in parts.
+const unfinishedInterval = 10 * time.Millisecond
 
 // pruneNode removes what the backup leaves on the node: checkpoints that no tracker names any more (the base after a
 // success, the new one after a failure), the job's state in the launcher, and an unfinished directory on the
@@ -29,9 +35,21 @@ func (r *Reconciler) pruneNode(ctx context.Context, s *gathered) (ctrl.Result, e
 		}
 	}
 	// If the guest is gone, its checkpoints went with the domain or are collected after its next start.
-	if err := r.removePartial(ctx, s); err != nil {
+	err := r.removePartial(ctx, s)
+	silent := " " + backupstate.TargetNotResponding(s.backup.Spec.PVCName)
+	switch {
+	case errors.Is(err, mount.ErrUnfinished):
+		return ctrl.Result{RequeueAfter: unfinishedInterval}, nil
+	case errors.Is(err, mount.ErrNotResponding):
+		if !strings.Contains(s.backup.Status.Message, silent) {
+			s.backup.Status.Message += silent
+		}
+		// The controller's deadline limits the wait.
+		return ctrl.Result{RequeueAfter: retryInterval}, r.writeStatus(ctx, s)
+	case err != nil:
 		return ctrl.Result{}, err
 	}
+	s.backup.Status.Message = strings.Replace(s.backup.Status.Message, silent, "", 1)
 	s.backup.Status.Phase = backupv1.BackupPruned
 	return ctrl.Result{}, r.writeStatus(ctx, s)
 }
@@ -69,7 +87,7 @@ func (r *Reconciler) removePartial(ctx context.Context, s *gathered) error {
 		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
 	})
 	if err == nil {
-		err = r.Partial.RemovePartial(source, b.Status.Directory)
+		turns.Outside(ctx, func() { err = r.Partial.RemovePartial(source, b.Status.Directory) })
 	}
 	if errors.Is(err, mount.ErrNotAttached) || errors.Is(err, attachment.ErrForeign) {
 		if b.Status.Result == backupv1.BackupUnsuccessful {

@@ -39,7 +39,8 @@ const retryInterval = 2 * time.Second
 // mount.
 type Partial interface {
 	// RemovePartial deletes a backup's unfinished directory. It returns mount.ErrNotAttached if the claim is not on
-	// this node.
+	// this node, mount.ErrUnfinished if it has to be called again, and mount.ErrNotResponding if the claim's storage
+	// does not answer.
 	RemovePartial(from mount.Source, directory string) error
 }
 

@@ -5,7 +5,6 @@ package mount
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -256,28 +255,12 @@ func TestPartialFiles_areRemovedThroughTheAttachment(t *testing.T) {
 	}
 }
 
-// hungClaim mounts a file system for a pod whose server never answers. Closing the returned file ends all calls.
-func hungClaim(t *testing.T, k *mounttest.Kubelet, volume string) *os.File {
-	t.Helper()
-	dir := k.Claim(attachment, csi, volume)
-	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
-	if err := unix.Mount("hung", dir, "fuse.hung", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { fuse.Close() })
-	return fuse
-}
-
 // A target whose server is gone holds one thread, whatever is asked of it, and other targets work beside it.
 func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
 	k, m := setUp(t)
-	m.gate = newGate(200 * time.Millisecond)
+	m.gate = newGate(2 * time.Second)
 	view := k.Launcher(launcher)
-	fuse := hungClaim(t, k, "pv-hung")
+	fail, _ := k.Hang(k.Claim(attachment, csi, "pv-hung"))
 	claim := k.Claim(attachment, csi, "pv-1")
 	if err := m.Cover(launcher); err != nil {
 		t.Fatal(err)
@@ -304,7 +287,7 @@ func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
 		t.Error("the other target is not mounted")
 	}
 	// Calls end when the server's connection does, and then the target is asked again.
-	fuse.Close()
+	fail()
 	for i := 0; ; i++ {
 		err := m.Attach(launcher, "backup-1", onCSI("pv-hung"))
 		if err != nil && !errors.Is(err, ErrNotResponding) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -80,6 +81,23 @@ func (k *Kubelet) Claim(pod types.UID, plugin, volume string) string {
 	must(k.t, os.MkdirAll(dir, 0o755))
 	must(k.t, unix.Mount("claim", dir, "tmpfs", 0, "size=8m"))
 	return dir
+}
+
+// Hang covers the root of a claim with a file system whose server never answers, until restore is called or the test
+// ends. fail ends the calls that wait, with an error, and leaves the file system there.
+func (k *Kubelet) Hang(claim string) (fail, restore func()) {
+	k.t.Helper()
+	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	must(k.t, err)
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())
+	must(k.t, unix.Mount("hung", claim, "fuse.hung", unix.MS_NODEV|unix.MS_NOSUID, options))
+	fail = sync.OnceFunc(func() { must(k.t, server.Close()) })
+	restore = sync.OnceFunc(func() {
+		fail()
+		must(k.t, unix.Unmount(claim, unix.MNT_DETACH))
+	})
+	k.t.Cleanup(restore)
+	return fail, restore
 }
 
 // Launcher makes the emptyDirs of a launcher pod and returns where its container sees the utility directory: a
