@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,9 +19,12 @@ import (
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -31,6 +35,8 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/controller/utilityvolume"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -125,7 +131,7 @@ func TestKustomizationHasEveryManifest(t *testing.T) {
 	}
 	var want []string
 	for path := range manifests(t) {
-		if !strings.HasPrefix(path, "box/") {
+		if !strings.HasPrefix(path, "box/") && !strings.HasPrefix(path, "network/") {
 			want = append(want, path)
 		}
 	}
@@ -195,11 +201,17 @@ func TestSecretsAreOutOfReach(t *testing.T) {
 	}
 }
 
+// questions are created to ask the API server something, and change nothing.
+var questions = []string{"tokenreviews", "subjectaccessreviews"}
+
 // A node that is taken over must not be able to run anything on another one, nor to change what users ask for.
 func TestHandlerIsConfined(t *testing.T) {
 	t.Parallel()
 	for _, r := range rules(t)["varve-handler"] {
 		for _, resource := range r.Resources {
+			if slices.Contains(questions, resource) {
+				continue
+			}
 			reads := !slices.ContainsFunc(r.Verbs, func(v string) bool { return !slices.Contains([]string{"get", "list", "watch"}, v) })
 			if !reads && resource != "events" && !strings.HasSuffix(resource, "/status") {
 				t.Errorf("the handler may %v %s", r.Verbs, resource)
@@ -259,6 +271,67 @@ func TestWebhookIsReachable(t *testing.T) {
 		return intstr.FromString(p.Name) == service.Spec.Ports[0].TargetPort && p.ContainerPort == admission.DefaultPort
 	}) {
 		t.Errorf("no port of %v is the webhook's", ports)
+	}
+}
+
+// Policies that select nobody, or leave a port out, fail without a word.
+func TestNetworkPolicies_coverThePortsOfTheirPods(t *testing.T) {
+	t.Parallel()
+	pods := map[string]corev1.PodTemplateSpec{
+		"varve-controller": find[*appsv1.Deployment](t, "varve-controller").Spec.Template,
+		"varve-handler":    find[*appsv1.DaemonSet](t, "varve-handler").Spec.Template,
+	}
+	for name, template := range pods {
+		policy := find[*networkingv1.NetworkPolicy](t, name)
+		selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+		if err != nil || !selector.Matches(labels.Set(template.Labels)) || selector.Empty() || policy.Namespace != "varve" {
+			t.Errorf("policy %s does not select its pods: %v, %v", name, selector, err)
+		}
+		if template.Spec.HostNetwork || !slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+			t.Errorf("policy %s has no effect, or cuts the pod from the API server: %v", name, policy.Spec.PolicyTypes)
+		}
+		open, guarded := policyPorts(policy)
+		want := []string{"metrics"}
+		if name == "varve-controller" && !slices.Equal(open, []string{"webhook"}) || name != "varve-controller" && len(open) > 0 || !slices.Equal(guarded, want) {
+			t.Errorf("policy %s opens %v to everybody and %v to some", name, open, guarded)
+		}
+		for _, port := range append(open, guarded...) {
+			if !slices.ContainsFunc(template.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == port }) {
+				t.Errorf("policy %s has port %s, which the pod does not have", name, port)
+			}
+		}
+	}
+}
+
+// policyPorts returns the ports that a policy opens to everybody, and those that it opens to some.
+func policyPorts(policy *networkingv1.NetworkPolicy) (open, guarded []string) {
+	for _, rule := range policy.Spec.Ingress {
+		for _, port := range rule.Ports {
+			if len(rule.From) == 0 {
+				open = append(open, port.Port.String())
+			} else {
+				guarded = append(guarded, port.Port.String())
+			}
+		}
+	}
+	return open, guarded
+}
+
+// The policies for machines must select Varve's pods, and must not cut a guest's network: it calls from its pod's address.
+func TestNetworkPolicies_ofMachinesLeaveGuestsTheirNetwork(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]struct {
+		app   string
+		types []networkingv1.PolicyType
+	}{
+		"varve-launchers":   {virtualmachineinstance.AppLauncher, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
+		"varve-attachments": {utilityvolume.AppAttachment, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
+	} {
+		policy := find[*networkingv1.NetworkPolicy](t, name)
+		selected := map[string]string{layout.LabelApp: want.app}
+		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, selected) || !slices.Equal(policy.Spec.PolicyTypes, want.types) || len(policy.Spec.Ingress)+len(policy.Spec.Egress) > 0 {
+			t.Errorf("policy %s: %+v", name, policy.Spec)
+		}
 	}
 }
 
