@@ -39,6 +39,11 @@ spec:
       app.kubernetes.io/name: varve
   endpoints:
     - port: metrics
+      scheme: https
+      # The account of your Prometheus needs the ClusterRole varve-metrics-reader. Each process makes its own certificate.
+      bearerTokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token
+      tlsConfig:
+        insecureSkipVerify: true
       honorLabels: true
 ---
 apiVersion: monitoring.coreos.com/v1
@@ -210,6 +215,9 @@ func TestOperatorManifest_hasTheSameRules(t *testing.T) {
 		service := find[*corev1.Service](t, name)
 		if service.Labels["app.kubernetes.io/name"] != "varve" || service.Spec.Ports[0].Name != "metrics" {
 			t.Errorf("the ServiceMonitor does not select %s: %v %v", name, service.Labels, service.Spec.Ports)
+		}
+		if !strings.Contains(operatorHeader, "scheme: https") || service.Spec.Ports[0].Port != 8443 {
+			t.Errorf("%s: metrics are served over TLS on port 8443, not %d", name, service.Spec.Ports[0].Port)
 		}
 	}
 }

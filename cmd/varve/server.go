@@ -27,7 +27,7 @@ func (s *server) addFlags(f *pflag.FlagSet, env environment) {
 	}
 	f.StringVar(&s.kubeconfig, "kubeconfig", env("KUBECONFIG"), "how to reach the API server; empty: as a pod")
 	f.StringVar(&s.namespace, "namespace", namespace, "Varve's own namespace")
-	f.StringVar(&s.metrics, "metrics-bind-address", ":8080", "where /metrics is served; 0: nowhere")
+	f.StringVar(&s.metrics, "metrics-bind-address", ":8443", "where /metrics is served over TLS, to those who may get /metrics in the cluster; 0: nowhere")
 	f.StringVar(&s.health, "health-probe-bind-address", ":8081", "where /healthz and /readyz are served; 0: nowhere")
 	f.StringVar(&s.level, "log-level", "info", "debug, info, warn or error")
 }

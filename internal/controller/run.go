@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -35,6 +34,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/metricsaccess"
 )
 
 // Options are what Run needs. Config, Namespace, LauncherImage and VarveImage have no default.
@@ -47,7 +47,8 @@ type Options struct {
 	LauncherImage, VarveImage string
 	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
 	ImagePullPolicy corev1.PullPolicy
-	// MetricsAddress and HealthAddress serve /metrics, and /healthz and /readyz, over plain HTTP. "0" or empty: not served.
+	// MetricsAddress serves /metrics as package metricsaccess does, HealthAddress serves /healthz and /readyz over plain
+	// HTTP. "0" or empty: not served.
 	MetricsAddress, HealthAddress string
 	// LeaderElection lets only one of several replicas work at a time.
 	LeaderElection bool
@@ -111,6 +112,11 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
+// Who may read the metrics (package metricsaccess):
+//
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+
 func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment})
 	if err != nil {
@@ -130,7 +136,7 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 				&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
 			},
 		},
-		Metrics:                 metricsserver.Options{BindAddress: addressOrOff(o.MetricsAddress)},
+		Metrics:                 metricsaccess.ServerOptions(addressOrOff(o.MetricsAddress)),
 		HealthProbeBindAddress:  addressOrOff(o.HealthAddress),
 		LeaderElection:          o.LeaderElection,
 		LeaderElectionID:        "varve-controller",

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +14,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -43,6 +47,13 @@ func TestRun(t *testing.T) {
 			MovedBytes: 4096, StartTimestamp: &metav1.Time{Time: taken}, CompletionTimestamp: &metav1.Time{Time: taken.Add(time.Minute)},
 		}
 	})})
+	scraper := accountToken(t, w.ns, "scraper")
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-scraper"}}
+	binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "varve-metrics-reader"}
+	binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.ns, Name: "scraper"}}
+	if err := w.kubelet.Create(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
 	metrics, health := freeAddress(t), freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -64,14 +75,22 @@ func TestRun(t *testing.T) {
 		"varve_vm_start_failures_total ", "varve_changed_block_tracking_selectors_invalid 0",
 	} {
 		controlplane.Eventually(t, func() error {
-			if body, err := get(metrics, "/metrics"); err != nil || !strings.Contains(body, want) {
+			if body, err := get("https://"+metrics+"/metrics", scraper); err != nil || !strings.Contains(body, want) {
 				return fmt.Errorf("no %s in the metrics: %v", want, err)
 			}
 			return nil
 		})
 	}
+	for who, token := range map[string]string{"nobody": "", "somebody without a name": "forged", "a tenant": accountToken(t, w.ns, "tenant")} {
+		if body, err := get("https://"+metrics+"/metrics", token); err == nil || strings.Contains(body, "varve_") {
+			t.Errorf("%s reads the metrics: %v", who, err)
+		}
+	}
+	if _, err := get("http://"+metrics+"/metrics", scraper); err == nil {
+		t.Error("metrics and tokens are in plain text")
+	}
 	for _, path := range []string{"/healthz", "/readyz"} {
-		if _, err := get(health, path); err != nil {
+		if _, err := get("http://"+health+path, ""); err != nil {
 			t.Error(err)
 		}
 	}
@@ -108,8 +127,33 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func get(address, path string) (string, error) {
-	r, err := http.Get("http://" + address + path)
+// accountToken makes a service account and returns a token of it.
+func accountToken(t *testing.T, ns, name string) string {
+	t.Helper()
+	admin := cluster.Client(t, controlplane.Admin)
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	if err := admin.Create(t.Context(), account); err != nil {
+		t.Fatal(err)
+	}
+	request := &authenticationv1.TokenRequest{}
+	if err := admin.SubResource("token").Create(t.Context(), account, request); err != nil {
+		t.Fatal(err)
+	}
+	return request.Status.Token
+}
+
+// get returns what is at a URL. token may be empty.
+func get(url, token string) (string, error) {
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer transport.CloseIdleConnections()
+	r, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
 		return "", err
 	}
@@ -118,7 +162,7 @@ func get(address, path string) (string, error) {
 		err = cerr
 	}
 	if err == nil && r.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", path, r.Status)
+		err = fmt.Errorf("%s: %s", url, r.Status)
 	}
 	return string(body), err
 }

@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -32,6 +31,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/metricsaccess"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -45,7 +45,8 @@ type Options struct {
 	Namespace string
 	// KubeletPodsDir is the kubelet's pods directory, at the same path as on the node. Default: layout.KubeletPods.
 	KubeletPodsDir string
-	// MetricsAddress and HealthAddress are host:port to serve plain HTTP on. "0" or empty: not served.
+	// MetricsAddress and HealthAddress are host:port to serve on: metrics as package metricsaccess does, checks over plain
+	// HTTP. "0" or empty: not served.
 	MetricsAddress, HealthAddress string
 	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
@@ -122,7 +123,7 @@ func newManager(o Options) (ctrl.Manager, error) {
 	mgr, err := ctrl.NewManager(o.Config, ctrl.Options{
 		Scheme:                 scheme,
 		Logger:                 o.Logger,
-		Metrics:                metricsserver.Options{BindAddress: o.MetricsAddress},
+		Metrics:                metricsaccess.ServerOptions(o.MetricsAddress),
 		HealthProbeBindAddress: o.HealthAddress,
 		// One process may run several handlers one after another, so controller names need not be unique.
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
