@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/x509"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +16,7 @@ import (
 func controllerCommand(env environment) *cobra.Command {
 	var s server
 	var o controller.Options
-	var policy string
+	var policy, clientCA string
 	c := &cobra.Command{
 		Use:     "controller",
 		Short:   "Run the cluster's part: machines, volumes, backups",
@@ -36,6 +38,9 @@ func controllerCommand(env environment) *cobra.Command {
 				return fmt.Errorf("--image-pull-policy %s: use Always, IfNotPresent or Never", policy)
 			}
 			o.Webhook = &admission.Options{}
+			if o.Webhook.ClientCAs, err = readAuthorities(clientCA); err != nil {
+				return err
+			}
 			return controller.Run(c.Context(), o)
 		},
 	}
@@ -43,7 +48,24 @@ func controllerCommand(env environment) *cobra.Command {
 	c.Flags().StringVar(&o.LauncherImage, "launcher-image", "", "the image of launcher pods (required)")
 	c.Flags().StringVar(&o.VarveImage, "varve-image", "", "the image of attachment pods and init containers (required)")
 	c.Flags().StringVar(&policy, "image-pull-policy", "", "when both images are pulled: Always, IfNotPresent or Never")
+	c.Flags().StringVar(&clientCA, "webhook-client-ca", "", "the authority of the API server's client certificate, in PEM: the webhook answers nobody without one; empty: it answers everybody")
 	c.Flags().BoolVar(&o.LeaderElection, "leader-elect", false, "let one of several replicas work at a time")
 	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup, as the handlers have it; 0: 10 minutes")
 	return c
+}
+
+// readAuthorities reads the certificates of a file in PEM. It returns nil if there is no path.
+func readAuthorities(path string) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil //nolint:nilnil // no authorities
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--webhook-client-ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--webhook-client-ca %s: the file has no certificate in PEM format", path)
+	}
+	return pool, nil
 }

@@ -8,6 +8,9 @@
 // certificate. Several replicas may run: they share the Secret, and the loser of a race to renew takes the winner's
 // certificate.
 //
+// Everybody who reaches the webhook can ask it, unless the API server has a client certificate and the webhook is told
+// its authority. So what a request may read is bounded, and so is what all of them read at a time.
+//
 // If no replica runs, only additions of utility volumes and the handlers' writes to trackers are refused (the
 // configuration's matchConditions). A handler retries.
 package admission

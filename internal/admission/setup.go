@@ -2,6 +2,7 @@ package admission
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -46,6 +47,9 @@ type Options struct {
 	Host string
 	// Service, Secret and Configuration name the objects. Default: the constants.
 	Service, Secret, Configuration string
+	// ClientCAs are the authorities of the API server's client certificate. The webhook then answers nobody without one. If
+	// nil, it answers everybody: API servers have no certificate for webhooks unless they are configured to.
+	ClientCAs *x509.CertPool
 	// ExtraHosts are DNS names and addresses that the certificate covers besides the Service's.
 	ExtraHosts []string
 	// Clock tells the time. Default: the machine's.
@@ -70,6 +74,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// configureTLS says who the server is, and whom it answers.
+func (o Options) configureTLS(t *tls.Config, k *keeper) {
+	t.MinVersion = tls.VersionTLS12
+	t.GetCertificate = k.getCertificate
+	if o.ClientCAs != nil {
+		t.ClientAuth, t.ClientCAs = tls.RequireAndVerifyClientCert, o.ClientCAs
+	}
+}
+
 // SetupWebhook adds the webhook and the upkeep of its certificate to mgr. internal/controller calls it once:
 //
 //	admission.SetupWebhook(mgr, admission.Options{Namespace: "varve"})
@@ -90,13 +103,11 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 	keeper := &keeper{client: c, clock: opts.Clock, opts: opts}
 	server := webhook.NewServer(webhook.Options{
 		Host: opts.Host, Port: opts.Port,
-		TLSOpts: []func(*tls.Config){func(t *tls.Config) {
-			t.MinVersion = tls.VersionTLS12
-			t.GetCertificate = keeper.getCertificate
-		}},
+		TLSOpts: []func(*tls.Config){func(t *tls.Config) { opts.configureTLS(t, keeper) }},
 	})
-	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
-	server.Register(TrackersPath, &admission.Webhook{Handler: &trackerWriters{instances: mgr.GetAPIReader(), decoder: admission.NewDecoder(mgr.GetScheme())}})
+	reader := newLimitedReader(mgr.GetAPIReader())
+	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: reader, decoder: admission.NewDecoder(mgr.GetScheme())}})
+	server.Register(TrackersPath, &admission.Webhook{Handler: &trackerWriters{instances: reader, decoder: admission.NewDecoder(mgr.GetScheme())}})
 	if err := mgr.Add(keeper); err != nil {
 		return fmt.Errorf("add the webhook's certificate keeper: %w", err)
 	}
