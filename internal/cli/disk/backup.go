@@ -65,7 +65,10 @@ another point or belongs to another disk, the backup reads the whole disk, and T
   varve disk backup web root=/var/lib/vms/web.qcow2 --format qcow2 --track
 
   # Only what changed in a running guest; the checkpoint $next was made with the export
-  varve disk backup web root='nbd+unix:///vda?socket=/run/web.sock' --bitmap $base --checkpoint $next`,
+  varve disk backup web root='nbd+unix:///vda?socket=/run/web.sock' --bitmap $base --checkpoint $next
+
+  # From an NBD server on the network, which asks for a client certificate
+  varve disk backup web root=nbds://host2.example/vda --tls-ca ca.pem --tls-cert client.pem --tls-key client-key.pem`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return failure.Misused(c, "give the machine's name and at least one disk, such as root=/path")

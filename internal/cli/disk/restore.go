@@ -62,7 +62,10 @@ connection takes no lease.`,
   varve disk restore 5e1f9c - | ssh host2 'cat > /dev/vg0/web'
 
   # As a qcow2 image
-  varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2`,
+  varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2
+
+  # To an NBD server whose certificate has another name than its address
+  varve disk restore 5e1f9c 'nbds://10.0.0.5/root?tls-hostname=host2.example' --tls-ca ca.pem`,
 		Args: cmdline.ExactArgs(2, "the ID of a restore point and where to write the disk"), ValidArgsFunction: completePointThenFile(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] == standardOutput {

@@ -17,7 +17,7 @@ import (
 type nbdTLSFlags struct{ ca, cert, key string }
 
 func (f *nbdTLSFlags) addFlags(c *cobra.Command) {
-	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority of the server of an nbds:// URI, in PEM (default: those of the system)")
+	c.Flags().StringVar(&f.ca, "tls-ca", "", "the authority of the server of an nbds:// URI, in PEM (default: those of the system); the server's certificate must have the name in the URI, or the URI's tls-hostname")
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "this client's certificate for the server of an nbds:// URI, in PEM")
 	c.Flags().StringVar(&f.key, "tls-key", "", "the certificate's key, in PEM")
 }
