@@ -54,11 +54,9 @@ type Chunk struct {
 	Checksum uint32
 }
 
-// castagnoli is the polynomial of CRC-32C (RFC 3720, appendix B.4).
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// Checksum returns the CRC-32C of data.
-func Checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
+// Checksum returns the CRC-32 of data with the IEEE polynomial, as zlib, gzip and PNG have it: every language that reads
+// a backup has it in its standard library.
+func Checksum(data []byte) uint32 { return crc32.ChecksumIEEE(data) }
 
 // Scope says how much of an extent Read sends.
 type Scope uint8
