@@ -19,18 +19,24 @@ const BufferBytes = 256 << 10
 type Encoder struct {
 	mu        sync.Mutex
 	out       *bufio.Writer
+	below     flusher
 	positions []position
 	head      [headBytes]byte
 	frames    int64
 	err       error
 }
 
-// NewEncoder begins a stream. Nothing reaches w before the buffer is full, or Flush is called.
+// flusher is a writer that has a buffer of its own, as that of an HTTP response has.
+type flusher interface{ Flush() error }
+
+// NewEncoder begins a stream. Nothing reaches w before the buffer is full, or Flush is called. If w has a method
+// Flush() error, it is called as well.
 func NewEncoder(w io.Writer, volumes []Volume) (*Encoder, error) {
 	if err := checkVolumes(volumes); err != nil {
 		return nil, err
 	}
 	e := &Encoder{out: bufio.NewWriterSize(w, BufferBytes), positions: newPositions(volumes)}
+	e.below, _ = w.(flusher) //nolint:errcheck // nil without one
 	if _, err := e.out.Write(encodePreamble()); err != nil {
 		return nil, err
 	}
@@ -71,7 +77,7 @@ func (e *Encoder) Flush() error {
 	if e.err != nil {
 		return e.err
 	}
-	return e.fail(e.out.Flush())
+	return e.fail(e.flush())
 }
 
 // WriteKeepalive writes a frame that says nothing, and flushes it.
@@ -84,7 +90,7 @@ func (e *Encoder) WriteKeepalive() error {
 	if err := e.writeFrame(frameHead{kind: keepaliveFrame}, nil); err != nil {
 		return e.fail(err)
 	}
-	return e.fail(e.out.Flush())
+	return e.fail(e.flush())
 }
 
 // WriteError ends the stream with the reason why it is not whole. volume may be empty. It fails if the writer itself has
@@ -99,7 +105,7 @@ func (e *Encoder) WriteError(volume string, reason error) error {
 	if err := e.writeText(errorFrame, failure{Volume: volume, Reason: errclass.Reason(reason), Message: message}); err != nil {
 		return err
 	}
-	return e.out.Flush()
+	return e.flush()
 }
 
 // Close writes the end marker. It returns an error if a full volume is not whole.
@@ -119,7 +125,14 @@ func (e *Encoder) Close() error {
 	if err := e.writeText(endFrame, marker); err != nil {
 		return e.fail(err)
 	}
-	return e.fail(e.out.Flush())
+	return e.fail(e.flush())
+}
+
+func (e *Encoder) flush() error {
+	if err := e.out.Flush(); err != nil || e.below == nil {
+		return err
+	}
+	return e.below.Flush()
 }
 
 // fail keeps the first error.
