@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sync"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
@@ -17,7 +16,9 @@ const BufferBytes = 256 << 10
 // Encoder writes a stream. Its methods are safe for concurrent use: the frames of several volumes interleave in the order
 // in which they come. After an error every method returns it.
 type Encoder struct {
-	mu        sync.Mutex
+	// turn has a value while a method has its turn. Unlike a mutex, it goes to who has waited longest, so that no volume is
+	// left behind.
+	turn      chan struct{}
 	out       *bufio.Writer
 	below     flusher
 	positions []position
@@ -35,7 +36,7 @@ func NewEncoder(w io.Writer, volumes []Volume) (*Encoder, error) {
 	if err := checkVolumes(volumes); err != nil {
 		return nil, err
 	}
-	e := &Encoder{out: bufio.NewWriterSize(w, BufferBytes), positions: newPositions(volumes)}
+	e := &Encoder{turn: make(chan struct{}, 1), out: bufio.NewWriterSize(w, BufferBytes), positions: newPositions(volumes)}
 	e.below, _ = w.(flusher) //nolint:errcheck // nil without one
 	if _, err := e.out.Write(encodePreamble()); err != nil {
 		return nil, err
@@ -45,8 +46,8 @@ func NewEncoder(w io.Writer, volumes []Volume) (*Encoder, error) {
 
 // WriteChunk writes a frame of a volume, by its place in the header. The chunks of a volume come in order.
 func (e *Encoder) WriteChunk(volume int, c export.Chunk) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	if e.err != nil {
 		return e.err
 	}
@@ -65,15 +66,15 @@ func (e *Encoder) WriteChunk(volume int, c export.Chunk) error {
 
 // Frames returns how many frames were written.
 func (e *Encoder) Frames() int64 {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	return e.frames
 }
 
 // Flush writes what is in the buffer.
 func (e *Encoder) Flush() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	if e.err != nil {
 		return e.err
 	}
@@ -82,8 +83,8 @@ func (e *Encoder) Flush() error {
 
 // WriteKeepalive writes a frame that says nothing, and flushes it.
 func (e *Encoder) WriteKeepalive() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	if e.err != nil {
 		return e.err
 	}
@@ -96,8 +97,8 @@ func (e *Encoder) WriteKeepalive() error {
 // WriteError ends the stream with the reason why it is not whole. volume may be empty. It fails if the writer itself has
 // failed.
 func (e *Encoder) WriteError(volume string, reason error) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	message := reason.Error()
 	if len(message) > MaxTextBytes/8 {
 		message = message[:MaxTextBytes/8]
@@ -110,8 +111,8 @@ func (e *Encoder) WriteError(volume string, reason error) error {
 
 // Close writes the end marker. It returns an error if a full volume is not whole.
 func (e *Encoder) Close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
 	if e.err != nil {
 		return e.err
 	}
