@@ -12,11 +12,11 @@ func encodePage(info export.Info, m mapRequest, p page) []byte {
 	text := append(make([]byte, 0, 128+64*len(p.regions)), '{')
 	end := m.scan.End()
 	if m.asRegions {
-		text = append(append(append(text, `"regions":[`...), encodeRegions(info, m, p.regions)...), `],`...)
+		text = append(appendRegions(append(text, `"regions":[`...), info, m, p.regions), `],`...)
 		end = info.Bytes
 	}
 	if m.asExtents {
-		text = append(append(append(text, `"extents":[`...), encodeExtents(info, p.regions)...), `],`...)
+		text = append(appendExtents(append(text, `"extents":[`...), info, p.regions), `],`...)
 	}
 	text = append(text, `"next_offset":`...)
 	if p.covered < end {
@@ -29,8 +29,8 @@ func encodePage(info export.Info, m mapRequest, p page) []byte {
 	return append(text, "}\n"...)
 }
 
-// encodeRegions writes regions as the spec has them.
-func encodeRegions(info export.Info, m mapRequest, regions []export.Region) (text []byte) {
+// appendRegions writes regions as the spec has them.
+func appendRegions(text []byte, info export.Info, m mapRequest, regions []export.Region) []byte {
 	for _, r := range regions {
 		if r.Kind == export.Clean && m.asExtents {
 			continue // the page has it for the other dialect
@@ -50,9 +50,9 @@ func encodeRegions(info export.Info, m mapRequest, regions []export.Region) (tex
 	return text
 }
 
-// encodeExtents writes regions as KubeVirt 1.8 does: type has the flags of NBD's block status, of base:allocation in a
+// appendExtents writes regions as KubeVirt 1.8 does: type has the flags of NBD's block status, of base:allocation in a
 // full backup and of the dirty bitmap in an incremental.
-func encodeExtents(info export.Info, regions []export.Region) (text []byte) {
+func appendExtents(text []byte, info export.Info, regions []export.Region) []byte {
 	for i := 0; i < len(regions); i++ {
 		e, suffix := regions[i].Extent, extentSuffix(regions[i].Kind, info.Incremental)
 		for i+1 < len(regions) && regions[i+1].Offset == e.End() && extentSuffix(regions[i+1].Kind, info.Incremental) == suffix {
@@ -78,7 +78,7 @@ func extentSuffix(kind export.Kind, incremental bool) string {
 
 // appendExtent begins an element of a list.
 func appendExtent(text []byte, e extent.Extent) []byte {
-	if len(text) > 0 {
+	if text[len(text)-1] != '[' {
 		text = append(text, ',')
 	}
 	text = append(text, `{"offset":`...)
