@@ -248,6 +248,50 @@ func TestLimits_oneRequestTooManyIsToldToComeAgain(t *testing.T) {
 	}
 }
 
+// Streams of many volumes read fewer at once when there is no room, and leave room when they end.
+func TestLimits_volumesOfStreamsCountAsRequests(t *testing.T) {
+	t.Parallel()
+	var volumes []export.Volume
+	var reading, most atomic.Int64
+	for i := range 6 {
+		volumes = append(volumes, &counted{Volume: exporttest.NewVolume(string(rune('a'+i)), 4<<20, false, 1), reading: &reading, most: &most})
+	}
+	s := openVolumes(t, server.Config{Limits: server.Limits{Requests: 4}}, volumes...)
+	for range 3 {
+		var group sync.WaitGroup
+		for range 2 {
+			group.Go(func() {
+				if got := s.ask(t, http.MethodGet, "/exports/stream"); got.status != 503 && (got.status != 200 || got.cut != nil) {
+					t.Errorf("%d %v", got.status, got.cut)
+				}
+			})
+		}
+		group.Wait()
+	}
+	if got := most.Load(); got > 4 || got < 2 {
+		t.Errorf("%d volumes were read at once", got)
+	}
+	for deadline := time.Now().Add(10 * time.Second); s.ask(t, http.MethodGet, "/exports/stream").status != 200; {
+		if time.Now().After(deadline) {
+			t.Fatal("no room is left")
+		}
+	}
+}
+
+// counted counts how many of some volumes are read at once.
+type counted struct {
+	*exporttest.Volume
+	reading, most *atomic.Int64
+}
+
+func (c *counted) Read(ctx context.Context, part extent.Extent, scope export.Scope, sink func(export.Chunk) error) error {
+	n := c.reading.Add(1)
+	defer c.reading.Add(-1)
+	for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+	}
+	return c.Volume.Read(ctx, part, scope, sink)
+}
+
 // crowd opens n connections side by side of which each does one thing that keeps a connection, and returns a function that closes them.
 func crowd(t *testing.T, s *site, n int) (closeAll func()) {
 	t.Helper()

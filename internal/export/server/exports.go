@@ -52,7 +52,6 @@ func (s *Server) serveExports(plain http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.fail(w, r, err)
 	}
-	w.finish()
 }
 
 // splitPath returns the volume and the endpoint of a path. The volume is empty for the stream of all.

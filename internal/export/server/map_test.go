@@ -104,7 +104,7 @@ func TestMap_pagesOfAnySizeAreTheWholeMap(t *testing.T) {
 			if diff := cmp.Diff(want, whole.Regions); diff != "" || whole.NextOffset != nil || whole.Size != size || whole.Extents != nil {
 				t.Fatalf("one page: %v %s", whole.NextOffset, diff)
 			}
-			for range 20 {
+			for range 8 {
 				limit := 1 + random.Int64N(1<<random.IntN(24))
 				limit = max(limit, size/200)
 				var all []regionJSON
@@ -194,7 +194,7 @@ func TestMap_upstreamsDialect(t *testing.T) {
 // A page without parameters is in both dialects, and both go on at the same offset.
 func TestMap_withoutParametersIsInBothDialects(t *testing.T) {
 	t.Parallel()
-	const size = 128 << 20
+	const size = 80 << 20
 	disk := exporttest.NewVolume("root", size, true, 9)
 	s := openVolumes(t, server.Config{}, disk)
 	page := s.askMap(t, "root", url.Values{"x-kubevirt-export-token": {"ignored"}})

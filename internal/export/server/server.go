@@ -4,7 +4,8 @@
 // Nothing but the readiness path is answered without the token, and no request can change anything. An error before the
 // first byte of an answer is a status; a later one breaks the connection, so that no client takes a part for the whole.
 // What clients can take of memory and of connections is bounded by Limits, and a client with the token is served
-// however many there are without it.
+// however many there are without it. A request holds one chunk of its volume, a stream one of each volume that it reads
+// and stream.BufferBytes.
 package server
 
 import (
@@ -15,9 +16,9 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export"
@@ -35,8 +36,9 @@ type Limits struct {
 	// Connections is how many connections are open. One more closes the oldest that serves no request with the token.
 	Connections int
 	// Requests is how many requests with the token are served at once. One more is answered with 503 and Retry-After.
+	// A volume of a stream counts as a request while it is read.
 	Requests int
-	// ParallelVolumes is how many volumes a stream reads at once.
+	// ParallelVolumes is how many volumes a stream reads at once, as far as Requests has room.
 	ParallelVolumes int
 	// Stall is how long a client may take for one piece of an answer, of at most 256 KiB.
 	Stall time.Duration
@@ -93,7 +95,9 @@ type Config struct {
 type Server struct {
 	Config
 	prefixes []prefix
-	active   atomic.Int64
+	slots    slots
+	// refusals bounds how many refused tokens are logged. All of them are counted.
+	refusals *rate.Limiter
 }
 
 // prefix is the handler of the paths that begin with path.
@@ -115,7 +119,7 @@ func New(c Config) (*Server, error) {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
-	s := &Server{Config: c}
+	s := &Server{Config: c, slots: slots{free: c.Limits.Requests}, refusals: rate.NewLimiter(rate.Every(time.Second), refusalsLogged)}
 	if len(c.Names) > 0 {
 		s.Handle(ExportsPath, "", http.HandlerFunc(s.serveExports))
 	}
@@ -164,8 +168,9 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer connectionOf(r.Context()).beginRequest()()
-	defer s.active.Add(-1)
-	if s.active.Add(1) > int64(s.Limits.Requests) {
+	slot := s.slots.take(1)
+	defer s.slots.release(slot)
+	if slot == 0 {
 		s.Hooks.Limited()
 		w.Header().Set("Retry-After", "1")
 		w.refuse(refusef(http.StatusServiceUnavailable, "%d requests are being served", s.Limits.Requests))
@@ -182,6 +187,7 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 		w.refuse(refusef(http.StatusBadRequest, "a %s has no body", r.Method))
 	default:
 		found.handler.ServeHTTP(w, r)
+		w.finish()
 	}
 }
 

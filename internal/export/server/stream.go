@@ -145,8 +145,10 @@ func (s *Server) serveStream(w *response, r *http.Request, tag string, volumes [
 func (s *Server) sendVolumes(ctx context.Context, encoder *stream.Encoder, volumes []streamed) (failed string, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	more := s.slots.take(min(len(volumes), s.Limits.ParallelVolumes) - 1) // the request itself has one
+	defer s.slots.release(more)
 	readers, reading := errgroup.WithContext(ctx)
-	readers.SetLimit(s.Limits.ParallelVolumes)
+	readers.SetLimit(1 + more)
 	beating, stop := context.WithCancel(ctx)
 	var beats sync.WaitGroup
 	before := encoder.Frames()

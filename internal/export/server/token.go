@@ -11,6 +11,9 @@ import (
 // TokenHeader is the header with the token, as KubeVirt's exports have it. A token anywhere else is ignored.
 const TokenHeader = "X-Kubevirt-Export-Token"
 
+// refusalsLogged is how many refused tokens are logged at once; then one a second is.
+const refusalsLogged = 20
+
 // ReadTokenFile returns a Config.Token that reads a file. White space around the token does not count: no header can
 // have it.
 func ReadTokenFile(path string) func() ([]byte, error) {
@@ -40,7 +43,9 @@ func (s *Server) checkToken(r *http.Request) error {
 }
 
 func (s *Server) refuseToken(r *http.Request, reason string) error {
-	s.Log.Warn("token refused", "reason", reason, "client", r.RemoteAddr, "method", shorten(r.Method), "path", shorten(r.URL.EscapedPath()))
+	if s.refusals.AllowN(s.Clock.Now(), 1) {
+		s.Log.Warn("token refused", "reason", reason, "client", r.RemoteAddr, "method", shorten(r.Method), "path", shorten(r.URL.EscapedPath()))
+	}
 	s.Hooks.TokenRefused(reason)
 	return refusef(http.StatusUnauthorized, "the token in the header %s is %s", "x-kubevirt-export-token", reason)
 }
