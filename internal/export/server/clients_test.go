@@ -276,6 +276,10 @@ func TestLimits_volumesOfStreamsCountAsRequests(t *testing.T) {
 			t.Fatal("no room is left")
 		}
 	}
+	most.Store(0)
+	if s.ask(t, http.MethodGet, "/exports/stream"); most.Load() < 2 {
+		t.Error("a stream alone reads its volumes one after the other")
+	}
 }
 
 // counted counts how many of some volumes are read at once.

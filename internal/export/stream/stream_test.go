@@ -234,7 +234,7 @@ func TestEncoder_refusesWhatNoDecoderTakes(t *testing.T) {
 		return export.Chunk{Extent: extent.Extent{Offset: offset, Length: length}}
 	}
 	for name, chunks := range map[string][]export.Chunk{
-		"gap in a full volume": {zeroes(0, 512), zeroes(1024, 512)},
+		"gap in a full volume": {zeroes(0, 512), zeroes(1024, 3072)},
 		"back":                 {zeroes(0, 1024), zeroes(512, 1024)},
 		"beyond the end":       {zeroes(0, 8192)},
 		"empty":                {zeroes(0, 0)},
