@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -82,7 +83,7 @@ func BenchmarkStream(b *testing.B) {
 				for err == nil {
 					_, err = d.Next()
 				}
-				if err != io.EOF {
+				if !errors.Is(err, io.EOF) {
 					b.Fatal(err)
 				}
 				response.Body.Close()
@@ -124,6 +125,7 @@ func request(b *testing.B, client *http.Client, url string, header ...string) *h
 var readBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 func discard(b *testing.B, client *http.Client, url string, want int64, header ...string) {
+	b.Helper()
 	b.Helper()
 	response := request(b, client, url, header...)
 	defer response.Body.Close()

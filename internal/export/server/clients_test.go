@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -118,7 +120,7 @@ func TestClients_thatAreSlowGetEverything(t *testing.T) {
 	began := time.Now()
 	for {
 		_, err := io.CopyN(&got, conn, 256<<10)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -350,7 +352,7 @@ func beside(t *testing.T, s *site, disk *exporttest.Volume, n int) {
 	if err != nil {
 		t.Errorf("the download that was there first: %v", err)
 	}
-	_, body, _ := bytes.Cut(append(head, rest...), []byte("\r\n\r\n"))
+	_, body, _ := bytes.Cut(slices.Concat(head, rest), []byte("\r\n\r\n"))
 	if !bytes.Equal(body, disk.Content) {
 		t.Errorf("the download that was there first has %d bytes", len(body))
 	}

@@ -69,10 +69,10 @@ func (c *connections) add(added *connection) (victim *connection) {
 
 func (c *connections) findIdle() *connection {
 	if first := c.strangers.Front(); first != nil {
-		return first.Value.(*connection) //nolint:errcheck,forcetypeassert // the list has nothing else
+		return first.Value.(*connection)
 	}
 	for e := c.guests.Front(); e != nil; e = e.Next() {
-		if idle := e.Value.(*connection); idle.requests == 0 { //nolint:errcheck,forcetypeassert // the same
+		if idle := e.Value.(*connection); idle.requests == 0 {
 			return idle
 		}
 	}
@@ -132,6 +132,6 @@ func withConnection(ctx context.Context, nc net.Conn) context.Context {
 
 // connectionOf returns the connection of a request.
 func connectionOf(ctx context.Context) *connection {
-	c, _ := ctx.Value(connectionKey{}).(*connection) //nolint:errcheck // without one it is nil
+	c, _ := ctx.Value(connectionKey{}).(*connection)
 	return c
 }

@@ -20,7 +20,7 @@ const (
 
 // serveExports serves /exports/stream and /exports/<volume>/<endpoint>.
 func (s *Server) serveExports(plain http.ResponseWriter, r *http.Request) {
-	w := plain.(*response) //nolint:errcheck,forcetypeassert // ServeHTTP passes no other one
+	w := plain.(*response)
 	volume, endpoint, err := splitPath(r.URL)
 	if err != nil {
 		w.refuse(err)

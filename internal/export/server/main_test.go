@@ -57,48 +57,48 @@ func (b *logBuffer) String() string {
 }
 
 // open starts a server of c, which has the token unless c says otherwise.
-func open(t testing.TB, c server.Config) *site {
-	t.Helper()
+func open(tb testing.TB, c server.Config) *site {
+	tb.Helper()
 	if c.Token == nil {
 		c.Token = knownToken
 	}
-	dir := authority.New(t).Files(t)
+	dir := authority.New(tb).Files(tb)
 	certificate, err := tls.LoadX509KeyPair(filepath.Join(dir, "server-cert.pem"), filepath.Join(dir, "server-key.pem"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil }
 	s := &site{ca: filepath.Join(dir, "ca-cert.pem"), roots: x509.NewCertPool(), log: &logBuffer{}}
 	c.Log = slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	pem, err := os.ReadFile(s.ca)
 	if err != nil || !s.roots.AppendCertsFromPEM(pem) {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	srv, err := server.New(c)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(ctx, l) }()
 	s.address, s.url = l.Addr().String(), "https://"+l.Addr().String()
-	s.client = s.newClient(t, false)
-	t.Cleanup(func() {
+	s.client = s.newClient(tb, false)
+	tb.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return s
 }
 
 // openVolumes starts a server of these volumes.
-func openVolumes(t testing.TB, c server.Config, volumes ...export.Volume) *site {
-	t.Helper()
+func openVolumes(tb testing.TB, c server.Config, volumes ...export.Volume) *site {
+	tb.Helper()
 	byName := exporttest.Volumes{}
 	c.Names = nil
 	for _, v := range volumes {
@@ -108,16 +108,16 @@ func openVolumes(t testing.TB, c server.Config, volumes ...export.Volume) *site 
 	if c.Volumes == nil {
 		c.Volumes = byName
 	}
-	return open(t, c)
+	return open(tb, c)
 }
 
-func (s *site) newClient(t testing.TB, http2 bool) *http.Client {
-	t.Helper()
+func (s *site) newClient(tb testing.TB, http2 bool) *http.Client {
+	tb.Helper()
 	transport := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: s.roots, ServerName: "localhost"}, ForceAttemptHTTP2: http2, DisableCompression: true,
 		WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}
-	t.Cleanup(transport.CloseIdleConnections)
+	tb.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
@@ -131,16 +131,16 @@ type answer struct {
 }
 
 // ask sends a request with the token. Each pair of strings is a header; an empty value removes it.
-func (s *site) ask(t testing.TB, method, path string, header ...string) answer {
-	t.Helper()
-	return askWith(t, s.client, method, s.url+path, header...)
+func (s *site) ask(tb testing.TB, method, path string, header ...string) answer {
+	tb.Helper()
+	return askWith(tb, s.client, method, s.url+path, header...)
 }
 
-func askWith(t testing.TB, client *http.Client, method, url string, header ...string) answer {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
+func askWith(tb testing.TB, client *http.Client, method, url string, header ...string) answer {
+	tb.Helper()
+	r, err := http.NewRequestWithContext(tb.Context(), method, url, http.NoBody)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r.Header.Set(server.TokenHeader, token)
 	for i := 0; i < len(header); i += 2 {
@@ -151,7 +151,7 @@ func askWith(t testing.TB, client *http.Client, method, url string, header ...st
 	}
 	response, err := client.Do(r)
 	if err != nil {
-		t.Fatalf("%s %s: %v", method, url, err)
+		tb.Fatalf("%s %s: %v", method, url, err)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)

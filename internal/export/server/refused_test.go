@@ -194,8 +194,14 @@ func TestToken_isReadForEachRequest(t *testing.T) {
 		t.Errorf("without a file: %d", got)
 	}
 	for _, c := range []struct{ secret, given, want string }{
-		{"", token, "500"}, {"", "", "500"}, {" \n", token, "500"},
-		{token, token, "200"}, {token + "\n", token, "200"}, {token, "", "401"}, {"another", token, "401"}, {"another", "another", "200"},
+		{"", token, "500"},
+		{"", "", "500"},
+		{" \n", token, "500"},
+		{token, token, "200"},
+		{token + "\n", token, "200"},
+		{token, "", "401"},
+		{"another", token, "401"},
+		{"another", "another", "200"},
 	} {
 		if err := os.WriteFile(file, []byte(c.secret), 0o600); err != nil {
 			t.Fatal(err)

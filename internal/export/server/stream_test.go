@@ -55,7 +55,7 @@ func (r *received) take(body io.Reader) error {
 	for {
 		f, err := d.Next()
 		r.next = d.Positions()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -155,7 +155,7 @@ func TestStream_goesOnAfterACut(t *testing.T) {
 			r.Header.Set("If-Match", tag)
 		}
 		response, err := s.client.Do(r)
-		if err != nil || response.StatusCode != 200 {
+		if err != nil || response.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %v %v", query, err, response)
 		}
 		tag = response.Header.Get("Etag")
@@ -308,7 +308,7 @@ func TestStream_isNeverSilent(t *testing.T) {
 		reader, writer := io.Pipe()
 		go func() {
 			defer writer.Close()
-			defer func() { recover() }() //nolint:errcheck // the answer breaks off
+			defer func() { recover() }() // the answer breaks off
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/exports/stream", http.NoBody)
 			if err != nil {
 				t.Error(err)

@@ -37,7 +37,7 @@ func NewEncoder(w io.Writer, volumes []Volume) (*Encoder, error) {
 		return nil, err
 	}
 	e := &Encoder{turn: make(chan struct{}, 1), out: bufio.NewWriterSize(w, BufferBytes), positions: newPositions(volumes)}
-	e.below, _ = w.(flusher) //nolint:errcheck // nil without one
+	e.below, _ = w.(flusher)
 	if _, err := e.out.Write(encodePreamble()); err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (e *Encoder) WriteChunk(volume int, c export.Chunk) error {
 	if err := e.positions[volume].advance(c.Extent, c.Data == nil); err != nil {
 		return e.fail(err)
 	}
-	h := frameHead{kind: zeroFrame, volume: uint32(volume), offset: uint64(c.Offset), length: uint64(c.Length)} //nolint:gosec // not negative
+	h := frameHead{kind: zeroFrame, volume: uint32(volume), offset: uint64(c.Offset), length: uint64(c.Length)}
 	if c.Data != nil {
 		h.kind, h.checksum = dataFrame, c.Checksum
 	}

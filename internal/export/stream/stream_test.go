@@ -143,15 +143,15 @@ func TestStream_cutAnywhereIsContinued(t *testing.T) {
 }
 
 // small is a stream of a few hundred bytes with a frame of each type.
-func small(t testing.TB) []byte {
-	t.Helper()
+func small(tb testing.TB) []byte {
+	tb.Helper()
 	var wire bytes.Buffer
 	e, err := stream.NewEncoder(&wire, []stream.Volume{
 		{Name: "root", Bytes: 4096, PointInTime: "root-1"},
 		{Name: "data", Bytes: 1 << 40, Incremental: true, PointInTime: "data-1", From: 512},
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	text := []byte("what the guest wrote")
 	for _, c := range []struct {
@@ -163,14 +163,14 @@ func small(t testing.TB) []byte {
 		{1, export.Chunk{Extent: extent.Extent{Offset: 1 << 35, Length: 1 << 38}}},
 	} {
 		if err := e.WriteChunk(c.volume, c.chunk); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	if err := e.WriteKeepalive(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := e.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return wire.Bytes()
 }
@@ -197,7 +197,7 @@ func drain(wire []byte) (frames int, err error) {
 			frames++
 		}
 	}
-	if err == io.EOF { //nolint:errorlint // a wrapped one is an error
+	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return frames, err
@@ -223,7 +223,7 @@ func TestStream_versionOneStaysReadable(t *testing.T) {
 	for err == nil {
 		_, err = d.Next()
 	}
-	if diff := cmp.Diff([]stream.Totals{{ZeroBytes: 4096, Frames: 1}, {DataBytes: 20, ZeroBytes: 1 << 38, Frames: 2}}, d.Totals()); diff != "" || err != io.EOF {
+	if diff := cmp.Diff([]stream.Totals{{ZeroBytes: 4096, Frames: 1}, {DataBytes: 20, ZeroBytes: 1 << 38, Frames: 2}}, d.Totals()); diff != "" || !errors.Is(err, io.EOF) {
 		t.Errorf("%v %s", err, diff)
 	}
 }

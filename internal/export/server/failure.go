@@ -10,16 +10,16 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// refusal is an error with the status that tells it.
-type refusal struct {
+// statusError is an error with the status that tells it.
+type statusError struct {
 	status int
 	text   string
 }
 
-func (r *refusal) Error() string { return r.text }
+func (e *statusError) Error() string { return e.text }
 
 func refusef(status int, format string, args ...any) error {
-	return &refusal{status: status, text: fmt.Sprintf(format, args...)}
+	return &statusError{status: status, text: fmt.Sprintf(format, args...)}
 }
 
 // notInDisk refuses an offset that the disk does not have.
@@ -31,7 +31,7 @@ func notInDisk(w http.ResponseWriter, size int64) error {
 // statusOf returns the status for an error. What a volume finds wrong with a request of this server is no fault of the
 // client's.
 func statusOf(err error) int {
-	var r *refusal
+	var r *statusError
 	switch {
 	case errors.As(err, &r):
 		return r.status
