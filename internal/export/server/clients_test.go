@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -110,30 +112,34 @@ func TestClients_thatTakeNothingAreCut(t *testing.T) {
 // A client that is slow, but takes something within the limit for each piece, gets everything.
 func TestClients_thatAreSlowGetEverything(t *testing.T) {
 	t.Parallel()
-	disk := exporttest.NewVolume("root", 16<<20, false, 1)
-	s := openVolumes(t, server.Config{Limits: server.Limits{Stall: 2 * time.Second}}, disk)
-	conn := s.dial(t)
-	if _, err := conn.Write([]byte(strings.Replace(goodRequest, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1))); err != nil {
-		t.Fatal(err)
-	}
-	var got bytes.Buffer
-	began := time.Now()
-	for {
-		_, err := io.CopyN(&got, conn, 256<<10)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("after %d bytes: %v", got.Len(), err)
-		}
-		time.Sleep(60 * time.Millisecond) // at most 4 MiB/s: the kernel's buffers are full most of the time
-	}
-	if took := time.Since(began); took < 3*time.Second {
-		t.Errorf("it took only %s: that is no slow client", took)
-	}
-	_, body, _ := bytes.Cut(got.Bytes(), []byte("\r\n\r\n"))
-	if !bytes.Equal(body, disk.Content) {
-		t.Errorf("%d bytes", len(body))
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("http2=%t", http2), func(t *testing.T) {
+			t.Parallel()
+			disk := exporttest.NewVolume("root", 16<<20, false, 1)
+			s := openVolumes(t, server.Config{Limits: server.Limits{Stall: 2 * time.Second}}, disk)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/exports/root/data", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set(server.TokenHeader, token)
+			began := time.Now()
+			response, err := s.newClient(t, http2).Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			var body bytes.Buffer
+			for err == nil {
+				time.Sleep(60 * time.Millisecond) // at most 4 MiB/s: the buffers are full most of the time
+				_, err = io.CopyN(&body, response.Body, 256<<10)
+			}
+			if !errors.Is(err, io.EOF) || !bytes.Equal(body.Bytes(), disk.Content) {
+				t.Errorf("%d bytes: %v", body.Len(), err)
+			}
+			if took := time.Since(began); took < 3*time.Second {
+				t.Errorf("it took only %s: that is no slow client", took)
+			}
+		})
 	}
 }
 
@@ -413,5 +419,33 @@ func TestHooks_countWhatIsServed(t *testing.T) {
 		if answered[key] != 1 {
 			t.Errorf("%q: %v", key, answered)
 		}
+	}
+}
+
+// What the server holds does not depend on how much there is to send, nor on how slow clients are. It measures memory, so nothing
+// runs beside it.
+func TestStream_memoryIsBounded(t *testing.T) {
+	const clients = 24
+	s := openVolumes(t, server.Config{}, newScattered(1<<42))
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	for range clients {
+		conn := s.dial(t)
+		if _, err := conn.Write([]byte(strings.Replace(goodRequest, "/root/data", "/stream", 1))); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if grown := heap() - before; grown > clients<<20 {
+		t.Errorf("%d clients hold %d bytes", clients, grown)
+	} else {
+		t.Logf("%d KiB a client", grown/clients>>10)
 	}
 }

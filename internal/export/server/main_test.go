@@ -67,7 +67,9 @@ func open(tb testing.TB, c server.Config) *site {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil }
+	if c.GetCertificate == nil {
+		c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil }
+	}
 	s := &site{ca: filepath.Join(dir, "ca-cert.pem"), roots: x509.NewCertPool(), log: &logBuffer{}}
 	c.Log = slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	pem, err := os.ReadFile(s.ca)

@@ -34,7 +34,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		ConnContext:       withConnection,
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: streamsPerConnection, SendPingTimeout: s.Limits.IdleTime, PingTimeout: s.Limits.HeaderTime,
+			// The answer to a ping waits behind what a slow client has not read yet.
+			MaxConcurrentStreams: streamsPerConnection, SendPingTimeout: s.Limits.IdleTime, PingTimeout: s.Limits.Stall,
 			WriteByteTimeout: s.Limits.Stall,
 		},
 	}
