@@ -58,7 +58,7 @@ func wrongRequests() map[string]int {
 	plain := func(status int, request string) { wrong[request] = status }
 
 	// Tokens.
-	for _, endpoint := range []string{"/exports/root/data", "/exports/root/map", "/exports/root/stream", "/exports/stream", "/exports/nothing/data", "/nothing", "/", "/exports/../healthz"} {
+	for _, endpoint := range []string{"/exports/root/data", "/exports/root/map", "/exports/root/stream", "/exports/stream", "/exports/nothing/data", "/nothing", "/", "/exports/../exportready"} {
 		plain(401, "GET "+endpoint+" HTTP/1.1\r\nHost: x\r\n\r\n")
 		plain(401, "GET "+endpoint+" HTTP/1.1\r\nHost: x\r\nX-Kubevirt-Export-Token: another-export-token\r\n\r\n")
 		plain(401, "GET "+endpoint+"?x-kubevirt-export-token="+token+" HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -74,7 +74,7 @@ func wrongRequests() map[string]int {
 	for _, path := range []string{
 		"/", "/exports", "/exports/", "/exports//data", "/exports/root", "/exports/root/", "/exports/root/data/", "/exports/root/other", "/exports/root/data/more",
 		"/exports/nothing/data", "/exports/nothing/map", "/exports/nothing/stream", "/exports/ROOT/data", "/exports/%2e%2e/data", "/exports/../etc/passwd", "/exports/root%2fdata",
-		"/exports/root%00/data", "/exports/" + strings.Repeat("a", 4000) + "/data", "/Exports/root/data", "//exports/root/data", "/exports/stream/", "/exports/stream?volume=nothing", "/healthz/", "/metrics", "/debug/pprof/",
+		"/exports/root%00/data", "/exports/" + strings.Repeat("a", 4000) + "/data", "/Exports/root/data", "//exports/root/data", "/exports/stream/", "/exports/stream?volume=nothing", "/exportready/", "/metrics", "/debug/pprof/",
 	} {
 		get(404, path)
 	}
@@ -87,7 +87,7 @@ func wrongRequests() map[string]int {
 		}
 	}
 	plain(405, "POST /exports/root/data HTTP/1.1\r\n"+good+"Content-Length: 100000\r\n\r\nnot all of it")
-	plain(405, "POST /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	plain(405, "POST /exportready HTTP/1.1\r\nHost: x\r\n\r\n")
 	plain(400, "GET /exports/root/data HTTP/1.1\r\n"+good+"Content-Length: 5\r\n\r\nhello")
 	plain(400, "GET /exports/root/data HTTP/1.1\r\n"+good+"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
 	// Ranges.

@@ -25,8 +25,9 @@ import (
 )
 
 const (
-	// ReadyPath is the path that answers without a token whether the server can serve: 200 or 503.
-	ReadyPath = "/healthz"
+	// ReadyPath is the path that answers without a token whether the server can serve: 200 or 503. It is that of
+	// KubeVirt's export pods.
+	ReadyPath = "/exportready"
 	// ExportsPath is the path below which the volumes of a backup are.
 	ExportsPath = "/exports/"
 )
