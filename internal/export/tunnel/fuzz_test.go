@@ -430,6 +430,71 @@ func TestEnd_codes(t *testing.T) {
 	}
 }
 
+// The launcher gives nothing but the volumes that it offers, as it offered them, and says why not.
+func TestLauncher_servesWhatItOffers(t *testing.T) {
+	t.Parallel()
+	disk, secret := exporttest.NewVolume("disk", 1<<20, true, 1), exporttest.NewVolume("secret", 1<<20, false, 2)
+	changed := exporttest.NewVolume("changed", 1<<20, false, 3)
+	infos := []export.Info{disk.Info(), changed.Info(), {Name: "lost", Bytes: 1 << 20}}
+	changed.Description.PointInTime = "later"
+	l := &launcher{cfg: Config{}.withDefaults(), volumes: exporttest.Volumes{"disk": disk, "secret": secret, "changed": changed}, infos: infos}
+	near, far := net.Pipe()
+	s := newSocket(near)
+	s.enterSession()
+	ended := make(chan error, 1)
+	go func() { ended <- newServing(l, s, s).serveUntilEnd(testContext(t)) }()
+	far.SetDeadline(time.Now().Add(testTimeout))
+	replies := frameReader{from: far, launcher: true}
+	next := func() frame {
+		f, err := replies.readFrame()
+		if err == nil {
+			err = replies.readTail(make([]byte, f.tail))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	if f := next(); f.kind != frameOffer || f.count != 1024 {
+		t.Errorf("%+v", f)
+	}
+	for i, c := range []struct {
+		volume uint16
+		extent extent.Extent
+		class  uint8
+	}{
+		{0, extent.Extent{Offset: 1<<20 - 4096, Length: 4096}, endSuccess},
+		{0, extent.Extent{Offset: 1<<20 - 4096, Length: 4097}, 5},
+		{0, extent.Extent{Offset: 1 << 40, Length: 1}, 5},
+		{1, extent.Extent{Length: 4096}, 7},
+		{2, extent.Extent{Length: 4096}, 6},
+		{3, extent.Extent{Length: 4096}, 6},
+		{math.MaxUint16, extent.Extent{Length: 4096}, 6},
+	} {
+		for _, kind := range []frameKind{frameRead, frameRegions} {
+			request := frame{kind: kind, stream: uint32(i + 1), volume: c.volume, count: minCreditBytes, extent: c.extent}
+			if kind == frameRegions {
+				request.count = 10
+			}
+			if _, err := far.Write(whole(request)); err != nil {
+				t.Fatal(err)
+			}
+			reply := next()
+			for reply.kind != frameEnd && reply.kind != framePage {
+				if c.class != endSuccess && reply.kind != framePing {
+					t.Errorf("volume %d, %v: a %s frame", c.volume, c.extent, frameShapes[reply.kind].name)
+				}
+				reply = next()
+			}
+			if reply.stream != request.stream || reply.class != c.class {
+				t.Errorf("volume %d, %v: %+v", c.volume, c.extent, reply)
+			}
+		}
+	}
+	far.Close()
+	<-ended
+}
+
 // A far end that asks for much, pings, and takes nothing does not hold the launcher's workers for ever.
 func TestLauncher_givesUpWhoTakesNothing(t *testing.T) {
 	t.Parallel()

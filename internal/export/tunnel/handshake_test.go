@@ -90,7 +90,7 @@ func TestHandshake_refusals(t *testing.T) {
 		"wrong token":                {config: func(c *Config) { c.Token = token([]byte("wrong")) }, class: errclass.Denied, counted: proofs},
 		"empty token":                {config: func(c *Config) { c.Token = token(nil) }, class: errclass.Denied, counted: failed},
 		"empty token at the far end": {server: func(s *Server) { s.Token = token(nil) }, class: errclass.Denied, counted: proofs},
-		"no token at the far end":    {server: func(s *Server) { s.Token = func() ([]byte, error) { return testToken2(), io.ErrClosedPipe } }, class: errclass.Denied, counted: proofs},
+		"no token at the far end":    {server: func(s *Server) { s.Token = func() ([]byte, error) { return rightToken(), io.ErrClosedPipe } }, class: errclass.Denied, counted: proofs},
 		"empty tokens": {
 			server: func(s *Server) { s.Token = token(nil) }, config: func(c *Config) { c.Token = token([]byte{}) }, class: errclass.Denied, counted: failed,
 		},
@@ -134,7 +134,7 @@ func TestHandshake_refusals(t *testing.T) {
 	}
 }
 
-func testToken2() []byte { return Token(testKey, testUID) }
+func rightToken() []byte { return Token(testKey, testUID) }
 
 // dialRaw returns a TLS connection to the server that has said nothing yet.
 func (r *rig) dialRaw(t testing.TB) *tls.Conn {
@@ -153,6 +153,42 @@ func (r *rig) dialRaw(t testing.TB) *tls.Conn {
 	return c
 }
 
+// The server takes no older TLS and no other protocol, although the configuration that it was given would.
+func TestHandshake_serverInsistsOnTLS(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(s *Server) {
+		lax := s.TLS.Clone()
+		lax.NextProtos = []string{protocolName, "h2"}
+		s.TLS.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return lax, nil }
+	})
+	pool, _ := r.ca.pool()
+	for name, cfg := range map[string]*tls.Config{
+		"TLS 1.2":          {MaxVersion: tls.VersionTLS12, NextProtos: []string{protocolName}},
+		"another protocol": {NextProtos: []string{"h2"}},
+		"no protocol":      {},
+	} {
+		nc, err := new(net.Dialer).DialContext(t.Context(), "tcp", r.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		nc.SetDeadline(time.Now().Add(testTimeout))
+		cfg.RootCAs, cfg.ServerName = pool, testName
+		c := tls.Client(nc, cfg)
+		if err := c.HandshakeContext(t.Context()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		c.Write(goodHello(1, 1).appendTo(nil)) // it is not read
+		if rest, err := io.ReadAll(c); len(rest) > 0 || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %x, %v", name, rest, err)
+		}
+	}
+	waitUntil(t, "the count", func() bool { return r.server.Counters().FailedHandshakes == 3 })
+	if c := r.server.Counters(); c.RefusedProofs != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
 func goodHello(id byte, session uint64) hello {
 	return hello{lowest: 1, highest: 1, launcher: [launcherIDBytes]byte{id}, session: session, uid: testUID}
 }
@@ -165,7 +201,7 @@ func proven(t testing.TB, c *tls.Conn, h hello) []byte {
 		t.Fatal(err)
 	}
 	said := h.appendTo(nil)
-	return append(said, makeProof(testToken2(), roleLauncher, binding, said)...)
+	return append(said, makeProof(rightToken(), roleLauncher, binding, said)...)
 }
 
 // answerTo sends a hello with a proof, and returns the welcome.
@@ -223,7 +259,7 @@ func TestProof_isNotReplayed(t *testing.T) {
 		"for another role": func(c *tls.Conn) []byte {
 			binding, _ := channelBinding(c)
 			h := goodHello(1, 2).appendTo(nil)
-			return append(h, makeProof(testToken2(), roleReader, binding, h)...)
+			return append(h, makeProof(rightToken(), roleReader, binding, h)...)
 		},
 		"with a bit less": func(c *tls.Conn) []byte {
 			own := proven(t, c, goodHello(1, 2))
@@ -243,7 +279,7 @@ func TestProof_isNotReplayed(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if !strings.Contains(logged.String(), "its proof is wrong") || bytes.Contains(logged.Bytes(), testToken2()) {
+	if !strings.Contains(logged.String(), "its proof is wrong") || bytes.Contains(logged.Bytes(), rightToken()) {
 		t.Errorf("logged: %s", logged.String())
 	}
 }
@@ -342,7 +378,7 @@ func TestHandshake_farEndProvesItself(t *testing.T) {
 		return func(c *tls.Conn, said []byte) []byte {
 			binding, _ := channelBinding(c)
 			b := w.appendTo(nil)
-			return append(b, makeProof(testToken2(), roleReader, binding, said[:len(said)-proofBytes], b)...)
+			return append(b, makeProof(rightToken(), roleReader, binding, said[:len(said)-proofBytes], b)...)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -507,7 +543,7 @@ func TestSession_whichOneWins(t *testing.T) {
 func TestHandshake_followsRotation(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	ca, token := newAuthority(t), testToken2()
+	ca, token := newAuthority(t), rightToken()
 	r := newRig(t, func(s *Server) {
 		s.TLS = &tls.Config{GetCertificate: func(i *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			mu.Lock()

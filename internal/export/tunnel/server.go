@@ -34,7 +34,8 @@ type Limits struct {
 	Handshakes int
 	// HandshakeTimeout is how long a connection may be unproven; 10 s.
 	HandshakeTimeout time.Duration
-	// Keepalive is the interval of pings; 5 s. After three without a byte from the launcher the connection is dead.
+	// Keepalive is the interval of pings; 4 s. After three without a byte from the launcher, which is 12 to 16 s, the
+	// connection is dead.
 	Keepalive time.Duration
 }
 
