@@ -180,9 +180,16 @@ func readScript(t testing.TB, offer, says []byte) (session, read, regions error)
 	ended, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	server := &Server{BackupUID: testUID, Limits: Limits{Requests: 8}}
-	peer := newScript(offer, says)
-	r := frameReader{from: bytes.NewReader(offer), launcher: true}
-	if f, err := r.readFrame(); err != nil || r.readTail(make([]byte, f.tail)) != nil {
+	// What follows the offer is said when the requests are there.
+	rest := bytes.NewReader(offer)
+	r := frameReader{from: rest, launcher: true}
+	f, err := r.readFrame()
+	if err == nil {
+		err = r.readTail(make([]byte, f.tail))
+	}
+	first := len(offer) - rest.Len()
+	peer := newScript(offer[:first], slices.Concat(offer[first:], says))
+	if err != nil {
 		peer.hear() // there will be no request to wait for
 	}
 	sock := newSocket(peer)
@@ -199,6 +206,10 @@ func readScript(t testing.TB, offer, says []byte) (session, read, regions error)
 		<-up
 		return session, nil, nil
 	case <-up:
+	}
+	if !slices.Contains(s.infos, goodInfos[0]) || cap(s.slots) < 2 {
+		peer.hear() // there will be no requests
+		return <-result, nil, nil
 	}
 	v := &volume{server: server, info: goodInfos[0]}
 	// Both are in flight before the launcher hears of any: their frames go out together.
@@ -235,6 +246,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(goodOffer(), slices.Concat(content, whole(frame{kind: frameEnd, stream: 1}), whole(frame{kind: framePage, stream: 2}, page...)))
 	f.Add(goodOffer(), slices.Concat(whole(frame{kind: frameEnd, stream: 1, class: 2}), whole(frame{kind: frameEnd, stream: 2, class: 9}, 'x')))
 	f.Add(goodOffer()[:20], []byte{})
+	f.Add(whole(frame{kind: frameOffer, count: 1}, appendVolumes(nil, goodInfos[1:])...), whole(frame{kind: framePing}))
 	f.Fuzz(func(t *testing.T, offer, says []byte) {
 		if session, _, _ := readScript(t, offer, says); session == nil || errors.Is(session, context.DeadlineExceeded) {
 			t.Error(session)

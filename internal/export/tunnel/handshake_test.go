@@ -83,8 +83,13 @@ func TestHandshake_refusals(t *testing.T) {
 		class   error
 		counted func(Counters) int64
 	}{
-		"another CA":                 {config: func(c *Config) { c.CA = otherCA.pool }, class: errclass.Denied, counted: failed},
-		"no CA":                      {config: func(c *Config) { c.CA = func() (*x509.CertPool, error) { return nil, nil } }, class: errclass.Denied},
+		"another CA": {config: func(c *Config) { c.CA = otherCA.pool }, class: errclass.Denied, counted: failed},
+		"no CA": {config: func(c *Config) {
+			c.CA = func() (*x509.CertPool, error) { return nil, nil }
+			c.Dial = func(context.Context, string, string) (net.Conn, error) {
+				return nil, errors.New("it dials all the same")
+			}
+		}, class: errclass.Denied},
 		"CA that cannot be read":     {config: func(c *Config) { c.CA = func() (*x509.CertPool, error) { return nil, io.ErrClosedPipe } }},
 		"another name":               {config: func(c *Config) { c.ServerName = "other.example" }, class: errclass.Denied, counted: failed},
 		"wrong token":                {config: func(c *Config) { c.Token = token([]byte("wrong")) }, class: errclass.Denied, counted: proofs},
@@ -157,6 +162,7 @@ func (r *rig) dialRaw(t testing.TB) *tls.Conn {
 func TestHandshake_serverInsistsOnTLS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(s *Server) {
+		s.Limits.HandshakeTimeout = 2 * testTimeout
 		lax := s.TLS.Clone()
 		lax.NextProtos = []string{protocolName, "h2"}
 		s.TLS.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return lax, nil }

@@ -96,14 +96,15 @@ func TestVolume_isTheLaunchersVolume(t *testing.T) {
 // scatteredVolume has as many regions as it can, and of the same kind on both sides of a page's end.
 type scatteredVolume struct {
 	stubVolume
-	calls int
+	calls   int
+	uniform bool // then they are all of one kind, which breaks the contract
 }
 
 func (v *scatteredVolume) Regions(_ context.Context, e extent.Extent, report func(export.Region) bool) error {
 	v.calls++
 	for at := e.Offset; at < e.End(); at += 512 {
 		kind := export.Data
-		if at/512%2 == 1 {
+		if at/512%2 == 1 && !v.uniform {
 			kind = export.Zero
 		}
 		if !report(export.Region{Extent: extent.Extent{Offset: at, Length: min(512, e.End()-at)}, Kind: kind}) {
@@ -125,6 +126,10 @@ func TestRegions_areReadInPages(t *testing.T) {
 	}
 	if near.calls > 10 {
 		t.Errorf("%d pages", near.calls)
+	}
+	near.uniform = true
+	if got := allRegions(t, far, whole, 1<<30); len(got) != 1 || got[0].Extent != whole {
+		t.Errorf("%d regions of one kind", len(got))
 	}
 }
 
