@@ -155,6 +155,9 @@ func (s *session) handlePage(st *stream, f frame) error {
 	if err == nil && (st.asked.kind != frameRegions || f.tail > st.asked.count*regionBytes) {
 		err = protocolError("page of %d bytes for a %s request", f.tail, frameShapes[st.asked.kind].name)
 	}
+	if err == nil {
+		_, err = parsePage(b.data, st.asked.extent, s.infos[st.asked.volume].Incremental, func(export.Region) bool { return false })
+	}
 	if err != nil {
 		s.server.buffers.putBuffer(b)
 		st.endWith(brokenError(endOfConnection(err)))

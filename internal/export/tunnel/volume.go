@@ -88,11 +88,7 @@ func (v *volume) readPage(ctx context.Context, e extent.Extent, count uint32, re
 		return 0, protocolError("no page")
 	}
 	defer st.giveBack(page)
-	if end, err = parsePage(page.data.data, e, v.info.Incremental, report); err != nil {
-		st.session.cancel(err)
-		return 0, brokenError(err)
-	}
-	return end, nil
+	return parsePage(page.data.data, e, v.info.Incremental, report) // it was checked when it arrived
 }
 
 // Read implements export.Volume. It fails with Transient when the connection breaks, and with Corrupt if the data is not
