@@ -9,13 +9,13 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// shiftPiece is what maxPieceBytes zero bytes do to the CRC-32C of what is before them: column i is what becomes of bit i.
+// shiftPiece is what maxPieceBytes zero bytes do to the CRC-32 of what is before them: column i is what becomes of bit i.
 // The CRC of a concatenation is the first part's CRC, shifted by the second part's length, xor the second part's.
 var shiftPiece = shiftBytes(maxPieceBytes)
 
 // shiftBytes returns the matrix for n zero bytes; n is a power of two. It squares the matrix for one zero bit.
 func shiftBytes(n int) [32]uint32 {
-	matrix := [32]uint32{0: crc32.Castagnoli}
+	matrix := [32]uint32{0: crc32.IEEE}
 	for i := 1; i < 32; i++ {
 		matrix[i] = 1 << (i - 1)
 	}
