@@ -16,6 +16,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
@@ -54,7 +55,10 @@ func place(t *testing.T) placed {
 		BaseCheckpoint: &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}},
 		PVCName:        "target", PVCUID: "target-1", PhaseDeadline: ptr.To(metav1.Now().Rfc3339Copy()),
 	}
-	p.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"}}
+	p.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{
+		Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"},
+		Volumes: []backupv1.CheckpointVolume{{VolumeName: "root", DiskTarget: "vda"}, {VolumeName: "data", DiskTarget: "vdb"}},
+	}
 	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
 		admitted(t, controller.Status().Update(t.Context(), o))
 	}
@@ -116,7 +120,7 @@ var attacks = []attack{
 		p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, File: "vm/backup/root.qcow2"}}
 		p.backup.Status.ManifestSHA256, p.backup.Status.StartTimestamp, p.backup.Status.MovedBytes, p.backup.Status.Moved = "abc", &now, 4096, "4Ki"
 		p.backup.Status.Progress, p.backup.Status.FrozenMillis = &backupv1.Progress{Percent: "10%"}, ptr.To[int64](7)
-		p.backup.Status.BackupType, p.backup.Status.Message, p.backup.Status.CopyMillis, p.backup.Status.SealMillis = backupv1.Full, "m", 1, 1
+		p.backup.Status.BackupType, p.backup.Status.Type, p.backup.Status.Message, p.backup.Status.CopyMillis, p.backup.Status.SealMillis = backupv1.Full, backupv1.Full, "m", 1, 1
 		return p.backup
 	}, ""},
 	{"the result is decided", func(p *placed) client.Object { p.backup.Status.Result = backupv1.BackupSucceeded; return p.backup }, "which machine a backup is of"},
@@ -133,8 +137,12 @@ var attacks = []attack{
 		p.tracker.Status.NewestCheckpointTime = &at
 		return p.tracker
 	}, "the only change that a handler makes to a tracker"},
+	{"a volume of the tracker is another device", func(p *placed) client.Object {
+		p.tracker.Status.LatestCheckpoint.Volumes[0].DiskTarget = "forged"
+		return p.tracker
+	}, "the only change that a handler makes to a tracker"},
 	{"a disk is discarded", func(p *placed) client.Object {
-		p.tracker.Status.LatestCheckpoint.Disks = []string{"root"}
+		checkpoint.Discard(&p.tracker.Status, "tracker-1", []backupv1.DiscardedDisk{{Volume: "data", Reason: backupv1.FullBitmapLost}})
 		return p.tracker
 	}, ""},
 	{"every disk is discarded", func(p *placed) client.Object { p.tracker.Status.LatestCheckpoint = nil; return p.tracker }, ""},

@@ -50,7 +50,7 @@ var rules = []rule{
 		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true },
 	},
 	{
-		"neither source nor tracker", "set exactly one of source (a full backup that leaves no checkpoint) and backupTracker",
+		"neither source nor tracker", "set exactly one of source (a VirtualMachine is backed up fully and keeps no checkpoint) and backupTracker",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.BackupTracker = "" }), nil,
 	},
 	{
