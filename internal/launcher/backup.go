@@ -99,13 +99,34 @@ func (l *Launcher) AbortBackup(_ context.Context, req *pb.AbortBackupRequest) (*
 	return &pb.AbortBackupResponse{}, nil
 }
 
+// pulledBackup returns the pull backup with this UID, or NOT_FOUND.
+func (l *Launcher) pulledBackup(uid string) (*pull.Job, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pull == nil || l.pull.UID() != uid {
+		return nil, status.Errorf(codes.NotFound, "no pull backup has the UID %s", uid)
+	}
+	return l.pull, nil
+}
+
+// ConnectBackup implements launcher.proto.
+func (l *Launcher) ConnectBackup(_ context.Context, req *pb.ConnectBackupRequest) (*pb.ConnectBackupResponse, error) {
+	pulled, err := l.pulledBackup(req.Uid)
+	if err != nil {
+		return nil, err
+	}
+	end := pull.FarEnd{Address: req.Address, ServerName: req.ServerName, Authorities: req.Authorities, Token: req.Token}
+	if err := pulled.Connect(end); err != nil {
+		return nil, grpcError(err)
+	}
+	return &pb.ConnectBackupResponse{}, nil
+}
+
 // FinishBackup implements launcher.proto.
 func (l *Launcher) FinishBackup(_ context.Context, req *pb.FinishBackupRequest) (*pb.FinishBackupResponse, error) {
-	l.mu.Lock()
-	pulled := l.pull
-	l.mu.Unlock()
-	if pulled == nil || pulled.UID() != req.Uid {
-		return nil, status.Errorf(codes.NotFound, "no pull backup has the UID %s", req.Uid)
+	pulled, err := l.pulledBackup(req.Uid)
+	if err != nil {
+		return nil, err
 	}
 	if err := pulled.Finish(); err != nil {
 		return nil, grpcError(err)

@@ -48,6 +48,9 @@ func boundBackup(b *launcherpb.Backup) {
 		return
 	}
 	b.Uid, b.Message, b.QuiesceMessage = boundText(b.GetUid(), maxShort), boundText(b.GetMessage(), maxText), boundText(b.GetQuiesceMessage(), maxText)
+	if t := b.GetTunnel(); t != nil {
+		t.Error = boundText(t.GetError(), maxText)
+	}
 	b.Volumes = firstParts(b.GetVolumes(), maxParts)
 	for _, v := range b.GetVolumes() {
 		v.Volume, v.File, v.Sha256 = boundText(v.GetVolume(), maxShort), boundText(v.GetFile(), maxText), boundText(v.GetSha256(), maxShort)

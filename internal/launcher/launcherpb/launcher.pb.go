@@ -210,7 +210,7 @@ func (x Backup_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Phase.Descriptor instead.
 func (Backup_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type Backup_Failure int32
@@ -290,7 +290,7 @@ func (x Backup_Failure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Failure.Descriptor instead.
 func (Backup_Failure) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{27, 1}
 }
 
 type Backup_Quiesce int32
@@ -349,7 +349,7 @@ func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Quiesce.Descriptor instead.
 func (Backup_Quiesce) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25, 2}
+	return file_launcher_proto_rawDescGZIP(), []int{27, 2}
 }
 
 type StartRequest struct {
@@ -1658,6 +1658,121 @@ func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{20}
 }
 
+type ConnectBackupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// host:port, and what the certificate there must be for.
+	Address    string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	ServerName string `protobuf:"bytes,3,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	// The authorities that may have signed that certificate, in PEM.
+	Authorities []byte `protobuf:"bytes,4,opt,name=authorities,proto3" json:"authorities,omitempty"`
+	// What both sides prove to each other that they hold.
+	Token         []byte `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectBackupRequest) Reset() {
+	*x = ConnectBackupRequest{}
+	mi := &file_launcher_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectBackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectBackupRequest) ProtoMessage() {}
+
+func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectBackupRequest.ProtoReflect.Descriptor instead.
+func (*ConnectBackupRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ConnectBackupRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ConnectBackupRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ConnectBackupRequest) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
+func (x *ConnectBackupRequest) GetAuthorities() []byte {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+func (x *ConnectBackupRequest) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type ConnectBackupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectBackupResponse) Reset() {
+	*x = ConnectBackupResponse{}
+	mi := &file_launcher_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectBackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectBackupResponse) ProtoMessage() {}
+
+func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectBackupResponse.ProtoReflect.Descriptor instead.
+func (*ConnectBackupResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{22}
+}
+
 type FinishBackupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
@@ -1667,7 +1782,7 @@ type FinishBackupRequest struct {
 
 func (x *FinishBackupRequest) Reset() {
 	*x = FinishBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1794,7 @@ func (x *FinishBackupRequest) String() string {
 func (*FinishBackupRequest) ProtoMessage() {}
 
 func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1807,7 @@ func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupRequest.ProtoReflect.Descriptor instead.
 func (*FinishBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{21}
+	return file_launcher_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FinishBackupRequest) GetUid() string {
@@ -1710,7 +1825,7 @@ type FinishBackupResponse struct {
 
 func (x *FinishBackupResponse) Reset() {
 	*x = FinishBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1837,7 @@ func (x *FinishBackupResponse) String() string {
 func (*FinishBackupResponse) ProtoMessage() {}
 
 func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1850,7 @@ func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupResponse.ProtoReflect.Descriptor instead.
 func (*FinishBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{22}
+	return file_launcher_proto_rawDescGZIP(), []int{24}
 }
 
 type ForgetBackupRequest struct {
@@ -1747,7 +1862,7 @@ type ForgetBackupRequest struct {
 
 func (x *ForgetBackupRequest) Reset() {
 	*x = ForgetBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1874,7 @@ func (x *ForgetBackupRequest) String() string {
 func (*ForgetBackupRequest) ProtoMessage() {}
 
 func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1887,7 @@ func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23}
+	return file_launcher_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetBackupRequest) GetUid() string {
@@ -1790,7 +1905,7 @@ type ForgetBackupResponse struct {
 
 func (x *ForgetBackupResponse) Reset() {
 	*x = ForgetBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1917,7 @@ func (x *ForgetBackupResponse) String() string {
 func (*ForgetBackupResponse) ProtoMessage() {}
 
 func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1930,7 @@ func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{24}
+	return file_launcher_proto_rawDescGZIP(), []int{26}
 }
 
 // Backup is how a backup goes.
@@ -1843,13 +1958,15 @@ type Backup struct {
 	// Of a pull backup: what the scratch files hold, and what the target volume has left for them, in bytes.
 	ScratchUsedBytes uint64 `protobuf:"varint,15,opt,name=scratch_used_bytes,json=scratchUsedBytes,proto3" json:"scratch_used_bytes,omitempty"`
 	ScratchFreeBytes uint64 `protobuf:"varint,16,opt,name=scratch_free_bytes,json=scratchFreeBytes,proto3" json:"scratch_free_bytes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of a pull backup, since ConnectBackup.
+	Tunnel        *Tunnel `protobuf:"bytes,17,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Backup) Reset() {
 	*x = Backup{}
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1978,7 @@ func (x *Backup) String() string {
 func (*Backup) ProtoMessage() {}
 
 func (x *Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1991,7 @@ func (x *Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backup.ProtoReflect.Descriptor instead.
 func (*Backup) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25}
+	return file_launcher_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Backup) GetUid() string {
@@ -1989,6 +2106,76 @@ func (x *Backup) GetScratchFreeBytes() uint64 {
 	return 0
 }
 
+func (x *Backup) GetTunnel() *Tunnel {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+// Tunnel is the connection to the far end of a pull backup.
+type Tunnel struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Connected bool                   `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
+	// How often both sides have proven themselves.
+	Sessions int64 `protobuf:"varint,2,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	// For people: why the last attempt failed, or the last connection ended. Empty while connected.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tunnel) Reset() {
+	*x = Tunnel{}
+	mi := &file_launcher_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tunnel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tunnel) ProtoMessage() {}
+
+func (x *Tunnel) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
+func (*Tunnel) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Tunnel) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *Tunnel) GetSessions() int64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *Tunnel) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type BackedUpVolume struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -2009,7 +2196,7 @@ type BackedUpVolume struct {
 
 func (x *BackedUpVolume) Reset() {
 	*x = BackedUpVolume{}
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2208,7 @@ func (x *BackedUpVolume) String() string {
 func (*BackedUpVolume) ProtoMessage() {}
 
 func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2221,7 @@ func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUpVolume.ProtoReflect.Descriptor instead.
 func (*BackedUpVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{26}
+	return file_launcher_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BackedUpVolume) GetVolume() string {
@@ -2106,7 +2293,7 @@ type RedefineCheckpointsResponse_Result struct {
 
 func (x *RedefineCheckpointsResponse_Result) Reset() {
 	*x = RedefineCheckpointsResponse_Result{}
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2305,7 @@ func (x *RedefineCheckpointsResponse_Result) String() string {
 func (*RedefineCheckpointsResponse_Result) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,13 +2467,21 @@ const file_launcher_proto_rawDesc = "" +
 	"fullReason\"&\n" +
 	"\x12AbortBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x15\n" +
-	"\x13AbortBackupResponse\"'\n" +
+	"\x13AbortBackupResponse\"\x9b\x01\n" +
+	"\x14ConnectBackupRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1f\n" +
+	"\vserver_name\x18\x03 \x01(\tR\n" +
+	"serverName\x12 \n" +
+	"\vauthorities\x18\x04 \x01(\fR\vauthorities\x12\x14\n" +
+	"\x05token\x18\x05 \x01(\fR\x05token\"\x17\n" +
+	"\x15ConnectBackupResponse\"'\n" +
 	"\x13FinishBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
 	"\x14FinishBackupResponse\"'\n" +
 	"\x13ForgetBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
-	"\x14ForgetBackupResponse\"\x91\t\n" +
+	"\x14ForgetBackupResponse\"\xc4\t\n" +
 	"\x06Backup\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.varve.launcher.v1.Backup.PhaseR\x05phase\x12;\n" +
@@ -2307,7 +2502,8 @@ const file_launcher_proto_rawDesc = "" +
 	"sealMillis\x12'\n" +
 	"\x0fmanifest_sha256\x18\x0e \x01(\tR\x0emanifestSha256\x12,\n" +
 	"\x12scratch_used_bytes\x18\x0f \x01(\x04R\x10scratchUsedBytes\x12,\n" +
-	"\x12scratch_free_bytes\x18\x10 \x01(\x04R\x10scratchFreeBytes\"l\n" +
+	"\x12scratch_free_bytes\x18\x10 \x01(\x04R\x10scratchFreeBytes\x121\n" +
+	"\x06tunnel\x18\x11 \x01(\v2\x19.varve.launcher.v1.TunnelR\x06tunnel\"l\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPREPARING\x10\x01\x12\v\n" +
@@ -2338,7 +2534,11 @@ const file_launcher_proto_rawDesc = "" +
 	"\aSKIPPED\x10\x02\x12\x10\n" +
 	"\fAGENT_ABSENT\x10\x03\x12\x11\n" +
 	"\rFREEZE_FAILED\x10\x04\x12\x10\n" +
-	"\fTHAWED_EARLY\x10\x05\"\xfa\x01\n" +
+	"\fTHAWED_EARLY\x10\x05\"X\n" +
+	"\x06Tunnel\x12\x1c\n" +
+	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x1a\n" +
+	"\bsessions\x18\x02 \x01(\x03R\bsessions\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\xfa\x01\n" +
 	"\x0eBackedUpVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12#\n" +
@@ -2349,7 +2549,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1b\n" +
 	"\tbase_lost\x18\a \x01(\bR\bbaseLost\x12\x1f\n" +
 	"\vfull_reason\x18\b \x01(\tR\n" +
-	"fullReason2\x91\a\n" +
+	"fullReason2\xf5\a\n" +
 	"\bLauncher\x12J\n" +
 	"\x05Start\x12\x1f.varve.launcher.v1.StartRequest\x1a .varve.launcher.v1.StartResponse\x12D\n" +
 	"\x05Watch\x12\x1f.varve.launcher.v1.WatchRequest\x1a\x18.varve.launcher.v1.State0\x01\x12S\n" +
@@ -2357,7 +2557,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\x13RedefineCheckpoints\x12-.varve.launcher.v1.RedefineCheckpointsRequest\x1a..varve.launcher.v1.RedefineCheckpointsResponse\x12n\n" +
 	"\x11DeleteCheckpoints\x12+.varve.launcher.v1.DeleteCheckpointsRequest\x1a,.varve.launcher.v1.DeleteCheckpointsResponse\x12O\n" +
 	"\vBeginBackup\x12%.varve.launcher.v1.BeginBackupRequest\x1a\x19.varve.launcher.v1.Backup\x12\\\n" +
-	"\vAbortBackup\x12%.varve.launcher.v1.AbortBackupRequest\x1a&.varve.launcher.v1.AbortBackupResponse\x12_\n" +
+	"\vAbortBackup\x12%.varve.launcher.v1.AbortBackupRequest\x1a&.varve.launcher.v1.AbortBackupResponse\x12b\n" +
+	"\rConnectBackup\x12'.varve.launcher.v1.ConnectBackupRequest\x1a(.varve.launcher.v1.ConnectBackupResponse\x12_\n" +
 	"\fFinishBackup\x12&.varve.launcher.v1.FinishBackupRequest\x1a'.varve.launcher.v1.FinishBackupResponse\x12_\n" +
 	"\fForgetBackup\x12&.varve.launcher.v1.ForgetBackupRequest\x1a'.varve.launcher.v1.ForgetBackupResponse\x12G\n" +
 	"\x04Exit\x12\x1e.varve.launcher.v1.ExitRequest\x1a\x1f.varve.launcher.v1.ExitResponseB;Z9github.com/varvebackup/varve/internal/launcher/launcherpbb\x06proto3"
@@ -2375,7 +2576,7 @@ func file_launcher_proto_rawDescGZIP() []byte {
 }
 
 var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_launcher_proto_goTypes = []any{
 	(State_Phase)(0),                           // 0: varve.launcher.v1.State.Phase
 	(State_End)(0),                             // 1: varve.launcher.v1.State.End
@@ -2403,15 +2604,18 @@ var file_launcher_proto_goTypes = []any{
 	(*BackupVolume)(nil),                       // 23: varve.launcher.v1.BackupVolume
 	(*AbortBackupRequest)(nil),                 // 24: varve.launcher.v1.AbortBackupRequest
 	(*AbortBackupResponse)(nil),                // 25: varve.launcher.v1.AbortBackupResponse
-	(*FinishBackupRequest)(nil),                // 26: varve.launcher.v1.FinishBackupRequest
-	(*FinishBackupResponse)(nil),               // 27: varve.launcher.v1.FinishBackupResponse
-	(*ForgetBackupRequest)(nil),                // 28: varve.launcher.v1.ForgetBackupRequest
-	(*ForgetBackupResponse)(nil),               // 29: varve.launcher.v1.ForgetBackupResponse
-	(*Backup)(nil),                             // 30: varve.launcher.v1.Backup
-	(*BackedUpVolume)(nil),                     // 31: varve.launcher.v1.BackedUpVolume
-	(*RedefineCheckpointsResponse_Result)(nil), // 32: varve.launcher.v1.RedefineCheckpointsResponse.Result
-	nil,                           // 33: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*ConnectBackupRequest)(nil),               // 26: varve.launcher.v1.ConnectBackupRequest
+	(*ConnectBackupResponse)(nil),              // 27: varve.launcher.v1.ConnectBackupResponse
+	(*FinishBackupRequest)(nil),                // 28: varve.launcher.v1.FinishBackupRequest
+	(*FinishBackupResponse)(nil),               // 29: varve.launcher.v1.FinishBackupResponse
+	(*ForgetBackupRequest)(nil),                // 30: varve.launcher.v1.ForgetBackupRequest
+	(*ForgetBackupResponse)(nil),               // 31: varve.launcher.v1.ForgetBackupResponse
+	(*Backup)(nil),                             // 32: varve.launcher.v1.Backup
+	(*Tunnel)(nil),                             // 33: varve.launcher.v1.Tunnel
+	(*BackedUpVolume)(nil),                     // 34: varve.launcher.v1.BackedUpVolume
+	(*RedefineCheckpointsResponse_Result)(nil), // 35: varve.launcher.v1.RedefineCheckpointsResponse.Result
+	nil,                           // 36: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
 }
 var file_launcher_proto_depIdxs = []int32{
 	6,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
@@ -2421,42 +2625,45 @@ var file_launcher_proto_depIdxs = []int32{
 	15, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
 	16, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
 	17, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	30, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
-	34, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
+	32, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
+	37, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
 	17, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	32, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
+	35, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
 	23, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
 	2,  // 12: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
 	3,  // 13: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
 	4,  // 14: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
-	34, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
-	31, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
-	33, // 17: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	5,  // 18: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
-	8,  // 19: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
-	9,  // 20: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
-	18, // 21: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
-	20, // 22: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
-	22, // 23: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
-	24, // 24: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
-	26, // 25: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
-	28, // 26: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
-	11, // 27: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
-	7,  // 28: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
-	13, // 29: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
-	10, // 30: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
-	19, // 31: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
-	21, // 32: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
-	30, // 33: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
-	25, // 34: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
-	27, // 35: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
-	29, // 36: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
-	12, // 37: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
-	28, // [28:38] is the sub-list for method output_type
-	18, // [18:28] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	37, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
+	34, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
+	33, // 17: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
+	36, // 18: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	5,  // 19: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
+	8,  // 20: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
+	9,  // 21: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
+	18, // 22: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
+	20, // 23: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
+	22, // 24: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
+	24, // 25: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
+	26, // 26: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
+	28, // 27: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
+	30, // 28: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
+	11, // 29: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
+	7,  // 30: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
+	13, // 31: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
+	10, // 32: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
+	19, // 33: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
+	21, // 34: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
+	32, // 35: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
+	25, // 36: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
+	27, // 37: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
+	29, // 38: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
+	31, // 39: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
+	12, // 40: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
+	30, // [30:41] is the sub-list for method output_type
+	19, // [19:30] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_launcher_proto_init() }
@@ -2470,7 +2677,7 @@ func file_launcher_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_launcher_proto_rawDesc), len(file_launcher_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   29,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Launcher_DeleteCheckpoints_FullMethodName   = "/varve.launcher.v1.Launcher/DeleteCheckpoints"
 	Launcher_BeginBackup_FullMethodName         = "/varve.launcher.v1.Launcher/BeginBackup"
 	Launcher_AbortBackup_FullMethodName         = "/varve.launcher.v1.Launcher/AbortBackup"
+	Launcher_ConnectBackup_FullMethodName       = "/varve.launcher.v1.Launcher/ConnectBackup"
 	Launcher_FinishBackup_FullMethodName        = "/varve.launcher.v1.Launcher/FinishBackup"
 	Launcher_ForgetBackup_FullMethodName        = "/varve.launcher.v1.Launcher/ForgetBackup"
 	Launcher_Exit_FullMethodName                = "/varve.launcher.v1.Launcher/Exit"
@@ -56,6 +57,10 @@ type LauncherClient interface {
 	BeginBackup(ctx context.Context, in *BeginBackupRequest, opts ...grpc.CallOption) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(ctx context.Context, in *AbortBackupRequest, opts ...grpc.CallOption) (*AbortBackupResponse, error)
+	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of its tunnel (docs/tunnel.md), until the
+	// backup ends; State tells how that goes. A later call replaces what an earlier one said; the connection stays if the
+	// address and the name do. FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid.
+	ConnectBackup(ctx context.Context, in *ConnectBackupRequest, opts ...grpc.CallOption) (*ConnectBackupResponse, error)
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error)
@@ -152,6 +157,16 @@ func (c *launcherClient) AbortBackup(ctx context.Context, in *AbortBackupRequest
 	return out, nil
 }
 
+func (c *launcherClient) ConnectBackup(ctx context.Context, in *ConnectBackupRequest, opts ...grpc.CallOption) (*ConnectBackupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConnectBackupResponse)
+	err := c.cc.Invoke(ctx, Launcher_ConnectBackup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *launcherClient) FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FinishBackupResponse)
@@ -204,6 +219,10 @@ type LauncherServer interface {
 	BeginBackup(context.Context, *BeginBackupRequest) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(context.Context, *AbortBackupRequest) (*AbortBackupResponse, error)
+	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of its tunnel (docs/tunnel.md), until the
+	// backup ends; State tells how that goes. A later call replaces what an earlier one said; the connection stays if the
+	// address and the name do. FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid.
+	ConnectBackup(context.Context, *ConnectBackupRequest) (*ConnectBackupResponse, error)
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error)
@@ -241,6 +260,9 @@ func (UnimplementedLauncherServer) BeginBackup(context.Context, *BeginBackupRequ
 }
 func (UnimplementedLauncherServer) AbortBackup(context.Context, *AbortBackupRequest) (*AbortBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortBackup not implemented")
+}
+func (UnimplementedLauncherServer) ConnectBackup(context.Context, *ConnectBackupRequest) (*ConnectBackupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConnectBackup not implemented")
 }
 func (UnimplementedLauncherServer) FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FinishBackup not implemented")
@@ -391,6 +413,24 @@ func _Launcher_AbortBackup_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Launcher_ConnectBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConnectBackupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).ConnectBackup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_ConnectBackup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).ConnectBackup(ctx, req.(*ConnectBackupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Launcher_FinishBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FinishBackupRequest)
 	if err := dec(in); err != nil {
@@ -475,6 +515,10 @@ var Launcher_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbortBackup",
 			Handler:    _Launcher_AbortBackup_Handler,
+		},
+		{
+			MethodName: "ConnectBackup",
+			Handler:    _Launcher_ConnectBackup_Handler,
 		},
 		{
 			MethodName: "FinishBackup",

@@ -75,6 +75,10 @@ type Job struct {
 	mu      sync.Mutex
 	volumes map[string]Volume
 
+	// connecting guards tunnel. It is not held while volumes are read.
+	connecting sync.Mutex
+	tunnel     *connection
+
 	// scratch belongs to Run's goroutine.
 	scratch scratch
 }
@@ -165,12 +169,13 @@ func (j *Job) openVolumes(ctx context.Context) error {
 	return err
 }
 
-// closeVolumes ends every read. Nothing is lost with the connections.
+// closeVolumes ends the tunnel and every read. Nothing is lost with the connections.
 func (j *Job) closeVolumes() {
 	j.mu.Lock()
 	volumes := j.volumes
-	j.volumes = nil
+	j.volumes = nil // there is no other tunnel from here on
 	j.mu.Unlock()
+	j.disconnect()
 	for _, v := range volumes {
 		_ = v.Close()
 	}
