@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
@@ -164,6 +165,8 @@ var sources = map[string]struct{ dir, typ, prefix string }{
 	"BackupPhase":               {"../api/backup/v1alpha1", "BackupPhase", ""},
 	"FullReason":                {"../api/backup/v1alpha1", "FullReason", ""},
 	"Condition":                 {"../api/backup/v1alpha1", "", "Condition"},
+	"ExportPhase":               {"../api/export/v1beta1", "VirtualMachineExportPhase", ""},
+	"ExportReason":              {"../api/export/v1beta1", "", "Reason"},
 	"Reason":                    {"../api/backup/v1alpha1", "", "Reason"},
 }
 
@@ -299,7 +302,7 @@ func manifestFields(t *testing.T) string {
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +321,7 @@ func TestExamplesAreValid(t *testing.T) {
 		}
 		seen[gvk.Kind] = true
 	}
-	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker"} {
+	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport"} {
 		if !seen[kind] {
 			t.Errorf("no example of %s", kind)
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -27,6 +28,10 @@ func newBackup(ns string) *backupv1.VirtualMachineBackup {
 
 func newTracker(ns string) *backupv1.VirtualMachineBackupTracker {
 	return gen.Tracker(gen.Meta(ns, "tracker"), "vm")
+}
+
+func newExport(ns string) *exportv1.VirtualMachineExport {
+	return gen.Export(gen.Meta(ns, "export"), gen.Source("vm"))
 }
 
 func newSpec() kubevirtv1.VirtualMachineInstanceSpec {

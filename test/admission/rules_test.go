@@ -7,10 +7,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -44,7 +47,45 @@ func sourced(edit func(*corev1.TypedLocalObjectReference)) func(string) client.O
 	})
 }
 
+func exportWith(edit func(*exportv1.VirtualMachineExportSpec)) func(string) client.Object {
+	return func(ns string) client.Object { e := newExport(ns); edit(&e.Spec); return e }
+}
+
+func exportOf(source *corev1.TypedLocalObjectReference) func(string) client.Object {
+	return exportWith(func(s *exportv1.VirtualMachineExportSpec) { s.Source = *source })
+}
+
 var rules = []rule{
+	{
+		"export's source changed", "source is immutable: create another export", func(ns string) client.Object { return newExport(ns) },
+		func(o client.Object) { o.(*exportv1.VirtualMachineExport).Spec.Source.Name = "other" },
+	},
+	{
+		"export's token added", "tokenSecretRef is immutable: create another export", func(ns string) client.Object { return newExport(ns) },
+		func(o client.Object) { o.(*exportv1.VirtualMachineExport).Spec.TokenSecretRef = ptr.To("mine") },
+	},
+	{
+		"export's token changed", "tokenSecretRef is immutable: create another export",
+		exportWith(func(s *exportv1.VirtualMachineExportSpec) { s.TokenSecretRef = ptr.To("mine") }),
+		func(o client.Object) { o.(*exportv1.VirtualMachineExport).Spec.TokenSecretRef = ptr.To("other") },
+	},
+	{"export of a snapshot", "kind must be VirtualMachineBackup, PersistentVolumeClaim or VirtualMachine", exportOf(&corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.kubevirt.io"), Kind: "VirtualMachineSnapshot", Name: "s"}), nil},
+	{"export of another group's backup", "apiGroup of a VirtualMachineBackup must be backup.kubevirt.io", exportOf(&corev1.TypedLocalObjectReference{APIGroup: ptr.To("harvesterhci.io"), Kind: "VirtualMachineBackup", Name: "b"}), nil},
+	{"export of a machine without a group", "apiGroup of a VirtualMachine must be kubevirt.io", exportOf(&corev1.TypedLocalObjectReference{Kind: "VirtualMachine", Name: "vm"}), nil},
+	{"export of a claim with a group", "apiGroup of a PersistentVolumeClaim must be empty", exportOf(&corev1.TypedLocalObjectReference{APIGroup: ptr.To("apps"), Kind: "PersistentVolumeClaim", Name: "c"}), nil},
+	{"export of nothing", "name must have 1 to 253 characters", exportOf(gen.ClaimSource("")), nil},
+	{"export's token without a name", "spec.tokenSecretRef", exportWith(func(s *exportv1.VirtualMachineExportSpec) { s.TokenSecretRef = ptr.To("") }), nil},
+	{"export that ends at once", "must be a positive duration, such as 30m", exportWith(func(s *exportv1.VirtualMachineExportSpec) { s.TTLDuration = &metav1.Duration{} }), nil},
+	{
+		"export's duration in words", "spec.ttlDuration",
+		func(ns string) client.Object {
+			return &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": exportv1.GroupVersion.String(), "kind": "VirtualMachineExport", "metadata": map[string]any{"namespace": ns, "name": "e"},
+				"spec": map[string]any{"source": map[string]any{"kind": "PersistentVolumeClaim", "name": "c"}, "ttlDuration": "two hours"},
+			}}
+		}, nil,
+	},
+
 	{
 		"backup changed", "spec is immutable: create another backup", func(ns string) client.Object { return newBackup(ns) },
 		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true },

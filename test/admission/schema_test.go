@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -30,7 +31,7 @@ func crds(t *testing.T) []map[string]any {
 	t.Helper()
 	files, err := filepath.Glob("../../deploy/crd/*.yaml")
 	admitted(t, err)
-	if len(files) < 5 {
+	if len(files) < 6 {
 		t.Fatalf("%d CRDs", len(files))
 	}
 	var all []map[string]any
@@ -100,6 +101,7 @@ func TestShortNames(t *testing.T) {
 	want := map[string]string{
 		"virtualmachines.kubevirt.io": "vm", "virtualmachineinstances.kubevirt.io": "vmi", "kubevirts.kubevirt.io": "kv",
 		"virtualmachinebackups.backup.kubevirt.io": "vmbackup", "virtualmachinebackuptrackers.backup.kubevirt.io": "vmbackuptracker",
+		"virtualmachineexports.export.kubevirt.io": "vmexport",
 	}
 	for _, crd := range crds(t) {
 		name, _, _ := unstructured.NestedString(crd, "metadata", "name")
@@ -119,8 +121,8 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 	t.Parallel()
 	ns := cluster.Namespace(t)
 	now := metav1.NewTime(time.Now())
-	vmi, vm, backup, tracker := newInstance(ns), newMachine(ns), newBackup(ns), newTracker(ns)
-	objects := []client.Object{vmi, vm, backup, tracker}
+	vmi, vm, backup, tracker, export := newInstance(ns), newMachine(ns), newBackup(ns), newTracker(ns), newExport(ns)
+	objects := []client.Object{vmi, vm, backup, tracker, export}
 	varve := cluster.Client(t, controlplane.Controller)
 	for _, o := range objects {
 		admitted(t, varve.Create(t.Context(), o))
@@ -137,6 +139,10 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 		Progress: &backupv1.Progress{TotalBytes: 1, ProcessedBytes: 1, Percent: "100%"}, FrozenMillis: ptr.To[int64](1),
 	}
 	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "c", CreationTime: now}
+	export.Status = exportv1.VirtualMachineExportStatus{
+		Phase: exportv1.ExportPending, TTLExpirationTime: &now,
+		Conditions: []exportv1.Condition{{Type: exportv1.ConditionReady, Status: "False", Reason: exportv1.ReasonPodPending, Message: "waits"}},
+	}
 	for _, o := range objects {
 		admitted(t, varve.Status().Update(t.Context(), o))
 		columnsFilled(t, o)

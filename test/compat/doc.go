@@ -1,3 +1,3 @@
-// Package compat tests that other programs can read what Varve serves: kubevirt.io/v1 is a subset of the released
-// KubeVirt API, and backup.kubevirt.io/v1alpha1 has the names of VEP 25.
+// Package compat tests that other programs can read what Varve serves: kubevirt.io/v1 and export.kubevirt.io/v1beta1 are
+// subsets of the released KubeVirt API, and backup.kubevirt.io/v1alpha1 has the names of VEP 25.
 package compat

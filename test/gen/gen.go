@@ -7,12 +7,15 @@
 package gen
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
@@ -105,6 +108,26 @@ func SetTarget(claim string) func(*backupv1.VirtualMachineBackup) {
 // SetBackupMode sets the mode, which the API server otherwise sets to push.
 func SetBackupMode(mode backupv1.BackupMode) func(*backupv1.VirtualMachineBackup) {
 	return func(b *backupv1.VirtualMachineBackup) { b.Spec.Mode = mode }
+}
+
+// Export returns an export of a source.
+func Export(meta metav1.ObjectMeta, source *corev1.TypedLocalObjectReference, changes ...func(*exportv1.VirtualMachineExport)) *exportv1.VirtualMachineExport {
+	return modified(&exportv1.VirtualMachineExport{ObjectMeta: meta, Spec: exportv1.VirtualMachineExportSpec{Source: *source}}, changes)
+}
+
+// SetTTL sets how long an export exists.
+func SetTTL(ttl time.Duration) func(*exportv1.VirtualMachineExport) {
+	return func(e *exportv1.VirtualMachineExport) { e.Spec.TTLDuration = &metav1.Duration{Duration: ttl} }
+}
+
+// ClaimSource returns a reference to a claim, as exports have it.
+func ClaimSource(claim string) *corev1.TypedLocalObjectReference {
+	return &corev1.TypedLocalObjectReference{Kind: exportv1.SourceClaim, Name: claim}
+}
+
+// BackupSource returns a reference to a backup, as exports have it.
+func BackupSource(backup string) *corev1.TypedLocalObjectReference {
+	return &corev1.TypedLocalObjectReference{APIGroup: ptr.To(backupv1.GroupVersion.Group), Kind: exportv1.SourceBackup, Name: backup}
 }
 
 // Claim returns a claim of 1 GiB that one node may mount.
