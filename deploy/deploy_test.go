@@ -371,7 +371,7 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 func TestBoxIsConfigured(t *testing.T) {
 	t.Parallel()
 	kv := find[*kubevirtv1.KubeVirt](t, "kubevirt")
-	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes} {
+	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes, kubevirtv1.VMExport} {
 		if !tracking.GateEnabled(kv, gate) {
 			t.Errorf("gate %s is off", gate)
 		}

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -116,8 +117,8 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
 	const text = "only Varve's components write status"
 
-	vmi, backup, tracker, vm := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns)
-	for _, o := range []client.Object{vmi, backup, tracker, vm} {
+	vmi, backup, tracker, vm, export := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns), newExport(ns)
+	for _, o := range []client.Object{vmi, backup, tracker, vm, export} {
 		admitted(t, user.Create(t.Context(), o))
 	}
 	vmi.Status.Phase = kubevirtv1.PhaseRunning
@@ -125,7 +126,8 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "forged", CreationTime: metav1.Now()}
 	vm.Status.Ready = true
 	vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
-	for _, o := range []client.Object{vmi, backup, tracker, vm} {
+	export.Status.Phase = exportv1.ExportReady
+	for _, o := range []client.Object{vmi, backup, tracker, vm, export} {
 		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin, otherAccount} {
 			refused(t, cluster.Client(t, who).Status().Update(t.Context(), o.DeepCopyObject().(client.Object)), text)
 		}
@@ -219,6 +221,7 @@ func TestFeatureGates(t *testing.T) {
 	}
 	eventuallyRefused(newBackup(ns), "feature gate IncrementalBackup is off")
 	eventuallyRefused(newTracker(ns), "feature gate IncrementalBackup is off")
+	eventuallyRefused(newExport(ns), "feature gate VMExport is off")
 	adds := newInstance(ns)
 	adds.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{utility("u", "claim")}
 	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
@@ -231,6 +234,8 @@ func TestFeatureGates(t *testing.T) {
 	gates([]string{kubevirtv1.IncrementalBackup})
 	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newBackup(ns), client.DryRunAll) })
 	eventuallyRefused(adds, "feature gate UtilityVolumes is off")
+	gates([]string{kubevirtv1.VMExport})
+	controlplane.Eventually(t, func() error { return varve.Create(t.Context(), newExport(ns), client.DryRunAll) })
 
 	// Without any configuration the backup controller decides.
 	admitted(t, admin.Delete(t.Context(), kv))

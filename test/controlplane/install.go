@@ -53,7 +53,7 @@ func (c *Cluster) install(ctx context.Context, root string) error {
 func DefaultKubeVirt() *kubevirtv1.KubeVirt {
 	kv := &kubevirtv1.KubeVirt{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "kubevirt"}}
 	kv.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{
-		FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes},
+		FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes, kubevirtv1.VMExport},
 		UseEmulation: true,
 	}
 	return kv

@@ -9,6 +9,8 @@ const (
 	IncrementalBackup = "IncrementalBackup"
 	// UtilityVolumes admits spec.utilityVolumes on a VirtualMachineInstance.
 	UtilityVolumes = "UtilityVolumes"
+	// VMExport admits VirtualMachineExport.
+	VMExport = "VMExport"
 )
 
 // KubeVirt is the cluster's configuration. One object, named kubevirt, in Varve's namespace.
@@ -57,7 +59,8 @@ type KubeVirtConfiguration struct {
 
 // DeveloperConfiguration holds feature gates and the choice of software emulation.
 type DeveloperConfiguration struct {
-	// featureGates lists the features to enable. Known: IncrementalBackup, UtilityVolumes.
+	// featureGates lists the features to enable. Known: IncrementalBackup, UtilityVolumes,
+	// VMExport.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
