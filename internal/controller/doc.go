@@ -5,6 +5,7 @@
 //	changedblocktracking     selectors -> tracking states and the claims for overlays
 //	virtualmachineinstance   instance -> launcher pod -> phase
 //	utilityvolume            utility volumes -> attachment pods
+//	virtualmachineexport     exports -> export pods, Services, certificates and tokens
 //	kubevirtbackup           a VirtualMachineBackup of backup.kubevirt.io outside the node
 //	metric                   Prometheus metrics of machines and their backups
 //

@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
@@ -44,7 +45,7 @@ type Options struct {
 	Config *rest.Config
 	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
-	// LauncherImage and VarveImage are what launcher pods and attachment pods are made of.
+	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods and export pods.
 	LauncherImage, VarveImage string
 	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
 	ImagePullPolicy corev1.PullPolicy
@@ -58,6 +59,8 @@ type Options struct {
 	StopWaitsForBackup time.Duration
 	// Backup limits how long a backup waits.
 	Backup kubevirtbackup.Options
+	// ExportProxy is where clients outside the cluster reach exports. Default: they do not.
+	ExportProxy virtualmachineexport.ProxyAddress
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
 	// Clock tells the time. Default: the machine's.
@@ -119,7 +122,7 @@ func Run(ctx context.Context, o Options) error {
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 
 func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
-	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment})
+	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter})
 	if err != nil {
 		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
 	}
@@ -129,8 +132,9 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
-				// A cluster has many pods, and only two kinds of them matter here.
-				&corev1.Pod{}: {Label: labels.NewSelector().Add(*ours)},
+				// A cluster has many pods and services, and few kinds of them matter here.
+				&corev1.Pod{}:     {Label: labels.NewSelector().Add(*ours)},
+				&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: virtualmachineexport.AppExporter})},
 				// Backups that have ended stay for months; memory must not grow with them.
 				&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
 				// Other people's budgets are none of our business.
@@ -180,6 +184,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			})
 		}},
 		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
+		{"virtualmachineexport", func() error {
+			return virtualmachineexport.Setup(mgr, virtualmachineexport.Options{
+				Configuration: configuration, Image: virtualmachineexport.Image(image), Proxy: o.ExportProxy, Clock: o.Clock,
+			})
+		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},
 		{"admission", func() error { return setupWebhook(mgr, o) }},

@@ -71,6 +71,8 @@ const (
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
 	// LabelAttachment is on an attachment pod; its value is the utility volume's name.
 	LabelAttachment = "varvebackup.io/attachment"
+	// LabelExport is on what belongs to an export; its value is the export's UID.
+	LabelExport = "varvebackup.io/export"
 	// LabelEnded is "true" on a backup that is Done or Failed and holds nothing any more. Only the controller may set
 	// it (deploy/admission), because controllers and handlers do not keep a backup that has it in memory.
 	LabelEnded = "varvebackup.io/ended"
@@ -78,7 +80,8 @@ const (
 	LabelState = "varvebackup.io/state-of"
 	// LabelNodeName is on an instance from Scheduled on; its value is the node's name.
 	LabelNodeName = "kubevirt.io/nodeName"
-	// LabelApp is "virt-launcher" on launcher pods and "varve-attachment" on attachment pods.
+	// LabelApp is "virt-launcher" on launcher pods, "varve-attachment" on attachment pods and "virt-exporter" on what
+	// belongs to an export.
 	LabelApp = "kubevirt.io"
 	// LabelCreatedBy is the instance's UID on its pods.
 	LabelCreatedBy = "kubevirt.io/created-by"

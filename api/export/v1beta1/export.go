@@ -91,7 +91,7 @@ const (
 	ExportReady VirtualMachineExportPhase = "Ready"
 	// ExportTerminated: the source has ended, and the export is not served any more.
 	ExportTerminated VirtualMachineExportPhase = "Terminated"
-	// ExportSkipped: the source cannot be exported, now or later.
+	// ExportSkipped: the source has nothing that could be exported.
 	ExportSkipped VirtualMachineExportPhase = "Skipped"
 )
 
