@@ -124,8 +124,8 @@ func TestDecide(t *testing.T) {
 		"claim being deleted":   {claimInput, func(in *input) { volumes(in).claims[0].object.DeletionTimestamp = &metav1.Time{Time: now} }, "Pending", "PVCNotFound", "is being deleted", deletes, 2 * time.Hour},
 		"claim not bound":       {claimInput, func(in *input) { volumes(in).claims[0].object.Status.Phase, in.Pod = corev1.ClaimPending, nil }, "Pending", "PVCNotBound", "PersistentVolumeClaim disk is not bound", 0, 2 * time.Hour},
 		"claim lost":            {claimInput, func(in *input) { volumes(in).claims[0].object.Status.Phase = corev1.ClaimLost }, "Pending", "PVCNotBound", "", deletes, 2 * time.Hour},
-		"claim in use":          {claimInput, func(in *input) { volumes(in).claims[0].writers, in.Pod = []string{"shell"}, nil }, "Pending", "PVCInUse", "Pod shell can write to PersistentVolumeClaim disk", 0, retryUnwatched},
-		"claim taken":           {claimInput, func(in *input) { volumes(in).claims[0].writers = []string{"a", "b"} }, "Pending", "PVCInUse", "Pod a and 1 more can write", deletes, retryUnwatched},
+		"claim in use":          {claimInput, func(in *input) { volumes(in).claims[0].writers, in.Pod = []string{"shell"}, nil }, "Pending", "PVCInUse", "Pod shell can write to PersistentVolumeClaim disk", 0, retryInUse},
+		"claim taken":           {claimInput, func(in *input) { volumes(in).claims[0].writers = []string{"a", "b"} }, "Pending", "PVCInUse", "Pod a and 1 more can write", deletes, retryInUse},
 		"machine missing":       {machineInput, func(in *input) { volumes(in).vm, volumes(in).claims, in.Pod = nil, nil, nil }, "Pending", "SourceNotFound", "VirtualMachine vm does not exist", 0, 2 * time.Hour},
 		"machine without disks": {machineInput, func(in *input) { volumes(in).claims, in.Pod = nil, nil }, "Skipped", "NoVolumes", "VirtualMachine vm has no disks", 0, 2 * time.Hour},
 		"machine about to run":  {machineInput, func(in *input) { volumes(in).instance = gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()) }, "Pending", "PVCInUse", "VirtualMachine vm runs, or is about to (pod virt-launcher-vm-", deletes, 2 * time.Hour},
@@ -170,7 +170,7 @@ func TestDecide(t *testing.T) {
 		"pod stuck":         {claimInput, func(in *input) { in.Pod.DeletionTimestamp = &metav1.Time{Time: now.Add(-stuckAfter)} }, "Pending", "PodLost", "", deletes | force, lookEvery},
 		"pod stuck on a claim in use": {claimInput, func(in *input) {
 			in.Pod.DeletionTimestamp, volumes(in).claims[0].writers = &metav1.Time{Time: now.Add(-stuckAfter)}, []string{"vm"}
-		}, "Pending", "PVCInUse", "", deletes | force, retryUnwatched},
+		}, "Pending", "PVCInUse", "", deletes | force, retryInUse},
 		"pod not ready": {claimInput, func(in *input) { in.Pod.Status.Conditions[1].Status = corev1.ConditionFalse }, "Pending", "PodNotReady", "runs and cannot serve yet", 0, lookEvery},
 		"pod pending":   {claimInput, func(in *input) { in.Pod.Status = corev1.PodStatus{Phase: corev1.PodPending} }, "Pending", "PodPending", "is starting", 0, lookEvery},
 		"pod has no node": {claimInput, func(in *input) {

@@ -15,8 +15,8 @@
 // Trust comes before use: status lists the authorities of a certificate before the certificate is issued.
 //
 // If the API server refuses an object, status quotes the refusal (RequestRefused), and the request is repeated. Secrets
-// and the pods of others are not watched. An export that waits for one looks again after retryUnwatched, and one that
-// runs looks after them every lookEvery.
+// and the pods of others are not watched. An export that waits for one looks again after retryUnwatched or
+// retryInUse, and one that runs looks after them every lookEvery.
 package virtualmachineexport
 
 // +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get;list;watch;delete

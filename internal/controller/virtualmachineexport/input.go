@@ -11,6 +11,8 @@ import (
 const (
 	// retryUnwatched is when an export looks again that waits for something that the controller does not watch.
 	retryUnwatched = 2 * time.Second
+	// retryInUse is the same for a claim that a pod of somebody else can write to. Each look lists the namespace's pods.
+	retryInUse = 10 * time.Second
 	// lookEvery is how often an export that runs looks after what the controller does not watch.
 	lookEvery = time.Minute
 	// stuckAfter is how long after the end of its grace period a deleted pod is removed by force, as when its node is

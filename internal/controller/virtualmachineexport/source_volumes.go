@@ -117,8 +117,10 @@ func (s *volumeSource) writtenClaim(c claim) *obstacle {
 	if n := len(c.writers) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return pollFor(exportv1.ReasonClaimInUse, "Pod %s%s can write to PersistentVolumeClaim %s: the export waits until the pod has ended; stop the virtual machine that it runs.",
+	o := waitFor(exportv1.ReasonClaimInUse, "Pod %s%s can write to PersistentVolumeClaim %s: the export waits until the pod has ended; stop the virtual machine that it runs.",
 		c.writers[0], more, c.name)
+	o.again = retryInUse
+	return o
 }
 
 // runningMachine is in the way before the machine has a pod, because it is about to have one.
