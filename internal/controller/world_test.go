@@ -77,6 +77,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"a run that never began":             unstartedRuns,
 		"a run that cannot be written":       refusedRuns,
 		"a claim that is attached":           attachedDisk,
+		"a disk that is exported":            exportedDisk,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

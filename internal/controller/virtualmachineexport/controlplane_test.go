@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -336,6 +337,18 @@ func timeIsUp(w *world) {
 	w.reaches("Ready", exportv1.ReasonPodReady, "")
 	w.later(2 * time.Minute)
 	w.gone(e)
+	controlplane.Eventually(w.T, func() error {
+		events := &eventsv1.EventList{}
+		if err := w.admin.List(w.Context(), events, client.InNamespace(w.ns)); err != nil {
+			return err
+		}
+		for i := range events.Items {
+			if events.Items[i].Reason == "ExportExpired" && events.Items[i].Regarding.UID == e.UID {
+				return nil
+			}
+		}
+		return fmt.Errorf("no word of it in %d events", len(events.Items))
+	})
 }
 
 func moreTime(w *world) {
