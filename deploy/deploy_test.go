@@ -37,7 +37,9 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -337,6 +339,25 @@ func TestNetworkPolicies_ofMachinesLeaveGuestsTheirNetwork(t *testing.T) {
 		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, selected) || !slices.Equal(policy.Spec.PolicyTypes, want.types) || len(policy.Spec.Ingress)+len(policy.Spec.Egress) > 0 {
 			t.Errorf("policy %s: %+v", name, policy.Spec)
 		}
+	}
+}
+
+// An export pod reads disks: what takes it over must not be able to send them elsewhere.
+func TestNetworkPolicies_ofExportsOpenTheirPortsAlone(t *testing.T) {
+	t.Parallel()
+	policy := find[*networkingv1.NetworkPolicy](t, "varve-exports")
+	if !maps.Equal(policy.Spec.PodSelector.MatchLabels, map[string]string{layout.LabelApp: virtualmachineexport.AppExporter}) ||
+		!slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}) || len(policy.Spec.Egress) > 0 {
+		t.Errorf("%+v", policy.Spec)
+	}
+	var open []int
+	for _, rule := range policy.Spec.Ingress {
+		for _, port := range rule.Ports {
+			open = append(open, port.Port.IntValue())
+		}
+	}
+	if !slices.Equal(open, []int{podspec.HTTPSPort, podspec.TunnelPort}) {
+		t.Errorf("open: %v", open)
 	}
 }
 
