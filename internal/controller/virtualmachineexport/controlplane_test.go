@@ -390,9 +390,9 @@ func featureGate(w *world) {
 // verify, and it has not ended.
 func rotation(w *world) {
 	w.boundClaim("disk")
-	e := w.export(gen.ClaimSource("disk"), gen.SetTTL(365*24*time.Hour))
+	w.export(gen.ClaimSource("disk"), gen.SetTTL(365*24*time.Hour))
 	w.serves(w.pod())
-	e = w.reaches("Ready", exportv1.ReasonPodReady, "")
+	e := w.reaches("Ready", exportv1.ReasonPodReady, "")
 	leaf, err := w.certificate(e)
 	if err != nil {
 		w.Fatal(err)
@@ -502,9 +502,9 @@ func refusal(w *world) {
 // The garbage collector deletes what belongs to a deleted object. It has to know all of it.
 func everythingIsOwned(w *world) {
 	w.boundClaim("disk")
-	e := w.export(gen.ClaimSource("disk"))
+	w.export(gen.ClaimSource("disk"))
 	w.serves(w.pod())
-	e = w.reaches("Ready", exportv1.ReasonPodReady, "")
+	e := w.reaches("Ready", exportv1.ReasonPodReady, "")
 	var pods corev1.PodList
 	var services corev1.ServiceList
 	var secrets corev1.SecretList

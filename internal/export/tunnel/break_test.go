@@ -310,11 +310,12 @@ func TestBackoff_growsAndIsReset(t *testing.T) {
 	t.Parallel()
 	l := &launcher{cfg: Config{MinBackoff: 100 * time.Millisecond, MaxBackoff: 5 * time.Second}, random: rand.New(rand.NewPCG(1, 1))}
 	var b backoff
-	for _, most := range []time.Duration{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
+	for _, most := range []int64{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
+		longest := time.Duration(most) * time.Millisecond
 		for range 3 {
 			again := b
-			if pause := again.nextPause(l.cfg, l.random); pause > most*time.Millisecond || pause < most*time.Millisecond/2 {
-				t.Errorf("a pause of %v, of at most %v", pause, most*time.Millisecond)
+			if pause := again.nextPause(l.cfg, l.random); pause > longest || pause < longest/2 {
+				t.Errorf("a pause of %v, of at most %v", pause, longest)
 			}
 		}
 		b.nextPause(l.cfg, l.random)

@@ -41,7 +41,7 @@ func shiftChecksum(matrix *[32]uint32, sum uint32) uint32 {
 // is now; before the last piece is sent, splitChunk compares what they amount to with the chunk's checksum. So what
 // changed since the disk was read is never taken for sound, although each piece fits its checksum.
 func splitChunk(c export.Chunk, send func(export.Chunk) error) error {
-	if c.Data == nil || len(c.Data) <= maxPieceBytes {
+	if len(c.Data) <= maxPieceBytes {
 		return send(c)
 	}
 	// The first piece is the odd one, so that all others are shifted by maxPieceBytes.

@@ -35,7 +35,7 @@ func piece(stream uint32, offset int64, data ...byte) []byte {
 var goodInfos = []export.Info{{Name: "disk", Bytes: 1 << 20, Incremental: true, PointInTime: "now"}, {Name: "other", Bytes: 4096}}
 
 func goodOffer() []byte {
-	return whole(frame{kind: frameOffer, count: 8}, appendVolumes(nil, goodInfos)...)
+	return whole(frame{kind: frameOffer, count: 8}, encodeVolumes(goodInfos)...)
 }
 
 var (
@@ -73,11 +73,11 @@ func FuzzFrame(f *testing.F) {
 }
 
 func FuzzVolumes(f *testing.F) {
-	f.Add(appendVolumes(nil, goodInfos))
-	f.Add(appendVolumes(nil, nil))
+	f.Add(encodeVolumes(goodInfos))
+	f.Add(encodeVolumes(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		infos, err := parseVolumes(b)
-		if err == nil && (!bytes.Equal(appendVolumes(nil, infos), b) || checkVolumes(infos) != nil) {
+		if err == nil && (!bytes.Equal(encodeVolumes(infos), b) || checkVolumes(infos) != nil) {
 			t.Errorf("%x is %+v", b, infos)
 		}
 	})
@@ -108,14 +108,14 @@ func FuzzPage(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	f.Add(goodHello(1, 2).appendTo(nil))
-	f.Add(welcome{version: 1, lowest: 1, highest: 2}.appendTo(nil))
+	f.Add(goodHello(1, 2).encode())
+	f.Add(welcome{version: 1, lowest: 1, highest: 2}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if h, said, err := readHello(bytes.NewReader(b)); err == nil && (!bytes.Equal(h.appendTo(nil), said) || !bytes.HasPrefix(b, said)) {
+		if h, said, err := readHello(bytes.NewReader(b)); err == nil && (!bytes.Equal(h.encode(), said) || !bytes.HasPrefix(b, said)) {
 			t.Errorf("%x is %+v", b, h)
 		}
 		if len(b) >= welcomeBytes {
-			if w, err := parseWelcome(b[:welcomeBytes]); err == nil && !bytes.Equal(w.appendTo(nil), b[:welcomeBytes]) {
+			if w, err := parseWelcome(b[:welcomeBytes]); err == nil && !bytes.Equal(w.encode(), b[:welcomeBytes]) {
 				t.Errorf("%x is %+v", b, w)
 			}
 		}
@@ -157,8 +157,8 @@ func (s *script) Close() error {
 var scriptDisk = sync.OnceValue(func() *exporttest.Volume { return exporttest.NewVolume("disk", 1<<20, true, 1) })
 
 // serveScript is a launcher whose far end says something, and then ends.
-func serveScript(t testing.TB, says []byte) error {
-	t.Helper()
+func serveScript(tb testing.TB, says []byte) error {
+	tb.Helper()
 	disk, other := scriptDisk(), exporttest.NewVolume("other", 4096, false, 1)
 	l := &launcher{
 		cfg: Config{Requests: 8, Workers: 2}.withDefaults(), volumes: exporttest.Volumes{"disk": disk, "other": other}, infos: []export.Info{disk.Info(), other.Info()},
@@ -173,8 +173,8 @@ func serveScript(t testing.TB, says []byte) error {
 }
 
 // readScript reads a volume and its regions from a launcher that says something, and then ends.
-func readScript(t testing.TB, offer, says []byte) (session, read, regions error) {
-	t.Helper()
+func readScript(tb testing.TB, offer, says []byte) (session, read, regions error) {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	ended, end := context.WithCancelCause(ctx)
@@ -216,14 +216,14 @@ func readScript(t testing.TB, offer, says []byte) (session, read, regions error)
 	s.outbox.mu.Lock()
 	var all sync.WaitGroup
 	all.Go(func() { _, _, read = readAll(ctx, v, somewhere, export.Everything) })
-	waitUntil(t, "the read", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.number == 1 })
+	waitUntil(tb, "the read", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.number == 1 })
 	all.Go(func() { regions = v.Regions(ctx, somewhere, func(export.Region) bool { return true }) })
-	waitUntil(t, "the page", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.number == 2 })
+	waitUntil(tb, "the page", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.number == 2 })
 	s.outbox.mu.Unlock()
 	session = <-result
 	all.Wait()
 	if used := server.buffers.used.Load(); used != 0 {
-		t.Errorf("%d bytes of buffers were lost", used)
+		tb.Errorf("%d bytes of buffers were lost", used)
 	}
 	return session, read, regions
 }
@@ -246,7 +246,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(goodOffer(), slices.Concat(content, whole(frame{kind: frameEnd, stream: 1}), whole(frame{kind: framePage, stream: 2}, page...)))
 	f.Add(goodOffer(), slices.Concat(whole(frame{kind: frameEnd, stream: 1, class: 2}), whole(frame{kind: frameEnd, stream: 2, class: 9}, 'x')))
 	f.Add(goodOffer()[:20], []byte{})
-	f.Add(whole(frame{kind: frameOffer, count: 1}, appendVolumes(nil, goodInfos[1:])...), whole(frame{kind: framePing}))
+	f.Add(whole(frame{kind: frameOffer, count: 1}, encodeVolumes(goodInfos[1:])...), whole(frame{kind: framePing}))
 	f.Fuzz(func(t *testing.T, offer, says []byte) {
 		if session, _, _ := readScript(t, offer, says); session == nil || errors.Is(session, context.DeadlineExceeded) {
 			t.Error(session)
@@ -321,10 +321,10 @@ func TestBreach_byTheLauncher(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ offer, says []byte }{
 		"no offer":                    {offer: piece(1, 0, 1)},
-		"an offer of no requests":     {offer: whole(frame{kind: frameOffer}, appendVolumes(nil, goodInfos)...)},
-		"a volume twice":              {offer: whole(frame{kind: frameOffer, count: 8}, appendVolumes(nil, append(goodInfos, goodInfos[0]))...)},
+		"an offer of no requests":     {offer: whole(frame{kind: frameOffer}, encodeVolumes(goodInfos)...)},
+		"a volume twice":              {offer: whole(frame{kind: frameOffer, count: 8}, encodeVolumes(append(goodInfos, goodInfos[0]))...)},
 		"an offer that is cut short":  {offer: whole(frame{kind: frameOffer, count: 8}, 0, 3)},
-		"an offer and more":           {offer: whole(frame{kind: frameOffer, count: 8}, append(appendVolumes(nil, goodInfos), 0)...)},
+		"an offer and more":           {offer: whole(frame{kind: frameOffer, count: 8}, append(encodeVolumes(goodInfos), 0)...)},
 		"a second offer":              {says: goodOffer()},
 		"a request":                   {says: whole(goodRead)},
 		"content nobody asked for":    {says: piece(7, 4096, 1)},

@@ -46,8 +46,8 @@ type hello struct {
 	uid      string
 }
 
-func (h hello) appendTo(b []byte) []byte {
-	b = append(b, magic...)
+func (h hello) encode() []byte {
+	b := []byte(magic)
 	b = binary.BigEndian.AppendUint16(b, h.lowest)
 	b = binary.BigEndian.AppendUint16(b, h.highest)
 	b = append(b, h.launcher[:]...)
@@ -99,8 +99,8 @@ type welcome struct {
 	lowest, highest uint16
 }
 
-func (w welcome) appendTo(b []byte) []byte {
-	b = append(b, magic...)
+func (w welcome) encode() []byte {
+	b := []byte(magic)
 	b = binary.BigEndian.AppendUint16(b, w.version)
 	b = append(b, byte(w.refusal), 0)
 	b = binary.BigEndian.AppendUint16(b, w.lowest)
@@ -137,7 +137,7 @@ func introduceLauncher(c *tls.Conn, out io.Writer, h hello, token []byte) error 
 	if err != nil {
 		return err
 	}
-	asked := h.appendTo(nil)
+	asked := h.encode()
 	if _, err := out.Write(append(asked[:len(asked):len(asked)], makeProof(token, roleLauncher, binding, asked)...)); err != nil {
 		return fmt.Errorf("send hello: %w", err)
 	}
@@ -207,7 +207,7 @@ func admitLauncher(c *tls.Conn, out io.Writer, a admission) (hello, error) {
 		return h, fmt.Errorf("read proof: %w", err)
 	}
 	w := welcome{version: commonVersion(h), lowest: lowestVersion, highest: highestVersion}
-	text := ""
+	var text string
 	switch {
 	case w.version == 0:
 		w.refusal, text = refusedVersion, fmt.Sprintf("it speaks versions %d to %d", h.lowest, h.highest)
@@ -223,10 +223,10 @@ func admitLauncher(c *tls.Conn, out io.Writer, a admission) (hello, error) {
 	}
 	if w.refusal != accepted {
 		w.version = 0
-		_, err := out.Write(append(w.appendTo(nil), make([]byte, proofBytes)...))
+		_, err := out.Write(append(w.encode(), make([]byte, proofBytes)...))
 		return h, errors.Join(&refusedError{w.refusal, text}, err)
 	}
-	answer := w.appendTo(nil)
+	answer := w.encode()
 	if _, err := out.Write(append(answer[:len(answer):len(answer)], makeProof(a.token, roleReader, binding, asked, answer)...)); err != nil {
 		return h, fmt.Errorf("send welcome: %w", err)
 	}

@@ -33,10 +33,10 @@ const (
 
 var testKey = []byte("the key of the installation")
 
-func testContext(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	t.Cleanup(cancel)
+func testContext(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
+	tb.Cleanup(cancel)
 	return ctx
 }
 
@@ -48,20 +48,20 @@ type authority struct {
 
 var serial atomic.Int64
 
-func newAuthority(t testing.TB) *authority {
-	t.Helper()
+func newAuthority(tb testing.TB) *authority {
+	tb.Helper()
 	a := &authority{}
 	template := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "test CA"}}
-	a.cert, a.key = a.sign(t, template)
+	a.cert, a.key = a.sign(tb, template)
 	return a
 }
 
 // sign returns a certificate for a new key. An authority without a certificate signs its own.
-func (a *authority) sign(t testing.TB, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
+func (a *authority) sign(tb testing.TB, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	template.SerialNumber = big.NewInt(serial.Add(1))
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
@@ -71,19 +71,19 @@ func (a *authority) sign(t testing.TB, template *x509.Certificate) (*x509.Certif
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return cert, key
 }
 
 // serverConfig returns a configuration with a certificate for name.
-func (a *authority) serverConfig(t testing.TB, name string) *tls.Config {
-	t.Helper()
-	cert, key := a.sign(t, &x509.Certificate{DNSNames: []string{name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+func (a *authority) serverConfig(tb testing.TB, name string) *tls.Config {
+	tb.Helper()
+	cert, key := a.sign(tb, &x509.Certificate{DNSNames: []string{name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	certificate := &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 	return &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate, nil }}
 }
@@ -106,42 +106,42 @@ type rig struct {
 }
 
 // newServer returns a server that does not serve yet.
-func newServer(t testing.TB, ca *authority) *Server {
-	t.Helper()
-	return &Server{TLS: ca.serverConfig(t, testName), BackupUID: testUID, Token: testToken}
+func newServer(tb testing.TB, ca *authority) *Server {
+	tb.Helper()
+	return &Server{TLS: ca.serverConfig(tb, testName), BackupUID: testUID, Token: testToken}
 }
 
 // newRig serves with what change makes of the defaults.
-func newRig(t testing.TB, change func(*Server)) *rig {
-	t.Helper()
-	ca := newAuthority(t)
-	s := newServer(t, ca)
+func newRig(tb testing.TB, change func(*Server)) *rig {
+	tb.Helper()
+	ca := newAuthority(tb)
+	s := newServer(tb, ca)
 	if change != nil {
 		change(s)
 	}
 	r := &rig{server: s, ca: ca}
-	r.listen(t, "127.0.0.1:0")
-	t.Cleanup(func() {
-		r.end(t)
+	r.listen(tb, "127.0.0.1:0")
+	tb.Cleanup(func() {
+		r.end(tb)
 		if used := r.server.buffers.used.Load(); used != 0 {
-			t.Errorf("%d bytes of buffers were lost", used)
+			tb.Errorf("%d bytes of buffers were lost", used)
 		}
 		if lent := r.server.shared.Load(); lent != 0 {
-			t.Errorf("%d bytes of window were lost", lent)
+			tb.Errorf("%d bytes of window were lost", lent)
 		}
 		if places := len(r.server.places); places != 0 {
-			t.Errorf("%d places of requests were lost", places)
+			tb.Errorf("%d places of requests were lost", places)
 		}
 	})
 	return r
 }
 
 // listen begins to serve, until end.
-func (r *rig) listen(t testing.TB, address string) {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+func (r *rig) listen(tb testing.TB, address string) {
+	tb.Helper()
+	l, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", address)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r.address = l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -149,11 +149,11 @@ func (r *rig) listen(t testing.TB, address string) {
 	go func() { r.served <- r.server.Serve(ctx, l) }()
 }
 
-func (r *rig) end(t testing.TB) {
-	t.Helper()
+func (r *rig) end(tb testing.TB) {
+	tb.Helper()
 	r.stop()
 	if err := <-r.served; err != nil {
-		t.Errorf("Serve: %v", err)
+		tb.Errorf("Serve: %v", err)
 	}
 	r.served <- nil
 }
@@ -166,8 +166,8 @@ func (r *rig) config() Config {
 }
 
 // launch runs a launcher until the test ends, or until what it returns is called.
-func launch(t testing.TB, cfg Config, volumes ...export.Volume) (stop func()) {
-	t.Helper()
+func launch(tb testing.TB, cfg Config, volumes ...export.Volume) (stop func()) {
+	tb.Helper()
 	named := exporttest.Volumes{}
 	var infos []export.Info
 	for _, v := range volumes {
@@ -182,23 +182,23 @@ func launch(t testing.TB, cfg Config, volumes ...export.Volume) (stop func()) {
 		once.Do(func() {
 			cancel()
 			if err := <-done; err != nil {
-				t.Errorf("Run: %v", err)
+				tb.Errorf("Run: %v", err)
 			}
 		})
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	return stop
 }
 
 // open returns a volume of the far end, once the launcher is connected.
-func (r *rig) open(t testing.TB, name string) export.Volume {
-	t.Helper()
-	if err := r.server.Wait(testContext(t)); err != nil {
-		t.Fatal(err)
+func (r *rig) open(tb testing.TB, name string) export.Volume {
+	tb.Helper()
+	if err := r.server.Wait(testContext(tb)); err != nil {
+		tb.Fatal(err)
 	}
-	v, err := r.server.Open(testContext(t), name)
+	v, err := r.server.Open(testContext(tb), name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return v
 }

@@ -22,9 +22,9 @@ const (
 	flagIncremental     = 1
 )
 
-// appendVolumes adds the tail of an offer.
-func appendVolumes(b []byte, infos []export.Info) []byte {
-	b = binary.BigEndian.AppendUint16(b, uint16(len(infos)))
+// encodeVolumes returns the tail of an offer.
+func encodeVolumes(infos []export.Info) []byte {
+	b := binary.BigEndian.AppendUint16(nil, uint16(len(infos)))
 	for _, i := range infos {
 		b = binary.BigEndian.AppendUint64(b, uint64(i.Bytes))
 		flags := byte(0)

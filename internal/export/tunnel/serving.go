@@ -52,7 +52,7 @@ type request struct {
 }
 
 func (s *serving) sendOffer() error {
-	return s.writer.writeFrame(frame{kind: frameOffer, count: uint32(s.cfg.Requests)}, appendVolumes(nil, s.infos), false)
+	return s.writer.writeFrame(frame{kind: frameOffer, count: uint32(s.cfg.Requests)}, encodeVolumes(s.infos), false)
 }
 
 // readRequests handles what the far end sends. It never waits for anything but the far end.
@@ -181,7 +181,7 @@ func (s *serving) workOn(ctx context.Context, r *request) error {
 		cancel()
 	}
 	r.mu.Unlock()
-	var broken brokenWriter
+	var broken writeError
 	done, err := s.advanceRequest(ctx, r)
 	if errors.As(err, &broken) {
 		return broken.err
@@ -196,10 +196,10 @@ func (s *serving) workOn(ctx context.Context, r *request) error {
 	return nil
 }
 
-// brokenWriter is an error of the connection, in contrast to one of a volume.
-type brokenWriter struct{ err error }
+// writeError is an error of the connection, in contrast to one of a volume.
+type writeError struct{ err error }
 
-func (e brokenWriter) Error() string { return e.err.Error() }
+func (e writeError) Error() string { return e.err.Error() }
 
 // advanceRequest does a piece of the work, and reports whether it was the last. A volume that panics fails the request.
 func (s *serving) advanceRequest(ctx context.Context, r *request) (done bool, err error) {
@@ -218,7 +218,7 @@ func (s *serving) advanceRequest(ctx context.Context, r *request) (done bool, er
 		}
 	}
 	if r.asked.kind == frameRegions {
-		return s.sendPage(ctx, r)
+		return false, s.sendPage(ctx, r)
 	}
 	return s.sendSlice(ctx, r)
 }
@@ -243,7 +243,7 @@ func (s *serving) openVolume(ctx context.Context, asked frame) (export.Volume, e
 }
 
 // sendPage answers a request for regions.
-func (s *serving) sendPage(ctx context.Context, r *request) (bool, error) {
+func (s *serving) sendPage(ctx context.Context, r *request) error {
 	page := make([]byte, 0, min(r.asked.count, maxPageRegions)*regionBytes)
 	at := r.rest.Offset
 	var failure error
@@ -259,13 +259,13 @@ func (s *serving) sendPage(ctx context.Context, r *request) (bool, error) {
 		err = fmt.Errorf("volume reports no region of %v", r.rest)
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	s.forgetRequest(r)
 	if err := s.writer.writeFrame(frame{kind: framePage, stream: r.asked.stream}, page, false); err != nil {
-		return false, brokenWriter{err}
+		return writeError{err}
 	}
-	return false, errAnswered
+	return errAnswered
 }
 
 // errAnswered: the request has ended, and its end has been sent.

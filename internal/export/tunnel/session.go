@@ -105,10 +105,10 @@ func (s *session) readOffer() error {
 
 // handleReply handles a frame after the offer, with its tail.
 func (s *session) handleReply(f frame) error {
-	switch f.kind {
-	case framePing:
+	if f.kind == framePing {
 		return nil
-	case frameOffer:
+	}
+	if f.kind == frameOffer {
 		return protocolError("a second offer")
 	}
 	s.mu.Lock()

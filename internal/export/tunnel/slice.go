@@ -48,7 +48,7 @@ func (s *serving) sendSlice(ctx context.Context, r *request) (done bool, err err
 		return true, nil // the end flushes
 	}
 	if err := s.writer.flushFrames(); err != nil {
-		return false, brokenWriter{err}
+		return false, writeError{err}
 	}
 	return false, nil
 }
@@ -100,7 +100,7 @@ func (s *serving) sendChunk(ctx context.Context, r *request, c export.Chunk, end
 			f.kind = frameZero
 		}
 		if err := s.writer.writeFrame(f, piece.Data, true); err != nil {
-			return brokenWriter{err}
+			return writeError{err}
 		}
 		r.advanceTo(piece.End())
 		return nil

@@ -172,7 +172,7 @@ func TestErrors_arriveWithTheirClass(t *testing.T) {
 			v.Regions(testContext(t), extent.Extent{Length: 4096}, func(export.Region) bool { return true }),
 			v.Read(testContext(t), extent.Extent{Length: 4096}, export.Everything, ignoreChunk),
 		} {
-			if errclass.Of(err) != errclass.Of(failure) || err == nil || !strings.Contains(err.Error(), "launcher: sector 7   is gone: ") {
+			if !errors.Is(errclass.Of(err), errclass.Of(failure)) || err == nil || !strings.Contains(err.Error(), "launcher: sector 7   is gone: ") {
 				t.Errorf("%v arrives as %v, of class %v", failure, err, errclass.Of(err))
 			}
 		}
@@ -211,7 +211,7 @@ func TestRead_volumesThatMisbehave(t *testing.T) {
 			r := newRig(t, nil)
 			launch(t, r.config(), &stubVolume{info: export.Info{Name: "disk", Bytes: good.Length}, read: c.read}, exporttest.NewVolume("other", 1<<20, false, 1))
 			err := r.open(t, "disk").Read(testContext(t), good.Extent, export.Everything, ignoreChunk)
-			if err == nil || errclass.Of(err) != c.class {
+			if err == nil || !errors.Is(errclass.Of(err), c.class) {
 				t.Errorf("%v, of class %v", err, errclass.Of(err))
 			}
 			if _, _, err := readAll(testContext(t), r.open(t, "other"), extent.Extent{Length: 1 << 20}, export.Everything); err != nil {

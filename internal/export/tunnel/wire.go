@@ -11,7 +11,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 )
 
-// ErrProtocol: the peer broke the protocol, and the connection to it has ended.
+// ErrProtocol means that the peer broke the protocol, and that the connection to it has ended.
 var ErrProtocol = errors.New("tunnel: protocol violation")
 
 func protocolError(format string, args ...any) error {
