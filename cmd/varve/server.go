@@ -59,12 +59,21 @@ func (s *server) restConfig(component string, limit requestLimit) (*rest.Config,
 
 // newLogger writes one JSON object per line, for Varve's components and the libraries below them.
 func (s *server) newLogger(w io.Writer) (logr.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(s.level)); err != nil {
-		return logr.Logger{}, fmt.Errorf("--log-level: %w", err)
+	lines, err := newLogHandler(s.level, w)
+	if err != nil {
+		return logr.Logger{}, err
 	}
-	l := logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}))
+	l := logr.FromSlogHandler(lines)
 	log.SetLogger(l)
 	klog.SetLogger(l)
 	return l, nil
+}
+
+// newLogHandler writes one JSON object per line.
+func newLogHandler(name string, w io.Writer) (slog.Handler, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(name)); err != nil {
+		return nil, fmt.Errorf("--log-level: %w", err)
+	}
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}), nil
 }

@@ -62,6 +62,7 @@ func TestMachine(t *testing.T) {
 	s.step("a guest that shuts itself down is replaced", (*scene).alwaysReplaces)
 	s.step("a launcher that is killed is a failure, which is replaced", (*scene).failureIsReplaced)
 	s.step("a guest that shuts itself down stays down", (*scene).staysDown)
+	s.step("the disk of a stopped machine is exported", (*scene).diskIsExported)
 }
 
 func (s *scene) utilityVolumesAreRefused() {

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1beta1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/test/wait"
 )
@@ -46,7 +47,7 @@ type Lab struct {
 // Scheme returns a scheme with Kubernetes' own kinds and Varve's.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s))
+	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s), exportv1beta1.AddToScheme(s))
 }
 
 // Open connects to the cluster of kubeconfig, and creates the namespace with these labels if it does not exist. build

@@ -83,10 +83,11 @@ func blankSize(available uint64) int64 {
 	return int64(usable / granularity * granularity)
 }
 
+// writeSparse makes a file that everybody may read who can mount the claim, as an export pod, which is not root.
 func writeSparse(path string, size int64) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o660)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o664)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(size), f.Sync(), f.Close())
+	return errors.Join(f.Chmod(0o664), f.Truncate(size), f.Sync(), f.Close()) // whatever the umask is
 }

@@ -36,6 +36,9 @@ func TestBlank_claimGetsASparseDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if info.Mode().Perm()&0o444 != 0o444 {
+		t.Errorf("mode %v: an export pod cannot read it", info.Mode())
+	}
 	if info.Size() == 0 || info.Size()%mib != 0 {
 		t.Errorf("%d bytes, want whole MiB", info.Size())
 	}

@@ -1,0 +1,122 @@
+package exporter
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+
+	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/export/server"
+)
+
+// The endpoints of a disk, as they stand in metrics.
+const (
+	rawEndpoint  = "raw"
+	gzipEndpoint = "gzip"
+)
+
+// serveDisks adds the disks of a configuration to a server.
+func serveDisks(s *server.Server, config podspec.Config) {
+	for _, volume := range config.Volumes {
+		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", string(config.UID)+"/"+volume.Name)}
+		s.Handle(podspec.RawPath(volume.Name), rawEndpoint, exactly(podspec.RawPath(volume.Name), d.serveRaw))
+		s.Handle(podspec.GzipPath(volume.Name), gzipEndpoint, exactly(podspec.GzipPath(volume.Name), d.serveGzip))
+	}
+}
+
+// exactly answers GET and HEAD requests for one path, and no longer one.
+func exactly(path string, handle http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.EscapedPath() != path:
+			http.Error(w, "no such path", http.StatusNotFound)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "the method is GET or HEAD", http.StatusMethodNotAllowed)
+		default:
+			handle(w, r)
+		}
+	})
+}
+
+// checkDisks returns why a disk cannot be served.
+func checkDisks(volumes []podspec.Volume) error {
+	for _, v := range volumes {
+		f, _, err := openDisk(v)
+		if err != nil {
+			return err
+		}
+		_ = f.Close() // only read
+	}
+	return nil
+}
+
+// openDisk opens a file or a block device, and returns its size.
+func openDisk(v podspec.Volume) (*os.File, int64, error) {
+	f, err := os.Open(v.Path)
+	if err != nil {
+		return nil, 0, fmt.Errorf("open disk %s: %w", v.Name, err)
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("size of disk %s: %w", v.Name, err), f.Close())
+	}
+	return f, size, nil
+}
+
+// diskHandler serves one disk. Nobody writes to it while the export exists, so it always has the same tag.
+type diskHandler struct {
+	volume podspec.Volume
+	tag    string
+}
+
+func (d *diskHandler) open(w http.ResponseWriter) *os.File {
+	f, _, err := openDisk(d.volume)
+	if err != nil {
+		http.Error(w, "the disk cannot be opened", http.StatusServiceUnavailable)
+		return nil
+	}
+	return f
+}
+
+func (d *diskHandler) serveRaw(w http.ResponseWriter, r *http.Request) {
+	f := d.open(w)
+	if f == nil {
+		return
+	}
+	defer f.Close() //nolint:errcheck // only read
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("ETag", d.tag)
+	http.ServeContent(w, r, "", time.Time{}, f)
+}
+
+// serveGzip compresses the disk while it is sent. It has no length and no ranges.
+func (d *diskHandler) serveGzip(w http.ResponseWriter, r *http.Request) {
+	f := d.open(w)
+	if f == nil {
+		return
+	}
+	defer f.Close() //nolint:errcheck // only read
+	w.Header().Set("Content-Type", "application/gzip")
+	if r.Method == http.MethodHead {
+		return
+	}
+	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err == nil {
+		_, err = io.Copy(z, f)
+	}
+	if err == nil {
+		err = z.Close()
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+	}
+}

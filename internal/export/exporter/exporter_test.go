@@ -1,0 +1,239 @@
+package exporter
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/exporttest"
+	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/export/server"
+	"github.com/varvebackup/varve/internal/export/tunnel"
+	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// pod is an export pod on this machine.
+type pod struct {
+	*testing.T
+
+	files       Files
+	authorities []byte
+	addresses   map[int]string
+	client      *http.Client
+}
+
+// start runs the program with a configuration until the test ends.
+func start(t *testing.T, config podspec.Config) *pod {
+	t.Helper()
+	dir := t.TempDir()
+	signed := authority.New(t).Files(t)
+	p := &pod{T: t, addresses: map[int]string{}, files: Files{
+		Certificate: filepath.Join(signed, "server-cert.pem"), Key: filepath.Join(signed, "server-key.pem"),
+		Token: filepath.Join(dir, "token"), TunnelToken: filepath.Join(dir, "tunnel"),
+	}}
+	var err error
+	if p.authorities, err = os.ReadFile(filepath.Join(signed, "ca-cert.pem")); err != nil {
+		t.Fatal(err)
+	}
+	for path, token := range map[string][]byte{p.files.Token: []byte("the clients'\n"), p.files.TunnelToken: tunnel.Token([]byte("key"), "uid")} {
+		if err := os.WriteFile(path, token, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listeners := map[int]net.Listener{}
+	for _, port := range []int{podspec.HTTPSPort, podspec.TunnelPort} {
+		if listeners[port], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		p.addresses[port] = listeners[port].Addr().String()
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(p.authorities)
+	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost"}}}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Options{
+			Config: config, Files: p.files, Log: slog.New(slog.DiscardHandler),
+			Listen: func(port int) (net.Listener, error) { return listeners[port], nil },
+		})
+	}()
+	t.Cleanup(func() {
+		p.client.CloseIdleConnections()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		for _, l := range listeners {
+			_ = l.Close() // a pod without a backup does not use one of them
+		}
+	})
+	return p
+}
+
+// get requests a path and returns the status and the body.
+func (p *pod) get(method, path string, header ...string) (*http.Response, []byte) {
+	p.Helper()
+	r, err := http.NewRequestWithContext(p.Context(), method, "https://"+p.addresses[podspec.HTTPSPort]+path, http.NoBody)
+	if err != nil {
+		p.Fatal(err)
+	}
+	r.Header.Set(server.TokenHeader, "the clients'")
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	answer, err := p.client.Do(r)
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer answer.Body.Close() //nolint:errcheck // read to its end
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return answer, body
+}
+
+func TestRun_servesDisksOfClaims(t *testing.T) {
+	t.Parallel()
+	disk := exporttest.NewVolume("disk", 3<<20+512, false, 9).Content
+	path := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, disk, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, podspec.Config{UID: "export", Volumes: []podspec.Volume{{Name: "web", Path: path}}})
+	raw, zipped := podspec.RawPath("web"), podspec.GzipPath("web")
+	if answer, _ := p.get(http.MethodGet, podspec.ReadinessPath); answer.StatusCode != http.StatusOK {
+		t.Errorf("readiness: %s", answer.Status)
+	}
+	whole, body := p.get(http.MethodGet, raw)
+	if whole.StatusCode != http.StatusOK || !bytes.Equal(body, disk) || whole.Header.Get("Accept-Ranges") != "bytes" {
+		t.Errorf("raw: %s, %d bytes, %v", whole.Status, len(body), whole.Header)
+	}
+	answer, body := p.get(http.MethodGet, raw, "Range", "bytes=1048570-", "If-Range", whole.Header.Get("ETag"))
+	if answer.StatusCode != http.StatusPartialContent || !bytes.Equal(body, disk[1048570:]) {
+		t.Errorf("range: %s, %d bytes", answer.Status, len(body))
+	}
+	answer, body = p.get(http.MethodHead, raw)
+	if answer.StatusCode != http.StatusOK || answer.ContentLength != int64(len(disk)) || len(body) > 0 {
+		t.Errorf("HEAD: %s, %d", answer.Status, answer.ContentLength)
+	}
+	answer, body = p.get(http.MethodGet, zipped)
+	if z, err := gzip.NewReader(bytes.NewReader(body)); err != nil {
+		t.Errorf("gzip: %s: %v", answer.Status, err)
+	} else if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, disk) {
+		t.Errorf("gzip: %d bytes: %v", len(got), err)
+	}
+	for what, c := range map[string]struct {
+		method, path string
+		header       []string
+		want         int
+	}{
+		"a wrong token":   {http.MethodGet, raw, []string{server.TokenHeader, "another"}, http.StatusUnauthorized},
+		"another method":  {http.MethodPost, raw, nil, http.StatusMethodNotAllowed},
+		"a longer path":   {http.MethodGet, raw + "/x", nil, http.StatusNotFound},
+		"another claim":   {http.MethodGet, podspec.RawPath("other"), nil, http.StatusNotFound},
+		"a path upwards":  {http.MethodGet, raw + "/../../../etc/passwd", nil, http.StatusNotFound},
+		"beyond the end":  {http.MethodGet, raw, []string{"Range", "bytes=4000000-"}, http.StatusRequestedRangeNotSatisfiable},
+		"a backup's data": {http.MethodGet, "/exports/web/data", nil, http.StatusNotFound},
+	} {
+		if answer, body := p.get(c.method, c.path, c.header...); answer.StatusCode != c.want || bytes.Contains(body, disk[:512]) {
+			t.Errorf("%s: %s, want %d", what, answer.Status, c.want)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{podspec.ReadinessPath, raw} {
+		if answer, _ := p.get(http.MethodGet, path); answer.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("%s without a disk: %s", path, answer.Status)
+		}
+	}
+}
+
+func TestRun_servesABackupThroughTheTunnel(t *testing.T) {
+	t.Parallel()
+	p := start(t, podspec.Config{UID: "export", Backup: &podspec.Backup{Name: "b", UID: "uid", Volumes: []string{"root"}}})
+	for _, path := range []string{podspec.ReadinessPath, podspec.DataPath("root")} {
+		if answer, _ := p.get(http.MethodGet, path); answer.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("%s without a launcher: %s", path, answer.Status)
+		}
+	}
+	root := exporttest.NewVolume("root", 5<<20, false, 4)
+	ctx, disconnect := context.WithCancel(t.Context())
+	launcher := make(chan error, 1)
+	go func() {
+		launcher <- tunnel.Run(ctx, tunnel.Config{
+			Address: p.addresses[podspec.TunnelPort], ServerName: "localhost", BackupUID: "uid",
+			CA: func() (*x509.CertPool, error) {
+				return p.client.Transport.(*http.Transport).TLSClientConfig.RootCAs, nil
+			},
+			Token: func() ([]byte, error) { return tunnel.Token([]byte("key"), "uid"), nil },
+		}, exporttest.Volumes{"root": root}, []export.Info{root.Info()})
+	}()
+	isReady := func() bool {
+		answer, _ := p.get(http.MethodGet, podspec.ReadinessPath)
+		return answer.StatusCode == http.StatusOK
+	}
+	wait.Until(t, time.Minute, "the launcher", isReady)
+	answer, body := p.get(http.MethodGet, podspec.DataPath("root"), "Range", "bytes=4097-")
+	if answer.StatusCode != http.StatusPartialContent || !bytes.Equal(body, root.Content[4097:]) {
+		t.Errorf("data: %s, %d bytes", answer.Status, len(body))
+	}
+	if answer, body := p.get(http.MethodGet, podspec.MapPath("root")); answer.StatusCode != http.StatusOK || !bytes.Contains(body, fmt.Appendf(nil, `"size":%d`, 5<<20)) {
+		t.Errorf("map: %s %s", answer.Status, body)
+	}
+	disconnect()
+	if err := <-launcher; err != nil {
+		t.Error(err)
+	}
+	wait.Until(t, time.Minute, "the pod to notice", func() bool { return !isReady() })
+}
+
+// The kubelet replaces certificates while the pod runs.
+func TestCertificateFiles_areReadAgain(t *testing.T) {
+	t.Parallel()
+	first, second := authority.New(t).Files(t), authority.New(t).Files(t)
+	c := &certificateFiles{files: Files{Certificate: filepath.Join(first, "server-cert.pem"), Key: filepath.Join(first, "server-key.pem")}}
+	serial := func() string {
+		t.Helper()
+		pair, err := c.get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair.Leaf.SerialNumber.String()
+	}
+	old := serial()
+	for _, name := range []string{"server-cert.pem", "server-key.pem"} {
+		text, err := os.ReadFile(filepath.Join(second, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(first, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.at = time.Now().Add(-certificateAge) // half of it is replaced after the first round
+		if name == "server-cert.pem" && serial() != old {
+			t.Error("a certificate without its key is used")
+		}
+	}
+	if serial() == old {
+		t.Error("the certificate is not read again")
+	}
+	if _, err := (&certificateFiles{files: Files{Certificate: "none", Key: "none"}}).get(nil); err == nil {
+		t.Error("no certificate is no error")
+	}
+}
