@@ -3,14 +3,17 @@
 package admission
 
 import (
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -35,7 +38,17 @@ func tenant(t *testing.T, ns string) client.Client {
 	binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: admin.Name}
 	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}}
 	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
-	return cluster.Client(t, user)
+	c := cluster.Client(t, user)
+	// The API server learns of roles and bindings from its own watches.
+	controlplane.Eventually(t, func() error {
+		for _, o := range []client.Object{&corev1.Pod{}, &kubevirtv1.VirtualMachine{}} {
+			if err := c.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "absent"}, o); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("the role is not in force yet: %w", err)
+			}
+		}
+		return nil
+	})
+	return c
 }
 
 func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {

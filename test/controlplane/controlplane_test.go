@@ -3,6 +3,7 @@
 package controlplane
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,8 +46,9 @@ func TestConfigurationHasTheGates(t *testing.T) {
 	if err := cluster.Client(t, Plain).Get(t.Context(), key, kv); err != nil {
 		t.Fatal(err)
 	}
-	if len(kv.Spec.Configuration.DeveloperConfiguration.FeatureGates) != 2 {
-		t.Errorf("gates: %v", kv.Spec.Configuration.DeveloperConfiguration.FeatureGates)
+	want := []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes, kubevirtv1.VMExport}
+	if got := kv.Spec.Configuration.DeveloperConfiguration.FeatureGates; !slices.Equal(got, want) {
+		t.Errorf("gates: %v, want %v", got, want)
 	}
 }
 

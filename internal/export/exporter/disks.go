@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -47,7 +46,7 @@ func exactly(path string, handle http.HandlerFunc) http.Handler {
 // checkDisks returns why a disk cannot be served.
 func checkDisks(volumes []podspec.Volume) error {
 	for _, v := range volumes {
-		f, _, err := openDisk(v)
+		f, err := openDisk(v)
 		if err != nil {
 			return err
 		}
@@ -56,20 +55,13 @@ func checkDisks(volumes []podspec.Volume) error {
 	return nil
 }
 
-// openDisk opens a file or a block device, and returns its size.
-func openDisk(v podspec.Volume) (*os.File, int64, error) {
+// openDisk opens a file or a block device.
+func openDisk(v podspec.Volume) (*os.File, error) {
 	f, err := os.Open(v.Path)
 	if err != nil {
-		return nil, 0, fmt.Errorf("open disk %s: %w", v.Name, err)
+		return nil, fmt.Errorf("open disk %s: %w", v.Name, err)
 	}
-	size, err := f.Seek(0, io.SeekEnd)
-	if err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
-	if err != nil {
-		return nil, 0, errors.Join(fmt.Errorf("size of disk %s: %w", v.Name, err), f.Close())
-	}
-	return f, size, nil
+	return f, nil
 }
 
 // diskHandler serves one disk. Nobody writes to it while the export exists, so it always has the same tag.
@@ -79,7 +71,7 @@ type diskHandler struct {
 }
 
 func (d *diskHandler) open(w http.ResponseWriter) *os.File {
-	f, _, err := openDisk(d.volume)
+	f, err := openDisk(d.volume)
 	if err != nil {
 		http.Error(w, "the disk cannot be opened", http.StatusServiceUnavailable)
 		return nil

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/server"
@@ -53,7 +54,7 @@ func Run(ctx context.Context, o Options) error {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 		}
 	}
-	certificate := &certificateFiles{files: o.Files}
+	certificate := &certificateFiles{files: o.Files, clock: clock.RealClock{}}
 	if _, err := certificate.get(nil); err != nil {
 		return err
 	}
@@ -97,6 +98,7 @@ func Run(ctx context.Context, o Options) error {
 // certificateFiles is the certificate in two files, which are replaced while they are in use.
 type certificateFiles struct {
 	files Files
+	clock clock.PassiveClock
 
 	mu     sync.Mutex
 	loaded *tls.Certificate
@@ -108,13 +110,13 @@ type certificateFiles struct {
 func (c *certificateFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.loaded != nil && time.Since(c.at) < certificateAge {
+	if c.loaded != nil && c.clock.Since(c.at) < certificateAge {
 		return c.loaded, nil
 	}
 	pair, err := tls.LoadX509KeyPair(c.files.Certificate, c.files.Key)
 	switch {
 	case err == nil:
-		c.loaded, c.at = &pair, time.Now()
+		c.loaded, c.at = &pair, c.clock.Now()
 	case c.loaded == nil:
 		return nil, fmt.Errorf("read the certificate: %w", err)
 	}

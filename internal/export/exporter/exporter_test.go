@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/podspec"
@@ -99,7 +101,7 @@ func (p *pod) get(method, path string, header ...string) (*http.Response, []byte
 	if err != nil {
 		p.Fatal(err)
 	}
-	defer answer.Body.Close() //nolint:errcheck // read to its end
+	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
 	if err != nil {
 		p.Fatal(err)
@@ -207,7 +209,7 @@ func TestRun_servesABackupThroughTheTunnel(t *testing.T) {
 func TestCertificateFiles_areReadAgain(t *testing.T) {
 	t.Parallel()
 	first, second := authority.New(t).Files(t), authority.New(t).Files(t)
-	c := &certificateFiles{files: Files{Certificate: filepath.Join(first, "server-cert.pem"), Key: filepath.Join(first, "server-key.pem")}}
+	c := &certificateFiles{clock: clock.RealClock{}, files: Files{Certificate: filepath.Join(first, "server-cert.pem"), Key: filepath.Join(first, "server-key.pem")}}
 	serial := func() string {
 		t.Helper()
 		pair, err := c.get(nil)
@@ -233,7 +235,7 @@ func TestCertificateFiles_areReadAgain(t *testing.T) {
 	if serial() == old {
 		t.Error("the certificate is not read again")
 	}
-	if _, err := (&certificateFiles{files: Files{Certificate: "none", Key: "none"}}).get(nil); err == nil {
+	if _, err := (&certificateFiles{clock: clock.RealClock{}, files: Files{Certificate: "none", Key: "none"}}).get(nil); err == nil {
 		t.Error("no certificate is no error")
 	}
 }
