@@ -1,14 +1,19 @@
 package exporter
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/klauspost/compress/gzip"
+	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/server"
 )
@@ -21,8 +26,10 @@ const (
 
 // serveDisks adds the disks of a configuration to a server.
 func serveDisks(s *server.Server, config podspec.Config) {
+	// The pod ends before a machine may write to its disks. Another pod of the same export may serve other bytes.
+	run := uuid.NewString()
 	for _, volume := range config.Volumes {
-		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", string(config.UID)+"/"+volume.Name)}
+		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", run+"/"+volume.Name)}
 		s.Handle(podspec.RawPath(volume.Name), rawEndpoint, exactly(podspec.RawPath(volume.Name), d.serveRaw))
 		s.Handle(podspec.GzipPath(volume.Name), gzipEndpoint, exactly(podspec.GzipPath(volume.Name), d.serveGzip))
 	}
@@ -55,16 +62,24 @@ func checkDisks(volumes []podspec.Volume) error {
 	return nil
 }
 
-// openDisk opens a file or a block device.
+// openDisk opens a file or a block device. Whoever writes to the claim may have put anything else in its place: a link to
+// a file of this pod, or a pipe that nobody writes to.
 func openDisk(v podspec.Volume) (*os.File, error) {
-	f, err := os.Open(v.Path)
+	f, err := os.OpenFile(v.Path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open disk %s: %w", v.Name, err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
+		err = errclass.Errorf(errclass.Invalid, "it is neither a file nor a block device")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open disk %s: %w", v.Name, err), f.Close())
 	}
 	return f, nil
 }
 
-// diskHandler serves one disk. Nobody writes to it while the export exists, so it always has the same tag.
+// diskHandler serves one disk. Nobody writes to it while the pod exists, so it always has the same tag.
 type diskHandler struct {
 	volume podspec.Volume
 	tag    string

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export"
@@ -156,6 +158,21 @@ func TestRun_servesDisksOfClaims(t *testing.T) {
 			t.Errorf("%s: %s, want %d", what, answer.Status, c.want)
 		}
 	}
+	// What a writer of the claim puts in the disk's place is not served: a link, a pipe, a directory, nothing.
+	for _, replace := range []func() error{
+		func() error { return os.Symlink(p.files.Key, path) },
+		func() error { return unix.Mkfifo(path, 0o600) },
+		func() error { return os.Mkdir(path, 0o700) },
+	} {
+		if err := errors.Join(os.Remove(path), replace()); err != nil {
+			t.Fatal(err)
+		}
+		for _, request := range []string{podspec.ReadinessPath, raw, zipped} {
+			if answer, body := p.get(http.MethodGet, request); answer.StatusCode != http.StatusServiceUnavailable || bytes.Contains(body, []byte("KEY")) {
+				t.Errorf("%s of something else: %s", request, answer.Status)
+			}
+		}
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -163,6 +180,29 @@ func TestRun_servesDisksOfClaims(t *testing.T) {
 		if answer, _ := p.get(http.MethodGet, path); answer.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("%s without a disk: %s", path, answer.Status)
 		}
+	}
+}
+
+// A machine may have written to the disk between two pods of an export: a download must not go on with the other one.
+func TestRun_aLaterPodHasOtherTags(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	var tags []string
+	for i := range 2 {
+		if err := os.WriteFile(path, bytes.Repeat([]byte{byte(i)}, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := start(t, podspec.Config{UID: "export", Volumes: []podspec.Volume{{Name: "web", Path: path}}})
+		answer, _ := p.get(http.MethodHead, podspec.RawPath("web"))
+		tags = append(tags, answer.Header.Get("ETag"))
+		if i == 1 {
+			if answer, body := p.get(http.MethodGet, podspec.RawPath("web"), "Range", "bytes=10-", "If-Range", tags[0]); answer.StatusCode != http.StatusOK || len(body) != 4096 {
+				t.Errorf("resumed with the tag of the first pod: %s, %d bytes", answer.Status, len(body))
+			}
+		}
+	}
+	if tags[0] == "" || tags[0] == tags[1] {
+		t.Errorf("tags %v", tags)
 	}
 }
 
