@@ -22,15 +22,16 @@ const (
 )
 
 var (
-	buffers = sync.Pool{New: func() any { return new([export.MaxChunkBytes]byte) }}
-	noData  [zeroBlock]byte
+	smallBuffers = sync.Pool{New: func() any { return new([zeroBlock]byte) }}
+	largeBuffers = sync.Pool{New: func() any { return new([export.MaxChunkBytes]byte) }}
+	noData       [zeroBlock]byte
 )
 
 // piece is a part of the disk that is being read, or is known to be zeroes.
 type piece struct {
 	extent.Extent
-	// buffer is nil for zeroes.
-	buffer *[export.MaxChunkBytes]byte
+	// buffer is a whole one of one of the pools, or nil for zeroes.
+	buffer []byte
 	// read has the outcome; nil for zeroes.
 	read chan error
 }
@@ -82,7 +83,7 @@ func (v *Volume) planReads(ctx context.Context, e extent.Extent, scope export.Sc
 		for at := r.Offset; at < r.End(); {
 			// Cut at multiples, so that blocks of zeroes are found wherever a region begins.
 			part := extent.Extent{Offset: at, Length: min(export.MaxChunkBytes-at%export.MaxChunkBytes, r.End()-at)}
-			if stopped = memory.Acquire(ctx, part.Length); stopped != nil {
+			if stopped = memory.Acquire(ctx, bufferBytes(part)); stopped != nil {
 				return false
 			}
 			if !send(v.beginRead(ctx, part)) {
@@ -99,9 +100,24 @@ func (v *Volume) planReads(ctx context.Context, e extent.Extent, scope export.Sc
 }
 
 func (v *Volume) beginRead(ctx context.Context, e extent.Extent) piece {
-	p := piece{Extent: e, buffer: buffers.Get().(*[export.MaxChunkBytes]byte), read: make(chan error, 1)} //nolint:forcetypeassert // the pool has nothing else
+	p := piece{Extent: e, buffer: takeBuffer(e), read: make(chan error, 1)}
 	go func() { p.read <- v.client.ReadAt(ctx, p.buffer[:e.Length], e.Offset) }()
 	return p
+}
+
+// bufferBytes returns how long the buffer for a part of the disk is.
+func bufferBytes(e extent.Extent) int64 {
+	if e.Length <= zeroBlock {
+		return zeroBlock
+	}
+	return export.MaxChunkBytes
+}
+
+func takeBuffer(e extent.Extent) []byte {
+	if bufferBytes(e) == zeroBlock {
+		return smallBuffers.Get().(*[zeroBlock]byte)[:] //nolint:forcetypeassert // the pool has nothing else
+	}
+	return largeBuffers.Get().(*[export.MaxChunkBytes]byte)[:] //nolint:forcetypeassert // the pool has nothing else
 }
 
 // release waits until nothing writes into the piece's buffer, and gives it back.
@@ -114,8 +130,12 @@ func (p *piece) release(memory *semaphore.Weighted) {
 }
 
 func (p *piece) free(memory *semaphore.Weighted) {
-	buffers.Put(p.buffer)
-	memory.Release(p.Length)
+	if size := int64(len(p.buffer)); size == zeroBlock {
+		smallBuffers.Put((*[zeroBlock]byte)(p.buffer))
+	} else {
+		largeBuffers.Put((*[export.MaxChunkBytes]byte)(p.buffer))
+	}
+	memory.Release(bufferBytes(p.Extent))
 }
 
 // deliver hands the pieces to sink until one fails.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
@@ -316,4 +317,30 @@ func TestRegions_aPageCostsWhatItReports(t *testing.T) {
 			t.Errorf("at %d: %d runs for 512 regions: %v", offset, disk.runs, err)
 		}
 	}
+}
+
+// Scattered changes take small buffers: what one Read holds is bounded, whatever the disk looks like.
+func TestRead_holdsNoMoreThanItsMemory(t *testing.T) {
+	t.Parallel()
+	v := open(t, &scattered{bytes: 4 << 30}, "bitmap")
+	memory := semaphore.NewWeighted(MaxReadBytes)
+	pieces := make(chan piece, readsAhead)
+	go func() {
+		defer close(pieces)
+		_ = v.planReads(t.Context(), extent.Extent{Length: 4 << 30}, export.Changed, memory, pieces)
+	}()
+	held := int64(0)
+	for range readsAhead {
+		p := <-pieces
+		held += int64(len(p.buffer))
+		defer p.release(memory)
+	}
+	if held > MaxReadBytes {
+		t.Errorf("%d bytes are held for %d parts of the disk", held, readsAhead)
+	}
+	go func() {
+		for p := range pieces {
+			p.release(memory)
+		}
+	}()
 }

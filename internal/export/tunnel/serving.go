@@ -38,8 +38,10 @@ func newServing(l *launcher, c io.ReadWriter, s *socket) *serving {
 // request is one that the far end has made. While it waits for credit it is nothing but this.
 type request struct {
 	asked frame
-	// rest is what was not sent yet, and volume is nil until a worker has opened it. They belong to the worker.
+	// rest is what was not sent yet, plan is how much of it is looked at for the next slice, and volume is nil until a worker
+	// has opened it. They belong to the worker.
 	rest   extent.Extent
+	plan   int64
 	volume export.Volume
 
 	mu     sync.Mutex

@@ -16,6 +16,10 @@ const (
 	sliceBytes = 1 << 20
 	// maxSliceRegions bounds the regions in a slice.
 	maxSliceRegions = 1024
+	// planBytes is how much of the disk is planned at once at first: a volume may look at all of it to report one region.
+	planBytes = 64 << 20
+	// maxPlanBytes is the most, where there is little to send.
+	maxPlanBytes = 64 << 30
 	// planAlign is what slices begin and end at, where they can.
 	planAlign = 64 << 10
 )
@@ -29,9 +33,13 @@ func (s *serving) sendSlice(ctx context.Context, r *request) (done bool, err err
 	r.mu.Lock()
 	most := min(sliceBytes, r.credit)
 	r.mu.Unlock()
-	end, err := planSlice(ctx, r.volume, r.rest, r.asked.scope, most)
+	plan := extent.Extent{Offset: r.rest.Offset, Length: min(r.rest.Length, max(r.plan, planBytes))}
+	end, err := planSlice(ctx, r.volume, plan, r.asked.scope, most)
 	if err != nil {
 		return false, err
+	}
+	if r.plan = planBytes; end == plan.End() {
+		r.plan = min(2*plan.Length, maxPlanBytes)
 	}
 	err = r.volume.Read(ctx, extent.Extent{Offset: r.rest.Offset, Length: end - r.rest.Offset}, r.asked.scope, func(c export.Chunk) error {
 		return s.sendChunk(ctx, r, c, end)

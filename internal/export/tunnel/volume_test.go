@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -285,5 +286,51 @@ func TestRun_refusesWhatCannotBeOffered(t *testing.T) {
 		if err := Run(t.Context(), cfg, nil, c.infos); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// allData is a disk of one region. It notes how much of itself it was asked about at once.
+type allData struct {
+	bytes   int64
+	longest atomic.Int64
+}
+
+func (v *allData) Info() export.Info {
+	return export.Info{Name: "huge", Bytes: v.bytes, PointInTime: "huge"}
+}
+
+func (v *allData) Regions(_ context.Context, e extent.Extent, report func(export.Region) bool) error {
+	v.longest.Store(max(v.longest.Load(), e.Length))
+	report(export.Region{Extent: e, Kind: export.Data})
+	return nil
+}
+
+func (v *allData) Read(_ context.Context, e extent.Extent, _ export.Scope, sink func(export.Chunk) error) error {
+	data := make([]byte, planAlign)
+	for at := e.Offset; at < e.End(); at += planAlign {
+		part := extent.Extent{Offset: at, Length: min(planAlign, e.End()-at)}
+		chunk := export.Chunk{Extent: part, Data: data[:part.Length], Checksum: export.Checksum(data[:part.Length])}
+		if err := sink(chunk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A slice does not look at the whole rest of a disk.
+func TestRead_plansALittleAtATime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	disk := &allData{bytes: 1 << 40}
+	launch(t, r.config(), disk)
+	v, enough, read := r.open(t, "huge"), errors.New("enough"), int64(0)
+	err := v.Read(testContext(t), extent.Extent{Length: disk.bytes}, export.Everything, func(c export.Chunk) error {
+		if read += c.Length; read >= 8<<20 {
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || disk.longest.Load() > planBytes {
+		t.Errorf("a slice of 1 MiB looks at %d bytes: %v", disk.longest.Load(), err)
 	}
 }
