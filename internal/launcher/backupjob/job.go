@@ -297,6 +297,10 @@ func (j *Job) FinishJob(ctx context.Context) error {
 		return errors.New("backup job: it ended and libvirt does not know how")
 	}
 	j.progress.ended = true
+	// An I/O error may have paused the guest just before the end. Its event comes too late for this job.
+	if err := j.watcher.FreeGuest(context.WithoutCancel(ctx), ""); err != nil {
+		j.cfg.Log.Warn("the guest may be paused", "backup", j.req.Name, "uid", j.req.Uid, "error", err)
+	}
 	return nil
 }
 

@@ -146,6 +146,10 @@ func (m *mode) serve(ctx context.Context) error {
 		case <-m.Completed():
 		case <-ticker.C():
 		}
+		// First, because libvirt may be silent when the volume is.
+		if err := watch.check(m.Snapshot().ScratchUsedBytes); err != nil {
+			return err
+		}
 		job, err := m.Query(ctx)
 		switch {
 		case err != nil:
@@ -161,9 +165,6 @@ func (m *mode) serve(ctx context.Context) error {
 		}
 		ended, failed = 0, 0
 		m.reportProgress(job, watch.freeBytes())
-		if err := watch.check(job.TempBytes); err != nil {
-			return err
-		}
 	}
 }
 

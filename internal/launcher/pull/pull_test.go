@@ -334,3 +334,20 @@ func TestWatch_endsTheBackupInTime(t *testing.T) {
 		}
 	})
 }
+
+// An I/O error pauses the guest just before the backup ends well, and its event is late.
+func TestFinish_leavesNoPausedGuest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		var j *Job
+		b.whenServing(&j, func(j *Job) {
+			b.guest.Set(func() { b.guest.State = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
+			_ = j.Finish()
+		})
+		j = b.job()
+		if got := b.run(j); got.Phase != pb.Backup_DONE || b.guest.Count("Resume") != 1 {
+			t.Errorf("%v after %v", got, b.guest.Calls)
+		}
+	})
+}
