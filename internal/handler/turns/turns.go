@@ -37,7 +37,9 @@ func New(places int) *Turns {
 
 // place is what a pass has of its Turns. Only the pass uses it.
 type place struct {
-	turns     *Turns
+	turns *Turns
+	// pass ends with the pass, and not with one of its calls.
+	pass      context.Context //nolint:containedctx // the pass's, not a call's
 	namespace string
 	held      bool
 }
@@ -47,8 +49,8 @@ type placeKey struct{}
 // Reconciler returns next with each of its passes at a place.
 func (t *Turns) Reconciler(next reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
-		p := &place{turns: t, namespace: r.Namespace}
-		if err := p.take(ctx); err != nil {
+		p := &place{turns: t, pass: ctx, namespace: r.Namespace}
+		if err := p.take(); err != nil {
 			return ctrl.Result{}, err
 		}
 		defer p.giveBack()
@@ -56,8 +58,8 @@ func (t *Turns) Reconciler(next reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
-// Outside calls wait without a place, and returns when the pass has a place again, or ctx has ended. ctx is that of the
-// pass; with any other, Outside only calls wait.
+// Outside calls wait without a place, and returns when the pass has a place again, or has ended. ctx is that of the pass
+// or follows from it, and may have ended; with any other, Outside only calls wait.
 func Outside(ctx context.Context, wait func()) {
 	p, _ := ctx.Value(placeKey{}).(*place)
 	if p == nil || !p.held {
@@ -67,22 +69,22 @@ func Outside(ctx context.Context, wait func()) {
 	p.giveBack()
 	wait()
 	// A pass whose context has ended makes no more calls that count.
-	_ = p.take(ctx)
+	_ = p.take()
 }
 
 // take waits for a place.
-func (p *place) take(ctx context.Context) error {
+func (p *place) take() error {
 	granted := p.turns.requestPlace(p.namespace)
 	select {
 	case <-granted:
 		p.held = true
 		return nil
-	case <-ctx.Done():
+	case <-p.pass.Done():
 	}
 	if !p.turns.cancelRequest(p.namespace, granted) {
 		p.turns.release() // it was granted at the same moment
 	}
-	return context.Cause(ctx)
+	return context.Cause(p.pass)
 }
 
 func (p *place) giveBack() {

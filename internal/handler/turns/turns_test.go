@@ -180,3 +180,37 @@ func TestOutside_withoutAPass(t *testing.T) {
 		t.Error("it was not called")
 	}
 }
+
+// A call that ran into its own deadline costs the pass no place: there are never more passes than places.
+func TestOutside_aCallThatTimesOutKeepsThePlacesBounded(t *testing.T) {
+	t.Parallel()
+	const passes = 20
+	turns := New(1)
+	var at, most atomic.Int64
+	next := turns.Reconciler(reconcile.Func(func(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+		call, cancel := context.WithCancel(ctx)
+		cancel()
+		Outside(call, func() {})
+		if n := at.Add(1); n > most.Load() {
+			most.Store(n)
+		}
+		time.Sleep(time.Millisecond)
+		at.Add(-1)
+		return ctrl.Result{}, nil
+	}))
+	errs := make(chan error, passes)
+	for range passes {
+		go func() {
+			_, err := next.Reconcile(t.Context(), request("ns"))
+			errs <- err
+		}()
+	}
+	for range passes {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if most.Load() != 1 {
+		t.Errorf("%d passes at one place", most.Load())
+	}
+}
