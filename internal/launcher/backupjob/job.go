@@ -12,7 +12,6 @@ package backupjob
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -286,15 +285,14 @@ func (j *Job) FinishJob(ctx context.Context) error {
 		return err
 	}
 	job, err := j.watcher.Query(ctx)
-	switch {
-	case context.Cause(ctx) != nil: // something else may have ended the job
-		return context.Cause(ctx)
-	case err != nil:
+	if cause := context.Cause(ctx); cause != nil { // something else may have ended the job
+		return cause
+	}
+	if err != nil {
 		return fmt.Errorf("end backup job: %w", err)
-	case job.Err != nil:
-		return fmt.Errorf("end backup job: %w", job.Err)
-	case !job.Known:
-		return errors.New("backup job: it ended and libvirt does not know how")
+	}
+	if err := JobError(job); err != nil {
+		return err
 	}
 	j.progress.ended = true
 	// An I/O error may have paused the guest just before the end. Its event comes too late for this job.

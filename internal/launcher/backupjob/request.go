@@ -9,6 +9,7 @@ import (
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/launcher/rawdisk"
 )
 
 // maxVolumes limits a request. An instance has at most 64 disks.
@@ -77,6 +78,19 @@ func (j *Job) CountDirty(ctx context.Context) (map[string]uint64, error) {
 		return nil, fmt.Errorf("count dirty bytes since %s: %w", j.req.BaseCheckpoint, err)
 	}
 	return dirty, nil
+}
+
+// DataBytes returns how much data of a disk the backup has, as far as that can be known without reading it. dirty is what
+// CountDirty returned.
+func (j *Job) DataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[string]uint64) (uint64, error) {
+	if v.Incremental {
+		return dirty[v.Volume], nil
+	}
+	n, err := rawdisk.DataBytes(ctx, j.cfg.Disks[v.Volume].RawPath, domain.TargetClusterBytes)
+	if err != nil {
+		return 0, fmt.Errorf("estimate volume %s: %w", v.Volume, err)
+	}
+	return uint64(n), nil
 }
 
 // isLost reports whether an error means that a base has no usable bitmap.

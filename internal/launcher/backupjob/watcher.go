@@ -19,7 +19,23 @@ const (
 	CallTimeout = 10 * time.Second
 	// AbortTimeout is how long libvirt's job may take to end after an abort.
 	AbortTimeout = 30 * time.Second
+	// IdlePolls is how many "no job runs" answers make a job count as ended although nothing else has said so.
+	IdlePolls = 4
+	// FailedPolls is how many calls may fail before the backup does, if the job is not seen active in between.
+	FailedPolls = 20
 )
+
+// JobError judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about has
+// failed.
+func JobError(job domain.JobInfo) error {
+	switch {
+	case job.Err != nil:
+		return fmt.Errorf("backup job: %w", job.Err)
+	case !job.Known:
+		return errors.New("backup job: it ended and libvirt does not know how")
+	}
+	return nil
+}
 
 // Watcher asks about the job of a guest and ends it. libvirt runs one backup job of a domain at a time, and continues it
 // when its caller has given up.

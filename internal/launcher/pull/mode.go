@@ -13,18 +13,11 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/launcher/rawdisk"
 	"github.com/varvebackup/varve/internal/launcher/target"
 )
 
-const (
-	// openTimeout bounds the opening of the exports.
-	openTimeout = 30 * time.Second
-	// endedPolls is how many "no job runs" answers make the job count as ended although nobody has finished it.
-	endedPolls = 4
-	// failedPolls is how many calls may fail before the backup does, if the job is not seen active in between.
-	failedPolls = 20
-)
+// openTimeout bounds the opening of the exports.
+const openTimeout = 30 * time.Second
 
 // mode is a Job as backupjob sees it.
 type mode Job
@@ -77,15 +70,11 @@ func (m *mode) Prepare(ctx context.Context) (domain.BeginFunc, error) {
 // estimateBytes returns how much data the backup has, as far as that can be known without reading it.
 func (m *mode) estimateBytes(ctx context.Context, dirty map[string]uint64) (total uint64, err error) {
 	for _, v := range m.req.Volumes {
-		if v.Incremental {
-			total += dirty[v.Volume]
-			continue
-		}
-		data, err := rawdisk.DataBytes(ctx, m.cfg.Disks[v.Volume].RawPath, domain.TargetClusterBytes)
+		data, err := m.DataBytes(ctx, v, dirty)
 		if err != nil {
-			return 0, fmt.Errorf("estimate volume %s: %w", v.Volume, err)
+			return 0, err
 		}
-		total += uint64(data)
+		total += data
 	}
 	return total, nil
 }
@@ -153,12 +142,12 @@ func (m *mode) serve(ctx context.Context) error {
 		job, err := m.Query(ctx)
 		switch {
 		case err != nil:
-			if failed++; failed > failedPolls {
+			if failed++; failed > backupjob.FailedPolls {
 				return fmt.Errorf("watch backup job: %w", err)
 			}
 			continue
 		case !job.Active:
-			if ended++; ended >= endedPolls {
+			if ended++; ended >= backupjob.IdlePolls {
 				return endedError(job)
 			}
 			continue
@@ -168,9 +157,10 @@ func (m *mode) serve(ctx context.Context) error {
 	}
 }
 
+// endedError says why a job has ended that nobody has finished.
 func endedError(job domain.JobInfo) error {
-	if job.Err != nil {
-		return fmt.Errorf("backup job: %w", job.Err)
+	if err := backupjob.JobError(job); err != nil {
+		return err
 	}
 	return errors.New("backup job: somebody else ended it")
 }

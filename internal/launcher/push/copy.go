@@ -12,10 +12,6 @@ import (
 )
 
 const (
-	// idlePolls is how many "no job runs" answers make the job count as ended although no event said so.
-	idlePolls = 4
-	// failedPolls is how many calls may fail before the backup does, if the job is not seen active in between.
-	failedPolls = 20
 	// stalledAfter is how long the job may copy nothing. While the job runs, a guest's write to a cluster that is not
 	// copied yet waits for the target, so a target that hangs holds up the guest. This bounds how long.
 	stalledAfter = time.Minute
@@ -40,7 +36,7 @@ func (j *job) awaitCopy(ctx context.Context) error {
 		job, err := j.Query(ctx)
 		switch {
 		case err != nil:
-			if failed++; failed > failedPolls || event != nil {
+			if failed++; failed > backupjob.FailedPolls || event != nil {
 				return fmt.Errorf("watch backup job: %w", errors.Join(err, valueOf(event)))
 			}
 		case job.Active:
@@ -52,7 +48,7 @@ func (j *job) awaitCopy(ctx context.Context) error {
 		case event != nil:
 			return j.jobEnded(job, *event)
 		default:
-			if idle++; idle >= idlePolls {
+			if idle++; idle >= backupjob.IdlePolls {
 				return j.jobEnded(job, nil)
 			}
 		}
@@ -86,16 +82,14 @@ func (j *job) reportProgress(job domain.JobInfo) {
 	})
 }
 
-// jobEnded judges libvirt's job after its end. Only a reported success counts: a job that libvirt knows nothing about has failed.
+// jobEnded judges libvirt's job after its end, and what the event about it said.
 func (j *job) jobEnded(job domain.JobInfo, eventErr error) error {
 	j.JobEnded()
-	switch {
-	case eventErr != nil:
+	if eventErr != nil {
 		return fmt.Errorf("backup job: %w", eventErr)
-	case job.Err != nil:
-		return fmt.Errorf("backup job: %w", job.Err)
-	case !job.Known:
-		return errors.New("backup job: it ended and libvirt does not know how")
+	}
+	if err := backupjob.JobError(job); err != nil {
+		return err
 	}
 	j.UpdateState(func(b *pb.Backup) {
 		b.TotalBytes = max(b.TotalBytes, job.TotalBytes+j.progress.sealBytes)

@@ -7,7 +7,6 @@ import (
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/launcher/rawdisk"
 )
 
 const (
@@ -44,24 +43,13 @@ func (j *job) estimateBytes(ctx context.Context) (uint64, error) {
 	}
 	need := uint64(spaceMargin)
 	for _, v := range j.req.Volumes {
-		data, err := j.dataBytes(ctx, v, dirty)
+		data, err := j.DataBytes(ctx, v, dirty)
 		if err != nil {
 			return 0, err
 		}
 		need += targetBytes(data, uint64(j.cfg.Disks[v.Volume].VirtualBytes))
 	}
 	return need, nil
-}
-
-func (j *job) dataBytes(ctx context.Context, v *pb.BackupVolume, dirty map[string]uint64) (uint64, error) {
-	if v.Incremental {
-		return dirty[v.Volume], nil
-	}
-	n, err := rawdisk.DataBytes(ctx, j.cfg.Disks[v.Volume].RawPath, cluster)
-	if err != nil {
-		return 0, fmt.Errorf("estimate volume %s: %w", v.Volume, err)
-	}
-	return uint64(n), nil
 }
 
 // checkSpace returns nil if the estimate fits.
