@@ -44,7 +44,7 @@ func punchZeroes(f *os.File, unitBytes int) error {
 func Punch(f *os.File, offset int64, data []byte, unitBytes int) error {
 	for at := 0; at < len(data); {
 		end := at
-		for end < len(data) && isZero(data[end:min(end+unitBytes, len(data))]) {
+		for end < len(data) && IsZero(data[end:min(end+unitBytes, len(data))]) {
 			end += min(unitBytes, len(data)-end)
 		}
 		if end == at {
@@ -66,7 +66,8 @@ func Punch(f *os.File, offset int64, data []byte, unitBytes int) error {
 // zeroes is what blocks are compared with.
 var zeroes [4 << 10]byte
 
-func isZero(block []byte) bool {
+// IsZero reports whether every byte of a block is zero.
+func IsZero(block []byte) bool {
 	for len(block) > 0 {
 		n := min(len(block), len(zeroes))
 		if !bytes.Equal(block[:n], zeroes[:n]) {

@@ -1,7 +1,6 @@
 package nbdvolume
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/sparse"
 )
 
 const (
@@ -24,7 +24,6 @@ const (
 var (
 	smallBuffers = sync.Pool{New: func() any { return new([zeroBlock]byte) }}
 	largeBuffers = sync.Pool{New: func() any { return new([export.MaxChunkBytes]byte) }}
-	noData       [zeroBlock]byte
 )
 
 // piece is a part of the disk that is being read, or is known to be zeroes.
@@ -165,10 +164,10 @@ func (v *Volume) deliver(pieces <-chan piece, memory *semaphore.Weighted, sink f
 func sendChunks(e extent.Extent, data []byte, sink func(export.Chunk) error) error {
 	for at := int64(0); at < e.Length; {
 		end := blockEnd(e, at)
-		zeroes := isZero(data[at:end])
+		zeroes := sparse.IsZero(data[at:end])
 		for end < e.Length {
 			next := blockEnd(e, end)
-			if isZero(data[end:next]) != zeroes {
+			if sparse.IsZero(data[end:next]) != zeroes {
 				break
 			}
 			end = next
@@ -190,5 +189,3 @@ func sendChunks(e extent.Extent, data []byte, sink func(export.Chunk) error) err
 func blockEnd(e extent.Extent, at int64) int64 {
 	return min(at+zeroBlock-(e.Offset+at)%zeroBlock, e.Length)
 }
-
-func isZero(data []byte) bool { return bytes.Equal(data, noData[:len(data)]) }
