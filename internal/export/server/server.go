@@ -22,12 +22,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/podspec"
 )
 
 const (
 	// ReadyPath is the path that answers without a token whether the server can serve: 200 or 503. It is that of
 	// KubeVirt's export pods.
-	ReadyPath = "/exportready"
+	ReadyPath = podspec.ReadinessPath
 	// ExportsPath is the path below which the volumes of a backup are.
 	ExportsPath = "/exports/"
 )
