@@ -25,6 +25,12 @@ func AbortUnconfirmed(backup, node string, limit time.Duration) State {
 	return Aborted(backup).With(fmt.Sprintf("Node %s did not confirm the abort within %s.", node, limit))
 }
 
+// TTLExpired says that the time of a backup in pull mode is up.
+func TTLExpired(backup string, ttl time.Duration) State {
+	return state(backupv1.ReasonTTLExpired,
+		"VirtualMachineBackup %s is %s old, which is its spec.ttl, and was not deleted by whoever reads it: %s. Clients that need longer raise spec.ttl while the backup exists.", backup, ttl, tryAgain)
+}
+
 // GaveUp says that a wait reached its deadline. last is what the backup waited for.
 func GaveUp(limit time.Duration, last string) State {
 	return state(backupv1.ReasonDeadlineExceeded, "Gave up after %s; the last state was: %s", limit, last)
@@ -40,7 +46,8 @@ func CopyStalled(node string, limit time.Duration) State {
 	return state(backupv1.ReasonDeadlineExceeded, "The copy made no progress for %s; check the target volume and varve-handler on node %s.", limit, node)
 }
 
-// TrackerDeleted says that the tracker was deleted while the backup ran. directory has the backup's files.
+// TrackerDeleted says that the tracker was deleted while the backup ran. directory has the backup's files; it is empty if clients
+// have read them.
 func TrackerDeleted(tracker, directory string) State {
 	return trackerGone(tracker, "was deleted", directory)
 }
@@ -62,8 +69,11 @@ func TrackerImmovable(tracker, refusal, directory string) State {
 }
 
 func trackerGone(tracker, what, directory string) State {
-	return state(backupv1.ReasonTrackerGone,
-		"VirtualMachineBackupTracker %s %s while the backup ran. The files in %s are complete, but no later backup can build on them.", tracker, what, directory)
+	data := "What clients have read is complete, but no later backup can build on it."
+	if directory != "" {
+		data = fmt.Sprintf("The files in %s are complete, but no later backup can build on them.", directory)
+	}
+	return state(backupv1.ReasonTrackerGone, "VirtualMachineBackupTracker %s %s while the backup ran. %s", tracker, what, data)
 }
 
 // LauncherRefused says that the launcher did not accept the backup.

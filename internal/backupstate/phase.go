@@ -47,11 +47,16 @@ var phases = []Phase{
 	},
 	{
 		Name: backupv1.BackupStarting, Owner: Handler, Condition: backupv1.ConditionInitializing, NeedsGuest: true,
-		Next:    []backupv1.BackupPhase{backupv1.BackupCopying, backupv1.BackupCopied, backupv1.BackupCopyFailed},
+		Next:    []backupv1.BackupPhase{backupv1.BackupCopying, backupv1.BackupServing, backupv1.BackupCopied, backupv1.BackupCopyFailed},
 		GivenUp: backupv1.BackupCopyFailed,
 	},
 	{
 		Name: backupv1.BackupCopying, Owner: Handler, Condition: backupv1.ConditionProgressing, NeedsGuest: true,
+		Next:    []backupv1.BackupPhase{backupv1.BackupCopied, backupv1.BackupCopyFailed},
+		GivenUp: backupv1.BackupCopyFailed,
+	},
+	{
+		Name: backupv1.BackupServing, Owner: Handler, Condition: backupv1.ConditionProgressing, NeedsGuest: true,
 		Next:    []backupv1.BackupPhase{backupv1.BackupCopied, backupv1.BackupCopyFailed},
 		GivenUp: backupv1.BackupCopyFailed,
 	},

@@ -2,6 +2,7 @@ package backupstate
 
 import (
 	"strconv"
+	"strings"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
@@ -23,6 +24,75 @@ func Sealing() State {
 // report, and a condition that followed it would double the writes.
 func CopyingCondition() State {
 	return state(backupv1.ReasonCopying, "Data is being copied to the target; status.progress says how far the copy has come.")
+}
+
+// Serving says that clients can read the backup's point in time, or soon can.
+func Serving(node string) State {
+	return state(backupv1.ReasonServing, "The point in time is fixed, and node %s serves it; the condition Ready says whether the endpoints answer.", node)
+}
+
+// ServingCondition is what the condition Progressing says of a backup in pull mode.
+func ServingCondition() State {
+	return state(backupv1.ReasonServing, "Clients read the data from the endpoints in status.includedVolumes; delete the backup when they have it.")
+}
+
+// ReaderUnreachable is what a backup in pull mode adds to its message while its launcher has no connection to whoever serves
+// the data to clients. why has the launcher's words.
+func ReaderUnreachable(why string) string {
+	return "The launcher is not connected to the export server: " + strings.TrimSuffix(why, ".") + "."
+}
+
+// EndpointsReady says that the endpoints answer.
+func EndpointsReady() State {
+	return state(backupv1.ReasonEndpointsReady, "The endpoints in status.includedVolumes answer; deleting the backup says that its data was read.")
+}
+
+// ExportPending says that the export of a backup does not serve. why is what the export says about it, or empty.
+func ExportPending(export, why string) State {
+	if why == "" {
+		why = "it was just created."
+	}
+	return state(backupv1.ReasonExportPending, "VirtualMachineExport %s does not serve: %s", export, why)
+}
+
+// ExportForeign says that somebody else's export has the name of the backup's export.
+func ExportForeign(export string) State {
+	return waitForUser(backupv1.ReasonExportForeign, "VirtualMachineExport %s exists and does not belong to this backup: delete it.", export)
+}
+
+// SecretForeign says that somebody else's Secret has the name of the tunnel's.
+func SecretForeign(secret string) State {
+	return waitForUser(backupv1.ReasonAttaching, "Secret %s exists and does not belong to this backup: delete it.", secret)
+}
+
+// ScratchLow says that little space is left for what the guest overwrites.
+func ScratchLow(claim string, used, free int64) State {
+	return state(backupv1.ReasonScratchLow,
+		"PersistentVolumeClaim %s holds %s that the guest has overwritten and has space for %s more: when it is full, the backup fails. Read faster, or use a larger claim.", claim, Moved(used), Moved(free))
+}
+
+// ScratchSufficient says that there is space for what the guest overwrites.
+func ScratchSufficient(claim string, used, free int64) State {
+	return state(backupv1.ReasonScratchSufficient, "PersistentVolumeClaim %s holds %s that the guest has overwritten and has space for %s more.", claim, Moved(used), Moved(free))
+}
+
+// Collected says that clients have the data of a backup in pull mode.
+func Collected() State {
+	return state(backupv1.ReasonFinishing, "Clients have read the data.")
+}
+
+// FinishingCollected says that a backup in pull mode cleans up.
+func FinishingCollected() State {
+	return state(backupv1.ReasonFinishing, "Clients have read the data; old checkpoints are being deleted, and then the volume is detached.")
+}
+
+// Pulled says that a backup in pull mode has succeeded.
+func Pulled(disks int, machine string) State {
+	what := "1 disk of VirtualMachine %s was read by clients."
+	if disks != 1 {
+		what = strconv.Itoa(disks) + " disks of VirtualMachine %s were read by clients."
+	}
+	return state(backupv1.ReasonCompleted, what, machine)
 }
 
 // Copied says that the node is done with the data.

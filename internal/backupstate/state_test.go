@@ -37,6 +37,22 @@ var samples = map[string]State{
 	"ClaimNotFound":            ClaimNotFound("target"),
 	"ClaimDeleting":            ClaimDeleting("target"),
 	"OtherBackupFirst":         OtherBackupFirst("other"),
+	"TokenSecretNotFound":      TokenSecretNotFound("token"),
+	"TokenSecretEmpty":         TokenSecretEmpty("token"),
+	"ScratchDeleted":           ScratchDeleted("scratch"),
+	"ScratchReplaced":          ScratchReplaced("scratch"),
+	"TTLExpired":               TTLExpired("b", time.Hour),
+	"Serving":                  Serving("node"),
+	"ServingCondition":         ServingCondition(),
+	"EndpointsReady":           EndpointsReady(),
+	"ExportPending":            ExportPending("backup-export-b", "Pod virt-export-b is being created."),
+	"ExportForeign":            ExportForeign("backup-export-b"),
+	"SecretForeign":            SecretForeign("backup-1-tunnel"),
+	"ScratchLow":               ScratchLow("scratch", 1<<30, 1<<20),
+	"ScratchSufficient":        ScratchSufficient("scratch", 1<<20, 1<<30),
+	"Collected":                Collected(),
+	"FinishingCollected":       FinishingCollected(),
+	"Pulled":                   Pulled(2, "vm"),
 	"OtherBackupRuns":          OtherBackupRuns("other"),
 	"InstanceStillLocked":      InstanceStillLocked("vm", "other"),
 	"NodeBusy":                 NodeBusy("node", 4, 4, 1, "a", "varve/kubevirt"),
@@ -236,8 +252,8 @@ func TestStateWith_addsASentence(t *testing.T) {
 func TestWaits_sayWhetherTheUserActs(t *testing.T) {
 	t.Parallel()
 	want := []string{
-		"ClaimDeleting", "ClaimNotFound", "GateDisabled", "GuestEnded", "GuestNotStarted", "GuestStopping", "MachineDeleting", "MachineNotFound",
-		"NoEligibleDisk", "TrackerDeleting", "TrackerNotFound", "TrackingNeedsRestart", "TrackingNotSelected",
+		"ClaimDeleting", "ClaimNotFound", "ExportForeign", "GateDisabled", "GuestEnded", "GuestNotStarted", "GuestStopping", "MachineDeleting", "MachineNotFound",
+		"NoEligibleDisk", "SecretForeign", "TokenSecretEmpty", "TokenSecretNotFound", "TrackerDeleting", "TrackerNotFound", "TrackingNeedsRestart", "TrackingNotSelected",
 	}
 	var got []string
 	for name, s := range samples {

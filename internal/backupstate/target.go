@@ -45,6 +45,19 @@ func TargetReplaced(claim string) State {
 	return targetGone(claim, "was replaced by another of the same name")
 }
 
+// ScratchDeleted says that the claim of a backup in pull mode was deleted while clients could read the backup.
+func ScratchDeleted(claim string) State { return scratchGone(claim, "was deleted") }
+
+// ScratchReplaced says that the claim of a backup in pull mode was replaced while clients could read the backup.
+func ScratchReplaced(claim string) State {
+	return scratchGone(claim, "was replaced by another of the same name")
+}
+
+func scratchGone(claim, what string) State {
+	return state(backupv1.ReasonTargetGone,
+		"PersistentVolumeClaim %s, which holds what the guest overwrites, %s while the backup ran, and the point in time is lost; create another backup when the claim exists again.", claim, what)
+}
+
 func targetGone(claim, what string) State {
 	return state(backupv1.ReasonTargetGone,
 		"PersistentVolumeClaim %s %s while the backup was being written to it, and the backup's files are lost; create another backup when the claim exists again.", claim, what)

@@ -88,6 +88,19 @@ func ClaimDeleting(claim string) State {
 	return waitForUser(backupv1.ReasonPVCNotFound, "Waiting for PersistentVolumeClaim %s, which is being deleted: create it again when it is gone.", claim)
 }
 
+// TokenSecretNotFound says that the Secret with the clients' token does not exist.
+func TokenSecretNotFound(secret string) State {
+	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names and which does not exist: create it with the key %s.", secret, tokenKey)
+}
+
+// TokenSecretEmpty says that the Secret with the clients' token has none.
+func TokenSecretEmpty(secret string) State {
+	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names, to have a token: give it the key %s.", secret, tokenKey)
+}
+
+// tokenKey is the key of a token in its Secret.
+const tokenKey = "token"
+
 // OtherBackupFirst says that another backup of the machine goes first.
 func OtherBackupFirst(other string) State {
 	return state(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", other)

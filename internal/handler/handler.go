@@ -158,7 +158,7 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clien
 	}
 	backups := &kubevirtbackup.Reconciler{
 		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Keeper: keeper,
-		Partial: mounts, Events: recorder, Measures: measures, Clock: o.Clock,
+		Partial: mounts, Secrets: mounts, Events: recorder, Measures: measures, Clock: o.Clock,
 	}
 	if err := backups.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the backup reconciler: %w", err)

@@ -50,8 +50,15 @@ const (
 	UtilityVolume = "utility"
 )
 
-// AttachmentVolume is the name of an attachment pod's one volume.
+// AttachmentVolume is the volume of an attachment pod that has the claim.
 const AttachmentVolume = "target"
+
+// TunnelVolume is the volume of an attachment pod that has the Secret of TunnelSecret, if there is one. TunnelTokenKey is the
+// key of the token in it.
+const (
+	TunnelVolume   = "tunnel"
+	TunnelTokenKey = "token"
+)
 
 // Labels, annotations and finalizers.
 const (
@@ -159,6 +166,13 @@ func BackupUtilityVolume(backup types.UID) string {
 	}
 	return "backup-" + id
 }
+
+// TunnelSecret returns the name of the Secret by which the launcher of a backup in pull mode and whoever reads the backup
+// know each other. utilityVolume is the backup's.
+func TunnelSecret(utilityVolume string) string { return utilityVolume + "-tunnel" }
+
+// BackupExport returns the name of the VirtualMachineExport of a backup in pull mode.
+func BackupExport(backup string) string { return "backup-export-" + backup }
 
 // BackupLock returns what the lock on an instance says about the backup that holds it, besides the backup's name.
 // Only the UID tells a backup from an earlier one of the same name, whatever the clocks say.

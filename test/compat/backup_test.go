@@ -10,15 +10,14 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
-// The names that VEP 25 defines for push. Released KubeVirt has others in this alpha group; here the VEP's are the
-// contract. The fields of pull (tokenSecretRef, ttl, cert, the endpoints, pullTunnelSecret) come with pull.
+// The names that VEP 25 defines. Released KubeVirt has others in this alpha group; here the VEP's are the contract.
 func TestBackupFieldsAreTheSpecs(t *testing.T) {
 	t.Parallel()
 	exactly := []struct {
 		typ  reflect.Type
 		want []string
 	}{
-		{reflect.TypeFor[backupv1.VirtualMachineBackupSpec](), []string{"source", "backupTracker", "mode", "pvcName", "skipQuiesce", "forceFullBackup"}},
+		{reflect.TypeFor[backupv1.VirtualMachineBackupSpec](), []string{"source", "backupTracker", "mode", "pvcName", "skipQuiesce", "forceFullBackup", "tokenSecretRef", "ttl", "ttlDuration"}},
 		{reflect.TypeFor[backupv1.VirtualMachineBackupTrackerSpec](), []string{"source"}},
 	}
 	for _, c := range exactly {
@@ -31,8 +30,8 @@ func TestBackupFieldsAreTheSpecs(t *testing.T) {
 		typ  reflect.Type
 		want []string
 	}{
-		{reflect.TypeFor[backupv1.VirtualMachineBackupStatus](), []string{"checkpointName", "conditions", "backupType", "includedVolumes"}},
-		{reflect.TypeFor[backupv1.IncludedVolume](), []string{"name"}},
+		{reflect.TypeFor[backupv1.VirtualMachineBackupStatus](), []string{"checkpointName", "conditions", "backupType", "cert", "includedVolumes", "pullTunnelSecret"}},
+		{reflect.TypeFor[backupv1.IncludedVolume](), []string{"name", "mapEndpoint", "dataEndpoint"}},
 		{reflect.TypeFor[backupv1.VirtualMachineBackupTrackerStatus](), []string{"latestCheckpoint"}},
 		{reflect.TypeFor[backupv1.Checkpoint](), []string{"name", "creationTime", "disks"}},
 	}
@@ -48,10 +47,10 @@ func TestBackupFieldsAreTheSpecs(t *testing.T) {
 func TestBackupConstantsAreTheSpecs(t *testing.T) {
 	t.Parallel()
 	got := []string{
-		string(backupv1.PushMode), backupv1.ConditionInitializing, backupv1.ConditionProgressing,
+		string(backupv1.PushMode), string(backupv1.PullMode), backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionReady,
 		backupv1.ConditionDone, backupv1.ConditionFailed, backupv1.ConditionDeleting, string(backupv1.Full), string(backupv1.Incremental),
 	}
-	want := []string{"push", "Initializing", "Progressing", "Done", "Failed", "Deleting", "Full", "Incremental"}
+	want := []string{"push", "pull", "Initializing", "Progressing", "Ready", "Done", "Failed", "Deleting", "Full", "Incremental"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -1,6 +1,9 @@
 package v1alpha1
 
 import (
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -47,11 +50,18 @@ type VirtualMachineBackupList struct {
 
 // BackupMode says who moves the data. KubeVirt's released API spells the values with a capital letter.
 //
-// +kubebuilder:validation:Enum=push;Push
+// +kubebuilder:validation:Enum=push;Push;pull;Pull
 type BackupMode string
 
-// PushMode has the hypervisor write the data to a volume.
-const PushMode BackupMode = "push"
+const (
+	// PushMode has the hypervisor write the data to a volume.
+	PushMode BackupMode = "push"
+	// PullMode has the hypervisor serve the data to whoever reads the backup's endpoints.
+	PullMode BackupMode = "pull"
+)
+
+// DefaultTTL is how long a backup in pull mode lasts, from its creation, unless it says otherwise.
+const DefaultTTL = 2 * time.Hour
 
 // Kinds that spec.source of a backup may name, with their groups.
 const (
@@ -61,8 +71,10 @@ const (
 
 // VirtualMachineBackupSpec says what is backed up, from which base and to where.
 //
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another backup"
+// +kubebuilder:validation:XValidation:rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source) && has(self.backupTracker) == has(oldSelf.backupTracker) && (!has(self.backupTracker) || self.backupTracker == oldSelf.backupTracker) && has(self.mode) == has(oldSelf.mode) && (!has(self.mode) || self.mode == oldSelf.mode) && self.pvcName == oldSelf.pvcName && has(self.skipQuiesce) == has(oldSelf.skipQuiesce) && (!has(self.skipQuiesce) || self.skipQuiesce == oldSelf.skipQuiesce) && has(self.forceFullBackup) == has(oldSelf.forceFullBackup) && (!has(self.forceFullBackup) || self.forceFullBackup == oldSelf.forceFullBackup) && has(self.tokenSecretRef) == has(oldSelf.tokenSecretRef) && (!has(self.tokenSecretRef) || self.tokenSecretRef == oldSelf.tokenSecretRef)",message="spec is immutable, except for ttl: create another backup"
 // +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="set exactly one of source (a VirtualMachine is backed up fully and keeps no checkpoint) and backupTracker"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || !(self.mode in ['pull', 'Pull']) || has(self.tokenSecretRef)",message="tokenSecretRef is required in pull mode: name a Secret whose key token has what clients must send",fieldPath=".tokenSecretRef",reason="FieldValueRequired"
+// +kubebuilder:validation:XValidation:rule="!has(self.ttl) || !has(self.ttlDuration) || duration(self.ttl) == duration(self.ttlDuration)",message="ttl and ttlDuration mean the same: set one of them",fieldPath=".ttl"
 type VirtualMachineBackupSpec struct {
 	// source is what is backed up, in the backup's namespace. A VirtualMachine (apiGroup kubevirt.io) is backed up fully and keeps no
 	// checkpoint. A VirtualMachineBackupTracker (apiGroup backup.kubevirt.io) means the same as backupTracker.
@@ -79,12 +91,14 @@ type VirtualMachineBackupSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	BackupTracker string `json:"backupTracker,omitempty"`
 
-	// mode is push, or Push, which means the same: the hypervisor writes one qcow2 file per disk to the volume that pvcName names.
+	// mode is push, where the hypervisor writes one qcow2 file per disk to the volume that pvcName names, or pull, where clients read
+	// the disks from the endpoints in status until somebody deletes the backup. Push and Pull mean the same.
 	// +kubebuilder:default=push
 	// +optional
 	Mode BackupMode `json:"mode,omitempty"`
 
-	// pvcName is a claim in the backup's namespace with volumeMode Filesystem. The backup waits for it to exist.
+	// pvcName is a claim in the backup's namespace with volumeMode Filesystem. The backup waits for it to exist. In pull mode it holds
+	// what the guest overwrites while the backup is read, and is as it was when the backup has ended.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	PVCName string `json:"pvcName"`
@@ -96,6 +110,44 @@ type VirtualMachineBackupSpec struct {
 	// forceFullBackup makes the backup full even if the tracker has a checkpoint. Without a tracker every backup is full.
 	// +optional
 	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
+
+	// tokenSecretRef names, in pull mode, the Secret in the backup's namespace whose key token has what clients must send in the
+	// header x-kubevirt-export-token. The backup waits for it to exist.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	TokenSecretRef *string `json:"tokenSecretRef,omitempty"`
+
+	// ttl is how long a backup in pull mode lasts, from its creation. Then it fails and its tracker stays as it is. It may be changed
+	// while the backup exists. Default: 2h.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 30m"
+	TTL *metav1.Duration `json:"ttl,omitempty"`
+	// ttlDuration means the same as ttl, for clients of KubeVirt's released API.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 30m"
+	TTLDuration *metav1.Duration `json:"ttlDuration,omitempty"`
+}
+
+// IsPull reports whether clients read the backup's data.
+func (s *VirtualMachineBackupSpec) IsPull() bool {
+	return strings.EqualFold(string(s.Mode), string(PullMode))
+}
+
+// Lifetime returns how long a backup in pull mode lasts, from its creation.
+func (s *VirtualMachineBackupSpec) Lifetime() time.Duration {
+	switch {
+	case s.TTL != nil:
+		return s.TTL.Duration
+	case s.TTLDuration != nil:
+		return s.TTLDuration.Duration
+	default:
+		return DefaultTTL
+	}
 }
 
 // TrackerName returns the tracker that the backup uses, whichever field names it, or "".
@@ -156,7 +208,7 @@ const (
 
 // BackupPhase is the durable state of a backup. Each phase has one writer: the controller leaves
 // Pending, Attaching, Copied, CopyFailed and Pruned; the handler of the guest's node leaves Starting,
-// Copying and Pruning.
+// Copying, Serving and Pruning.
 type BackupPhase string
 
 const (
@@ -168,7 +220,9 @@ const (
 	BackupStarting BackupPhase = "Starting"
 	// BackupCopying: the point in time is fixed; data moves.
 	BackupCopying BackupPhase = "Copying"
-	// BackupCopied: all data and the manifest are durable on the target.
+	// BackupServing: the point in time is fixed; clients can read the data, or soon can.
+	BackupServing BackupPhase = "Serving"
+	// BackupCopied: all data and the manifest are durable on the target, or clients have everything.
 	BackupCopied BackupPhase = "Copied"
 	// BackupCopyFailed: the copy failed or was given up; reason and message say why.
 	BackupCopyFailed BackupPhase = "CopyFailed"
@@ -202,7 +256,14 @@ func (p BackupPhase) Final() bool { return p == BackupDone || p == BackupFailed 
 const (
 	// ConditionInitializing is True until the point in time is fixed; its reason says what the backup waits for.
 	ConditionInitializing = "Initializing"
-	// ConditionProgressing is True while data is copied and while the backup cleans up.
+	// ConditionReady is True while the endpoints of a backup in pull mode answer. Deleting the backup then says that its data was
+	// read, and is a success.
+	ConditionReady = "Ready"
+	// ConditionExportReady is the same as Ready, under the name that clients of KubeVirt's released API wait for.
+	ConditionExportReady = "ExportReady"
+	// ConditionScratchLow is True while the claim of a backup in pull mode has little space left for what the guest overwrites.
+	ConditionScratchLow = "ScratchSpaceLow"
+	// ConditionProgressing is True while data is copied or can be read, and while the backup cleans up.
 	ConditionProgressing = "Progressing"
 	// ConditionDone is True when the backup succeeded.
 	ConditionDone = "Done"
@@ -221,8 +282,8 @@ const (
 
 // VirtualMachineBackupStatus is the observed state of a backup.
 type VirtualMachineBackupStatus struct {
-	// phase is the durable state: Pending, Attaching, Starting, Copying, Copied, CopyFailed, Pruning,
-	// Pruned, Done or Failed.
+	// phase is the durable state: Pending, Attaching, Starting, Copying (push mode), Serving (pull mode), Copied, CopyFailed,
+	// Pruning, Pruned, Done or Failed.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
 	// reason is the present state in one CamelCase word, such as PVCNotFound, Copying or TargetFull.
@@ -231,7 +292,8 @@ type VirtualMachineBackupStatus struct {
 	// message says what the backup waits for or what happened, and what to do about it.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// conditions are Initializing, Progressing, Done (also as Complete), Failed, Deleting, Aborting and Quiesced.
+	// conditions are Initializing, Progressing, Done (also as Complete), Failed, Deleting, Aborting and Quiesced, and in pull mode
+	// Ready (also as ExportReady) and ScratchSpaceLow.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -292,7 +354,27 @@ type VirtualMachineBackupStatus struct {
 	// progress says how far the copy has come.
 	// +optional
 	Progress *Progress `json:"progress,omitempty"`
-	// movedBytes is how much was written to the target, in bytes.
+	// cert has, in pull mode, the certificates of the authorities that sign for the endpoints, in PEM.
+	// +optional
+	Cert string `json:"cert,omitempty"`
+	// endpointCert is the same as cert, for clients of KubeVirt's released API.
+	// +optional
+	EndpointCert string `json:"endpointCert,omitempty"`
+	// exportName is, in pull mode, the VirtualMachineExport that serves the backup.
+	// +optional
+	ExportName string `json:"exportName,omitempty"`
+	// pullTunnelSecret names, in pull mode, the Secret whose key token authenticates the guest's launcher and whoever reads its
+	// backup to each other.
+	// +optional
+	PullTunnelSecret string `json:"pullTunnelSecret,omitempty"`
+	// pullTunnel is where the launcher connects to.
+	// +optional
+	PullTunnel *PullTunnel `json:"pullTunnel,omitempty"`
+	// scratch says, in pull mode, how full the claim is that holds what the guest overwrites.
+	// +optional
+	Scratch *ScratchSpace `json:"scratch,omitempty"`
+
+	// movedBytes is how much was written to the target or, in pull mode, read by clients, in bytes. What is read twice counts twice.
 	// +optional
 	MovedBytes int64 `json:"movedBytes,omitempty"`
 	// moved is movedBytes rounded for people, such as 91Mi or 1.2Gi. Programs read movedBytes.
@@ -319,9 +401,28 @@ type VirtualMachineBackupStatus struct {
 	PhaseDeadline *metav1.Time `json:"phaseDeadline,omitempty"`
 }
 
+// PullTunnel is where a launcher offers the disks of its backup.
+type PullTunnel struct {
+	// address is host:port. The launcher connects to it.
+	Address string `json:"address"`
+	// serverName is what the certificate there must be for.
+	ServerName string `json:"serverName"`
+	// authorities have the certificates of those who may have signed it, in PEM.
+	Authorities string `json:"authorities"`
+}
+
+// ScratchSpace says how full a scratch claim is.
+type ScratchSpace struct {
+	// usedBytes is what the guest has overwritten since the point in time, as far as it has to be kept, in bytes.
+	UsedBytes int64 `json:"usedBytes"`
+	// freeBytes is how much more the claim can hold, in bytes. When nothing is left, the backup fails; the guest never waits.
+	FreeBytes int64 `json:"freeBytes"`
+}
+
 // Progress says how far a copy has come.
 type Progress struct {
-	// totalBytes is how much the hypervisor expects to copy, plus how much is then read back to hash it.
+	// totalBytes is how much the hypervisor expects to copy, plus how much is then read back to hash it. In pull mode it is how much
+	// data the disks are expected to have.
 	TotalBytes int64 `json:"totalBytes"`
 	// processedBytes is how much of it is done.
 	ProcessedBytes int64 `json:"processedBytes"`
@@ -349,6 +450,12 @@ type IncludedVolume struct {
 	// virtualBytes is the disk's size in bytes.
 	// +optional
 	VirtualBytes int64 `json:"virtualBytes,omitempty"`
+	// mapEndpoint is, in pull mode, the URL that says where the disk has data, or what has changed.
+	// +optional
+	MapEndpoint string `json:"mapEndpoint,omitempty"`
+	// dataEndpoint is, in pull mode, the URL of the disk's data.
+	// +optional
+	DataEndpoint string `json:"dataEndpoint,omitempty"`
 	// movedBytes is how much of this disk was written to the target, in bytes.
 	// +optional
 	MovedBytes int64 `json:"movedBytes,omitempty"`

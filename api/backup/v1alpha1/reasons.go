@@ -29,6 +29,10 @@ const (
 	ReasonStarting = "Starting"
 	// ReasonCopying: the hypervisor copies the data.
 	ReasonCopying = "Copying"
+	// ReasonTokenSecretNotFound: the Secret that spec.tokenSecretRef names does not exist or has no token; create it.
+	ReasonTokenSecretNotFound = "TokenSecretNotFound"
+	// ReasonServing: clients can read the data, or soon can; the condition Ready says which.
+	ReasonServing = "Serving"
 	// ReasonFinishing: the tracker moves, old checkpoints are deleted, and the volume is detached.
 	ReasonFinishing = "Finishing"
 )
@@ -47,7 +51,7 @@ const (
 	ReasonScratchFull = "ScratchFull"
 	// ReasonTargetDetached: the pod that holds the target on the node ended during the copy, for example in a drain.
 	ReasonTargetDetached = "TargetDetached"
-	// ReasonAborted: the backup was deleted while it ran.
+	// ReasonAborted: the backup was deleted while it ran, and in pull mode while it was not Ready.
 	ReasonAborted = "Aborted"
 	// ReasonStopForced: the machine was stopped with force.
 	ReasonStopForced = "StopForced"
@@ -57,6 +61,8 @@ const (
 	ReasonGuestCrashed = "GuestCrashed"
 	// ReasonVMDeleted: the machine or its instance was deleted.
 	ReasonVMDeleted = "VirtualMachineDeleted"
+	// ReasonTTLExpired: the time of a backup in pull mode is up, and nobody has deleted it to say that its data was read.
+	ReasonTTLExpired = "TTLExpired"
 	// ReasonDeadlineExceeded: a phase took longer than its deadline.
 	ReasonDeadlineExceeded = "DeadlineExceeded"
 	// ReasonTargetInvalid: the target volume cannot take the backup, for example because it is read-only.
@@ -71,6 +77,24 @@ const (
 	ReasonTrackerGone = "TrackerGone"
 	// ReasonHypervisorError: libvirt refused the job, or the job failed; the message quotes libvirt.
 	ReasonHypervisorError = "HypervisorError"
+)
+
+// Reasons of the condition Ready that are not those of its backup:
+const (
+	// ReasonEndpointsReady: the endpoints answer.
+	ReasonEndpointsReady = "EndpointsReady"
+	// ReasonExportPending: the VirtualMachineExport of the backup does not serve yet, or not any more; the message says why.
+	ReasonExportPending = "ExportPending"
+	// ReasonExportForeign: the VirtualMachineExport that the backup needs exists and belongs to somebody else; delete it.
+	ReasonExportForeign = "ExportForeign"
+)
+
+// Reasons of the condition ScratchSpaceLow:
+const (
+	// ReasonScratchLow: the message has the numbers. When nothing is left, the backup fails.
+	ReasonScratchLow = "ScratchSpaceLow"
+	// ReasonScratchSufficient: there is space again.
+	ReasonScratchSufficient = "ScratchSpaceSufficient"
 )
 
 // Reasons of the Quiesced condition:

@@ -112,7 +112,7 @@ func backupWithPartialFiles(in input, volume string) string {
 			continue
 		}
 		switch b.Status.Phase {
-		case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupCopied, backupv1.BackupCopyFailed, backupv1.BackupPruning:
+		case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupServing, backupv1.BackupCopied, backupv1.BackupCopyFailed, backupv1.BackupPruning:
 			return b.Name
 		case backupv1.BackupPending, backupv1.BackupAttaching, backupv1.BackupPruned, backupv1.BackupDone, backupv1.BackupFailed:
 			// Nothing was written yet, or nothing partial is left.

@@ -29,7 +29,7 @@ type Image struct {
 // scheduler, which binds a claim that waits for its first consumer. It has no privileges: all it does is to have
 // the claim mounted.
 func attachmentPod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.UtilityVolume, hostname string, image Image) *corev1.Pod {
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: instance.Namespace,
 			Name:      layout.AttachmentPod(instance.Name, instance.UID, v.Name),
@@ -74,4 +74,23 @@ func attachmentPod(instance *kubevirtv1.VirtualMachineInstance, v kubevirtv1.Uti
 			}},
 		},
 	}
+	if v.Type != nil && *v.Type == kubevirtv1.UtilityVolumeBackup {
+		addTunnelToken(&pod.Spec, v.Name)
+	}
+	return pod
+}
+
+// addTunnelToken has the token of a backup in pull mode brought to the node, where the handler reads it from the kubelet's
+// directory: the handler may not read Secrets. A backup in push mode has no such Secret. The container has the volume
+// because the kubelet leaves out what no container has; it cannot read the token.
+func addTunnelToken(pod *corev1.PodSpec, utilityVolume string) {
+	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,
+		corev1.VolumeMount{Name: layout.TunnelVolume, MountPath: "/tunnel", ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{
+		Name: layout.TunnelVolume,
+		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+			SecretName: layout.TunnelSecret(utilityVolume), Optional: ptr.To(true), DefaultMode: ptr.To[int32](0o400),
+			Items: []corev1.KeyToPath{{Key: layout.TunnelTokenKey, Path: layout.TunnelTokenKey}},
+		}},
+	})
 }

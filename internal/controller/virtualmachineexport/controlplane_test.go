@@ -99,12 +99,13 @@ func machinesLife(w *world) {
 	w.reaches("Ready", exportv1.ReasonPodReady, "")
 }
 
-// pullBackup stores a backup in pull mode, which the schema does not admit yet.
+// pullBackup stores a backup in pull mode with its status.
 func (w *world) pullBackup(phase backupv1.BackupPhase) *backupv1.VirtualMachineBackup {
 	w.Helper()
-	b := gen.Backup(gen.Meta(w.ns, "b"), gen.SetBackupMode(pullMode))
+	b := gen.Backup(gen.Meta(w.ns, "b"), gen.SetBackupMode(backupv1.PullMode))
 	b.CreationTimestamp = metav1.Now()
-	b.Status.Phase, b.Status.NodeName = phase, "node-1"
+	b.Spec.TokenSecretRef = ptr.To("token")
+	b.Status.Phase, b.Status.NodeName, b.Status.PullTunnelSecret = phase, "node-1", "backup-tunnel-b"
 	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root"}, {Name: "data"}}
 	cluster.Seed(w.T, []client.Object{b})
 	return wait(w, b, exists)
@@ -120,7 +121,7 @@ func backupsLife(w *world) {
 	w.reaches("Pending", exportv1.ReasonSourceNotFound, "VirtualMachineBackup b does not exist")
 	b := w.pullBackup(backupv1.BackupStarting)
 	w.reaches("Pending", exportv1.ReasonBackupNotReady, "nothing to pull yet")
-	w.setPhase(b, backupv1.BackupCopying)
+	w.setPhase(b, backupv1.BackupServing)
 	w.reaches("Pending", exportv1.ReasonBackupNotReady, "Secret backup-tunnel-b")
 	w.create(&corev1.Secret{ObjectMeta: gen.Meta(w.ns, "backup-tunnel-b"), Data: map[string][]byte{"token": []byte("t")}})
 	pod := w.pod()

@@ -373,23 +373,27 @@ func TestWriters(t *testing.T) {
 func TestIsPull_inBothSpellings(t *testing.T) {
 	t.Parallel()
 	for mode, want := range map[backupv1.BackupMode]bool{"pull": true, "Pull": true, "push": false, "Push": false, "": false} {
-		if got := isPull(gen.Backup(gen.Meta("ns", "b"), gen.SetBackupMode(mode))); got != want {
+		if got := gen.Backup(gen.Meta("ns", "b"), gen.SetBackupMode(mode)).Spec.IsPull(); got != want {
 			t.Errorf("mode %q: %t", mode, got)
 		}
 	}
 }
 
-func TestOffer_ofAPullBackupThatCopies(t *testing.T) {
+func TestOffer_ofABackupThatServes(t *testing.T) {
 	t.Parallel()
 	b := gen.Backup(gen.Meta("ns", "b"))
 	b.Status.NodeName = "node-1"
 	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root"}, {Name: "data"}}
-	for _, phase := range []backupv1.BackupPhase{"", backupv1.BackupPending, backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupPruning} {
+	for _, phase := range []backupv1.BackupPhase{"", backupv1.BackupPending, backupv1.BackupAttaching, backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupPruning} {
 		if b.Status.Phase = phase; offerFromStatus(b) != nil {
 			t.Errorf("a backup that is %q has an offer", phase)
 		}
 	}
-	b.Status.Phase = backupv1.BackupCopying
+	b.Status.Phase = backupv1.BackupServing
+	if offerFromStatus(b) != nil {
+		t.Error("a backup without a tunnel has an offer")
+	}
+	b.Status.PullTunnelSecret = "backup-tunnel-b"
 	want := &Offer{Volumes: []string{"root", "data"}, TunnelSecret: "backup-tunnel-b", Node: "node-1"}
 	if diff := cmp.Diff(want, offerFromStatus(b)); diff != "" {
 		t.Error(diff)

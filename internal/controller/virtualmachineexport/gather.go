@@ -133,7 +133,7 @@ func (r *reconciler) findBackup(ctx context.Context, namespace, name string) (so
 			return s, err
 		}
 	}
-	s.pull = isPull(s.backup)
+	s.pull = s.backup.Spec.IsPull()
 	if !s.pull || s.backup.Status.Phase.Final() {
 		return s, nil
 	}

@@ -1,8 +1,6 @@
 package virtualmachineexport
 
 import (
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -25,20 +23,12 @@ type Offer struct {
 // that have not ended.
 type OfferOf func(*backupv1.VirtualMachineBackup) *Offer
 
-// pullMode is the mode of backups that are exported. KubeVirt's released API spells it with a capital letter.
-const pullMode backupv1.BackupMode = "pull"
-
-func isPull(b *backupv1.VirtualMachineBackup) bool {
-	return strings.EqualFold(string(b.Spec.Mode), string(pullMode))
-}
-
-// offerFromStatus is the OfferOf of an installation. A backup offers its volumes while its point in time is fixed and
-// its data moves.
+// offerFromStatus is the OfferOf of an installation. A backup offers its volumes in the phase Serving.
 func offerFromStatus(b *backupv1.VirtualMachineBackup) *Offer {
-	if b.Status.Phase != backupv1.BackupCopying || len(b.Status.IncludedVolumes) == 0 {
+	if b.Status.Phase != backupv1.BackupServing || len(b.Status.IncludedVolumes) == 0 || b.Status.PullTunnelSecret == "" {
 		return nil
 	}
-	offer := &Offer{TunnelSecret: podspec.TunnelSecret(b.Name), Node: b.Status.NodeName}
+	offer := &Offer{TunnelSecret: b.Status.PullTunnelSecret, Node: b.Status.NodeName}
 	for i := range b.Status.IncludedVolumes {
 		offer.Volumes = append(offer.Volumes, b.Status.IncludedVolumes[i].Name)
 	}

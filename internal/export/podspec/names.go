@@ -21,9 +21,6 @@ func CertificateSecret(export string) string { return labelName("virt-export-", 
 // TokenSecret returns the name of the Secret with the token of an export that names none.
 func TokenSecret(export string) string { return labelName("export-token-", export, "") }
 
-// TunnelSecret returns the name of the Secret with the tunnel's token of a backup.
-func TunnelSecret(backup string) string { return labelName("backup-tunnel-", backup, "") }
-
 // labelName returns prefix+export+suffix if that is a DNS label. Otherwise it returns one that is cut and has a hash of
 // the whole.
 func labelName(prefix, export, suffix string) string {

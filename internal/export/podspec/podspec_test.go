@@ -13,7 +13,7 @@ func TestNames_areDistinctLabels(t *testing.T) {
 	seen := map[string]string{}
 	exports := []string{"a", "a-b", "a.b", "1", strings.Repeat("x", 50), strings.Repeat("x", 51), strings.Repeat("x", 253), strings.Repeat("x", 252) + "y", strings.Repeat("a.", 126) + "a"}
 	for _, export := range exports {
-		for _, name := range []string{Service(export), CertificateSecret(export), TokenSecret(export), TunnelSecret(export)} {
+		for _, name := range []string{Service(export), CertificateSecret(export), TokenSecret(export)} {
 			if msgs := validation.IsDNS1035Label(name); len(msgs) > 0 {
 				t.Errorf("%q: %v", name, msgs)
 			}

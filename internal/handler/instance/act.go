@@ -72,7 +72,7 @@ func (r *Reconciler) hasUnreportedBackup(ctx context.Context, vmi *kubevirtv1.Vi
 	}
 	for i := range all.Items {
 		s := &all.Items[i].Status
-		if s.InstanceUID == vmi.UID && (s.Phase == backupv1.BackupStarting || s.Phase == backupv1.BackupCopying) {
+		if p := backupstate.FindPhase(s.Phase); s.InstanceUID == vmi.UID && p.Owner == backupstate.Handler && p.NeedsGuest {
 			return true, nil
 		}
 	}

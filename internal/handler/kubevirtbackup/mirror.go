@@ -17,15 +17,7 @@ import (
 // phase of a failed job to the caller, who knows the reasons.
 func mirrorJob(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	s := &b.Status
-	switch job.GetPhase() {
-	case launcherpb.Backup_COPYING, launcherpb.Backup_SERVING:
-		enterPhase(b, backupv1.BackupCopying, backupstate.Copying())
-	case launcherpb.Backup_FINISHING:
-		enterPhase(b, backupv1.BackupCopying, backupstate.Sealing())
-	case launcherpb.Backup_DONE:
-		enterPhase(b, backupv1.BackupCopied, backupstate.Copied())
-	case launcherpb.Backup_PHASE_UNSPECIFIED, launcherpb.Backup_PREPARING, launcherpb.Backup_FAILED:
-	}
+	mirrorPhase(b, job)
 	if t := job.GetPointInTime(); t.IsValid() && t.AsTime().Unix() > 0 {
 		// The API's times have whole seconds.
 		at := metav1.NewTime(t.AsTime()).Rfc3339Copy()
@@ -38,6 +30,62 @@ func mirrorJob(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 	mirrorVolumes(s, job)
 	mirrorProgress(s, job)
 	mirrorQuiesce(b, job)
+	if b.Spec.IsPull() {
+		mirrorPull(b, job)
+	}
+}
+
+func mirrorPhase(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
+	switch job.GetPhase() {
+	case launcherpb.Backup_COPYING:
+		if !b.Spec.IsPull() { // a backup in pull mode starts until it serves
+			enterPhase(b, backupv1.BackupCopying, backupstate.Copying())
+		}
+	case launcherpb.Backup_SERVING:
+		state := backupstate.Serving(b.Status.NodeName)
+		if why := job.GetTunnel().GetError(); why != "" {
+			state = state.With(backupstate.ReaderUnreachable(why))
+		}
+		enterPhase(b, backupv1.BackupServing, state)
+	case launcherpb.Backup_FINISHING:
+		enterPhase(b, backupv1.BackupCopying, backupstate.Sealing())
+	case launcherpb.Backup_DONE:
+		state := backupstate.Copied()
+		if b.Spec.IsPull() {
+			state = backupstate.Collected()
+		}
+		enterPhase(b, backupv1.BackupCopied, state)
+	case launcherpb.Backup_PHASE_UNSPECIFIED, launcherpb.Backup_PREPARING, launcherpb.Backup_FAILED:
+	}
+}
+
+// lowScratch is the share of a scratch claim below which its free space is called low.
+const lowScratch = 0.25
+
+// mirrorPull writes what only a backup in pull mode has.
+func mirrorPull(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
+	s := &b.Status
+	s.MovedBytes = int64(job.GetProcessedBytes()) //nolint:gosec // what clients have read
+	s.Moved = backupstate.Moved(s.MovedBytes)
+	if job.GetPhase() != launcherpb.Backup_SERVING {
+		return
+	}
+	used, free := int64(job.GetScratchUsedBytes()), int64(job.GetScratchFreeBytes()) //nolint:gosec // a volume's size
+	if used == 0 && free == 0 {
+		return // the launcher has not looked yet
+	}
+	s.Scratch = &backupv1.ScratchSpace{UsedBytes: used, FreeBytes: free}
+	condition := metav1.Condition{Type: backupv1.ConditionScratchLow, Status: metav1.ConditionFalse, ObservedGeneration: b.Generation}
+	state := backupstate.ScratchSufficient(b.Spec.PVCName, used, free)
+	if float64(free) < lowScratch*float64(used+free) {
+		condition.Status = metav1.ConditionTrue
+		state = backupstate.ScratchLow(b.Spec.PVCName, used, free)
+	}
+	if condition.Status == metav1.ConditionFalse && meta.FindStatusCondition(s.Conditions, condition.Type) == nil {
+		return // nobody needs to know
+	}
+	condition.Reason, condition.Message = state.Reason, state.Message
+	meta.SetStatusCondition(&s.Conditions, condition)
 }
 
 func mirrorProgress(s *backupv1.VirtualMachineBackupStatus, job *launcherpb.Backup) {

@@ -74,6 +74,9 @@ func fullReason(in planInput, volume string) backupv1.FullReason {
 	// Use only the base that the controller read: the controller compares the tracker with it before it moves the
 	// tracker.
 	if latest != nil && in.Base != nil && latest.Name == in.Base.Name && slices.Contains(latest.Disks, volume) {
+		if in.Spec.IsPull() {
+			return "" // clients have what their tracker says
+		}
 		return unprovenTarget(in, latest.Target)
 	}
 	for _, d := range in.Tracker.Discarded {
@@ -105,10 +108,12 @@ func (p plan) beginRequest(b *backupv1.VirtualMachineBackup, target string) *lau
 	r := &launcherpb.BeginBackupRequest{
 		Uid: string(b.UID), Name: b.Name, Namespace: b.Namespace,
 		Vm: b.Status.SourceName, Tracker: b.Spec.TrackerName(), Checkpoint: b.Status.CheckpointName,
-		TargetVolume: target, Directory: b.Status.Directory, SkipQuiesce: b.Spec.SkipQuiesce,
+		TargetVolume: target, Directory: b.Status.Directory, SkipQuiesce: b.Spec.SkipQuiesce, Pull: b.Spec.IsPull(),
 	}
 	if p.Base != nil {
 		r.BaseCheckpoint, r.BaseBackupUid = p.Base.Name, string(p.Base.BackupUID)
+	}
+	if p.Base != nil && !r.Pull {
 		r.BaseDirectory, r.BaseManifestSha256 = p.Base.Target.Directory, p.Base.Target.ManifestSHA256
 	}
 	for _, v := range p.Volumes {

@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -44,6 +47,12 @@ type Partial interface {
 	RemovePartial(from mount.Source, directory string) error
 }
 
+// Secrets reads what the kubelet has brought to the node for a pod.
+type Secrets interface {
+	// ReadSecret returns a file of a Secret that is a volume of the pod. os.ErrNotExist: it is not there.
+	ReadSecret(pod types.UID, volume, key string) ([]byte, error)
+}
+
 // Reconciler drives the backups of one node.
 type Reconciler struct {
 	NodeName string
@@ -54,12 +63,15 @@ type Reconciler struct {
 	Launchers *launcherclient.Clients
 	Keeper    *checkpoint.Keeper
 	Partial   Partial
+	Secrets   Secrets
 	Events    events.EventRecorder
 	Measures  *metric.Set
 	Clock     clock.PassiveClock
 
 	mu      sync.Mutex
 	written map[types.UID]time.Time
+	// connected has where the launchers were told to offer backups.
+	connected map[types.UID]backupv1.PullTunnel
 }
 
 // gathered is everything that one pass depends on.
@@ -172,12 +184,33 @@ func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result
 		return r.handleUnknownJob(ctx, s)
 	}
 	if !s.backup.DeletionTimestamp.IsZero() {
-		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
-			return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+		return r.endDeleted(ctx, s)
+	}
+	if s.job().GetPhase() == launcherpb.Backup_SERVING {
+		return r.superviseReader(ctx, s)
+	}
+	return r.mirrorProgress(ctx, s)
+}
+
+// endDeleted ends the job of a deleted backup.
+func (r *Reconciler) endDeleted(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	if isCollected(s.backup) {
+		_, err := s.launcher.RPC().FinishBackup(ctx, &launcherpb.FinishBackupRequest{Uid: string(s.backup.UID)})
+		if err != nil && status.Code(err) != codes.FailedPrecondition { // the job is about to say why it cannot be finished
+			return ctrl.Result{}, fmt.Errorf("finish: %w", err)
 		}
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
-	return r.mirrorProgress(ctx, s)
+	if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+		return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+	}
+	return ctrl.Result{RequeueAfter: retryInterval}, nil
+}
+
+// isCollected reports whether somebody who deletes the backup says that its data was read: the endpoints answered when it
+// was deleted. The controller does not change the condition after that.
+func isCollected(b *backupv1.VirtualMachineBackup) bool {
+	return b.Status.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionReady)
 }
 
 // abandonTarget ends a backup whose target is being taken off the node. It aborts the job first: the volume cannot
@@ -200,13 +233,13 @@ func (r *Reconciler) handleUnknownJob(ctx context.Context, s *gathered) (ctrl.Re
 	case !s.instance.DeletionTimestamp.IsZero():
 		// A backup that has not begun does not delay a stop.
 		return r.failBackup(ctx, s, stateOfStop(s.backup, s.instance))
-	case s.backup.Status.Phase == backupv1.BackupCopying:
+	case s.backup.Status.Phase != backupv1.BackupStarting:
 		return r.confirmLost(ctx, s)
 	}
 	return r.beginBackup(ctx, s)
 }
 
-// confirmLost fails a backup in Copying whose job the launcher does not know, after it has asked the launcher
+// confirmLost fails a backup in Copying or Serving whose job the launcher does not know, after it has asked the launcher
 // again.
 func (r *Reconciler) confirmLost(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	fresh, err := s.launcher.Fresh(ctx)
@@ -247,4 +280,5 @@ func (r *Reconciler) forgetBackup(uid types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.written, uid)
+	delete(r.connected, uid)
 }

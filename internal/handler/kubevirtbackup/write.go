@@ -43,9 +43,15 @@ func (r *Reconciler) reportPhase(s *gathered) {
 		if b.Status.StartTimestamp != nil {
 			r.Measures.Copied(b.Status.BackupType, r.Clock.Since(b.Status.StartTimestamp.Time))
 		}
+		if b.Spec.IsPull() {
+			r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Collected", "Finish", "Clients read %d bytes.", b.Status.MovedBytes)
+			return
+		}
 		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copied", "Copy", "Wrote %d bytes to %s on the target.", b.Status.MovedBytes, b.Status.Directory)
 	case backupv1.BackupCopyFailed:
 		r.Events.Eventf(b, nil, corev1.EventTypeWarning, b.Status.Reason, "Copy", "%s", b.Status.Message)
+	case backupv1.BackupServing:
+		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Serving", "Serve", "The point in time is fixed and can be read as soon as the export serves it.")
 	case backupv1.BackupCopying:
 		r.Events.Eventf(b, nil, corev1.EventTypeNormal, "Copying", "Copy", "The point in time is fixed; data is being copied.")
 	default:

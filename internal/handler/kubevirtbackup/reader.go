@@ -1,0 +1,72 @@
+package kubevirtbackup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/handler/attachment"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// superviseReader looks after a backup that its launcher serves.
+func (r *Reconciler) superviseReader(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	connecting := r.connectReader(ctx, s)
+	result, err := r.mirrorProgress(ctx, s)
+	return result, errors.Join(connecting, err)
+}
+
+// connectReader tells the launcher where to offer the backup, once for each place. The launcher connects again by itself.
+func (r *Reconciler) connectReader(ctx context.Context, s *gathered) error {
+	end := s.backup.Status.PullTunnel
+	if end == nil || r.isConnected(s.backup, *end) {
+		return nil
+	}
+	token, err := r.readToken(ctx, s.backup)
+	if errors.Is(err, os.ErrNotExist) {
+		r.Events.Eventf(s.backup, nil, corev1.EventTypeWarning, "TunnelTokenMissing", "Connect",
+			"The kubelet has not brought Secret %s to the node.", s.backup.Status.PullTunnelSecret)
+	}
+	if err != nil {
+		return fmt.Errorf("read the tunnel's token: %w", err)
+	}
+	_, err = s.launcher.RPC().ConnectBackup(ctx, &launcherpb.ConnectBackupRequest{
+		Uid: string(s.backup.UID), Address: end.Address, ServerName: end.ServerName, Authorities: []byte(end.Authorities), Token: token,
+	})
+	if err != nil {
+		return fmt.Errorf("have the launcher connect to %s: %w", end.Address, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.connected == nil {
+		r.connected = map[types.UID]backupv1.PullTunnel{}
+	}
+	r.connected[s.backup.UID] = *end
+	return nil
+}
+
+func (r *Reconciler) isConnected(b *backupv1.VirtualMachineBackup, end backupv1.PullTunnel) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	told, ok := r.connected[b.UID]
+	return ok && told == end
+}
+
+// readToken returns the tunnel's token. Handlers may not read Secrets: the kubelet brings it to the backup's attachment pod.
+func (r *Reconciler) readToken(ctx context.Context, b *backupv1.VirtualMachineBackup) ([]byte, error) {
+	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
+		Namespace: b.Namespace, Instance: b.Status.SourceName, InstanceUID: b.Status.InstanceUID,
+		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.Secrets.ReadSecret(source.Pod, layout.TunnelVolume, layout.TunnelTokenKey)
+}
