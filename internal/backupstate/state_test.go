@@ -39,6 +39,7 @@ var samples = map[string]State{
 	"OtherBackupFirst":         OtherBackupFirst("other"),
 	"TokenSecretNotFound":      TokenSecretNotFound("token"),
 	"TokenSecretEmpty":         TokenSecretEmpty("token"),
+	"TunnelKeyMissing":         TunnelKeyMissing(),
 	"ScratchDeleted":           ScratchDeleted("scratch"),
 	"ScratchReplaced":          ScratchReplaced("scratch"),
 	"TTLExpired":               TTLExpired("b", time.Hour),

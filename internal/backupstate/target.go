@@ -114,6 +114,11 @@ func StillAttached(claim, node string, limit time.Duration) string {
 	return fmt.Sprintf("PersistentVolumeClaim %s is still attached after %s; check varve-handler on node %s.", claim, limit, node)
 }
 
+// ChildrenStay is what a backup in pull mode adds to its message if what it made could not be deleted in time.
+func ChildrenStay(export, secret string) string {
+	return fmt.Sprintf("VirtualMachineExport %s or Secret %s could not be deleted; they go with the backup.", export, secret)
+}
+
 // StillLocked is what a backup adds to its message if its lock could not be removed. refusal is the API server's.
 func StillLocked(instance, refusal string) string {
 	return fmt.Sprintf("VirtualMachineInstance %s is still locked, and its other backups wait, until the API server accepts the unlock: %s", instance, refusal)

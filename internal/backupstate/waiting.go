@@ -98,6 +98,11 @@ func TokenSecretEmpty(secret string) State {
 	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names, to have a token: give it the key %s.", secret, tokenKey)
 }
 
+// TunnelKeyMissing says that the key of the installation does not exist.
+func TunnelKeyMissing() State {
+	return state(backupv1.ReasonAttaching, "Waiting for the key from which the token of the backup's tunnel is made; the controller is about to create it.")
+}
+
 // tokenKey is the key of a token in its Secret.
 const tokenKey = "token"
 

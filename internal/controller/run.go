@@ -31,6 +31,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/metric"
+	"github.com/varvebackup/varve/internal/controller/tunnelkey"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
@@ -188,6 +189,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return virtualmachineexport.Setup(mgr, virtualmachineexport.Options{
 				Configuration: configuration, Image: virtualmachineexport.Image(image), Proxy: o.ExportProxy, Clock: o.Clock,
 			})
+		}},
+		{"tunnelkey", func() error {
+			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

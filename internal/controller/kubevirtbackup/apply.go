@@ -42,6 +42,16 @@ func (r *reconciler) applyStep(ctx context.Context, in *input, d decision) error
 		return unlockInstance(ctx, r.cached, in.Instance)
 	case stepMoveTracker:
 		return r.moveTracker(ctx, in, d.Checkpoint)
+	case stepCreateTunnelSecret:
+		return ignoreExists(r.cached.Create(ctx, d.Secret))
+	case stepDeleteTunnelSecret:
+		return r.deleteObject(ctx, d.Secret)
+	case stepCreateExport:
+		return r.createExport(ctx, in, d.Export)
+	case stepExtendExport:
+		return r.extendExport(ctx, in)
+	case stepDeleteExport:
+		return r.deleteObject(ctx, d.Export, client.PropagationPolicy(metav1.DeletePropagationForeground))
 	case stepStatus:
 		return r.writeStatus(ctx, in, d)
 	default:

@@ -23,6 +23,10 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 				copying := backupstate.CopyingCondition()
 				c.Reason, c.Message = copying.Reason, copying.Message
 			}
+			if s.Phase == backupv1.BackupServing {
+				serving := backupstate.ServingCondition()
+				c.Reason, c.Message = serving.Reason, serving.Message
+			}
 		}
 		setCondition(s, c, generation, now)
 		if t == backupv1.ConditionDone {
@@ -30,6 +34,7 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 			setCondition(s, c, generation, now)
 		}
 	}
+	endService(s, generation, now)
 	if !deleting && meta.FindStatusCondition(s.Conditions, backupv1.ConditionDeleting) == nil {
 		return
 	}
@@ -39,7 +44,8 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 	}
 	setCondition(s, c, generation, now)
 	c.Type = backupv1.ConditionAborting
-	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied {
+	collected := s.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady)
+	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied || collected {
 		c.Status, c.Message = metav1.ConditionFalse, ""
 	}
 	setCondition(s, c, generation, now)

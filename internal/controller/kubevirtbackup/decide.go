@@ -3,10 +3,12 @@ package kubevirtbackup
 import (
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
@@ -37,6 +39,14 @@ const (
 	// stepMoveTracker makes decision.Checkpoint the tracker's latest checkpoint and clears the tracker's list of
 	// discarded disks.
 	stepMoveTracker step = "MoveTracker"
+	// stepCreateTunnelSecret creates decision.Secret, and stepDeleteTunnelSecret deletes it.
+	stepCreateTunnelSecret step = "CreateTunnelSecret"
+	stepDeleteTunnelSecret step = "DeleteTunnelSecret"
+	// stepCreateExport creates decision.Export, stepExtendExport gives the one that is there its time, and stepDeleteExport
+	// deletes it.
+	stepCreateExport step = "CreateExport"
+	stepExtendExport step = "ExtendExport"
+	stepDeleteExport step = "DeleteExport"
 	// stepStatus writes decision.Status.
 	stepStatus step = "Status"
 )
@@ -50,18 +60,22 @@ type decision struct {
 	Volume     *kubevirtv1.UtilityVolume
 	Lock       *kubevirtv1.InstanceBackupStatus
 	Checkpoint *backupv1.Checkpoint
+	Secret     *corev1.Secret
+	Export     *exportv1.VirtualMachineExport
 	// Wake is when the present wait is over. If zero, only an event changes anything.
 	Wake time.Time
 }
 
 // decide returns the one step that takes the backup further. It reads only in, and does not change it.
-func decide(in *input) decision {
+func decide(in *input) decision { return wakeAtExpiration(in, decidePhase(in)) }
+
+func decidePhase(in *input) decision {
 	switch in.Backup.Status.Phase {
 	case "", backupv1.BackupPending:
 		return decidePending(in)
 	case backupv1.BackupAttaching:
 		return decideAttaching(in)
-	case backupv1.BackupStarting, backupv1.BackupCopying:
+	case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupServing:
 		return decideOnNode(in)
 	case backupv1.BackupCopied:
 		return decideCopied(in)
@@ -124,6 +138,9 @@ func toFinal(in *input, result backupv1.BackupResult, state backupstate.State) d
 	return toStatus(in, change{phase: phase, state: state, more: func(s *backupv1.VirtualMachineBackupStatus) {
 		s.Result = result
 		s.CompletionTimestamp = &metav1.Time{Time: in.Now.Truncate(time.Second)}
+		if in.isPull() {
+			forgetEndpoints(s)
+		}
 	}})
 }
 

@@ -12,7 +12,14 @@ import (
 func decideCopied(in *input) decision {
 	s := &in.Backup.Status
 	succeed := func() decision {
+		if in.isPull() {
+			return toPruning(in, backupv1.BackupSucceeded, backupstate.FinishingCollected())
+		}
 		return toPruning(in, backupv1.BackupSucceeded, backupstate.Finishing())
+	}
+	files := s.Directory
+	if in.isPull() {
+		files = ""
 	}
 	name := in.Backup.Spec.TrackerName()
 	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
@@ -25,18 +32,18 @@ func decideCopied(in *input) decision {
 	fail := func(end backupstate.State) decision { return toPruning(in, backupv1.BackupUnsuccessful, end) }
 	switch {
 	case in.Tracker == nil:
-		return fail(backupstate.TrackerDeleted(name, s.Directory))
+		return fail(backupstate.TrackerDeleted(name, files))
 	case in.Tracker.UID != s.TrackerUID:
-		return fail(backupstate.TrackerReplaced(name, s.Directory))
+		return fail(backupstate.TrackerReplaced(name, files))
 	}
 	latest := in.Tracker.Status.LatestCheckpoint
 	switch {
 	case latest != nil && latest.BackupUID == in.Backup.UID:
 		return succeed() // moved before a restart
 	case latest != nil && latest.Name != s.ReplacesCheckpoint:
-		return fail(backupstate.TrackerMoved(name, latest.Name, s.Directory))
+		return fail(backupstate.TrackerMoved(name, latest.Name, files))
 	case in.Seen.Refused && deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Pruning)):
-		return fail(backupstate.TrackerImmovable(name, s.Message, s.Directory))
+		return fail(backupstate.TrackerImmovable(name, s.Message, files))
 	}
 	return decision{Step: stepMoveTracker, Checkpoint: newCheckpoint(in)}
 }
@@ -95,6 +102,16 @@ func decidePruned(in *input) decision {
 	end := in.currentState()
 	if s.Result == backupv1.BackupSucceeded {
 		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+		if in.isPull() {
+			end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName)
+		}
+	}
+	overdue := deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
+	if d, some := removeChildren(in); some {
+		if !overdue || d.Step != stepNone && !refused {
+			return d
+		}
+		end = end.With(backupstate.ChildrenStay(layout.BackupExport(in.Backup.Name), in.tunnelSecretName()))
 	}
 	if in.volumeStatus() != nil && !in.guestGone() {
 		deadline := in.Seen.PhaseSince.Add(in.Limits.Detaching)

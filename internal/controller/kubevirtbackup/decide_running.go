@@ -7,7 +7,7 @@ import (
 	"github.com/varvebackup/varve/internal/backupstate"
 )
 
-// decideOnNode supervises Starting and Copying, which the node's handler normally ends. The controller ends them
+// decideOnNode supervises Starting, Copying and Serving, which the node's handler normally ends. The controller ends them
 // only if the handler cannot or does not.
 func decideOnNode(in *input) decision {
 	s := &in.Backup.Status
@@ -23,6 +23,12 @@ func decideOnNode(in *input) decision {
 		if deadlinePassed(in, wait) {
 			return copyFailed(in, backupstate.AbortUnconfirmed(in.Backup.Name, s.NodeName, in.Limits.Aborting))
 		}
+		if s.Phase == backupv1.BackupServing {
+			// What the condition Ready says now decides how the backup ends.
+			d := toStatus(in, change{phase: s.Phase, state: in.currentState(), deadline: wait})
+			d.Wake = wait
+			return d
+		}
 		d := superviseNode(in)
 		d.Wake = earlierTime(d.Wake, wait)
 		return d
@@ -32,6 +38,12 @@ func decideOnNode(in *input) decision {
 	}
 	if end, taken := targetTaken(in); taken {
 		return copyFailed(in, end)
+	}
+	if in.hasExpired() {
+		return copyFailed(in, ttlExpired(in))
+	}
+	if s.Phase == backupv1.BackupServing {
+		return decideServing(in)
 	}
 	return superviseNode(in)
 }
@@ -43,14 +55,25 @@ func targetGone(in *input) (backupstate.State, bool) {
 	switch {
 	case uid == "": // an older version planned the backup
 		return backupstate.State{}, false
+	case in.isPull() && isCollected(in): // clients have the data
+		return backupstate.State{}, false
 	case in.Claim == nil || in.Claim.UID == uid && in.Claim.DeletionTimestamp != nil:
+		if in.isPull() {
+			return backupstate.ScratchDeleted(name), true
+		}
 		return backupstate.TargetDeleted(name), true
 	case in.Claim.UID != uid:
+		if in.isPull() {
+			return backupstate.ScratchReplaced(name), true
+		}
 		return backupstate.TargetReplaced(name), true
 	default:
 		return backupstate.State{}, false
 	}
 }
+
+// isCollected reports whether clients have the backup's data.
+func isCollected(in *input) bool { return in.Backup.Status.Phase == backupv1.BackupCopied }
 
 func superviseNode(in *input) decision {
 	s := &in.Backup.Status

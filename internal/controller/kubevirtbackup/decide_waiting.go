@@ -28,6 +28,9 @@ func decidePending(in *input) decision {
 	case in.volumeWanted() && !refused:
 		return decision{Step: stepDetach, Volume: utilityVolume(in)}
 	case in.isBeingDeleted():
+		if d, some := removeChildren(in); some && !refused {
+			return d
+		}
 		return fail(backupstate.Aborted(in.Backup.Name))
 	}
 	o := missingPrerequisite(in)
@@ -40,11 +43,18 @@ func decidePending(in *input) decision {
 	if o == nil {
 		o = nodeBusy(in)
 	}
-	switch {
+	switch over := o != nil && (o.fatal || deadlinePassed(in, deadline)) || refused; {
+	case over && hasChildren(in) && !refused:
+		d, _ := removeChildren(in)
+		return d
 	case o != nil && o.fatal:
 		return fail(o.State)
 	case o != nil && deadlinePassed(in, deadline):
 		return fail(backupstate.GaveUp(in.Limits.Pending, o.Message))
+	case o != nil && o.poll:
+		d := waitPending(in, o.State)
+		d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
+		return d
 	case o != nil:
 		return waitPending(in, o.State)
 	case refused:
@@ -117,6 +127,8 @@ func decideAttaching(in *input) decision {
 		return giveUpAttaching(in)
 	case !in.hasFinalizer():
 		return decision{Step: stepAddFinalizer}
+	case in.isPull() && in.Pull.TunnelSecret == nil:
+		return decision{Step: stepCreateTunnelSecret, Secret: newTunnelSecret(in)}
 	case in.Tracker != nil && !controllerutil.ContainsFinalizer(in.Tracker, layout.FinalizerTracker):
 		return decision{Step: stepProtectTracker}
 	case !in.volumeWanted():
@@ -229,6 +241,9 @@ func toStarting(in *input, lock *kubevirtv1.InstanceBackupStatus) decision {
 			s.Directory = layout.BackupDirectory(in.machineName(), in.Backup.Name, at)
 			s.CheckpointName = ptr.Deref(lock.CheckpointName, "")
 			s.BaseCheckpoint, s.ReplacesCheckpoint, s.ManifestSHA256 = nil, "", ""
+			if in.isPull() {
+				s.PullTunnelSecret = in.tunnelSecretName()
+			}
 			if in.Tracker == nil || in.Tracker.Status.LatestCheckpoint == nil {
 				return
 			}

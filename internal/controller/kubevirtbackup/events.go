@@ -23,6 +23,8 @@ const (
 	EventDetaching = "BackupDetachingTarget"
 	// EventCompleted: the backup succeeded.
 	EventCompleted = "BackupCompleted"
+	// EventExportCreated: the VirtualMachineExport that serves the backup was created, or created again.
+	EventExportCreated = "BackupExportCreated"
 	// EventRefused: the API server refused a write that the backup needs; the write is retried.
 	EventRefused = "BackupRequestRefused"
 	// EventFailed: the backup failed; the note says why and what to do.

@@ -35,6 +35,8 @@ type input struct {
 	Others []backupv1.VirtualMachineBackup
 	// Node lists what else copies, or waits to copy, on the instance's node. Only a backup in Pending uses it.
 	Node nodeLoad
+	// Pull is what only a backup in pull mode depends on.
+	Pull pullInput
 	// Seen is what the watchdog observed over time.
 	Seen observation
 }

@@ -11,9 +11,13 @@ import (
 type obstacle struct {
 	backupstate.State
 	fatal bool
+	// poll says that nothing wakes the backup when the obstacle goes away.
+	poll bool
 }
 
 func waitFor(s backupstate.State) *obstacle { return &obstacle{State: s} }
+
+func pollFor(s backupstate.State) *obstacle { return &obstacle{State: s, poll: true} }
 
 func failWith(s backupstate.State) *obstacle { return &obstacle{State: s, fatal: true} }
 
@@ -21,7 +25,7 @@ func failWith(s backupstate.State) *obstacle { return &obstacle{State: s, fatal:
 // right comes first, so that the user does not fix everything else in vain.
 func missingPrerequisite(in *input) *obstacle {
 	for _, check := range []func(*input) *obstacle{
-		unusableClaim, missingGate, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim,
+		missingTime, unusableClaim, missingGate, missingTracker, missingMachine, missingGuest, missingTracking, missingClaim, missingToken, missingTunnel,
 	} {
 		if o := check(in); o != nil {
 			return o
@@ -40,7 +44,11 @@ func unusableClaim(in *input) *obstacle {
 // missingGate catches what admission could not, for example in the first seconds of an API server or without a
 // KubeVirt object, and gates that were turned off later.
 func missingGate(in *input) *obstacle {
-	for _, gate := range []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes} {
+	gates := []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes}
+	if in.isPull() {
+		gates = append(gates, kubevirtv1.VMExport)
+	}
+	for _, gate := range gates {
 		if !tracking.GateEnabled(in.Configuration, gate) {
 			return waitFor(backupstate.GateDisabled(gate, in.ConfigurationName.String()))
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -31,6 +32,11 @@ func TestInvariants_holdInEverySequence(t *testing.T) {
 			"toggle claim":        p.userTogglesClaim,
 			"mount":               func(*rapid.T) { p.mount() },
 			"handler copies":      p.handlerCopies,
+			"handler serves":      p.handlerServes,
+			"handler finishes":    p.handlerFinishes,
+			"export serves":       p.exportBegins,
+			"export goes":         p.exportGoes,
+			"user changes ttl":    p.userChangesTTL,
 			"handler completes":   p.handlerCompletes,
 			"handler fails":       p.handlerFails,
 			"handler prunes":      p.handlerPrunes,
@@ -60,7 +66,19 @@ func (p *play) cooperate(t *rapid.T) {
 		p.now = p.now.Add(400 * time.Millisecond)
 		switch b.Status.Phase {
 		case backupv1.BackupStarting:
-			b.Status.Phase = backupv1.BackupCopying
+			if b.Spec.IsPull() {
+				p.serve(b)
+			} else {
+				b.Status.Phase = backupv1.BackupCopying
+			}
+		case backupv1.BackupServing:
+			if p.exports[layout.BackupExport(b.Name)] != nil {
+				p.exportServes(b)
+			}
+			if readyCondition(b) != nil && readyCondition(b).Status == metav1.ConditionTrue {
+				p.delete(b)
+				p.finishJob(b)
+			}
 		case backupv1.BackupCopying:
 			p.copied(b)
 			p.copiedOnce[string(b.UID)] = true
@@ -105,7 +123,11 @@ func (p *play) userCreates(t *rapid.T) {
 			t.Skip("exists")
 		}
 	}
-	b := p.create(name, rapid.Bool().Draw(t, "tracked"))
+	tracked := rapid.Bool().Draw(t, "tracked")
+	b := p.create(name, tracked)
+	if rapid.Bool().Draw(t, "pull") {
+		b.Spec.Mode, b.Spec.TokenSecretRef = backupv1.PullMode, ptr.To("token")
+	}
 	b.Spec.ForceFullBackup = b.Spec.BackupTracker != "" && rapid.Bool().Draw(t, "force")
 }
 
@@ -138,7 +160,54 @@ func (p *play) userTogglesClaim(*rapid.T) {
 }
 
 func (p *play) handlerCopies(t *rapid.T) {
-	p.pickIn(t, backupv1.BackupStarting).Status.Phase = backupv1.BackupCopying
+	if b := p.pickIn(t, backupv1.BackupStarting); !b.Spec.IsPull() {
+		b.Status.Phase = backupv1.BackupCopying
+	}
+}
+
+func (p *play) handlerServes(t *rapid.T) {
+	if b := p.pickIn(t, backupv1.BackupStarting); b.Spec.IsPull() {
+		p.serve(b)
+	}
+}
+
+func (p *play) serve(b *backupv1.VirtualMachineBackup) {
+	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupServing, backupv1.ReasonServing, "serves"
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+}
+
+// handlerFinishes does what the handler does with a deleted backup.
+func (p *play) handlerFinishes(t *rapid.T) {
+	b := p.pickIn(t, backupv1.BackupServing)
+	if b.DeletionTimestamp == nil {
+		t.Skip("not deleted")
+	}
+	p.finishJob(b)
+}
+
+func (p *play) finishJob(b *backupv1.VirtualMachineBackup) {
+	if c := readyCondition(b); c == nil || c.Status != metav1.ConditionTrue {
+		b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, backupv1.ReasonAborted, "deleted"
+		return
+	}
+	p.copied(b)
+	p.copiedOnce[string(b.UID)] = true
+}
+
+func (p *play) exportBegins(t *rapid.T) {
+	b := p.pickIn(t, backupv1.BackupServing)
+	if p.exports[layout.BackupExport(b.Name)] == nil {
+		t.Skip("no export")
+	}
+	p.exportServes(b)
+}
+
+func (p *play) exportGoes(t *rapid.T) {
+	delete(p.exports, layout.BackupExport(p.pick(t).Name))
+}
+
+func (p *play) userChangesTTL(t *rapid.T) {
+	p.pick(t).Spec.TTL = &metav1.Duration{Duration: rapid.SampledFrom([]time.Duration{time.Minute, time.Hour, 48 * time.Hour}).Draw(t, "ttl")}
 }
 
 func (p *play) handlerCompletes(t *rapid.T) {
@@ -148,7 +217,7 @@ func (p *play) handlerCompletes(t *rapid.T) {
 }
 
 func (p *play) handlerFails(t *rapid.T) {
-	b := p.pickIn(t, backupv1.BackupStarting, backupv1.BackupCopying)
+	b := p.pickIn(t, backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupServing)
 	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupCopyFailed, backupv1.ReasonTargetFull, "full"
 }
 
@@ -240,6 +309,9 @@ func (p *play) becomes(t *rapid.T, b *backupv1.VirtualMachineBackup, before, aft
 	if after.Phase.Final() && p.locked() == b.Name && p.input(b).ownsLock() {
 		t.Fatalf("%s ends with the lock", b.Name)
 	}
+	if after.Phase.Final() && (p.input(b).ownExport() != nil || p.input(b).ownTunnelSecret() != nil) {
+		t.Fatalf("%s ends with its export or its secret", b.Name)
+	}
 	if after.Phase.Final() && p.input(b).volumeWanted() {
 		t.Fatalf("%s ends with its volume", b.Name)
 	}
@@ -271,7 +343,7 @@ func (p *play) check(t *rapid.T) {
 	running := 0
 	for _, b := range p.backups {
 		switch b.Status.Phase {
-		case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupCopied, backupv1.BackupCopyFailed:
+		case backupv1.BackupStarting, backupv1.BackupCopying, backupv1.BackupServing, backupv1.BackupCopied, backupv1.BackupCopyFailed:
 			if p.instance != nil && b.Status.InstanceUID == p.instance.UID {
 				running++
 			}
@@ -284,7 +356,7 @@ func (p *play) check(t *rapid.T) {
 
 // finish lets only the controller act until the world comes to rest: everything must end.
 func (p *play) finish(t *rapid.T) {
-	for range 40 {
+	for range 60 {
 		p.now = p.now.Add(time.Hour)
 		p.mount()
 		for _, b := range append([]*backupv1.VirtualMachineBackup{}, p.backups...) {

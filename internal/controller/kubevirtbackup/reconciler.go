@@ -114,6 +114,9 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 			return nil, err
 		}
 	}
+	if err := r.gatherPull(ctx, c, in); err != nil {
+		return nil, err
+	}
 	return in, r.gatherMachine(ctx, c, in)
 }
 

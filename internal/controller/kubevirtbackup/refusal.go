@@ -11,6 +11,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/backupstate"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -53,15 +54,20 @@ func reportRefusal(in *input, d decision, err error) decision {
 
 func refusalState(in *input, d decision, err error) backupstate.State {
 	what := map[step]string{
-		stepAddFinalizer:    "Adding the finalizer to the backup",
-		stepRemoveFinalizer: "Removing the finalizer from the backup",
-		stepProtectTracker:  "Adding the finalizer to VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
-		stepAttach:          fmt.Sprintf("Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
-		stepDetach:          fmt.Sprintf("Detaching PersistentVolumeClaim %s from VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
-		stepLock:            "Locking VirtualMachineInstance " + in.machineName(),
-		stepUnlock:          "Unlocking VirtualMachineInstance " + in.machineName(),
-		stepMoveTracker:     "Moving VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
-		stepStatus:          "Writing the backup's status",
+		stepAddFinalizer:       "Adding the finalizer to the backup",
+		stepRemoveFinalizer:    "Removing the finalizer from the backup",
+		stepProtectTracker:     "Adding the finalizer to VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
+		stepAttach:             fmt.Sprintf("Attaching PersistentVolumeClaim %s to VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
+		stepDetach:             fmt.Sprintf("Detaching PersistentVolumeClaim %s from VirtualMachineInstance %s", in.Backup.Spec.PVCName, in.machineName()),
+		stepLock:               "Locking VirtualMachineInstance " + in.machineName(),
+		stepUnlock:             "Unlocking VirtualMachineInstance " + in.machineName(),
+		stepMoveTracker:        "Moving VirtualMachineBackupTracker " + in.Backup.Spec.TrackerName(),
+		stepCreateTunnelSecret: "Creating Secret " + in.tunnelSecretName(),
+		stepDeleteTunnelSecret: "Deleting Secret " + in.tunnelSecretName(),
+		stepCreateExport:       "Creating VirtualMachineExport " + layout.BackupExport(in.Backup.Name),
+		stepExtendExport:       "Extending VirtualMachineExport " + layout.BackupExport(in.Backup.Name),
+		stepDeleteExport:       "Deleting VirtualMachineExport " + layout.BackupExport(in.Backup.Name),
+		stepStatus:             "Writing the backup's status",
 	}[d.Step]
 	return backupstate.RequestRefused(what, rootCause(err))
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -32,6 +33,9 @@ import (
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances/status,verbs=get;update;patch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=kubevirts,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
+// +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;delete
+// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Limits bound every wait of a backup. Zero fields get the defaults of DefaultLimits.
@@ -159,6 +163,7 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backup"+opts.ControllerSuffix).
 		For(&backupv1.VirtualMachineBackup{}).
+		Owns(&exportv1.VirtualMachineExport{}).
 		// Every object that a backup can wait for wakes it, so nothing is polled.
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameMachine), builder.WithPredicates(queueMoves())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameNode), builder.WithPredicates(queueMoves())).

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
@@ -37,6 +38,11 @@ type world struct {
 	// configuration has every feature gate.
 	configuration *kubevirtv1.KubeVirt
 	load          nodeLoad
+	// key and token are the Secrets that backups in pull mode need.
+	key     []byte
+	token   *corev1.Secret
+	secrets map[string]*corev1.Secret
+	exports map[string]*exportv1.VirtualMachineExport
 }
 
 func newWorld() *world {
@@ -44,7 +50,10 @@ func newWorld() *world {
 	w.vm = &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", UID: "vm-1"}}
 	w.claim = w.newClaim()
 	w.configuration = &kubevirtv1.KubeVirt{}
-	w.configuration.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes}}
+	w.configuration.Spec.Configuration.DeveloperConfiguration = &kubevirtv1.DeveloperConfiguration{FeatureGates: []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes, kubevirtv1.VMExport}}
+	w.key = []byte("the key of the installation")
+	w.token = &corev1.Secret{Data: map[string][]byte{"token": []byte("the clients' token")}}
+	w.secrets, w.exports = map[string]*corev1.Secret{}, map[string]*exportv1.VirtualMachineExport{}
 	w.boot()
 	return w
 }
@@ -119,6 +128,9 @@ func (w *world) input(b *backupv1.VirtualMachineBackup) *input {
 		}
 	}
 	in.Node = w.load
+	if b.Spec.IsPull() {
+		in.Pull = w.pullInput(in)
+	}
 	in.Seen = w.watchdog.observe(in)
 	return in
 }
@@ -163,6 +175,8 @@ func (w *world) perform(b *backupv1.VirtualMachineBackup, d decision) {
 		w.tracker.Status.LatestCheckpoint, w.tracker.Status.Discarded = d.Checkpoint, nil
 	case stepStatus:
 		b.Status = *d.Status
+	default:
+		w.performPull(b, d)
 	}
 }
 

@@ -1,0 +1,387 @@
+package kubevirtbackup
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/export/tunnel"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+func (w *world) pullInput(in *input) pullInput {
+	p := pullInput{Token: w.token, Key: w.key, TunnelSecret: w.secrets[in.tunnelSecretName()], Export: w.exports[layout.BackupExport(in.Backup.Name)]}
+	if p.Export != nil {
+		p.Service = &corev1.Service{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{
+			*metav1.NewControllerRef(p.Export, exportv1.GroupVersion.WithKind("VirtualMachineExport")),
+		}}}
+		p.Service.Spec.ClusterIP = "10.96.0.9"
+	}
+	return p
+}
+
+func (w *world) performPull(b *backupv1.VirtualMachineBackup, d decision) {
+	switch d.Step {
+	case stepCreateTunnelSecret:
+		w.secrets[d.Secret.Name] = d.Secret
+	case stepDeleteTunnelSecret:
+		delete(w.secrets, d.Secret.Name)
+	case stepCreateExport:
+		d.Export.UID, d.Export.CreationTimestamp = w.uid(), metav1.NewTime(w.now)
+		w.exports[d.Export.Name] = d.Export
+	case stepExtendExport:
+		e := w.exports[layout.BackupExport(b.Name)]
+		e.Spec.TTLDuration = &metav1.Duration{Duration: b.CreationTimestamp.Add(b.Spec.Lifetime()).Sub(e.CreationTimestamp.Time)}
+	case stepDeleteExport:
+		delete(w.exports, d.Export.Name)
+	case stepNone:
+	default:
+		panic("unknown step " + d.Step)
+	}
+}
+
+// createPull creates a backup in pull mode.
+func (w *world) createPull(name string) *backupv1.VirtualMachineBackup {
+	b := w.create(name, true)
+	b.Spec.Mode, b.Spec.TokenSecretRef = backupv1.PullMode, ptr.To("token")
+	return b
+}
+
+// serving takes a backup in pull mode to Serving, with an export that does not serve yet.
+func (w *world) serving(b *backupv1.VirtualMachineBackup) {
+	w.starting(b)
+	b.Status.Phase, b.Status.Reason, b.Status.Message = backupv1.BackupServing, backupv1.ReasonServing, "serves"
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+	w.settle(b)
+}
+
+// exportServes plays the controller of exports.
+func (w *world) exportServes(b *backupv1.VirtualMachineBackup) {
+	e := w.exports[layout.BackupExport(b.Name)]
+	e.Status.Phase = exportv1.ExportReady
+	link := &exportv1.VirtualMachineExportLink{Cert: "internal", Backups: []exportv1.VirtualMachineExportBackup{{
+		Name: "root",
+		Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
+			{Endpoint: exportv1.EndpointMap, URL: "https://e/exports/root/map"}, {Endpoint: exportv1.EndpointData, URL: "https://e/exports/root/data"},
+		},
+	}}}
+	e.Status.Links = &exportv1.VirtualMachineExportLinks{Internal: link}
+}
+
+// ready takes a backup in pull mode to where its endpoints answer.
+func (w *world) ready(b *backupv1.VirtualMachineBackup) {
+	w.serving(b)
+	w.exportServes(b)
+	w.settle(b)
+}
+
+func readyCondition(b *backupv1.VirtualMachineBackup) *metav1.Condition {
+	return meta.FindStatusCondition(b.Status.Conditions, backupv1.ConditionReady)
+}
+
+func TestPull_becomesReady(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	b.Spec.TTL = &metav1.Duration{Duration: time.Hour}
+	w.now = w.now.Add(time.Minute)
+	w.starting(b)
+	secret := w.secrets[b.Status.PullTunnelSecret]
+	if secret == nil || !metav1.IsControlledBy(secret, b) || string(secret.Data["token"]) != string(tunnel.Token(w.key, string(b.UID))) {
+		t.Fatalf("secret %s: %v", b.Status.PullTunnelSecret, secret)
+	}
+	b.Status.Phase, b.Status.Reason = backupv1.BackupServing, backupv1.ReasonServing
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+	if d := w.settle(b); !d.Wake.Equal(w.now.Add(pollInterval)) {
+		t.Errorf("looks again at %s", d.Wake)
+	}
+	e := w.exports["backup-export-b"]
+	if e == nil || !metav1.IsControlledBy(e, b) || *e.Spec.TokenSecretRef != "token" || e.Spec.Source.Name != "b" || (e.Spec.TTLDuration.Duration-59*time.Minute).Abs() > 2*time.Second {
+		t.Fatalf("export %+v", e)
+	}
+	if c := readyCondition(b); c == nil || c.Status != metav1.ConditionFalse || c.Reason != backupv1.ReasonExportPending || b.Status.PullTunnel != nil {
+		t.Errorf("%+v, tunnel %v", c, b.Status.PullTunnel)
+	}
+	// The launcher can connect before the export serves: that is how it comes to serve.
+	e.Status.Links = &exportv1.VirtualMachineExportLinks{Internal: &exportv1.VirtualMachineExportLink{Cert: "internal"}}
+	e.Status.Conditions = []exportv1.Condition{{Type: exportv1.ConditionReady, Message: "Pod p is being created."}}
+	w.settle(b)
+	want := &backupv1.PullTunnel{Address: "10.96.0.9:9090", ServerName: podspec.ServiceHosts("ns", "backup-export-b")[0], Authorities: "internal"}
+	if diff := cmp.Diff(want, b.Status.PullTunnel); diff != "" {
+		t.Error(diff)
+	}
+	if c := readyCondition(b); c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "Pod p is being created.") {
+		t.Errorf("%+v", c)
+	}
+
+	w.exportServes(b)
+	if d := w.settle(b); !d.Wake.Equal(b.CreationTimestamp.Add(time.Hour)) {
+		t.Errorf("looks again at %s", d.Wake)
+	}
+	v := b.Status.IncludedVolumes[0]
+	if c := readyCondition(b); c.Status != metav1.ConditionTrue || b.Status.Cert != "internal" || b.Status.EndpointCert != "internal" ||
+		v.MapEndpoint != "https://e/exports/root/map" || v.DataEndpoint != "https://e/exports/root/data" {
+		t.Errorf("%+v, %+v", c, b.Status)
+	}
+	if !meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionExportReady) || !meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionProgressing) {
+		t.Errorf("%+v", b.Status.Conditions)
+	}
+
+	// What can be reached from outside goes first.
+	external := e.Status.Links.Internal.DeepCopy()
+	external.Cert, external.Backups[0].Endpoints[1].URL = "external", "https://proxy/data"
+	e.Status.Links.External = external
+	w.settle(b)
+	if b.Status.Cert != "external" || b.Status.IncludedVolumes[0].DataEndpoint != "https://proxy/data" || b.Status.PullTunnel.Authorities != "internal" {
+		t.Errorf("%+v", b.Status)
+	}
+}
+
+func TestPull_isNotReadyWithoutEndpointsAndCertificates(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*exportv1.VirtualMachineExport){
+		"no links":           func(e *exportv1.VirtualMachineExport) { e.Status.Links = nil },
+		"an empty cert":      func(e *exportv1.VirtualMachineExport) { e.Status.Links.Internal.Cert = "" },
+		"no backups":         func(e *exportv1.VirtualMachineExport) { e.Status.Links.Internal.Backups = nil },
+		"another volume":     func(e *exportv1.VirtualMachineExport) { e.Status.Links.Internal.Backups[0].Name = "other" },
+		"no map":             func(e *exportv1.VirtualMachineExport) { e.Status.Links.Internal.Backups[0].Endpoints[0].URL = "" },
+		"its pod is pending": func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportPending },
+		"it is being deleted": func(e *exportv1.VirtualMachineExport) {
+			e.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		},
+		"somebody else's": func(e *exportv1.VirtualMachineExport) { e.OwnerReferences[0].UID = "other" },
+	} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		w.ready(b)
+		if c := readyCondition(b); c.Status != metav1.ConditionTrue {
+			t.Fatalf("%+v", c)
+		}
+		spoil(w.exports["backup-export-b"])
+		w.settle(b)
+		if c := readyCondition(b); c.Status != metav1.ConditionFalse || c.Message == "" {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+func TestPull_exportDeletedBehindItsBackIsCreatedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	old := w.exports["backup-export-b"].UID
+	w.exports["backup-export-b"].DeletionTimestamp = &metav1.Time{Time: w.now}
+	if d := w.settle(b); readyCondition(b).Status != metav1.ConditionFalse || !d.Wake.Equal(w.now.Add(pollInterval)) {
+		t.Errorf("%+v, again at %s", readyCondition(b), d.Wake)
+	}
+	delete(w.exports, "backup-export-b")
+	w.settle(b)
+	if e := w.exports["backup-export-b"]; e == nil || e.UID == old {
+		t.Fatalf("export %+v", e)
+	}
+	w.exportServes(b)
+	if w.settle(b); readyCondition(b).Status != metav1.ConditionTrue {
+		t.Errorf("%+v", readyCondition(b))
+	}
+}
+
+func TestPull_timeCanBeChanged(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	b.Spec.TTLDuration = &metav1.Duration{Duration: 5 * time.Hour}
+	if d := w.settle(b); !d.Wake.Equal(b.CreationTimestamp.Add(5 * time.Hour)) {
+		t.Errorf("looks again at %s", d.Wake)
+	}
+	e := w.exports["backup-export-b"]
+	if end := e.CreationTimestamp.Add(e.Spec.TTLDuration.Duration); end.Sub(b.CreationTimestamp.Add(5*time.Hour)).Abs() > 2*time.Second {
+		t.Errorf("the export ends at %s", end)
+	}
+	w.now = w.now.Add(4 * time.Hour)
+	if w.settle(b); b.Status.Phase != backupv1.BackupServing {
+		t.Errorf("%s: %s", b.Status.Phase, b.Status.Message)
+	}
+	b.Spec.TTLDuration.Duration = time.Hour
+	if w.settle(b); b.Status.Phase != backupv1.BackupPruning || b.Status.Reason != backupv1.ReasonTTLExpired {
+		t.Errorf("%s: %s", b.Status.Phase, b.Status.Message)
+	}
+}
+
+// How a backup ends that is deleted, or whose time is up.
+func TestPull_ends(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		at   func(*world, *backupv1.VirtualMachineBackup)
+		then func(*world, *backupv1.VirtualMachineBackup)
+		// phase and reason after the controller has done what it can
+		phase  backupv1.BackupPhase
+		reason string
+	}{
+		"time is up while it waits":             {func(w *world, b *backupv1.VirtualMachineBackup) { w.claim = nil; w.settle(b) }, expire, backupv1.BackupFailed, backupv1.ReasonTTLExpired},
+		"time is up while it attaches":          {func(w *world, b *backupv1.VirtualMachineBackup) { w.settle(b) }, expire, backupv1.BackupFailed, backupv1.ReasonTTLExpired},
+		"time is up while it starts":            {func(w *world, b *backupv1.VirtualMachineBackup) { w.starting(b) }, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
+		"time is up while it serves":            {(*world).serving, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
+		"time is up while it is ready":          {(*world).ready, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
+		"time is up after clients have read it": {func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.copied(b) }, expire, backupv1.BackupPruning, backupv1.ReasonFinishing},
+		"deleted, then time is up": {(*world).ready, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.now = b.CreationTimestamp.Add(backupv1.DefaultTTL - time.Second)
+			w.delete(b)
+			w.settle(b)
+			w.now = w.now.Add(time.Minute)
+		}, backupv1.BackupServing, backupv1.ReasonServing},
+		"scratch claim deleted while it is ready": {(*world).ready, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil }, backupv1.BackupPruning, backupv1.ReasonTargetGone},
+		"scratch claim deleted after clients have read it": {
+			func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.copied(b) },
+			func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil }, backupv1.BackupPruning, backupv1.ReasonFinishing,
+		},
+		"node is silent after a deletion": {(*world).ready, func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.delete(b)
+			w.settle(b)
+			w.now = w.now.Add(2 * time.Minute)
+		}, backupv1.BackupPruning, backupv1.ReasonAborted},
+		"idle for longer than a copy may stall": {(*world).ready, func(w *world, _ *backupv1.VirtualMachineBackup) { w.now = w.now.Add(time.Hour) }, backupv1.BackupServing, backupv1.ReasonServing},
+	} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		test.at(w, b)
+		test.then(w, b)
+		if w.settle(b); b.Status.Phase != test.phase || b.Status.Reason != test.reason {
+			t.Errorf("%s: %s, %s: %s", name, b.Status.Phase, b.Status.Reason, b.Status.Message)
+		}
+	}
+}
+
+func expire(w *world, b *backupv1.VirtualMachineBackup) {
+	w.now = b.CreationTimestamp.Add(backupv1.DefaultTTL)
+}
+
+// The condition Ready at its deletion decides how a backup ends: nothing that happens to its export later changes that.
+func TestPull_deletionFixesReady(t *testing.T) {
+	t.Parallel()
+	for _, ready := range []bool{true, false} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		w.serving(b)
+		if ready {
+			w.exportServes(b)
+			w.settle(b)
+		}
+		w.delete(b)
+		w.exportServes(b)
+		if ready {
+			delete(w.exports, "backup-export-b")
+		}
+		w.settle(b)
+		if got := meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionReady); got != ready {
+			t.Errorf("Ready was %t, and is %t", ready, got)
+		}
+		if aborting := meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionAborting); aborting == ready {
+			t.Errorf("Ready %t, Aborting %t", ready, aborting)
+		}
+		if ready == (w.exports["backup-export-b"] != nil) {
+			t.Errorf("Ready %t: the export of a deleted backup was made or deleted", ready)
+		}
+	}
+}
+
+func TestPull_leavesNothing(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*world, *backupv1.VirtualMachineBackup){
+		"success": func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.delete(b); w.copied(b) },
+		"failure": func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.ready(b)
+			b.Status.Phase = backupv1.BackupCopyFailed
+		},
+		"failure in Attaching": func(w *world, b *backupv1.VirtualMachineBackup) { w.settle(b); expire(w, b) },
+		"failure in Pending, after Attaching": func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settle(b)
+			w.claim = nil
+			w.settle(b)
+			w.mount()
+			expire(w, b)
+		},
+		"deletion in Pending, after Attaching": func(w *world, b *backupv1.VirtualMachineBackup) {
+			w.settle(b)
+			w.claim = nil
+			w.settle(b)
+			w.delete(b)
+		},
+	} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		b.Finalizers = []string{"test"} // to look at it when it has ended
+		end(w, b)
+		for range 5 {
+			w.settle(b)
+			w.mount()
+			if b.Status.Phase == backupv1.BackupPruning {
+				b.Status.Phase = backupv1.BackupPruned
+			}
+		}
+		if !b.Status.Phase.Final() || len(w.secrets) != 0 || len(w.exports) != 0 || w.locked() != "" || len(w.instance.Spec.UtilityVolumes) != 0 {
+			t.Errorf("%s: %s: %s; secrets %v, exports %v, volumes %v", name, b.Status.Phase, b.Status.Message, w.secrets, w.exports, w.instance.Spec.UtilityVolumes)
+		}
+		s := b.Status
+		if s.PullTunnel != nil || s.PullTunnelSecret != "" || s.Cert != "" || len(s.IncludedVolumes) > 0 && s.IncludedVolumes[0].DataEndpoint != "" {
+			t.Errorf("%s: %+v", name, s)
+		}
+		if c := readyCondition(b); c != nil && c.Status != metav1.ConditionFalse {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+func TestPull_waitsForWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		lack            func(*world, *backupv1.VirtualMachineBackup)
+		reason, message string
+		polls           bool
+	}{
+		"no gate": {func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.configuration.Spec.Configuration.DeveloperConfiguration.FeatureGates = []string{kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes}
+		}, backupv1.ReasonGateDisabled, "feature gate VMExport", false},
+		"no token":       {func(w *world, _ *backupv1.VirtualMachineBackup) { w.token = nil }, backupv1.ReasonTokenSecretNotFound, "Secret token", true},
+		"an empty token": {func(w *world, _ *backupv1.VirtualMachineBackup) { w.token.Data["token"] = nil }, backupv1.ReasonTokenSecretNotFound, "give it the key token", true},
+		"no key":         {func(w *world, _ *backupv1.VirtualMachineBackup) { w.key = nil }, backupv1.ReasonAttaching, "key", true},
+		"a foreign secret": {func(w *world, b *backupv1.VirtualMachineBackup) {
+			name := layout.TunnelSecret(layout.BackupUtilityVolume(b.UID))
+			w.secrets[name] = &corev1.Secret{}
+		}, backupv1.ReasonAttaching, "does not belong to this backup", true},
+	} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		test.lack(w, b)
+		d := w.settle(b)
+		if b.Status.Phase != backupv1.BackupPending || b.Status.Reason != test.reason || !strings.Contains(b.Status.Message, test.message) {
+			t.Errorf("%s: %s, %s: %s", name, b.Status.Phase, b.Status.Reason, b.Status.Message)
+		}
+		want := b.CreationTimestamp.Add(backupv1.DefaultTTL)
+		if test.polls {
+			want = w.now.Add(pollInterval)
+		}
+		if !d.Wake.Equal(want) {
+			t.Errorf("%s: looks again at %s", name, d.Wake)
+		}
+	}
+}
