@@ -36,7 +36,9 @@ type fakeLauncher struct {
 	started *pb.StartRequest
 	begun   []*pb.BeginBackupRequest
 	stops   []int64
-	deleted []string
+	// connected is the last call of ConnectBackup.
+	connected *pb.ConnectBackupRequest
+	deleted   []string
 	// redefined has the names of every RedefineCheckpoints call so far.
 	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
@@ -260,6 +262,24 @@ func (f *fakeLauncher) AbortBackup(_ context.Context, r *pb.AbortBackupRequest) 
 		}
 	})
 	return &pb.AbortBackupResponse{}, nil
+}
+
+func (f *fakeLauncher) ConnectBackup(_ context.Context, r *pb.ConnectBackupRequest) (*pb.ConnectBackupResponse, error) {
+	defer f.called("ConnectBackup")()
+	if f.state.GetBackup().GetPhase() != pb.Backup_SERVING {
+		return nil, status.Error(codes.FailedPrecondition, "it does not serve")
+	}
+	f.connected = r
+	return &pb.ConnectBackupResponse{}, nil
+}
+
+func (f *fakeLauncher) FinishBackup(_ context.Context, r *pb.FinishBackupRequest) (*pb.FinishBackupResponse, error) {
+	defer f.called("FinishBackup")()
+	if b := f.state.GetBackup(); b.GetUid() != r.GetUid() || b.GetPhase() != pb.Backup_SERVING {
+		return nil, status.Error(codes.FailedPrecondition, "it does not serve")
+	}
+	f.change(func(s *pb.State) { s.Backup.Phase = pb.Backup_DONE })
+	return &pb.FinishBackupResponse{}, nil
 }
 
 func (f *fakeLauncher) ForgetBackup(_ context.Context, r *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {

@@ -257,8 +257,14 @@ func (w *world) trackerOf(machine, name string, disks ...string) *backupv1.Virtu
 // uses no tracker.
 func (w *world) backup(name string, tr *backupv1.VirtualMachineBackupTracker) *backupv1.VirtualMachineBackup {
 	w.t.Helper()
+	return w.backupOf(name, tr, func(*backupv1.VirtualMachineBackup) {})
+}
+
+func (w *world) backupOf(name string, tr *backupv1.VirtualMachineBackupTracker, edit func(*backupv1.VirtualMachineBackup)) *backupv1.VirtualMachineBackup {
+	w.t.Helper()
 	b := gen.Backup(gen.Meta(w.ns, name))
 	b.Finalizers = []string{backupv1.BackupFinalizer}
+	edit(b)
 	if tr != nil {
 		gen.SetTracker(tr.Name)(b)
 	}
