@@ -231,6 +231,44 @@ func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 	}), text)
 }
 
+// Clients send their token where an endpoint says, so a handler cannot write one. It reports about the volumes that have them.
+func TestHandler_leavesEndpointsAlone(t *testing.T) {
+	t.Parallel()
+	p := place(t)
+	p.backup.Status.Phase = backupv1.BackupServing
+	p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", DataEndpoint: "https://a/data", MapEndpoint: "https://a/map"}, {Name: "new"}}
+	admitted(t, cluster.Client(t, controlplane.Controller).Status().Update(t.Context(), p.backup))
+	for name, c := range map[string]struct {
+		edit func(*backupv1.VirtualMachineBackupStatus)
+		says string
+	}{
+		"what it reports": {func(s *backupv1.VirtualMachineBackupStatus) {
+			s.IncludedVolumes[0].VirtualBytes, s.Scratch = 1, &backupv1.ScratchSpace{UsedBytes: 1}
+		}, ""},
+		"the end":          {func(s *backupv1.VirtualMachineBackupStatus) { s.Phase = backupv1.BackupCopied }, ""},
+		"another endpoint": {func(s *backupv1.VirtualMachineBackupStatus) { s.IncludedVolumes[0].DataEndpoint = "https://b/data" }, "only the controller writes the endpoints"},
+		"another map":      {func(s *backupv1.VirtualMachineBackupStatus) { s.IncludedVolumes[0].MapEndpoint = "https://b/map" }, "only the controller writes the endpoints"},
+		"an endpoint":      {func(s *backupv1.VirtualMachineBackupStatus) { s.IncludedVolumes[1].DataEndpoint = "https://b/data" }, "only the controller writes the endpoints"},
+		"another volume's": {func(s *backupv1.VirtualMachineBackupStatus) {
+			s.IncludedVolumes = append(s.IncludedVolumes, backupv1.IncludedVolume{Name: "third", DataEndpoint: "https://a/data", MapEndpoint: "https://a/map"})
+		}, "only the controller writes the endpoints"},
+		"a tunnel": {func(s *backupv1.VirtualMachineBackupStatus) {
+			s.PullTunnel = &backupv1.PullTunnel{Address: "b:9090", ServerName: "b", Authorities: "PEM"}
+		}, "only the controller writes which machine"},
+		"authorities": {func(s *backupv1.VirtualMachineBackupStatus) { s.Cert = "PEM" }, "only the controller writes which machine"},
+		"back":        {func(s *backupv1.VirtualMachineBackupStatus) { s.Phase = backupv1.BackupStarting }, "a handler takes a backup"},
+	} {
+		b := p.backup.DeepCopy()
+		c.edit(&b.Status)
+		err := cluster.Client(t, controlplane.HandlerOn("node-b")).Status().Update(t.Context(), b, client.DryRunAll)
+		if t.Log(name); c.says == "" {
+			admitted(t, err)
+			continue
+		}
+		refused(t, err, c.says)
+	}
+}
+
 // A handler cannot change a backup that has ended or that is currently the controller's.
 func TestHandler_leavesOtherPhasesAlone(t *testing.T) {
 	t.Parallel()
