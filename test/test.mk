@@ -37,6 +37,7 @@ test-peers: peers test-times ## The repository against the upstream kopia and a 
 	$(GO_TEST) -tags peers -parallel 4 -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
+test-e2e: NODES = 2
 test-e2e: box-up install guest test-times ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
 

@@ -31,6 +31,11 @@ func TTLExpired(backup string, ttl time.Duration) State {
 		"VirtualMachineBackup %s is %s old, which is its spec.ttl, and was not deleted by whoever reads it: %s. Clients that need longer raise spec.ttl while the backup exists.", backup, ttl, tryAgain)
 }
 
+// TTLExpiredWaiting is TTLExpired for a backup that nobody could read yet. last is what it waited for.
+func TTLExpiredWaiting(backup string, ttl time.Duration, last string) State {
+	return state(backupv1.ReasonTTLExpired, "VirtualMachineBackup %s is %s old, which is its spec.ttl; the last state was: %s", backup, ttl, last)
+}
+
 // GaveUp says that a wait reached its deadline. last is what the backup waited for.
 func GaveUp(limit time.Duration, last string) State {
 	return state(backupv1.ReasonDeadlineExceeded, "Gave up after %s; the last state was: %s", limit, last)

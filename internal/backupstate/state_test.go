@@ -42,6 +42,7 @@ var samples = map[string]State{
 	"TunnelKeyMissing":         TunnelKeyMissing(),
 	"ScratchDeleted":           ScratchDeleted("scratch"),
 	"ScratchReplaced":          ScratchReplaced("scratch"),
+	"TTLExpiredWaiting":        TTLExpiredWaiting("b", time.Hour, TrackerNotFound("tracker").Message),
 	"TTLExpired":               TTLExpired("b", time.Hour),
 	"Serving":                  Serving("node"),
 	"ServingCondition":         ServingCondition(),

@@ -196,8 +196,8 @@ const (
 	// FullTargetReplaced: the backup goes to another claim than its base, or to one that was created again under the
 	// same name.
 	FullTargetReplaced FullReason = "TargetReplaced"
-	// FullParentUnknown: the tracker does not record where the files of its checkpoint are, because an older version
-	// made them.
+	// FullParentUnknown: the tracker does not record where the files of its checkpoint are, because clients pulled that
+	// backup, or an older version made it.
 	FullParentUnknown FullReason = "ParentUnknown"
 	// FullParentMissing: files of the base, or of a backup that the base continues, are not on the target any more.
 	FullParentMissing FullReason = "ParentMissing"

@@ -28,12 +28,14 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 				return err
 			}
 		}
-		if in.Pull.Key, err = tunnelkey.Read(ctx, r.live, r.configuration.Namespace); err != nil {
-			return err
-		}
 	}
 	if in.Pull.TunnelSecret, err = getOrNil(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: in.tunnelSecretName()}, &corev1.Secret{}); err != nil {
 		return err
+	}
+	if in.Pull.TunnelSecret == nil {
+		if in.Pull.Key, err = tunnelkey.Read(ctx, r.live, r.configuration.Namespace); err != nil {
+			return err
+		}
 	}
 	name := layout.BackupExport(in.Backup.Name)
 	if in.Pull.Export, err = getOrNil(ctx, c, types.NamespacedName{Namespace: namespace, Name: name}, &exportv1.VirtualMachineExport{}); err != nil || in.Pull.Export == nil {

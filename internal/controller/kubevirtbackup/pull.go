@@ -47,7 +47,11 @@ func (in *input) hasExpired() bool {
 	return in.isPull() && !in.isBeingDeleted() && deadlinePassed(in, in.expirationTime())
 }
 
+// ttlExpired says that the time is up, and what the backup waited for if its point in time was not fixed.
 func ttlExpired(in *input) backupstate.State {
+	if in.Backup.Status.Phase != backupv1.BackupServing {
+		return backupstate.TTLExpiredWaiting(in.Backup.Name, in.Backup.Spec.Lifetime(), in.Backup.Status.Message)
+	}
 	return backupstate.TTLExpired(in.Backup.Name, in.Backup.Spec.Lifetime())
 }
 
@@ -152,6 +156,8 @@ func childMeta(in *input, name string) metav1.ObjectMeta {
 func decideServing(in *input) decision {
 	export := in.ownExport()
 	switch {
+	case in.Pull.TunnelSecret == nil && len(in.Pull.Key) > 0: // somebody deleted it
+		return decision{Step: stepCreateTunnelSecret, Secret: newTunnelSecret(in)}
 	case in.Pull.Export == nil:
 		return decision{Step: stepCreateExport, Export: newExport(in)}
 	case export != nil && export.DeletionTimestamp == nil && exportTimeDiffers(in, export):
@@ -296,17 +302,20 @@ func hasChildren(in *input) bool {
 	return some
 }
 
+// goingLimit is how long a backup waits for its export's pod to go. A pod on a node that is gone takes longer.
+const goingLimit = time.Minute
+
 // removeChildren returns the step that removes what a backup in pull mode has made, or none. The export goes with everything
 // that belongs to it: it is there until its pod is gone.
 func removeChildren(in *input) (decision, bool) {
-	if export := in.ownExport(); export != nil {
-		if export.DeletionTimestamp == nil {
-			return decision{Step: stepDeleteExport, Export: export}, true
-		}
-		return decision{Wake: in.Now.Add(pollInterval)}, true
-	}
-	if secret := in.ownTunnelSecret(); secret != nil {
+	export, secret := in.ownExport(), in.ownTunnelSecret()
+	switch {
+	case export != nil && export.DeletionTimestamp == nil:
+		return decision{Step: stepDeleteExport, Export: export}, true
+	case secret != nil:
 		return decision{Step: stepDeleteTunnelSecret, Secret: secret}, true
+	case export != nil && in.Now.Before(export.DeletionTimestamp.Add(goingLimit)):
+		return decision{Wake: in.Now.Add(pollInterval)}, true
 	}
 	return decision{}, false
 }

@@ -1,6 +1,7 @@
 package kubevirtbackup
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,50 @@ func TestPull_exportDeletedBehindItsBackIsCreatedAgain(t *testing.T) {
 	w.exportServes(b)
 	if w.settle(b); readyCondition(b).Status != metav1.ConditionTrue {
 		t.Errorf("%+v", readyCondition(b))
+	}
+}
+
+func TestPull_secretDeletedBehindItsBackIsCreatedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	name := b.Status.PullTunnelSecret
+	token := w.secrets[name].Data["token"]
+	delete(w.secrets, name)
+	w.settle(b)
+	if s := w.secrets[name]; s == nil || !bytes.Equal(s.Data["token"], token) {
+		t.Errorf("%v, want the token that the launcher has", s)
+	}
+	// Without the key, which went with its gate, the backup goes on as it is.
+	delete(w.secrets, name)
+	w.key = nil
+	if w.settle(b); b.Status.Phase != backupv1.BackupServing {
+		t.Errorf("%s: %s", b.Status.Phase, b.Status.Message)
+	}
+}
+
+// An export whose pod is on a node that is gone does not keep the machine's next backup waiting.
+func TestPull_endsWhenItsExportDoesNotGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	w.copied(b)
+	w.settle(b)
+	b.Status.Phase = backupv1.BackupPruned
+	w.settleUntil(b, stepDeleteExport)
+	e := w.exports["backup-export-b"]
+	e.DeletionTimestamp = &metav1.Time{Time: w.now}
+	w.mount()
+	if d := w.settle(b); b.Status.Phase != backupv1.BackupPruned || !d.Wake.Equal(w.now.Add(pollInterval)) {
+		t.Fatalf("%s, again at %s", b.Status.Phase, d.Wake)
+	}
+	w.now = w.now.Add(goingLimit)
+	if w.settle(b); b.Status.Phase != backupv1.BackupDone || len(w.secrets) != 0 || w.locked() != "" {
+		t.Errorf("%s: %s, secrets %v", b.Status.Phase, b.Status.Message, w.secrets)
 	}
 }
 
