@@ -15,37 +15,89 @@ const settleTime = 2 * time.Second
 // failed. The message lists what could not be undone. The handler later tries again to delete unnamed checkpoints and partial
 // directories.
 func (j *Job) cleanUp(err error) *Failure {
-	explain := j.mode.Inspect(j.progress.begun)
+	var failure *Failure
 	if j.progress.begun {
-		err = errors.Join(err, j.endJob())
+		failure = j.releaseGuest(err)
 	}
-	if j.guestEnd() == GuestLives && context.Cause(j.ctx) == nil {
+	if failure == nil && j.guestEnd() == GuestLives && context.Cause(j.ctx) == nil {
 		j.awaitGuestEnd()
 	}
-	failure := classifyFailure(err, context.Cause(j.ctx), j.guestEnd(), explain)
-	if problem := errors.Join(j.freeGuest(), j.mode.Discard()); problem != nil {
+	var problem error
+	if j.progress.begun && j.req.Checkpoint != "" && j.guestEnd() == GuestLives {
+		problem = j.watcher.DeleteCheckpoint(j.life, j.req.Checkpoint)
+	}
+	if failure == nil {
+		failure = j.judgeFailure(err)
+	}
+	if problem = errors.Join(problem, j.mode.Discard()); problem != nil {
 		failure.Message += "; not everything could be cleaned up: " + problem.Error()
 	}
 	return failure
 }
 
-// endJob aborts libvirt's job if it is running and waits for its end.
-func (j *Job) endJob() error {
-	if j.progress.ended || j.guestEnd() != GuestLives {
-		return nil
-	}
-	return j.watcher.AbortUntilIdle(context.WithoutCancel(j.ctx))
+// releaseGuest ends libvirt's job, and resumes the guest if the job paused it. QEMU writes into the files of the backup until
+// then, so that releaseGuest returns only when both have succeeded or the guest has ended. If that takes long, it
+// returns the failure that it has reported meanwhile.
+func (j *Job) releaseGuest(err error) (reported *Failure) {
+	j.untilGuestIsFree(j.tryRelease, func(problem error) {
+		reported = j.judgeFailure(errors.Join(err, problem))
+		j.reportUnreleased(*reported, problem)
+	})
+	return reported
 }
 
-// endStray ends a job that an earlier backup left because libvirt did not answer its begin or its abort in time. The
-// launcher makes one backup at a time, so a job that runs before this backup has begun belongs to no current backup.
+// untilGuestIsFree calls try until it succeeds or the guest has ended. If that takes long, it calls report, once.
+func (j *Job) untilGuestIsFree(try func() error, report func(error)) {
+	since, reported := j.cfg.Clock.Now(), false
+	for j.guestEnd() == GuestLives {
+		err := try()
+		if err == nil || j.guestEnd() != GuestLives {
+			return
+		}
+		if !reported && j.cfg.Clock.Since(since) >= AbortTimeout {
+			reported = true
+			report(err)
+		}
+		timer := j.cfg.Clock.NewTimer(PollInterval)
+		select {
+		case <-timer.C():
+		case <-j.life.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// tryRelease tries to end libvirt's job for a while. The guest is resumed even if the job runs on.
+func (j *Job) tryRelease() error {
+	var err error
+	if !j.progress.ended {
+		err = j.watcher.AbortUntilIdle(j.life)
+		j.progress.ended = err == nil
+	}
+	return errors.Join(err, j.watcher.FreeGuest(j.life))
+}
+
+// reportUnreleased says that the backup has failed before everything is undone. It is not done: no other backup begins.
+func (j *Job) reportUnreleased(failure Failure, problem error) {
+	j.cfg.Log.Error("the guest is not free of a failed backup, trying again", "backup", j.req.Name, "uid", j.req.Uid, "failure", failure.Kind.String(), "error", problem)
+	failure.Message += "; Varve keeps trying to end it in libvirt, and removes no file before that: " + problem.Error()
+	j.UpdateState(failure.applyTo)
+}
+
+func (j *Job) judgeFailure(err error) *Failure {
+	failure := *classifyFailure(err, context.Cause(j.ctx), j.guestEnd(), j.mode.Inspect(j.progress.begun))
+	return &failure // whoever gave it keeps theirs as it is
+}
+
+// endStray ends a job that an earlier backup left because libvirt did not answer its begin in time. The launcher makes one
+// backup at a time, so a job that runs before this backup has begun belongs to no current backup.
 func (j *Job) endStray(ctx context.Context) error {
 	job, err := j.watcher.Query(ctx)
 	if err != nil || !job.Active {
 		return err
 	}
 	j.cfg.Log.Warn("aborting a backup job that an earlier backup left", "backup", j.req.Name, "uid", j.req.Uid)
-	return j.watcher.AbortUntilIdle(context.WithoutCancel(j.ctx))
+	return errors.Join(j.watcher.AbortUntilIdle(j.life), j.watcher.FreeGuest(j.life))
 }
 
 // awaitGuestEnd waits for the news of the guest's end, because that end fails the job before the launcher learns about it.
@@ -77,12 +129,4 @@ func (j *Job) guestIsEnding() bool {
 		return IsGone(err)
 	}
 	return info.State == domain.StateShutOff || info.State == domain.StateShuttingDown
-}
-
-// freeGuest undoes what the failed backup did to the guest.
-func (j *Job) freeGuest() error {
-	if !j.progress.begun || j.guestEnd() != GuestLives {
-		return nil
-	}
-	return j.watcher.FreeGuest(context.WithoutCancel(j.ctx), j.req.Checkpoint)
 }

@@ -4,7 +4,9 @@
 //
 // The phases are those of launcher.proto. PREPARING checks, and touches the guest only at its end, when it freezes the
 // guest while the backup begins. A backup ends DONE or FAILED. Neither leaves a job or a paused guest behind, and a
-// failed one leaves no checkpoint.
+// failed one leaves no checkpoint. libvirt may refuse to end the job, as when the storage of the backup hangs. Then the
+// backup says that it has failed, and is done only when the job has ended: no file is removed before that, and no other
+// backup begins.
 //
 // The guest always comes first. It is frozen for a bounded time (package freeze). If the guest pauses because the storage of
 // the backup is out of space, the backup fails and the guest continues. The end of the guest ends the backup.
@@ -75,7 +77,7 @@ type Mode interface {
 	// Inspect is called when the backup has failed, before anything is undone. The function that it returns says which
 	// failure of this mode an error is, or returns nil.
 	Inspect(begun bool) func(error) *Failure
-	// Discard removes what a failed backup has left. libvirt's job has ended.
+	// Discard removes what a failed backup has left. libvirt's job has ended, or the guest has.
 	Discard() error
 }
 
@@ -101,7 +103,10 @@ type Job struct {
 	// ctx ends the work, but not its cleanup. Its cause is a *Failure or a *pausedError.
 	ctx    context.Context //nolint:containedctx // the job's life, not a call's
 	cancel context.CancelCauseFunc
-	done   chan struct{}
+	// life ends with the guest. It bounds the cleanup.
+	life    context.Context //nolint:containedctx // the guest's life, not a call's
+	endLife context.CancelFunc
+	done    chan struct{}
 	// completed holds the last event about the end of libvirt's job.
 	completed chan error
 	watcher   *Watcher
@@ -130,10 +135,11 @@ func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest, makeMode f
 	if err := validateRequest(req, cfg.Disks); err != nil {
 		return nil, err
 	}
+	life, endLife := context.WithCancel(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithCancelCause(ctx)
 	completed := make(chan error, 1)
 	j := &Job{
-		cfg: cfg, ctx: ctx, cancel: cancel,
+		cfg: cfg, ctx: ctx, cancel: cancel, life: life, endLife: endLife,
 		req:  proto.CloneOf(req), // a mode makes a disk full in it if the disk's parent is missing
 		done: make(chan struct{}), completed: completed,
 		watcher: &Watcher{Guest: cfg.Guest, Clock: cfg.Clock, Completed: completed},
@@ -188,6 +194,7 @@ func (j *Job) GuestEnded(end GuestEnd) {
 	j.end = end
 	j.mu.Unlock()
 	j.cancel(guestFailure(end))
+	j.endLife()
 }
 
 func (j *Job) guestEnd() GuestEnd {
@@ -225,6 +232,7 @@ func (j *Job) UpdateState(change func(*pb.Backup)) {
 
 // Run carries out the backup and returns when it has ended and everything is cleaned up.
 func (j *Job) Run() {
+	defer j.endLife()
 	defer j.cancel(nil)
 	err := j.runProtected()
 	if err != nil {
@@ -296,9 +304,9 @@ func (j *Job) FinishJob(ctx context.Context) error {
 	}
 	j.progress.ended = true
 	// An I/O error may have paused the guest just before the end. Its event comes too late for this job.
-	if err := j.watcher.FreeGuest(context.WithoutCancel(ctx), ""); err != nil {
-		j.cfg.Log.Warn("the guest may be paused", "backup", j.req.Name, "uid", j.req.Uid, "error", err)
-	}
+	j.untilGuestIsFree(func() error { return j.watcher.FreeGuest(j.life) }, func(err error) {
+		j.cfg.Log.Error("the guest may be paused, trying again", "backup", j.req.Name, "uid", j.req.Uid, "error", err)
+	})
 	return nil
 }
 

@@ -80,25 +80,28 @@ func (w *Watcher) AbortUntilIdle(ctx context.Context) error {
 	}
 }
 
-// FreeGuest resumes the guest if an I/O error paused it, and deletes a checkpoint, unless its name is empty. A guest that
-// has ended needs neither.
-func (w *Watcher) FreeGuest(ctx context.Context, checkpoint string) error {
+// FreeGuest resumes the guest if an I/O error paused it. A guest that has ended does not need that.
+func (w *Watcher) FreeGuest(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
-	var errs []error
 	info, err := w.Guest.Info(ctx)
 	if err == nil && IsPausedByIOError(info.State, info.Reason) {
 		err = w.Guest.Resume(ctx)
 	}
 	if err != nil && !IsGone(err) {
-		errs = append(errs, fmt.Errorf("resume the guest: %w", err))
+		return fmt.Errorf("resume the guest: %w", err)
 	}
-	if checkpoint != "" {
-		if err := w.Guest.DeleteCheckpoint(ctx, checkpoint); err != nil && !IsGone(err) {
-			errs = append(errs, fmt.Errorf("delete checkpoint %s: %w", checkpoint, err))
-		}
+	return nil
+}
+
+// DeleteCheckpoint deletes a checkpoint. The checkpoints of a guest that has ended are gone.
+func (w *Watcher) DeleteCheckpoint(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	if err := w.Guest.DeleteCheckpoint(ctx, name); err != nil && !IsGone(err) {
+		return fmt.Errorf("delete checkpoint %s: %w", name, err)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // IsGone reports whether an error says that no domain is running that could answer.
