@@ -74,10 +74,12 @@ type Mode interface {
 	Prepare(ctx context.Context) (domain.BeginFunc, error)
 	// Move moves the data after the point in time. When it returns nil, the backup is complete, and libvirt's job has ended.
 	Move(ctx context.Context) error
-	// Inspect is called when the backup has failed, before anything is undone. The function that it returns says which
-	// failure of this mode an error is, or returns nil.
+	// Inspect is called when the backup has failed and the guest is free of it, or libvirt refuses that for long. The function
+	// that it returns says which failure of this mode an error is, or returns nil. It returns soon, even if the storage of the
+	// backup does not answer.
 	Inspect(begun bool) func(error) *Failure
-	// Discard removes what a failed backup has left. libvirt's job has ended, or the guest has.
+	// Discard removes what a failed backup has left, or says what it had to leave because the storage of the backup does not
+	// answer. libvirt's job has ended, or the guest has.
 	Discard() error
 }
 

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
@@ -46,11 +48,7 @@ func (m *mode) Prepare(ctx context.Context) (domain.BeginFunc, error) {
 	if err := volume.Begin(m.req.Directory, m.req.Uid); err != nil {
 		return nil, err
 	}
-	free, err := volume.FreeBytes()
-	if err != nil {
-		return nil, err
-	}
-	if err := checkSpace(len(m.req.Volumes), free); err != nil {
+	if err := m.scratch.checkSpace(len(m.req.Volumes)); err != nil {
 		return nil, err
 	}
 	plan := domain.Backup{Checkpoint: m.req.Checkpoint, Socket: m.cfg.Socket}
@@ -179,17 +177,13 @@ func (m *mode) reportProgress(job domain.JobInfo, free uint64) {
 // Inspect implements backupjob.Mode.
 func (m *mode) Inspect(begun bool) func(error) *backupjob.Failure {
 	// If the free space is unknown, the failure is not blamed on the scratch space.
-	free, isFull := uint64(0), false
-	if volume := m.scratch.volume; volume != nil {
-		if bytes, err := volume.FreeBytes(); err == nil {
-			free, isFull = bytes, begun && bytes < fullBelow
-		}
-	}
+	free := m.scratch.lastFree()
+	isFull := begun && free != nil && *free < fullBelow
 	used := m.Snapshot().ScratchUsedBytes
 	return func(err error) *backupjob.Failure {
 		switch {
 		case errors.Is(err, errclass.Exhausted), errclass.IsFull(err), isFull:
-			return fullFailure(used, free)
+			return fullFailure(used, ptr.Deref(free, 0))
 		case errors.Is(err, target.ErrInvalid):
 			return &backupjob.Failure{Kind: pb.Backup_TARGET_INVALID, Message: err.Error()}
 		}
@@ -200,12 +194,5 @@ func (m *mode) Inspect(begun bool) func(error) *backupjob.Failure {
 // Discard implements backupjob.Mode.
 func (m *mode) Discard() error {
 	(*Job)(m).closeVolumes()
-	err := m.removeSocket()
-	if m.scratch.volume == nil {
-		return err
-	}
-	if m.scratch.made {
-		err = errors.Join(err, m.scratch.volume.Discard(m.req.Directory))
-	}
-	return errors.Join(err, m.scratch.volume.Close())
+	return errors.Join(m.removeSocket(), m.scratch.release(m.req.Directory))
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
@@ -30,6 +31,44 @@ type scratch struct {
 	volume *target.Volume
 	// made: the directory with the files may exist.
 	made bool
+	// seen is the watch over the volume once there is one, and free what the volume had before, in bytes.
+	seen *watch
+	free *uint64
+}
+
+// checkSpace returns nil if the volume has room for the scratch files of so many disks.
+func (s *scratch) checkSpace(disks int) error {
+	free, err := s.volume.FreeBytes()
+	if err != nil {
+		return err
+	}
+	s.free = &free
+	return checkSpace(disks, free)
+}
+
+// lastFree returns how many bytes the volume has free. If it does not answer soon, that is what was seen last, or nil.
+func (s *scratch) lastFree() *uint64 {
+	if s.volume == nil {
+		return nil
+	}
+	if free, err := s.volume.FreeBytesSoon(); err == nil {
+		return &free
+	}
+	if s.seen != nil {
+		return ptr.To(s.seen.freeBytes())
+	}
+	return s.free
+}
+
+// release removes what is on the volume, and closes it.
+func (s *scratch) release(directory string) error {
+	if s.volume == nil {
+		return nil
+	}
+	if !s.made {
+		directory = ""
+	}
+	return s.volume.Release(directory)
 }
 
 func checkSpace(disks int, free uint64) error {
@@ -65,8 +104,9 @@ type watch struct {
 
 // watch looks at the volume until ctx ends.
 func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
-	w := &watch{clock: c, at: c.Now()}
-	w.free, w.err = s.volume.FreeBytes()
+	w := &watch{clock: c, at: c.Now(), free: ptr.Deref(s.free, 0)}
+	s.seen = w
+	volume := s.volume
 	go func() {
 		ticker := c.NewTicker(backupjob.PollInterval)
 		defer ticker.Stop()
@@ -76,7 +116,7 @@ func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
 				return
 			case <-ticker.C():
 			}
-			free, err := s.volume.FreeBytes()
+			free, err := volume.FreeBytes()
 			w.mu.Lock()
 			w.free, w.err, w.at = free, err, c.Now()
 			w.mu.Unlock()

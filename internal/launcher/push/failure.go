@@ -18,7 +18,7 @@ func (j *job) Inspect(begun bool) func(error) *backupjob.Failure {
 	// If the free space is unknown, the failure is not blamed on the target.
 	free, isFull := uint64(0), false
 	if volume := j.progress.volume; volume != nil {
-		if bytes, err := volume.FreeBytes(); err == nil {
+		if bytes, err := volume.FreeBytesSoon(); err == nil {
 			free, isFull = bytes, begun && bytes < targetFullBelow
 		}
 	}
@@ -39,11 +39,11 @@ func (j *job) Discard() error {
 	if j.progress.volume == nil {
 		return nil
 	}
-	var err error
+	directory := ""
 	if j.progress.partial {
-		err = j.progress.volume.Discard(j.req.Directory)
+		directory = j.req.Directory
 	}
-	return errors.Join(err, j.progress.volume.Close())
+	return j.progress.volume.Release(directory)
 }
 
 func stalledFailure() *backupjob.Failure {

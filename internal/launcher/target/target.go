@@ -6,12 +6,15 @@
 package target
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,11 +25,24 @@ import (
 // ErrInvalid is wrapped by errors that say that the volume cannot take a backup.
 var ErrInvalid = errors.New("target volume cannot be used")
 
-// Volume is an open target volume. It serves one backup. Its methods are for one goroutine at a time, except Seal.
+// Volume is an open target volume. It serves one backup. Its methods are for one goroutine at a time, except Seal,
+// FreeBytes, Discard and Close. Each may take for ever if the storage does not answer (WaitFor).
 type Volume struct {
+	// Before, if set, is called before FreeBytes and before each removal of Discard: tests play storage that does not answer.
+	Before func(access string)
+
 	path string
 	root *os.Root
 }
+
+func (v *Volume) before(access string) {
+	if v.Before != nil {
+		v.Before(access)
+	}
+}
+
+// releasePatience is how long the removal of a backup's files may take. To unlink a large file takes a while.
+const releasePatience = 30 * time.Second
 
 // MountInfo is where the kernel lists the mounts of this process.
 const MountInfo = "/proc/self/mountinfo"
@@ -89,6 +105,7 @@ func (v *Volume) Close() error { return v.root.Close() }
 
 // FreeBytes returns how many bytes can be written to the volume.
 func (v *Volume) FreeBytes() (uint64, error) {
+	v.before("free")
 	d, err := v.root.Open(".")
 	if err != nil {
 		return 0, fmt.Errorf("free space of target volume: %w", err)
@@ -182,15 +199,92 @@ func (v *Volume) syncUpwards(directory string) error {
 	}
 }
 
-// Discard removes a backup's partial directory and, if it is then empty, the machine's directory.
-func (v *Volume) Discard(directory string) error {
-	if err := v.root.RemoveAll(partialName(directory)); err != nil {
+// Discard removes a backup's partial directory and, if it is then empty, the machine's directory. It stops when ctx ends. What
+// is under way then and succeeds later removes no file of a new directory with the same name.
+func (v *Volume) Discard(ctx context.Context, directory string) error {
+	if err := v.removePartial(ctx, partialName(directory)); err != nil {
 		return v.writeError("remove directory", err)
 	}
-	if parent := path.Dir(directory); parent != "." {
+	if parent := path.Dir(directory); parent != "." && ctx.Err() == nil {
 		_ = v.root.Remove(parent) // fails while other backups are in it, as it should
 	}
 	return nil
+}
+
+// removePartial removes entry by entry, from the open directory.
+func (v *Volume) removePartial(ctx context.Context, name string) error {
+	v.before("remove")
+	named, err := v.root.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !named.IsDir() {
+		return v.root.Remove(name)
+	}
+	dir, err := v.root.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // only entries are changed
+	if opened, err := dir.Stat("."); err != nil || !os.SameFile(named, opened) {
+		return errors.Join(fmt.Errorf("%s changes while it is removed", name), err)
+	}
+	for {
+		names, err := firstNames(dir)
+		if err != nil {
+			return err
+		}
+		if len(names) == 0 {
+			break
+		}
+		for _, entry := range names {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			v.before("remove")
+			if err := dir.RemoveAll(entry); err != nil {
+				return err
+			}
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	v.before("remove")
+	return v.root.Remove(name)
+}
+
+// firstNames returns some of the names in a directory, or none if it is empty.
+func firstNames(dir *os.Root) ([]string, error) {
+	d, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	names, err := d.Readdirnames(256)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, errors.Join(err, d.Close())
+}
+
+// Release ends the use of a volume after a backup that failed or leaves nothing there: it removes the partial directory,
+// unless directory is empty, and closes the volume. It waits a bounded time for the storage. What is left then is named in
+// the error.
+func (v *Volume) Release(directory string) error {
+	err := WaitFor(releasePatience, func(ctx context.Context) error {
+		var err error
+		if directory != "" {
+			err = v.Discard(ctx, directory)
+		}
+		return errors.Join(err, v.Close())
+	})
+	if errors.Is(err, ErrNotResponding) && directory != "" {
+		err = fmt.Errorf("%w: files may be left in %s", err, partialName(directory))
+	}
+	return err
 }
 
 func partialName(directory string) string { return directory + layout.PartialSuffix }

@@ -130,7 +130,7 @@ func TestVolume_backupAppearsWhenItIsComplete(t *testing.T) {
 	if err := v.Begin("vm/b1", "another"); !errors.Is(err, ErrInvalid) {
 		t.Errorf("over another backup: %v", err)
 	}
-	if err := v.Discard("vm/b1"); err != nil {
+	if err := v.Discard(t.Context(), "vm/b1"); err != nil {
 		t.Error(err)
 	}
 	if _, _, err := v.Manifest("vm/b1"); err != nil {
@@ -170,7 +170,7 @@ func TestVolume_discardLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := v.Discard("vm/b1"); err != nil {
+		if err := v.Discard(t.Context(), "vm/b1"); err != nil {
 			t.Fatal(err)
 		}
 	}
