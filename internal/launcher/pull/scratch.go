@@ -96,9 +96,10 @@ func fullFailure(used, free uint64) *backupjob.Failure {
 type watch struct {
 	clock clock.Clock
 
-	mu   sync.Mutex
-	free uint64
+	mu sync.Mutex
+	// err is why the last look failed. free is what the last one that did not fail found, in bytes, and at is when that was.
 	err  error
+	free uint64
 	at   time.Time
 }
 
@@ -116,13 +117,19 @@ func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
 				return
 			case <-ticker.C():
 			}
-			free, err := volume.FreeBytes()
-			w.mu.Lock()
-			w.free, w.err, w.at = free, err, c.Now()
-			w.mu.Unlock()
+			w.note(volume.FreeBytes())
 		}
 	}()
 	return w
+}
+
+// note records a look at the volume. One that failed says nothing about the space.
+func (w *watch) note(free uint64, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err = err; err == nil {
+		w.free, w.at = free, w.clock.Now()
+	}
 }
 
 func (w *watch) freeBytes() uint64 {
@@ -137,9 +144,17 @@ func (w *watch) check(used uint64) error {
 	defer w.mu.Unlock()
 	switch {
 	case w.clock.Since(w.at) > stalledAfter:
-		return &backupjob.Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("the scratch claim has given no answer for %s, while the guest's writes may wait for it", stalledAfter)}
+		return stalledFailure(w.err)
 	case w.err == nil && w.free < reserveBytes:
 		return fullFailure(used, w.free)
 	}
 	return nil
+}
+
+func stalledFailure(err error) *backupjob.Failure {
+	f := &backupjob.Failure{Kind: pb.Backup_TARGET_STALLED, Message: fmt.Sprintf("the scratch claim has given no answer for %s, while the guest's writes may wait for it", stalledAfter)}
+	if err != nil {
+		f.Message += ": " + err.Error()
+	}
+	return f
 }

@@ -2,10 +2,14 @@ package pull
 
 import (
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
@@ -20,15 +24,16 @@ func (b *bench) silence(accesses ...string) (begin, end func()) {
 	opened := b.cfg.OpenTarget
 	b.cfg.OpenTarget = func(name string) (*target.Volume, error) {
 		v, err := opened(name)
-		v.Before = func(access string) {
-			if !strings.Contains(strings.Join(accesses, " "), access) {
-				return
+		v.Before = func(access string) error {
+			if !slices.Contains(accesses, access) {
+				return nil
 			}
 			select {
 			case <-silent:
 				<-answer
 			default:
 			}
+			return nil
 		}
 		return v, err
 	}
@@ -77,6 +82,56 @@ func TestSilentScratch_holdsUpNobody(t *testing.T) {
 				synctest.Wait()
 				if left, err := os.ReadDir(b.dir); err != nil || len(left) != 1 {
 					t.Errorf("left: %v, %v", left, err)
+				}
+			})
+		})
+	}
+}
+
+// A look at the free space that fails says nothing about it, and is no sign of life either.
+func TestWatch_failingLooksSayNothing(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]time.Duration{"for a while": stalledAfter / 2, "for good": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				var failing atomic.Bool
+				opened := b.cfg.OpenTarget
+				b.cfg.OpenTarget = func(name string) (*target.Volume, error) {
+					v, err := opened(name)
+					v.Before = func(access string) error {
+						if failing.Load() && access == "free" {
+							return unix.ESTALE
+						}
+						return nil
+					}
+					return v, err
+				}
+				var j *Job
+				over := make(chan struct{})
+				b.whenServing(&j, func(j *Job) {
+					defer close(over)
+					time.Sleep(time.Second)
+					free := j.Snapshot().ScratchFreeBytes
+					failing.Store(true)
+					time.AfterFunc(fails, func() { failing.Store(false) })
+					b.guest.Set(func() { b.guest.JobInfo.TempBytes++ })
+					time.Sleep(time.Second)
+					if got := j.Snapshot().ScratchFreeBytes; free == 0 || got == 0 {
+						t.Errorf("%d bytes are free, after %d", got, free)
+					}
+					time.Sleep(2 * stalledAfter)
+					_ = j.Finish()
+				})
+				j = b.job()
+				got := b.run(j)
+				<-over
+				if fails == time.Hour && (got.Failure != pb.Backup_TARGET_STALLED || !strings.Contains(got.Message, unix.ESTALE.Error())) {
+					t.Errorf("%v", got)
+				}
+				if fails < time.Hour && got.Phase != pb.Backup_DONE {
+					t.Errorf("%v", got)
 				}
 			})
 		})

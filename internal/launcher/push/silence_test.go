@@ -22,12 +22,13 @@ func TestSilentTarget_holdsUpNobody(t *testing.T) {
 		opened := b.cfg.OpenTarget
 		b.cfg.OpenTarget = func(name string) (*target.Volume, error) {
 			v, err := opened(name)
-			v.Before = func(string) {
+			v.Before = func(string) error {
 				select {
 				case <-silent:
 					<-answer
 				default:
 				}
+				return nil
 			}
 			return v, err
 		}

@@ -15,13 +15,14 @@ import (
 // hang has the volume's storage give no answer to the nth removal, until the function that it returns is called.
 func hang(v *Volume, nth int) (answer func()) {
 	hung, seen := make(chan struct{}), 0
-	v.Before = func(access string) {
+	v.Before = func(access string) error {
 		if access != "remove" {
-			return
+			return nil
 		}
 		if seen++; seen == nth {
 			<-hung
 		}
+		return nil
 	}
 	return func() { close(hung) }
 }

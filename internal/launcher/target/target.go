@@ -28,17 +28,19 @@ var ErrInvalid = errors.New("target volume cannot be used")
 // Volume is an open target volume. It serves one backup. Its methods are for one goroutine at a time, except Seal,
 // FreeBytes, Discard and Close. Each may take for ever if the storage does not answer (WaitFor).
 type Volume struct {
-	// Before, if set, is called before FreeBytes and before each removal of Discard: tests play storage that does not answer.
-	Before func(access string)
+	// Before, if set, is called before FreeBytes ("free") and each removal of Discard ("remove"). With it tests play storage that
+	// fails or does not answer.
+	Before func(access string) error
 
 	path string
 	root *os.Root
 }
 
-func (v *Volume) before(access string) {
-	if v.Before != nil {
-		v.Before(access)
+func (v *Volume) before(access string) error {
+	if v.Before == nil {
+		return nil
 	}
+	return v.Before(access)
 }
 
 // releasePatience is how long the removal of a backup's files may take. To unlink a large file takes a while.
@@ -105,7 +107,9 @@ func (v *Volume) Close() error { return v.root.Close() }
 
 // FreeBytes returns how many bytes can be written to the volume.
 func (v *Volume) FreeBytes() (uint64, error) {
-	v.before("free")
+	if err := v.before("free"); err != nil {
+		return 0, fmt.Errorf("free space of target volume: %w", err)
+	}
 	d, err := v.root.Open(".")
 	if err != nil {
 		return 0, fmt.Errorf("free space of target volume: %w", err)
@@ -213,7 +217,9 @@ func (v *Volume) Discard(ctx context.Context, directory string) error {
 
 // removePartial removes entry by entry, from the open directory.
 func (v *Volume) removePartial(ctx context.Context, name string) error {
-	v.before("remove")
+	if err := v.before("remove"); err != nil {
+		return err
+	}
 	named, err := v.root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -244,8 +250,7 @@ func (v *Volume) removePartial(ctx context.Context, name string) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			v.before("remove")
-			if err := dir.RemoveAll(entry); err != nil {
+			if err := errors.Join(v.before("remove"), dir.RemoveAll(entry)); err != nil {
 				return err
 			}
 		}
@@ -253,8 +258,7 @@ func (v *Volume) removePartial(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	v.before("remove")
-	return v.root.Remove(name)
+	return errors.Join(v.before("remove"), v.root.Remove(name))
 }
 
 // firstNames returns some of the names in a directory, or none if it is empty.
