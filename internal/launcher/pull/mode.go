@@ -51,6 +51,9 @@ func (m *mode) Prepare(ctx context.Context) (domain.BeginFunc, error) {
 	if err := m.scratch.checkSpace(len(m.req.Volumes)); err != nil {
 		return nil, err
 	}
+	if m.scratch.probe, err = volume.OpenProbe(m.req.Directory); err != nil {
+		return nil, err
+	}
 	plan := domain.Backup{Checkpoint: m.req.Checkpoint, Socket: m.cfg.Socket}
 	for _, v := range m.req.Volumes {
 		disk := domain.BackupDisk{Volume: v.Volume, Target: volume.Path(target.PartialFile(m.req.Directory, v.Volume))}
@@ -122,7 +125,9 @@ func (m *mode) Move(ctx context.Context) error {
 func (m *mode) serve(ctx context.Context) error {
 	ticker := m.cfg.Clock.NewTicker(backupjob.PollInterval)
 	defer ticker.Stop()
-	watch := m.scratch.watch(ctx, m.cfg.Clock)
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	watch := m.scratch.watch(watching, m.cfg.Clock)
 	var ended, failed int
 	for {
 		select {

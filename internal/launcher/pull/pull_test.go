@@ -315,7 +315,7 @@ func TestCheckSpace_namesBothNumbers(t *testing.T) {
 func TestWatch_endsTheBackupInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := &watch{clock: clock.RealClock{}, at: time.Now(), free: reserveBytes}
+		w := &watch{clock: clock.RealClock{}, at: time.Now(), wrote: time.Now(), free: reserveBytes}
 		if err := w.check(1); err != nil {
 			t.Error(err)
 		}

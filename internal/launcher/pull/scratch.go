@@ -2,6 +2,7 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -22,6 +24,10 @@ const (
 	leastBytes = 4 << 20
 	// fullBelow is the free space in bytes below which a failed job is blamed on the scratch space.
 	fullBelow = 1 << 20
+	// probeEvery is how often a block is written to the volume, to see whether it still takes it.
+	probeEvery = 10 * time.Second
+	// answerPatience is how long the end of a backup waits for a look at the volume that is under way.
+	answerPatience = 5 * time.Second
 	// stalledAfter is how long the scratch volume may give no answer. Until then the guest's writes wait for it, too.
 	stalledAfter = time.Minute
 )
@@ -30,7 +36,8 @@ const (
 type scratch struct {
 	volume *target.Volume
 	// made: the directory with the files may exist.
-	made bool
+	made  bool
+	probe *target.Probe
 	// seen is the watch over the volume once there is one, and free what the volume had before, in bytes.
 	seen *watch
 	free *uint64
@@ -65,6 +72,12 @@ func (s *scratch) release(directory string) error {
 	if s.volume == nil {
 		return nil
 	}
+	if s.seen != nil { // its probe is on the volume
+		_ = target.WaitFor(answerPatience, func(context.Context) error { s.seen.running.Wait(); return nil })
+	}
+	if s.probe != nil {
+		_ = s.probe.Close() // nobody needs what it wrote
+	}
 	if !s.made {
 		directory = ""
 	}
@@ -91,36 +104,52 @@ func fullFailure(used, free uint64) *backupjob.Failure {
 	}
 }
 
-// watch is a look at the scratch volume, again and again, in a goroutine of its own: a volume that hangs must not keep the
-// backup from ending.
+// watch is a look at the scratch volume, again and again, in goroutines of its own: a volume that hangs must not keep the
+// backup from ending. The free space is asked for in one of them, and blocks are written in the other: a file system whose
+// device hangs still tells its free space, and a slow device must not hide that the space runs out.
 type watch struct {
 	clock clock.Clock
+	// running counts the goroutines.
+	running sync.WaitGroup
 
 	mu sync.Mutex
 	// err is why the last look failed. free is what the last one that did not fail found, in bytes, and at is when that was.
 	err  error
 	free uint64
 	at   time.Time
+	// wrote is when a block was last written, and writeErr why the last attempt failed.
+	wrote    time.Time
+	writeErr error
 }
 
-// watch looks at the volume until ctx ends.
+// watch looks at the volume until ctx ends. It closes the probe.
 func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
-	w := &watch{clock: c, at: c.Now(), free: ptr.Deref(s.free, 0)}
+	w := &watch{clock: c, at: c.Now(), wrote: c.Now(), free: ptr.Deref(s.free, 0)}
 	s.seen = w
-	volume := s.volume
-	go func() {
-		ticker := c.NewTicker(backupjob.PollInterval)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C():
-			}
-			w.note(volume.FreeBytes())
-		}
-	}()
+	volume, probe := s.volume, s.probe
+	s.probe = nil
+	w.running.Go(func() {
+		repeat(ctx, c, backupjob.PollInterval, func() { w.note(volume.FreeBytes()) })
+	})
+	w.running.Go(func() {
+		defer probe.Close() //nolint:errcheck // nobody needs what it wrote
+		repeat(ctx, c, probeEvery, func() { w.noteWrite(probe.Write()) })
+	})
 	return w
+}
+
+// repeat calls look now and then until ctx ends.
+func repeat(ctx context.Context, c clock.WithTicker, every time.Duration, look func()) {
+	ticker := c.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		look()
+	}
 }
 
 // note records a look at the volume. One that failed says nothing about the space.
@@ -129,6 +158,14 @@ func (w *watch) note(free uint64, err error) {
 	defer w.mu.Unlock()
 	if w.err = err; err == nil {
 		w.free, w.at = free, w.clock.Now()
+	}
+}
+
+func (w *watch) noteWrite(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.writeErr = err; err == nil {
+		w.wrote = w.clock.Now()
 	}
 }
 
@@ -143,9 +180,9 @@ func (w *watch) check(used uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.clock.Since(w.at) > stalledAfter:
-		return stalledFailure(w.err)
-	case w.err == nil && w.free < reserveBytes:
+	case w.clock.Since(w.at) > stalledAfter, w.clock.Since(w.wrote) > stalledAfter:
+		return stalledFailure(errors.Join(w.err, w.writeErr))
+	case w.err == nil && w.free < reserveBytes, errclass.IsFull(w.writeErr):
 		return fullFailure(used, w.free)
 	}
 	return nil

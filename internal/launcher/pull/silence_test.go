@@ -137,3 +137,54 @@ func TestWatch_failingLooksSayNothing(t *testing.T) {
 		})
 	}
 }
+
+// A block device below the scratch volume hangs: the file system still tells its free space.
+func TestWatch_findsADeviceThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		begin, answer := b.silence("probe")
+		var silent time.Time
+		var aborted time.Duration
+		b.guest.On["AbortBackup"] = func() {
+			aborted = time.Since(silent)
+			time.AfterFunc(20*time.Second, answer)
+		}
+		var j *Job
+		b.whenServing(&j, func(*Job) {
+			time.Sleep(time.Hour)
+			silent = time.Now()
+			begin()
+			time.AfterFunc(5*stalledAfter, func() { j.Fail(backupjob.Aborted()) })
+		})
+		j = b.job()
+		if got := b.run(j); got.Failure != pb.Backup_TARGET_STALLED || aborted == 0 || aborted > stalledAfter+2*time.Second {
+			t.Errorf("aborted after %s: %v", aborted, got)
+		}
+		time.Sleep(time.Minute) // the probe ends with its answer
+	})
+}
+
+// What the file system says it has free is not always there, as with a quota or a thin volume.
+func TestWatch_findsADeviceThatIsFull(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		opened := b.cfg.OpenTarget
+		b.cfg.OpenTarget = func(name string) (*target.Volume, error) {
+			v, err := opened(name)
+			v.Before = func(access string) error {
+				if access == "probe" {
+					return unix.ENOSPC
+				}
+				return nil
+			}
+			return v, err
+		}
+		j := b.job()
+		time.AfterFunc(time.Hour, func() { j.Fail(backupjob.Aborted()) })
+		if got := b.run(j); got.Failure != pb.Backup_SCRATCH_FULL {
+			t.Errorf("%v", got)
+		}
+	})
+}

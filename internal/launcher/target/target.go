@@ -28,8 +28,8 @@ var ErrInvalid = errors.New("target volume cannot be used")
 // Volume is an open target volume. It serves one backup. Its methods are for one goroutine at a time, except Seal,
 // FreeBytes, Discard and Close. Each may take for ever if the storage does not answer (WaitFor).
 type Volume struct {
-	// Before, if set, is called before FreeBytes ("free") and each removal of Discard ("remove"). With it tests play storage that
-	// fails or does not answer.
+	// Before, if set, is called before FreeBytes ("free"), each removal of Discard ("remove") and Probe.Write ("probe"). With it
+	// tests play storage that fails or does not answer.
 	Before func(access string) error
 
 	path string
