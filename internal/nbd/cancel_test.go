@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/authority"
@@ -347,5 +349,37 @@ func TestClient_twoEarlyAnswers(t *testing.T) {
 	close(returned)
 	if err := c.Flush(testContext(t)); !errors.Is(err, ErrProtocol) {
 		t.Errorf("%v", err)
+	}
+}
+
+// The reader clears the deadline of a call that was given up. The client's end sets one as well, maybe at the same moment.
+func TestCancel_doesNotUndoTheEnd(t *testing.T) {
+	t.Parallel()
+	conn, peer := net.Pipe()
+	defer peer.Close()
+	c := &Client{dead: make(chan struct{})}
+	k := &clientConn{c: c, nc: conn}
+	c.conns = []*clientConn{k}
+	a := &call{done: make(chan struct{}, 1)}
+	a.addRequest()
+	s := &slot{conn: k, state: slotSent, call: a, busy: true}
+	s.abandonFor(a, context.Canceled)
+	c.failWith(ErrClosed)
+	if !k.giveBack(s) {
+		t.Error("the call was given up")
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := conn.Read(make([]byte, 1))
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the reader waits for a server that may say nothing any more")
+		_ = conn.Close()
 	}
 }

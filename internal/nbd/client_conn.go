@@ -247,6 +247,9 @@ func (k *clientConn) giveBack(s *slot) bool {
 		return false
 	}
 	k.nc.SetReadDeadline(time.Time{}) //nolint:errcheck // then the next read says what is wrong
+	if k.c.Err() != nil {
+		k.nc.SetReadDeadline(longAgo) //nolint:errcheck // it may have been failWith's deadline that was cleared
+	}
 	s.detachLocked(s.failed)
 	return true
 }
