@@ -218,6 +218,9 @@ func (c *Client) Info() Info {
 // Connections returns how many connections the client has.
 func (c *Client) Connections() int { return len(c.conns) }
 
+// Done is closed when the client is dead.
+func (c *Client) Done() <-chan struct{} { return c.dead }
+
 // Err returns why the client is dead, or nil while it lives.
 func (c *Client) Err() error {
 	select {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/sparse"
 )
 
@@ -40,15 +41,19 @@ func (v *Volume) Read(ctx context.Context, e extent.Extent, scope export.Scope, 
 	if err := v.checkExtent(e); err != nil {
 		return err
 	}
+	client, err := v.line.client(ctx)
+	if err != nil {
+		return fmt.Errorf("read %v of volume %s: %w", e, v.info.Name, err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	memory := semaphore.NewWeighted(MaxReadBytes)
 	pieces := make(chan piece, readsAhead)
 	var planned error
 	go func() {
 		defer close(pieces)
-		planned = v.planReads(ctx, e, scope, memory, pieces)
+		planned = v.planReads(ctx, client, e, scope, memory, pieces)
 	}()
-	err := v.deliver(pieces, memory, sink)
+	err = v.deliver(ctx, client, pieces, memory, sink)
 	cancel()
 	for p := range pieces { // nothing may use a buffer after it is given back
 		p.release(memory)
@@ -60,7 +65,7 @@ func (v *Volume) Read(ctx context.Context, e extent.Extent, scope export.Scope, 
 }
 
 // planReads begins to read what scope wants of e, in order.
-func (v *Volume) planReads(ctx context.Context, e extent.Extent, scope export.Scope, memory *semaphore.Weighted, pieces chan<- piece) error {
+func (v *Volume) planReads(ctx context.Context, client *nbd.Client, e extent.Extent, scope export.Scope, memory *semaphore.Weighted, pieces chan<- piece) error {
 	var stopped error
 	send := func(p piece) bool {
 		select {
@@ -85,7 +90,7 @@ func (v *Volume) planReads(ctx context.Context, e extent.Extent, scope export.Sc
 			if stopped = memory.Acquire(ctx, bufferBytes(part)); stopped != nil {
 				return false
 			}
-			if !send(v.beginRead(ctx, part)) {
+			if !send(beginRead(ctx, client, part)) {
 				return false
 			}
 			at = part.End()
@@ -98,9 +103,9 @@ func (v *Volume) planReads(ctx context.Context, e extent.Extent, scope export.Sc
 	return err
 }
 
-func (v *Volume) beginRead(ctx context.Context, e extent.Extent) piece {
+func beginRead(ctx context.Context, client *nbd.Client, e extent.Extent) piece {
 	p := piece{Extent: e, buffer: takeBuffer(e), read: make(chan error, 1)}
-	go func() { p.read <- v.client.ReadAt(ctx, p.buffer[:e.Length], e.Offset) }()
+	go func() { p.read <- client.ReadAt(ctx, p.buffer[:e.Length], e.Offset) }()
 	return p
 }
 
@@ -138,7 +143,7 @@ func (p *piece) free(memory *semaphore.Weighted) {
 }
 
 // deliver hands the pieces to sink until one fails.
-func (v *Volume) deliver(pieces <-chan piece, memory *semaphore.Weighted, sink func(export.Chunk) error) error {
+func (v *Volume) deliver(ctx context.Context, client *nbd.Client, pieces <-chan piece, memory *semaphore.Weighted, sink func(export.Chunk) error) error {
 	for p := range pieces {
 		if p.buffer == nil {
 			if err := sink(export.Chunk{Extent: p.Extent}); err != nil {
@@ -148,7 +153,7 @@ func (v *Volume) deliver(pieces <-chan piece, memory *semaphore.Weighted, sink f
 		}
 		err := <-p.read
 		if err != nil {
-			err = fmt.Errorf("read %v of volume %s: %w", p.Extent, v.info.Name, err)
+			err = fmt.Errorf("read %v of volume %s: %w", p.Extent, v.info.Name, transientIfDead(ctx, client, err))
 		} else {
 			err = sendChunks(p.Extent, p.buffer[:p.Length], sink)
 		}

@@ -5,13 +5,14 @@
 // of the block status are not: one may find a cluster absent from the scratch image, and find zeroes below it that the guest
 // has written meanwhile. A cluster is copied only once, so zeroes count only if a second query, which begins when the first
 // has ended, finds them, too.
+//
+// What is under way when a connection breaks fails with Transient. The export is there as long as libvirt's job, so that the
+// volume connects again, and what is asked for after that finds the same disk.
 package nbdvolume
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
@@ -31,10 +32,10 @@ const (
 	fewRuns = 256
 )
 
-// Volume is an NBD export. Close ends its connections.
+// Volume is an NBD export. It connects again when its connections break, until Close.
 type Volume struct {
-	client *nbd.Client
-	info   export.Info
+	line *line
+	info export.Info
 	// bitmap is the name of the bitmap's context, or empty for a full backup.
 	bitmap string
 }
@@ -57,24 +58,26 @@ func Open(ctx context.Context, t nbd.Target, o Options) (*Volume, error) {
 		bitmap = nbd.ContextDirtyBitmap + o.Bitmap
 		contexts = append(contexts, bitmap)
 	}
-	client, err := nbd.Dial(ctx, t, nbd.Options{Contexts: contexts, Connections: Connections})
+	l, err := openLine(ctx, t, nbd.Options{Contexts: contexts, Connections: Connections})
 	if err != nil {
 		return nil, fmt.Errorf("open volume %s: %w", o.Name, err)
 	}
-	info := client.Info()
-	for _, name := range contexts {
-		if !slices.Contains(info.Contexts, name) {
-			return nil, errors.Join(errclass.Errorf(errclass.Invalid, "open volume %s: the export has no context %s", o.Name, name), client.Close())
-		}
-	}
 	return &Volume{
-		client: client, bitmap: bitmap,
-		info: export.Info{Name: o.Name, Bytes: info.Bytes, Incremental: o.Bitmap != "", PointInTime: o.PointInTime},
+		line: l, bitmap: bitmap,
+		info: export.Info{Name: o.Name, Bytes: l.bytes, Incremental: o.Bitmap != "", PointInTime: o.PointInTime},
 	}, nil
 }
 
 // Close ends the connections. Calls in flight fail.
-func (v *Volume) Close() error { return v.client.Close() }
+func (v *Volume) Close() error { return v.line.close() }
+
+// Lost returns why the export could not be reached for LostAfter, although it was tried all the time, or nil.
+func (v *Volume) Lost() error {
+	if err := v.line.lost(); err != nil {
+		return fmt.Errorf("volume %s: %w", v.info.Name, err)
+	}
+	return nil
+}
 
 // Info implements export.Volume.
 func (v *Volume) Info() export.Info { return v.info }
@@ -91,13 +94,17 @@ func (v *Volume) Regions(ctx context.Context, e extent.Extent, report func(expor
 	if err := v.checkExtent(e); err != nil {
 		return err
 	}
+	client, err := v.line.client(ctx)
+	if err != nil {
+		return fmt.Errorf("map of volume %s: %w", v.info.Name, err)
+	}
 	merge := merger{report: report}
 	window := int64(firstWindow)
 	for at := e.Offset; at < e.End(); {
 		part := extent.Extent{Offset: at, Length: min(window, e.End()-at)}
-		s, err := v.queryStatus(ctx, part)
+		s, err := v.queryStatus(ctx, client, part)
 		if err != nil {
-			return fmt.Errorf("map of volume %s: %w", v.info.Name, err)
+			return fmt.Errorf("map of volume %s: %w", v.info.Name, transientIfDead(ctx, client, err))
 		}
 		if !s.addTo(&merge, part) {
 			return nil
@@ -120,10 +127,10 @@ type status struct {
 	runs int
 }
 
-func (v *Volume) queryStatus(ctx context.Context, part extent.Extent) (status, error) {
+func (v *Volume) queryStatus(ctx context.Context, client *nbd.Client, part extent.Extent) (status, error) {
 	var s status
 	query := func(zeroes, clean *extent.Set) error {
-		return v.client.BlockStatus(ctx, part, func(name string, e extent.Extent, flags uint64) error {
+		return client.BlockStatus(ctx, part, func(name string, e extent.Extent, flags uint64) error {
 			s.runs++
 			switch {
 			case name == nbd.ContextAllocation && flags&nbd.StateZero != 0:

@@ -327,7 +327,8 @@ func TestRead_holdsNoMoreThanItsMemory(t *testing.T) {
 	pieces := make(chan piece, readsAhead)
 	go func() {
 		defer close(pieces)
-		_ = v.planReads(t.Context(), extent.Extent{Length: 4 << 30}, export.Changed, memory, pieces)
+		client, _ := v.line.now()
+		_ = v.planReads(t.Context(), client, extent.Extent{Length: 4 << 30}, export.Changed, memory, pieces)
 	}()
 	held := int64(0)
 	for range readsAhead {

@@ -156,6 +156,9 @@ func (m *mode) serve(ctx context.Context) error {
 			continue
 		}
 		ended, failed = 0, 0
+		if err := (*Job)(m).lostVolume(); err != nil {
+			return err
+		}
 		m.reportProgress(job, watch.freeBytes())
 	}
 }

@@ -29,6 +29,8 @@ var ErrNotServing = errclass.New(errclass.Conflict, "the backup does not serve i
 // Volume is what the package needs of an open export.
 type Volume interface {
 	export.Volume
+	// Lost returns why the export has been out of reach for long, or nil.
+	Lost() error
 	Close() error
 }
 
@@ -167,6 +169,18 @@ func (j *Job) openVolumes(ctx context.Context) error {
 		j.closeVolumes()
 	}
 	return err
+}
+
+// lostVolume returns why a volume cannot be read any more although libvirt's job runs, or nil.
+func (j *Job) lostVolume() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, v := range j.volumes {
+		if err := v.Lost(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // closeVolumes ends the tunnel and every read. Nothing is lost with the connections.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,13 @@ type served struct {
 	*exporttest.Volume
 
 	closed bool
+	// lost has a value once the export is out of reach.
+	lost atomic.Value
+}
+
+func (s *served) Lost() error {
+	err, _ := s.lost.Load().(error)
+	return err
 }
 
 func (s *served) Close() error {
@@ -261,6 +269,9 @@ func TestFailures(t *testing.T) {
 			b.guest.Set(func() { b.guest.State = domain.Info{State: domain.StatePaused, Reason: domain.ReasonIOError} })
 			j.Deliver(domain.Event{Kind: domain.EventIOError, Paused: true, Volume: "root", Message: "enospc"})
 		}, want: pb.Backup_HYPERVISOR_ERROR, says: "enospc", resumed: true},
+		"the export is lost": {serving: func(b *bench, _ *Job) {
+			b.volumes["data"].lost.Store(errors.New("nobody listens any more"))
+		}, want: pb.Backup_HYPERVISOR_ERROR, says: "nobody listens any more"},
 		"the end is refused": {serving: func(b *bench, j *Job) {
 			b.guest.Set(func() {
 				b.guest.On["AbortBackup"] = func() { b.guest.Set(func() { b.guest.JobInfo = domain.JobInfo{} }) }
