@@ -127,6 +127,8 @@ type progress struct {
 	begun bool
 	// frozen is the freeze of this backup, or nil.
 	frozen *freeze.Frozen
+	// doubt is what speaks against a freeze by somebody else having held, or nil.
+	doubt error
 	// ended: libvirt's job has ended.
 	ended bool
 }

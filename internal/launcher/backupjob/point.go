@@ -27,7 +27,9 @@ func (j *Job) fixPointInTime(ctx context.Context, begin domain.BeginFunc) error 
 		return err
 	}
 	frozen, quiesce, message := j.freezeGuest(ctx)
-	j.UpdateState(func(b *pb.Backup) { b.Quiesce, b.QuiesceMessage = quiesce, message })
+	if frozen == nil { // what a freeze was worth is known after the thaw
+		j.UpdateState(func(b *pb.Backup) { b.Quiesce, b.QuiesceMessage = quiesce, message })
+	}
 
 	pointInTime := j.cfg.Clock.Now()
 	j.progress.begun = true
@@ -47,41 +49,45 @@ func (j *Job) beginJob(begin domain.BeginFunc, frozen *freeze.Frozen) error {
 		return j.beginWithin(BeginTimeout, begin)
 	}
 	j.progress.frozen = frozen
-	var doubt error
 	defer func() {
-		frozenFor, early := frozen.Thaw(), frozen.ThawedEarly()
-		if errors.Is(early, freeze.ErrUnanswered) {
-			early = nil // ConfirmFreeze waits for the answer.
+		frozenFor := frozen.Thaw()
+		if errors.Is(frozen.ThawedEarly(), freeze.ErrUnanswered) {
+			// ConfirmFreeze waits for the answer. Until then the state says nothing of a freeze.
+			j.UpdateState(func(b *pb.Backup) { b.FrozenMillis = frozenFor.Milliseconds() })
+			return
 		}
-		j.judgeFreeze(frozenFor, doubt, early)
+		j.judgeFreeze(frozenFor)
 	}()
 	if err := j.beginWithin(BeginFrozenTimeout, begin); err != nil {
 		return err
 	}
 	if frozen.Foreign() {
-		doubt = j.cfg.Freezer.StillFrozen(context.WithoutCancel(j.ctx))
+		j.progress.doubt = j.cfg.Freezer.StillFrozen(context.WithoutCancel(j.ctx))
 	}
 	return nil
 }
 
 // ConfirmFreeze waits for the answer to a thaw that has taken longer than the begin waited for it. After it the state
-// says whether the guest was frozen at the point in time.
+// says whether the guest was frozen at the point in time. If there is still no answer, it says that this is doubtful, and
+// another call finds out more.
 func (j *Job) ConfirmFreeze(ctx context.Context) {
 	if frozen := j.progress.frozen; frozen != nil {
-		frozenFor := frozen.AwaitThaw(ctx, freeze.AnswerPatience)
-		j.judgeFreeze(frozenFor, frozen.ThawedEarly())
+		j.judgeFreeze(frozen.AwaitThaw(ctx, freeze.AnswerPatience))
 	}
 }
 
-// judgeFreeze notes how long the guest was frozen, and what speaks against a freeze that held.
-func (j *Job) judgeFreeze(frozenFor time.Duration, doubts ...error) {
-	doubt := errors.Join(doubts...)
+// judgeFreeze notes how long the guest was frozen, and whether that held.
+func (j *Job) judgeFreeze(frozenFor time.Duration) {
+	quiesce, message := pb.Backup_FROZEN, ""
+	if j.progress.frozen.Foreign() {
+		message = "the file systems were frozen before the backup began and stay so until whoever froze them thaws them"
+	}
+	if doubt := errors.Join(j.progress.doubt, j.progress.frozen.ThawedEarly()); doubt != nil {
+		quiesce = pb.Backup_THAWED_EARLY
+		message = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
+	}
 	j.UpdateState(func(b *pb.Backup) {
-		b.FrozenMillis = frozenFor.Milliseconds()
-		if doubt != nil {
-			b.Quiesce = pb.Backup_THAWED_EARLY
-			b.QuiesceMessage = fmt.Sprintf("the guest may have been thawed before the point in time (%v): the backup is crash consistent", doubt)
-		}
+		b.FrozenMillis, b.Quiesce, b.QuiesceMessage = frozenFor.Milliseconds(), quiesce, message
 	})
 }
 
@@ -103,9 +109,6 @@ func (j *Job) freezeGuest(ctx context.Context) (*freeze.Frozen, pb.Backup_Quiesc
 	frozen, err := j.cfg.Freezer.Freeze(ctx)
 	if err != nil {
 		return nil, pb.Backup_FREEZE_FAILED, err.Error()
-	}
-	if frozen.Foreign() {
-		return frozen, pb.Backup_FROZEN, "the file systems were frozen before the backup began and stay so until whoever froze them thaws them"
 	}
 	return frozen, pb.Backup_FROZEN, ""
 }

@@ -104,11 +104,10 @@ func (m *mode) Move(ctx context.Context) error {
 		return err
 	}
 	defer j.closeVolumes()
-	m.UpdateState(func(b *pb.Backup) { b.Phase = pb.Backup_SERVING })
 	if err := m.serve(ctx); err != nil {
 		return err
 	}
-	m.ConfirmFreeze(ctx)
+	m.ConfirmFreeze(ctx) // if the guest gave no answer before
 	// Readers end first: libvirt does not wait for them.
 	j.closeVolumes()
 	if err := m.FinishJob(ctx); err != nil {
@@ -121,18 +120,29 @@ func (m *mode) Move(ctx context.Context) error {
 	return nil
 }
 
-// serve waits for Finish while it watches libvirt's job and the scratch space.
+// serve waits for Finish while it watches libvirt's job and the scratch space. The backup is SERVING when it is known whether
+// the guest was frozen at the point in time: whoever pulls it relies on that.
 func (m *mode) serve(ctx context.Context) error {
 	ticker := m.cfg.Clock.NewTicker(backupjob.PollInterval)
 	defer ticker.Stop()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	watch := m.scratch.watch(watching, m.cfg.Clock)
+	confirmed := make(chan struct{})
+	go func() {
+		defer close(confirmed)
+		m.ConfirmFreeze(watching)
+	}()
+	defer func() { stop(); <-confirmed }()
+	wait := confirmed
 	var ended, failed int
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-wait:
+			wait = nil
+			m.UpdateState(func(b *pb.Backup) { b.Phase = pb.Backup_SERVING })
 		case <-m.finish:
 			return nil
 		case <-m.Completed():
