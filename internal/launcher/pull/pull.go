@@ -11,6 +11,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/varvebackup/varve/internal/domain"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -183,14 +184,34 @@ func (j *Job) lostVolume() error {
 	return nil
 }
 
-// closeVolumes ends the tunnel and every read. Nothing is lost with the connections.
+// closeTimeout is how long the end of a backup waits for its readers. The guest may be waiting for that end.
+const closeTimeout = 5 * time.Second
+
+// closeVolumes ends the tunnel and every read. Nothing is lost with the connections. It does not wait for long: what takes
+// longer goes on, and reaches nothing once libvirt's job has ended.
 func (j *Job) closeVolumes() {
 	j.mu.Lock()
 	volumes := j.volumes
 	j.volumes = nil // there is no other tunnel from here on
 	j.mu.Unlock()
-	j.disconnect()
-	for _, v := range volumes {
-		_ = v.Close()
+	if volumes == nil {
+		return
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		var all sync.WaitGroup
+		all.Go(j.disconnect)
+		for _, v := range volumes { // a read that does not heed the end of the tunnel ends with its volume
+			all.Go(func() { _ = v.Close() })
+		}
+		all.Wait()
+	}()
+	timer := j.cfg.Clock.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C():
+		j.cfg.Log.Error("readers of the backup do not end, going on without them", "backup", j.req.Name, "uid", j.req.Uid)
 	}
 }

@@ -36,6 +36,8 @@ type served struct {
 	closed bool
 	// lost has a value once the export is out of reach.
 	lost atomic.Value
+	// closing, if set, is called by Close.
+	closing func()
 }
 
 func (s *served) Lost() error {
@@ -44,6 +46,9 @@ func (s *served) Lost() error {
 }
 
 func (s *served) Close() error {
+	if s.closing != nil {
+		s.closing()
+	}
 	s.closed = true
 	return nil
 }
@@ -361,4 +366,42 @@ func TestFinish_leavesNoPausedGuest(t *testing.T) {
 			t.Errorf("%v after %v", got, b.guest.Calls)
 		}
 	})
+}
+
+// A reader that does not end keeps neither a success nor a failure from ending libvirt's job.
+func TestReaders_holdUpNobody(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(j *Job){
+		"failed":   func(j *Job) { j.Fail(backupjob.Aborted()) },
+		"finished": func(j *Job) { _ = j.Finish() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				ends := make(chan struct{})
+				var ended time.Time
+				var aborted time.Duration
+				b.guest.On["AbortBackup"] = func() { aborted = time.Since(ended) }
+				var j *Job
+				b.whenServing(&j, func(j *Job) {
+					time.AfterFunc(time.Hour, func() { close(ends) })
+					b.volumes["root"].closing = func() { <-ends }
+					ended = time.Now()
+					end(j)
+				})
+				j = b.job()
+				j.Run()
+				if b.guest.Count("AbortBackup") != 1 || aborted > 2*closeTimeout || j.Running() {
+					t.Errorf("aborted %s after the end: %v", aborted, b.guest.Calls)
+				}
+				if took := time.Since(ended); took > time.Minute {
+					t.Errorf("the backup ended %s later", took)
+				}
+				<-ends
+				b.endLife()
+				b.freezer.Wait()
+			})
+		})
+	}
 }
