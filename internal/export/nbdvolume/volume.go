@@ -20,9 +20,6 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
-// Connections is how many connections to the server a volume opens, if the server takes more than one.
-const Connections = 2
-
 const (
 	// firstWindow and longestWindow bound the part of the disk whose status is queried at once, in bytes. The server looks at
 	// all of it before it answers, and a caller who wants one page of regions shall not pay for many.
@@ -48,6 +45,8 @@ type Options struct {
 	PointInTime string
 	// Bitmap is the name of the bitmap that the export has. Empty: the backup is full.
 	Bitmap string
+	// Connections is how many to open, if the server takes more than one; 1 if 0.
+	Connections int
 }
 
 // Open connects to an export. Invalid: the export does not have what Options say, or cannot tell its status.
@@ -58,7 +57,7 @@ func Open(ctx context.Context, t nbd.Target, o Options) (*Volume, error) {
 		bitmap = nbd.ContextDirtyBitmap + o.Bitmap
 		contexts = append(contexts, bitmap)
 	}
-	l, err := openLine(ctx, t, nbd.Options{Contexts: contexts, Connections: Connections})
+	l, err := openLine(ctx, t, nbd.Options{Contexts: contexts, Connections: o.Connections})
 	if err != nil {
 		return nil, fmt.Errorf("open volume %s: %w", o.Name, err)
 	}

@@ -88,7 +88,7 @@ func open(t *testing.T, b nbd.Backend, bitmap string) *Volume {
 			t.Error(err)
 		}
 	})
-	v, err := Open(ctx, nbd.Target{Network: "unix", Address: socket, Export: "disk"}, Options{Name: "root", PointInTime: "now", Bitmap: bitmap})
+	v, err := Open(ctx, nbd.Target{Network: "unix", Address: socket, Export: "disk"}, Options{Name: "root", PointInTime: "now", Bitmap: bitmap, Connections: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

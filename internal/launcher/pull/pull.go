@@ -150,11 +150,19 @@ func (c counted) Read(ctx context.Context, e extent.Extent, scope export.Scope, 
 	})
 }
 
+// mostConnections is how many connections the volumes of a backup have together. QEMU's NBD server takes 100 (9.1, and older
+// ones with the fix of CVE-2024-7409), and
+// libvirt asks for no other number. One more would wait for ever. The rest is for connections that replace others.
+const mostConnections = 64
+
+// connectionsFor returns how many connections each of so many volumes has.
+func connectionsFor(volumes int) int { return max(1, min(2, mostConnections/volumes)) }
+
 func (j *Job) openVolumes(ctx context.Context) error {
 	opened := map[string]Volume{}
 	var err error
 	for _, v := range j.req.Volumes {
-		o := nbdvolume.Options{Name: v.Volume, PointInTime: j.req.Uid + "/" + v.Volume}
+		o := nbdvolume.Options{Name: v.Volume, PointInTime: j.req.Uid + "/" + v.Volume, Connections: connectionsFor(len(j.req.Volumes))}
 		if v.Incremental {
 			o.Bitmap = domain.ChangesBitmap
 		}

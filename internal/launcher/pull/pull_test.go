@@ -74,8 +74,9 @@ type bench struct {
 	freezer *freeze.Freezer
 	endLife context.CancelFunc
 	volumes map[string]*served
-	// openFails is the error of OpenVolume.
-	openFails error
+	// openFails is the error of OpenVolume, and connections how many the volumes have.
+	openFails   error
+	connections int
 }
 
 func newBench(t *testing.T) *bench {
@@ -123,6 +124,7 @@ func (b *bench) openVolume(_ context.Context, socket string, o nbdvolume.Options
 	v := &served{Volume: exporttest.NewVolume(o.Name, 1<<20, o.Bitmap != "", 1)}
 	v.Description.PointInTime = o.PointInTime
 	b.volumes[o.Name] = v
+	b.connections += o.Connections
 	return v, nil
 }
 
@@ -402,6 +404,32 @@ func TestReaders_holdUpNobody(t *testing.T) {
 				b.endLife()
 				b.freezer.Wait()
 			})
+		})
+	}
+}
+
+// QEMU's server takes 100 connections. A backup has up to 64 disks, and each of them at least one.
+func TestConnections_areBelowTheServersLimit(t *testing.T) {
+	t.Parallel()
+	for disks, want := range map[int]int{1: 2, 2: 4, 32: 64, 33: 33, 50: 50, 64: 64} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			req := request()
+			req.Volumes = nil
+			for i := range disks {
+				name := fmt.Sprintf("disk%d", i)
+				b.cfg.Disks[name] = b.cfg.Disks["root"]
+				req.Volumes = append(req.Volumes, &pb.BackupVolume{Volume: name, FullReason: "NoCheckpoint"})
+			}
+			var j *Job
+			b.whenServing(&j, func(j *Job) { _ = j.Finish() })
+			var err error
+			if j, err = New(context.Background(), b.cfg, req); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.run(j); got.Phase != pb.Backup_DONE || b.connections != want {
+				t.Errorf("%d connections for %d disks, want %d: %v", b.connections, disks, want, got.Phase)
+			}
 		})
 	}
 }
