@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/test/authority"
 )
 
@@ -381,5 +382,20 @@ func TestCancel_doesNotUndoTheEnd(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the reader waits for a server that may say nothing any more")
 		_ = conn.Close()
+	}
+}
+
+// A mistake in a connection's goroutines ends the client, and not the process.
+func TestConnection_survivesPanics(t *testing.T) {
+	t.Parallel()
+	conn, peer := net.Pipe()
+	defer peer.Close()
+	c := &Client{dead: make(chan struct{})}
+	k := &clientConn{c: c, nc: conn, ended: make(chan struct{})} // without buffers
+	c.conns = []*clientConn{k}
+	k.runToEnd()
+	var panicked *guard.Panic
+	if !errors.As(c.Err(), &panicked) {
+		t.Errorf("%v", c.Err())
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/varvebackup/varve/internal/guard"
 )
 
 // writeBufferBytes is the buffer in which the headers of waiting requests are batched.
@@ -54,8 +56,8 @@ func (k *clientConn) runToEnd() {
 	reading := make(chan error, 1)
 	writing := make(chan error, 1)
 	stop := make(chan struct{})
-	go func() { reading <- k.readAll() }()
-	go func() { writing <- k.writeAll(stop) }()
+	go func() { reading <- guard.Call(k.readAll) }()
+	go func() { writing <- k.failIfPanicked(guard.Call(func() error { return k.writeAll(stop) })) }()
 	// If the writer fails, it fails the client, which also ends the reader.
 	err := <-reading
 	close(stop)
@@ -69,6 +71,15 @@ func (k *clientConn) runToEnd() {
 		k.c.failWith(fmt.Errorf("close NBD connection: %w", err))
 	}
 	k.endInFlight()
+}
+
+// failIfPanicked ends the client if its writer has panicked, and with that the reader.
+func (k *clientConn) failIfPanicked(err error) error {
+	var panicked *guard.Panic
+	if errors.As(err, &panicked) {
+		k.c.failWith(fmt.Errorf("NBD connection: %w", err))
+	}
+	return err
 }
 
 // endInFlight ends what is in flight on a connection that has ended.

@@ -1,6 +1,7 @@
 package nbdvolume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/internal/nbd"
 )
 
@@ -41,6 +43,8 @@ type line struct {
 	// broken is when the current client died, and why it could not be replaced; zero while it lives.
 	broken time.Time
 	why    error
+	// panicked is the first panic.
+	panicked error
 }
 
 func openLine(ctx context.Context, t nbd.Target, o nbd.Options) (*line, error) {
@@ -51,7 +55,10 @@ func openLine(ctx context.Context, t nbd.Target, o nbd.Options) (*line, error) {
 	}
 	l.current, l.bytes = client, client.Info().Bytes
 	l.life, l.endLife = context.WithCancel(context.Background())
-	go l.keepConnected()
+	go func() {
+		defer close(l.ended)
+		_ = l.guard(l.keepConnected) // lost tells of a panic
+	}()
 	return l, nil
 }
 
@@ -71,14 +78,13 @@ func (l *line) dial(ctx context.Context) (*nbd.Client, error) {
 }
 
 // keepConnected replaces clients that die until the volume is closed.
-func (l *line) keepConnected() {
-	defer close(l.ended)
+func (l *line) keepConnected() error {
 	for {
 		dead, _ := l.now()
 		select {
 		case <-dead.Done():
 		case <-l.life.Done():
-			return
+			return nil
 		}
 		l.note(nil, dead.Err())
 		for {
@@ -91,7 +97,7 @@ func (l *line) keepConnected() {
 			case <-pause.C:
 			case <-l.life.Done():
 				pause.Stop()
-				return
+				return nil
 			}
 		}
 		_ = dead.Close() // it is dead
@@ -158,10 +164,25 @@ func (l *line) client(ctx context.Context) (*nbd.Client, error) {
 func (l *line) lost() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.panicked != nil {
+		return l.panicked
+	}
 	if l.broken.IsZero() || time.Since(l.broken) < LostAfter {
 		return nil
 	}
 	return fmt.Errorf("the export cannot be reached: %w", l.why)
+}
+
+// guard turns a panic of f into an error, and has lost tell of it.
+func (l *line) guard(f func() error) error {
+	err := guard.Call(f)
+	var panicked *guard.Panic
+	if errors.As(err, &panicked) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.panicked = cmp.Or(l.panicked, error(panicked))
+	}
+	return err
 }
 
 func (l *line) close() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/test/wait"
 )
@@ -148,4 +149,17 @@ func TestVolume_isLostWhenNobodyServesIt(t *testing.T) {
 	stop()
 	defer serve(t, socket, b)()
 	wait.Until(t, time.Minute, "new connections", func() bool { return v.Lost() == nil })
+}
+
+// A mistake in one of the volume's goroutines is an error, and the volume is of no use any more.
+func TestVolume_survivesPanics(t *testing.T) {
+	t.Parallel()
+	v := open(t, &backend{Volume: exporttest.NewVolume("root", 1<<20, false, 3)}, "")
+	var panicked *guard.Panic
+	if err := v.line.guard(func() error { panic("a mistake") }); !errors.As(err, &panicked) {
+		t.Errorf("%v", err)
+	}
+	if err := v.Lost(); !errors.As(err, &panicked) {
+		t.Errorf("nobody is told: %v", err)
+	}
 }

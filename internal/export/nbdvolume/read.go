@@ -51,7 +51,7 @@ func (v *Volume) Read(ctx context.Context, e extent.Extent, scope export.Scope, 
 	var planned error
 	go func() {
 		defer close(pieces)
-		planned = v.planReads(ctx, client, e, scope, memory, pieces)
+		planned = v.line.guard(func() error { return v.planReads(ctx, client, e, scope, memory, pieces) })
 	}()
 	err = v.deliver(ctx, client, pieces, memory, sink)
 	cancel()
@@ -90,7 +90,7 @@ func (v *Volume) planReads(ctx context.Context, client *nbd.Client, e extent.Ext
 			if stopped = memory.Acquire(ctx, bufferBytes(part)); stopped != nil {
 				return false
 			}
-			if !send(beginRead(ctx, client, part)) {
+			if !send(v.beginRead(ctx, client, part)) {
 				return false
 			}
 			at = part.End()
@@ -103,9 +103,11 @@ func (v *Volume) planReads(ctx context.Context, client *nbd.Client, e extent.Ext
 	return err
 }
 
-func beginRead(ctx context.Context, client *nbd.Client, e extent.Extent) piece {
+func (v *Volume) beginRead(ctx context.Context, client *nbd.Client, e extent.Extent) piece {
 	p := piece{Extent: e, buffer: takeBuffer(e), read: make(chan error, 1)}
-	go func() { p.read <- client.ReadAt(ctx, p.buffer[:e.Length], e.Offset) }()
+	go func() {
+		p.read <- v.line.guard(func() error { return client.ReadAt(ctx, p.buffer[:e.Length], e.Offset) })
+	}()
 	return p
 }
 

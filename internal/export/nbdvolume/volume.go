@@ -70,7 +70,8 @@ func Open(ctx context.Context, t nbd.Target, o Options) (*Volume, error) {
 // Close ends the connections. Calls in flight fail.
 func (v *Volume) Close() error { return v.line.close() }
 
-// Lost returns why the export could not be reached for LostAfter, although it was tried all the time, or nil.
+// Lost returns why nobody should wait for the volume any more: its export could not be reached for LostAfter, although that was
+// tried all the time, or something has panicked. Otherwise it returns nil.
 func (v *Volume) Lost() error {
 	if err := v.line.lost(); err != nil {
 		return fmt.Errorf("volume %s: %w", v.info.Name, err)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -323,5 +324,14 @@ func TestBackoff_growsAndIsReset(t *testing.T) {
 	b = backoff{}
 	if pause := b.nextPause(l.cfg, l.random); pause > 100*time.Millisecond {
 		t.Errorf("a pause of %v after a session", pause)
+	}
+}
+
+// A mistake in one of a connection's goroutines ends the connection, and not the launcher.
+func TestServing_survivesPanics(t *testing.T) {
+	t.Parallel()
+	s := &serving{launcher: &launcher{cfg: Config{}.withDefaults()}}
+	if err := s.endOnPanic(func() error { panic("a mistake") }); err == nil || !strings.Contains(err.Error(), "a mistake") {
+		t.Errorf("%v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/guard"
 )
 
 // Config says how a launcher reaches the far end. Zeroes stand for the defaults that the comments give.
@@ -236,14 +237,27 @@ func (s *serving) serveUntilEnd(ctx context.Context) error {
 	all, ctx := errgroup.WithContext(ctx)
 	stop := context.AfterFunc(ctx, func() { s.writer.socket.Close() }) //nolint:errcheck // what waits for it fails
 	defer stop()
-	all.Go(func() error { return s.sendOffer() })
-	all.Go(func() error { return s.readRequests() })
-	all.Go(func() error { return s.outbox.sendFrames(ctx, s.writer) })
-	all.Go(func() error {
+	run := func(part func() error) {
+		all.Go(func() error { return s.endOnPanic(part) })
+	}
+	run(s.sendOffer)
+	run(s.readRequests)
+	run(func() error { return s.outbox.sendFrames(ctx, s.writer) })
+	run(func() error {
 		return keepAlive(ctx, s.writer.socket, s.outbox, s.cfg.Keepalive, func() { s.useful.Store(true) })
 	})
 	for range s.cfg.Workers {
-		all.Go(func() error { return s.workOnRequests(ctx) })
+		run(func() error { return s.workOnRequests(ctx) })
 	}
 	return all.Wait()
+}
+
+// endOnPanic makes a panic an error of the connection: the launcher has a guest to run.
+func (s *serving) endOnPanic(part func() error) error {
+	err := guard.Call(part)
+	var panicked *guard.Panic
+	if errors.As(err, &panicked) {
+		s.cfg.Log.Error("export tunnel panicked", "panic", fmt.Sprint(panicked.Value), "stack", panicked.Stack)
+	}
+	return err
 }

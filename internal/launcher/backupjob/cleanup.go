@@ -29,7 +29,7 @@ func (j *Job) cleanUp(err error) *Failure {
 	if failure == nil {
 		failure = j.judgeFailure(err)
 	}
-	if problem = errors.Join(problem, j.mode.Discard()); problem != nil {
+	if problem = errors.Join(problem, j.protect(j.mode.Discard)); problem != nil {
 		failure.Message += "; not everything could be cleaned up: " + problem.Error()
 	}
 	return failure
@@ -50,7 +50,7 @@ func (j *Job) releaseGuest(err error) (reported *Failure) {
 func (j *Job) untilGuestIsFree(try func() error, report func(error)) {
 	since, reported := j.cfg.Clock.Now(), false
 	for j.guestEnd() == GuestLives {
-		err := try()
+		err := j.protect(try)
 		if err == nil || j.guestEnd() != GuestLives {
 			return
 		}
@@ -85,7 +85,12 @@ func (j *Job) reportUnreleased(failure Failure, problem error) {
 }
 
 func (j *Job) judgeFailure(err error) *Failure {
-	failure := *classifyFailure(err, context.Cause(j.ctx), j.guestEnd(), j.mode.Inspect(j.progress.begun))
+	explain := func(error) *Failure { return nil }
+	err = errors.Join(err, j.protect(func() error {
+		explain = j.mode.Inspect(j.progress.begun)
+		return nil
+	}))
+	failure := *classifyFailure(err, context.Cause(j.ctx), j.guestEnd(), explain)
 	return &failure // whoever gave it keeps theirs as it is
 }
 

@@ -184,3 +184,25 @@ func TestStray_freesTheGuest(t *testing.T) {
 		}
 	})
 }
+
+// A panic in the cleanup ends neither the launcher nor the cleanup.
+func TestCleanUp_survivesPanics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		j, mode := newFakeJob(t)
+		mode.inspect = func() { panic("a mistake of Inspect") }
+		mode.discard = func() { panic("a mistake of Discard") }
+		mode.guest.On["AbortBackup"] = func() {
+			if mode.guest.Count("AbortBackup") == 1 {
+				panic("a mistake of libvirt's binding")
+			}
+		}
+		go j.Run()
+		time.Sleep(time.Second)
+		j.Fail(Aborted())
+		<-j.Done()
+		if got := j.Snapshot(); got.Failure != pb.Backup_ABORTED || !strings.Contains(got.Message, "a mistake of Discard") || mode.guest.JobInfo.Active {
+			t.Errorf("%v after %v", got, mode.guest.Calls)
+		}
+	})
+}

@@ -14,9 +14,9 @@ package backupjob
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/internal/launcher/freeze"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
@@ -238,7 +239,7 @@ func (j *Job) UpdateState(change func(*pb.Backup)) {
 func (j *Job) Run() {
 	defer j.endLife()
 	defer j.cancel(nil)
-	err := j.runProtected()
+	err := j.protect(func() error { return j.run(j.ctx) })
 	if err != nil {
 		failure := j.cleanUp(err)
 		j.cfg.Log.Warn("backup failed", "backup", j.req.Name, "uid", j.req.Uid, "failure", failure.Kind.String(), "message", failure.Message)
@@ -250,15 +251,22 @@ func (j *Job) Run() {
 	j.cfg.Changed()
 }
 
-// runProtected turns a panic into a failed backup: a bug here must not end the guest.
-func (j *Job) runProtected() (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			j.cfg.Log.Error("backup panicked", "panic", p, "stack", string(debug.Stack()))
-			err = &Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: fmt.Sprintf("internal error: %v", p)}
-		}
-	}()
-	return j.run(j.ctx)
+// protect turns a panic into an error: a bug here must not end the guest.
+func (j *Job) protect(f func() error) error {
+	err := guard.Call(f)
+	var panicked *guard.Panic
+	if errors.As(err, &panicked) {
+		j.cfg.Log.Error("backup panicked", "backup", j.req.Name, "uid", j.req.Uid, "panic", panicked.Value, "stack", panicked.Stack)
+	}
+	return err
+}
+
+// Guard calls f, and fails the backup if f panics. What a Mode runs in goroutines goes through it.
+func (j *Job) Guard(f func()) {
+	err := j.protect(func() error { f(); return nil })
+	if err != nil {
+		j.Fail(&Failure{Kind: pb.Backup_HYPERVISOR_ERROR, Message: err.Error()})
+	}
 }
 
 func (j *Job) run(ctx context.Context) error {

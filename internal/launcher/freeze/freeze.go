@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/guard"
 )
 
 const (
@@ -202,10 +204,15 @@ func (f *Freezer) keepThawing(frozen int) (early error) {
 	return errors.Join(early, errGuestEnded)
 }
 
-func (f *Freezer) thawOnce() (int, error) {
+func (f *Freezer) thawOnce() (thawed int, err error) {
 	ctx, cancel := context.WithTimeout(f.life, thawTimeout)
 	defer cancel()
-	return f.agent.Thaw(ctx)
+	err = guard.Call(func() error { // nobody else thaws the guest
+		var err error
+		thawed, err = f.agent.Thaw(ctx)
+		return err
+	})
+	return thawed, err
 }
 
 // isThawed reports whether the agent says that the guest is thawed. An agent whose hook fails after the thaw refuses

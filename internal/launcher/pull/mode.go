@@ -127,11 +127,11 @@ func (m *mode) serve(ctx context.Context) error {
 	defer ticker.Stop()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	watch := m.scratch.watch(watching, m.cfg.Clock)
+	watch := m.scratch.watch(watching, m.cfg.Clock, m.Guard)
 	confirmed := make(chan struct{})
 	go func() {
 		defer close(confirmed)
-		m.ConfirmFreeze(watching)
+		m.Guard(func() { m.ConfirmFreeze(watching) })
 	}()
 	defer func() { stop(); <-confirmed }()
 	wait := confirmed

@@ -9,6 +9,7 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,7 @@ var ErrNotServing = errclass.New(errclass.Conflict, "the backup does not serve i
 // Volume is what the package needs of an open export.
 type Volume interface {
 	export.Volume
-	// Lost returns why the export has been out of reach for long, or nil.
+	// Lost returns why nobody should wait for the volume any more, or nil.
 	Lost() error
 	Close() error
 }
@@ -120,7 +121,7 @@ func (j *Job) Open(_ context.Context, name string) (export.Volume, error) {
 	if !ok {
 		return nil, errclass.Errorf(errclass.NotFound, "the backup has no volume %s", name)
 	}
-	return counted{Volume: v, bytes: &j.readBytes}, nil
+	return counted{Volume: v, job: j}, nil
 }
 
 // Infos returns what the backup offers, in the order of the request; nil while it does not serve.
@@ -135,24 +136,37 @@ func (j *Job) Infos() (infos []export.Info) {
 	return infos
 }
 
-// counted counts the data that is read.
+// counted counts the data that is read. A panic of the volume fails the backup.
 type counted struct {
 	export.Volume
 
-	bytes *atomic.Uint64
+	job *Job
+}
+
+// Regions implements export.Volume.
+func (c counted) Regions(ctx context.Context, e extent.Extent, report func(export.Region) bool) error {
+	err := errPanicked
+	c.job.Guard(func() { err = c.Volume.Regions(ctx, e, report) })
+	return err
 }
 
 // Read implements export.Volume.
 func (c counted) Read(ctx context.Context, e extent.Extent, scope export.Scope, sink func(export.Chunk) error) error {
-	return c.Volume.Read(ctx, e, scope, func(chunk export.Chunk) error {
-		c.bytes.Add(uint64(len(chunk.Data)))
-		return sink(chunk)
+	err := errPanicked
+	c.job.Guard(func() {
+		err = c.Volume.Read(ctx, e, scope, func(chunk export.Chunk) error {
+			c.job.readBytes.Add(uint64(len(chunk.Data)))
+			return sink(chunk)
+		})
 	})
+	return err
 }
 
+var errPanicked = errors.New("internal error")
+
 // mostConnections is how many connections the volumes of a backup have together. QEMU's NBD server takes 100 (9.1, and older
-// ones with the fix of CVE-2024-7409), and
-// libvirt asks for no other number. One more would wait for ever. The rest is for connections that replace others.
+// ones with the fix of CVE-2024-7409), and libvirt asks for no other number. One more would wait for ever. The rest is for
+// connections that replace others.
 const mostConnections = 64
 
 // connectionsFor returns how many connections each of so many volumes has.
@@ -209,9 +223,9 @@ func (j *Job) closeVolumes() {
 	go func() {
 		defer close(closed)
 		var all sync.WaitGroup
-		all.Go(j.disconnect)
+		all.Go(func() { j.Guard(j.disconnect) })
 		for _, v := range volumes { // a read that does not heed the end of the tunnel ends with its volume
-			all.Go(func() { _ = v.Close() })
+			all.Go(func() { j.Guard(func() { _ = v.Close() }) })
 		}
 		all.Wait()
 	}()

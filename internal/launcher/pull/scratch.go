@@ -122,18 +122,22 @@ type watch struct {
 	writeErr error
 }
 
-// watch looks at the volume until ctx ends. It closes the probe.
-func (s *scratch) watch(ctx context.Context, c clock.WithTicker) *watch {
+// watch looks at the volume until ctx ends. It closes the probe. Its goroutines run in protect.
+func (s *scratch) watch(ctx context.Context, c clock.WithTicker, protect func(func())) *watch {
 	w := &watch{clock: c, at: c.Now(), wrote: c.Now(), free: ptr.Deref(s.free, 0)}
 	s.seen = w
 	volume, probe := s.volume, s.probe
 	s.probe = nil
 	w.running.Go(func() {
-		repeat(ctx, c, backupjob.PollInterval, func() { w.note(volume.FreeBytes()) })
+		protect(func() {
+			repeat(ctx, c, backupjob.PollInterval, func() { w.note(volume.FreeBytes()) })
+		})
 	})
 	w.running.Go(func() {
 		defer probe.Close() //nolint:errcheck // nobody needs what it wrote
-		repeat(ctx, c, probeEvery, func() { w.noteWrite(probe.Write()) })
+		protect(func() {
+			repeat(ctx, c, probeEvery, func() { w.noteWrite(probe.Write()) })
+		})
 	})
 	return w
 }

@@ -68,14 +68,16 @@ func (j *Job) Connect(end FarEnd) error {
 	j.tunnel = c
 	go func() {
 		defer close(c.done)
-		err := tunnel.Run(ctx, tunnel.Config{
-			Address: end.Address, ServerName: end.ServerName, BackupUID: j.UID(),
-			CA: c.authorities, Token: func() ([]byte, error) { return c.farEnd().Token, nil },
-			StateChanged: j.reportTunnel, Log: j.cfg.Log,
-		}, j, infos)
-		if err != nil {
-			j.reportTunnel(tunnel.State{Err: err})
-		}
+		j.Guard(func() {
+			err := tunnel.Run(ctx, tunnel.Config{
+				Address: end.Address, ServerName: end.ServerName, BackupUID: j.UID(),
+				CA: c.authorities, Token: func() ([]byte, error) { return c.farEnd().Token, nil },
+				StateChanged: j.reportTunnel, Log: j.cfg.Log,
+			}, j, infos)
+			if err != nil {
+				j.reportTunnel(tunnel.State{Err: err})
+			}
+		})
 	}()
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/varvebackup/varve/internal/guard"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/layout"
@@ -56,9 +57,11 @@ func (j *job) sealFiles(ctx context.Context) ([]target.Sealed, error) {
 	group.SetLimit(sealAtOnce)
 	for i, v := range j.req.Volumes {
 		group.Go(func() error {
-			var err error
-			sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume), j.reportHashed)
-			return err
+			return guard.Call(func() error {
+				var err error
+				sealed[i], err = j.progress.volume.Seal(ctx, target.PartialFile(j.req.Directory, v.Volume), j.reportHashed)
+				return err
+			})
 		})
 	}
 	if err := group.Wait(); err != nil {

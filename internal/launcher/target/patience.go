@@ -3,8 +3,9 @@ package target
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
+
+	"github.com/varvebackup/varve/internal/guard"
 )
 
 // ErrNotResponding says that the storage of a volume has not answered in time, as with an NFS server that is gone.
@@ -18,7 +19,7 @@ func WaitFor(patience time.Duration, f func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
-		done <- callProtected(ctx, f)
+		done <- guard.Call(func() error { return f(ctx) })
 	}()
 	select {
 	case err := <-done:
@@ -34,16 +35,6 @@ func WaitFor(patience time.Duration, f func(ctx context.Context) error) error {
 	default:
 		return ErrNotResponding
 	}
-}
-
-// callProtected turns a panic into an error: nobody else would recover it.
-func callProtected(ctx context.Context, f func(ctx context.Context) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("internal error: %v", p)
-		}
-	}()
-	return f(ctx)
 }
 
 // answerPatience is how long a look at the free space may take.
