@@ -11,19 +11,15 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 
+	"github.com/varvebackup/varve/internal/export/httpserver"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 )
-
-// certificateAge is how long a certificate is used before its files are read again.
-const certificateAge = 30 * time.Second
 
 // Files are what is mounted into the pod. The zero value stands for nothing; PodFiles is what a pod has.
 type Files struct {
@@ -54,15 +50,15 @@ func Run(ctx context.Context, o Options) error {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 		}
 	}
-	certificate := &certificateFiles{files: o.Files, clock: clock.RealClock{}}
-	if _, err := certificate.get(nil); err != nil {
+	certificate := httpserver.NewCertificateFiles(o.Files.Certificate, o.Files.Key, clock.RealClock{})
+	if _, err := certificate.Get(nil); err != nil {
 		return err
 	}
-	config := server.Config{Token: server.ReadTokenFile(o.Files.Token), GetCertificate: certificate.get, Log: o.Log}
+	config := server.Config{Token: server.ReadTokenFile(o.Files.Token), GetCertificate: certificate.Get, Log: o.Log}
 	group, ctx := errgroup.WithContext(ctx)
 	if backup := o.Config.Backup; backup != nil {
 		far := &tunnel.Server{
-			TLS: &tls.Config{GetCertificate: certificate.get, MinVersion: tls.VersionTLS13}, BackupUID: string(backup.UID), Log: o.Log,
+			TLS: &tls.Config{GetCertificate: certificate.Get, MinVersion: tls.VersionTLS13}, BackupUID: string(backup.UID), Log: o.Log,
 			Token: func() ([]byte, error) { return os.ReadFile(o.Files.TunnelToken) },
 		}
 		listener, err := o.Listen(podspec.TunnelPort)
@@ -93,32 +89,4 @@ func Run(ctx context.Context, o Options) error {
 		return https.Serve(ctx, listener)
 	})
 	return group.Wait()
-}
-
-// certificateFiles is the certificate in two files, which are replaced while they are in use.
-type certificateFiles struct {
-	files Files
-	clock clock.PassiveClock
-
-	mu     sync.Mutex
-	loaded *tls.Certificate
-	at     time.Time
-}
-
-// get implements tls.Config.GetCertificate. A certificate that cannot be read any more, as in the middle of its replacement,
-// is used on.
-func (c *certificateFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.loaded != nil && c.clock.Since(c.at) < certificateAge {
-		return c.loaded, nil
-	}
-	pair, err := tls.LoadX509KeyPair(c.files.Certificate, c.files.Key)
-	switch {
-	case err == nil:
-		c.loaded, c.at = &pair, c.clock.Now()
-	case c.loaded == nil:
-		return nil, fmt.Errorf("read the certificate: %w", err)
-	}
-	return c.loaded, nil
 }

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
@@ -243,39 +242,4 @@ func TestRun_servesABackupThroughTheTunnel(t *testing.T) {
 		t.Error(err)
 	}
 	wait.Until(t, time.Minute, "the pod to notice", func() bool { return !isReady() })
-}
-
-// The kubelet replaces certificates while the pod runs.
-func TestCertificateFiles_areReadAgain(t *testing.T) {
-	t.Parallel()
-	first, second := authority.New(t).Files(t), authority.New(t).Files(t)
-	c := &certificateFiles{clock: clock.RealClock{}, files: Files{Certificate: filepath.Join(first, "server-cert.pem"), Key: filepath.Join(first, "server-key.pem")}}
-	serial := func() string {
-		t.Helper()
-		pair, err := c.get(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pair.Leaf.SerialNumber.String()
-	}
-	old := serial()
-	for _, name := range []string{"server-cert.pem", "server-key.pem"} {
-		text, err := os.ReadFile(filepath.Join(second, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(first, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c.at = time.Now().Add(-certificateAge) // half of it is replaced after the first round
-		if name == "server-cert.pem" && serial() != old {
-			t.Error("a certificate without its key is used")
-		}
-	}
-	if serial() == old {
-		t.Error("the certificate is not read again")
-	}
-	if _, err := (&certificateFiles{clock: clock.RealClock{}, files: Files{Certificate: "none", Key: "none"}}).get(nil); err == nil {
-		t.Error("no certificate is no error")
-	}
 }

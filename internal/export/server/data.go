@@ -7,6 +7,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/httpserver"
 	"github.com/varvebackup/varve/internal/extent"
 )
 
@@ -91,7 +92,7 @@ func (a *dataAnswer) begin() {
 	a.WriteHeader(a.status)
 }
 
-var zeroes [pieceBytes]byte
+var zeroes [httpserver.PieceBytes]byte
 
 // sendChunk is the sink of Read. It is the last place where the checksum of data can be looked at: HTTP has none.
 func (a *dataAnswer) sendChunk(c export.Chunk) error {
@@ -101,15 +102,15 @@ func (a *dataAnswer) sendChunk(c export.Chunk) error {
 	if sum := export.Checksum(c.Data); c.Data != nil && sum != c.Checksum {
 		return errclass.Errorf(errclass.Corrupt, "volume %s: %v has checksum %08x, not %08x", a.volume, c.Extent, sum, c.Checksum)
 	}
-	if a.response.status == 0 {
+	if a.response.Status() == 0 {
 		a.begin()
 	}
 	a.next += c.Length
 	if c.Data != nil {
 		return a.sendBytes(c.Data)
 	}
-	for left := c.Length; left > 0; left -= pieceBytes {
-		if err := a.sendBytes(zeroes[:min(left, pieceBytes)]); err != nil {
+	for left := c.Length; left > 0; left -= httpserver.PieceBytes {
+		if err := a.sendBytes(zeroes[:min(left, httpserver.PieceBytes)]); err != nil {
 			return err
 		}
 	}

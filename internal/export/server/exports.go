@@ -88,8 +88,8 @@ func (s *Server) openVolume(ctx context.Context, name string) (export.Volume, er
 
 // fail refuses a request, and logs what is not the client's doing.
 func (s *Server) fail(w *response, r *http.Request, err error) {
-	if status := statusOf(err); r.Context().Err() == nil && (status >= http.StatusInternalServerError || w.status != 0) {
-		s.Log.Error("request failed", "volume", w.volume, "endpoint", w.endpoint, "client", r.RemoteAddr, "status", status, "begun", w.status != 0, "error", err)
+	if status := statusOf(err); r.Context().Err() == nil && (status >= http.StatusInternalServerError || w.Status() != 0) {
+		s.Log.Error("request failed", "volume", w.volume, "endpoint", w.endpoint, "client", r.RemoteAddr, "status", status, "begun", w.Status() != 0, "error", err)
 	}
 	w.refuse(err)
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/httpserver"
 	"github.com/varvebackup/varve/internal/export/podspec"
 )
 
@@ -155,11 +156,11 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}()
-	w := s.newResponse(plain, r)
+	w := &response{Writer: httpserver.NewWriter(plain, r, s.Limits.Stall, s.Clock)}
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
 	if r.ContentLength != 0 {
-		w.dropBody(s.Limits.HeaderTime)
+		w.DropBody(s.Limits.HeaderTime)
 	}
 	if r.URL.Path == ReadyPath {
 		s.serveReadiness(w, r)
@@ -169,7 +170,7 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 		w.refuse(err)
 		return
 	}
-	defer connectionOf(r.Context()).beginRequest()()
+	defer httpserver.BeginRequest(r.Context())()
 	slot := s.slots.take(1)
 	defer s.slots.release(slot)
 	if slot == 0 {
@@ -181,7 +182,7 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 	found := s.findHandler(r.URL.EscapedPath())
 	w.endpoint = found.endpoint
 	began := s.Clock.Now()
-	defer func() { s.Hooks.Answered(w.volume, w.endpoint, w.status, s.Clock.Since(began)) }()
+	defer func() { s.Hooks.Answered(w.volume, w.endpoint, w.Status(), s.Clock.Since(began)) }()
 	switch {
 	case found.handler == nil:
 		w.refuse(refusef(http.StatusNotFound, "no such path"))
@@ -189,7 +190,7 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 		w.refuse(refusef(http.StatusBadRequest, "a %s has no body", r.Method))
 	default:
 		found.handler.ServeHTTP(w, r)
-		w.finish()
+		w.Finish()
 	}
 }
 

@@ -133,7 +133,7 @@ func (s *Server) serveStream(w *response, r *http.Request, tag string, volumes [
 	if err == nil {
 		err = encoder.Close()
 	}
-	if err != nil && w.status != 0 {
+	if err != nil && w.Status() != 0 {
 		// The client learns the reason if it still listens. That the stream has no end it learns in any case.
 		encoder.WriteError(failed, err) //nolint:errcheck // the error before is the one that counts
 	}

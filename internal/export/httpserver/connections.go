@@ -1,4 +1,4 @@
-package server
+package httpserver
 
 import (
 	"container/list"
@@ -9,12 +9,12 @@ import (
 )
 
 // connections bounds how many connections are open. A new one always gets in: for it goes the oldest that has never
-// come with the token, or else the oldest that serves no request now. So a crowd of strangers closes one another's
-// connections, and none of a client that has the token and uses it.
+// come with a request of BeginRequest, or else the oldest that serves none now. So a crowd of strangers closes one
+// another's connections, and none of a client that is known and at work.
 type connections struct {
 	mu   sync.Mutex
 	most int
-	// strangers have never come with the token; guests have. Both have the oldest first.
+	// strangers have never come with a request of BeginRequest; guests have. Both have the oldest first.
 	strangers, guests list.List
 }
 
@@ -25,7 +25,7 @@ type connection struct {
 	// The fields below are guarded by all.mu.
 	place *list.Element
 	guest bool
-	// requests is how many with the token are being served.
+	// requests is how many of BeginRequest are being served.
 	requests int
 }
 
@@ -100,8 +100,10 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// beginRequest marks a request with the token. The caller calls what it returns at the request's end.
-func (c *connection) beginRequest() (end func()) {
+// BeginRequest marks the request with this context as one of a client that is known: its connection does not go for a new
+// one until the request has ended. The caller calls what it returns then.
+func BeginRequest(ctx context.Context) (end func()) {
+	c := connectionOf(ctx)
 	if c == nil {
 		return func() {}
 	}
