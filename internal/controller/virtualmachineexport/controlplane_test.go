@@ -85,6 +85,24 @@ func machinesLife(w *world) {
 		w.Errorf("%+v", e.Status)
 	}
 
+	// The manifests follow the machine, and the pod stays.
+	manifests := wait(w, &corev1.Secret{ObjectMeta: gen.Meta(w.ns, "virt-export-e-manifests")}, exists)
+	if m := e.Status.Links.Internal.Manifests; len(m) != 2 || m[0].URL != "https://virt-export-e."+w.ns+".svc/internal/manifests/all" || bytes.Contains(manifests.Data["internal.json"], []byte("RerunOnFailure")) {
+		w.Errorf("%+v, %s", m, manifests.Data["internal.json"])
+	}
+	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) {
+		vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyRerunOnFailure)
+	})
+	wait(w, manifests, func(s *corev1.Secret) error {
+		if !bytes.Contains(s.Data["internal.json"], []byte("RerunOnFailure")) || !bytes.Contains(s.Data["external.json"], []byte("RerunOnFailure")) {
+			return fmt.Errorf("%s", s.Data)
+		}
+		return nil
+	})
+	if got := w.pod(); got.UID != first.UID {
+		w.Error("another pod")
+	}
+
 	// The machine starts: it goes first.
 	vmi := gen.VirtualMachineInstance(gen.Meta(w.ns, "vm"), vm.Spec.Template.Spec)
 	w.create(vmi)

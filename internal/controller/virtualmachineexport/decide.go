@@ -80,6 +80,7 @@ func takenName(in *input) *obstacle {
 		{"Pod", in.Pod, in.Pod != nil},
 		{"Service", in.Service, in.Service != nil},
 		{"Secret", in.Certificate, in.Certificate != nil},
+		{"Secret", in.Manifests, in.Manifests != nil},
 		{"Secret", in.Token, in.Token != nil && !named},
 	} {
 		if child.there && !belongsTo(child.found, in.Export) {
@@ -146,6 +147,7 @@ func (d *decision) prepare(in *input) {
 	if _, named := tokenSecretName(in.Export); !named {
 		d.WriteToken = in.Token == nil || !hasToken(in.Token)
 	}
+	d.WriteManifests = manifestsDiffer(in.Manifests, manifestsSecret(in))
 	d.WriteCertificate = in.Certificate == nil || !in.Now.Before(in.RenewCertificate)
 	if !d.WriteCertificate {
 		d.sooner(in.RenewCertificate.Sub(in.Now))
@@ -154,7 +156,7 @@ func (d *decision) prepare(in *input) {
 }
 
 func (d *decision) createsSomething() bool {
-	return d.WriteService || d.WriteToken || d.WriteCertificate || d.CreatePod
+	return d.WriteService || d.WriteToken || d.WriteCertificate || d.WriteManifests || d.CreatePod
 }
 
 // servePod brings the pod one step further. It returns why the pod does not serve, or nil.

@@ -79,7 +79,8 @@ func machineInput() *input {
 	in.Export.Spec.Source = *gen.Source("vm")
 	s := volumes(in)
 	s.vmName, s.vm = "vm", gen.VirtualMachine(gen.Meta("ns", "vm"), gen.Guest(gen.Disk("root", "disk")))
-	return in
+	in.Manifests = manifestsSecret(in)
+	return served(in)
 }
 
 func notOurs(o metav1.Object) { o.SetOwnerReferences(nil) }
@@ -94,6 +95,7 @@ func TestDecide(t *testing.T) {
 		pod
 		deletes
 		force
+		manifests
 	)
 	named := func(in *input, secret *corev1.Secret) {
 		in.Export.Spec.TokenSecretRef, in.Token = ptr.To("mine"), secret
@@ -129,6 +131,11 @@ func TestDecide(t *testing.T) {
 		"machine missing":       {machineInput, func(in *input) { volumes(in).vm, volumes(in).claims, in.Pod = nil, nil, nil }, "Pending", "SourceNotFound", "VirtualMachine vm does not exist", 0, 2 * time.Hour},
 		"machine without disks": {machineInput, func(in *input) { volumes(in).claims, in.Pod = nil, nil }, "Skipped", "NoVolumes", "VirtualMachine vm has no disks", 0, 2 * time.Hour},
 		"machine about to run":  {machineInput, func(in *input) { volumes(in).instance = gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()) }, "Pending", "PVCInUse", "VirtualMachine vm runs, or is about to (pod virt-launcher-vm-", deletes, 2 * time.Hour},
+		"manifests lost":        {machineInput, func(in *input) { in.Manifests = nil }, "Ready", "PodReady", "", manifests, lookEvery},
+		"manifests damaged":     {machineInput, func(in *input) { in.Manifests.Data["internal.json"] = nil }, "Ready", "PodReady", "", manifests, lookEvery},
+		"machine changed":       {machineInput, func(in *input) { volumes(in).vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyManual) }, "Ready", "PodReady", "", manifests, lookEvery},
+		"proxy has an address":  {machineInput, func(in *input) { in.Proxy.Host = "exports.example.org" }, "Ready", "PodReady", "", manifests, lookEvery},
+		"somebody's manifests":  {machineInput, func(in *input) { notOurs(in.Manifests); in.Pod = nil }, "Pending", "NameTaken", "Secret virt-export-web-manifests", 0, retryUnwatched},
 		"machine that has ended": {machineInput, func(in *input) {
 			volumes(in).instance = gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest())
 			volumes(in).instance.Status.Phase = kubevirtv1.PhaseSucceeded
@@ -198,7 +205,7 @@ func TestDecide(t *testing.T) {
 				t.Errorf("%s %+v", d.Status.Phase, ready)
 			}
 			actions := 0
-			for bit, does := range map[int]bool{service: d.WriteService, token: d.WriteToken, certificate: d.WriteCertificate, pod: d.CreatePod, deletes: d.DeletePod, force: d.Force} {
+			for bit, does := range map[int]bool{service: d.WriteService, token: d.WriteToken, certificate: d.WriteCertificate, pod: d.CreatePod, deletes: d.DeletePod, force: d.Force, manifests: d.WriteManifests} {
 				if does {
 					actions |= bit
 				}

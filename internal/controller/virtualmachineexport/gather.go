@@ -56,6 +56,11 @@ func (r *reconciler) findChildren(ctx context.Context, in *input) (err error) {
 	if in.Certificate, err = find(ctx, r.live, namespace, podspec.CertificateSecret(name), &corev1.Secret{}); err != nil {
 		return err
 	}
+	if in.Source.machine() != "" {
+		if in.Manifests, err = find(ctx, r.live, namespace, podspec.ManifestsSecret(name), &corev1.Secret{}); err != nil {
+			return err
+		}
+	}
 	token, _ := tokenSecretName(in.Export)
 	in.Token, err = find(ctx, r.live, namespace, token, &corev1.Secret{})
 	return err

@@ -34,6 +34,8 @@ type input struct {
 	Service            *corev1.Service
 	Pod                *corev1.Pod
 	Token, Certificate *corev1.Secret
+	// Manifests is the Secret with the machine's manifests, whoever made it.
+	Manifests *corev1.Secret
 	// Authorities are what clients must trust, in PEM.
 	Authorities string
 	// RenewCertificate is when the certificate must be issued again. The zero time: at once.
@@ -66,8 +68,8 @@ type decision struct {
 	DeletePod                   bool
 	DeleteReason, DeleteMessage string
 	Force                       bool
-	// WriteService, WriteToken and WriteCertificate say to create the object, or to put it right.
-	WriteService, WriteToken, WriteCertificate bool
+	// WriteService, WriteToken, WriteCertificate and WriteManifests say to create the object, or to put it right.
+	WriteService, WriteToken, WriteCertificate, WriteManifests bool
 	// CreatePod says to create the export's pod.
 	CreatePod bool
 	// RequeueAfter is when the decision changes by the passage of time, or by what is not watched.

@@ -12,13 +12,33 @@ func linksOf(in *input, serves bool) *exportv1.VirtualMachineExportLinks {
 	if !serves {
 		return links
 	}
-	in.Source.addLinks(links.Internal, "https://"+podspec.ServiceHosts(in.Export.Namespace, in.Export.Name)[0])
+	addLinks(in, links.Internal, podspec.InternalLink, internalBase(in.Export))
 	if in.Proxy.Host != "" {
 		links.External = &exportv1.VirtualMachineExportLink{Cert: in.Proxy.Authorities}
-		in.Source.addLinks(links.External, "https://"+in.Proxy.Host+proxyPath(in.Export))
+		addLinks(in, links.External, podspec.ExternalLink, externalBase(in))
 	}
 	return links
 }
+
+// addLinks adds the addresses of everything that is served to a client on one of the ways to the export.
+func addLinks(in *input, link *exportv1.VirtualMachineExportLink, way podspec.Link, base string) {
+	in.Source.addLinks(link, base)
+	if in.Source.machine() == "" {
+		return
+	}
+	link.Manifests = []exportv1.VirtualMachineExportManifest{
+		{Type: exportv1.ManifestAll, URL: base + podspec.AllManifestsPath(way)},
+		{Type: exportv1.ManifestAuthHeader, URL: base + podspec.SecretManifestPath(way)},
+	}
+}
+
+// internalBase returns the URL below which the export's Service serves it.
+func internalBase(export *exportv1.VirtualMachineExport) string {
+	return "https://" + podspec.ServiceHosts(export.Namespace, export.Name)[0]
+}
+
+// externalBase returns the URL below which the export proxy serves the export.
+func externalBase(in *input) string { return "https://" + in.Proxy.Host + proxyPath(in.Export) }
 
 // proxyPath returns the path below which the export proxy serves an export, as upstream's does.
 func proxyPath(export *exportv1.VirtualMachineExport) string {

@@ -56,6 +56,10 @@ func exportPod(export *exportv1.VirtualMachineExport, source sourceHandler, toke
 	container.Env = []corev1.EnvVar{{Name: podspec.ConfigVariable, Value: configOf(export, source)}}
 	mountSecret(&pod.Spec, "certificate", podspec.CertificateDirectory, podspec.CertificateSecret(export.Name), corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 	mountSecret(&pod.Spec, "token", podspec.TokenDirectory, tokenSecret, podspec.TokenKey)
+	if source.machine() != "" {
+		mountSecret(&pod.Spec, "manifests", podspec.ManifestsDirectory, podspec.ManifestsSecret(export.Name),
+			podspec.ManifestsKey(podspec.InternalLink), podspec.ManifestsKey(podspec.ExternalLink))
+	}
 	source.equip(&pod.Spec)
 	return pod
 }

@@ -15,7 +15,7 @@ import (
 // An export pod runs in a user's namespace and parses what clients send.
 func TestPod_isUnprivileged(t *testing.T) {
 	t.Parallel()
-	for name, in := range map[string]*input{"claim": claimInput(), "backup": backupInput()} {
+	for name, in := range map[string]*input{"claim": claimInput(), "machine": machineInput(), "backup": backupInput()} {
 		pod := exportPod(in.Export, in.Source, "token", Image{Name: "varve"})
 		s, c := pod.Spec.SecurityContext, pod.Spec.Containers[0]
 		if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) > 0 || pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
@@ -54,6 +54,10 @@ func TestPod_mountsAreReadOnly(t *testing.T) {
 		"claims": {claims, map[string]string{
 			"/run/varve/export/certificate": "secret virt-export-web-cert [tls.crt tls.key]", "/run/varve/export/token": "secret mine [token]",
 			"/run/varve/export/volumes/disk": "claim disk", "/dev/varve-export/device.1": "claim device.1",
+		}},
+		"machine": {machineInput(), map[string]string{
+			"/run/varve/export/certificate": "secret virt-export-web-cert [tls.crt tls.key]", "/run/varve/export/token": "secret mine [token]",
+			"/run/varve/export/manifests": "secret virt-export-web-manifests [internal.json external.json]", "/run/varve/export/volumes/disk": "claim disk",
 		}},
 		"backup": {backupInput(), map[string]string{
 			"/run/varve/export/certificate": "secret virt-export-b-cert [tls.crt tls.key]", "/run/varve/export/token": "secret mine [token]",

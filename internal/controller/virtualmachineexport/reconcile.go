@@ -130,6 +130,11 @@ func (r *reconciler) writeChildren(ctx context.Context, in *input, d decision, i
 			return err
 		}
 	}
+	if d.WriteManifests {
+		if err := r.writeSecret(ctx, export, in.Manifests, manifestsSecret(in)); err != nil {
+			return err
+		}
+	}
 	if !d.CreatePod {
 		return nil
 	}

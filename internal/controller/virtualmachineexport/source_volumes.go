@@ -137,6 +137,7 @@ func (s *volumeSource) ports() []corev1.ServicePort { return nil }
 func (s *volumeSource) reachableUnready() bool { return false }
 
 func (s *volumeSource) describe(config *podspec.Config) {
+	config.Manifests = s.vmName != ""
 	for _, c := range s.claims {
 		path := podspec.ClaimFile(c.name)
 		if tracking.IsBlock(c.object.Spec.VolumeMode) {

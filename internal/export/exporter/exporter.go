@@ -24,13 +24,15 @@ import (
 // Files are what is mounted into the pod. The zero value stands for nothing; PodFiles is what a pod has.
 type Files struct {
 	Certificate, Key, Token, TunnelToken string
+	// Manifests is a directory.
+	Manifests string
 }
 
 // PodFiles returns the paths in an export pod.
 func PodFiles() Files {
 	return Files{
 		Certificate: podspec.CertificateFile, Key: podspec.KeyFile,
-		Token: podspec.TokenFile, TunnelToken: podspec.TunnelTokenFile,
+		Token: podspec.TokenFile, TunnelToken: podspec.TunnelTokenFile, Manifests: podspec.ManifestsDirectory,
 	}
 }
 
@@ -81,6 +83,9 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	serveDisks(https, o.Config)
+	if o.Config.Manifests {
+		serveManifests(https, o.Config, o.Files, config.Token)
+	}
 	group.Go(func() error {
 		listener, err := o.Listen(podspec.HTTPSPort)
 		if err != nil {

@@ -45,7 +45,7 @@ func start(t *testing.T, config podspec.Config) *pod {
 	signed := authority.New(t).Files(t)
 	p := &pod{T: t, addresses: map[int]string{}, files: Files{
 		Certificate: filepath.Join(signed, "server-cert.pem"), Key: filepath.Join(signed, "server-key.pem"),
-		Token: filepath.Join(dir, "token"), TunnelToken: filepath.Join(dir, "tunnel"),
+		Token: filepath.Join(dir, "token"), TunnelToken: filepath.Join(dir, "tunnel"), Manifests: dir,
 	}}
 	var err error
 	if p.authorities, err = os.ReadFile(filepath.Join(signed, "ca-cert.pem")); err != nil {

@@ -23,6 +23,8 @@ type Config struct {
 	UID       types.UID `json:"uid"`
 	// Volumes are the disks that the pod has mounted.
 	Volumes []Volume `json:"volumes,omitempty"`
+	// Manifests says that the pod has the manifests of the machine with these Volumes in ManifestsDirectory.
+	Manifests bool `json:"manifests,omitempty"`
 	// Backup is what the launcher offers through the tunnel.
 	Backup *Backup `json:"backup,omitempty"`
 }
@@ -78,6 +80,9 @@ func (c Config) validate() error {
 	}
 	if (len(c.Volumes) > 0) == (c.Backup != nil) {
 		return errors.New("neither or both of volumes and backup")
+	}
+	if c.Manifests && c.Backup != nil {
+		return errors.New("manifests of a backup")
 	}
 	names := map[string]bool{}
 	for _, v := range c.Volumes {

@@ -8,7 +8,30 @@ const (
 	ReadinessPath = "/exportready"
 	volumesPath   = "/volumes"
 	backupsPath   = "/exports"
+	manifestsPath = "/manifests"
 )
+
+// Link is one of the two ways to an export. Manifests have the addresses of the way on which they are asked for.
+type Link string
+
+const (
+	// InternalLink is the way through the export's Service.
+	InternalLink Link = "internal"
+	// ExternalLink is the way through the export proxy.
+	ExternalLink Link = "external"
+)
+
+// AllManifestsPath returns the path of the machine's manifest with all that it needs but the token's Secret.
+func AllManifestsPath(link Link) string { return path.Join("/", string(link), manifestsPath, "all") }
+
+// SecretManifestPath returns the path of the manifest of the Secret with the token as a header.
+func SecretManifestPath(link Link) string {
+	return path.Join("/", string(link), manifestsPath, "secret")
+}
+
+// ManifestsKey returns the key in ManifestsSecret, and the file's name in ManifestsDirectory, of what AllManifestsPath
+// serves. It is empty if there is no such link.
+func ManifestsKey(link Link) string { return string(link) + ".json" }
 
 // RawPath returns the path of a volume's content.
 func RawPath(volume string) string { return path.Join(volumesPath, volume, diskImage) }

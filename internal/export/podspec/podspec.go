@@ -11,6 +11,8 @@
 //     request, or at least every few seconds. An empty or missing token admits nobody.
 //   - for a source of volumes, each disk at Volume.Path: a file if it is on a Filesystem claim, a block device if it is on
 //     a Block claim. Both are read-only.
+//   - for a machine, its manifests in ManifestsDirectory. They are replaced while the pod runs: read them again for each
+//     request.
 //   - for a backup, the tunnel's token in TunnelTokenFile. It is for the launcher alone.
 //
 // Everything else is read-only and empty, and there is no service account token. The pod runs as User and Group, which
@@ -49,6 +51,8 @@ const (
 	TokenDirectory = Directory + "/token"
 	// TokenFile is the token that clients must send in the header TokenHeader.
 	TokenFile = TokenDirectory + "/" + TokenKey
+	// ManifestsDirectory has the manifests of a machine, a List in JSON in a file for each Link.
+	ManifestsDirectory = Directory + "/manifests"
 	// TunnelDirectory has the tunnel's token and nothing else.
 	TunnelDirectory = Directory + "/tunnel"
 	// TunnelTokenFile is the token with which the launcher proves that it is the backup's.

@@ -13,7 +13,7 @@ func TestNames_areDistinctLabels(t *testing.T) {
 	seen := map[string]string{}
 	exports := []string{"a", "a-b", "a.b", "1", strings.Repeat("x", 50), strings.Repeat("x", 51), strings.Repeat("x", 253), strings.Repeat("x", 252) + "y", strings.Repeat("a.", 126) + "a"}
 	for _, export := range exports {
-		for _, name := range []string{Service(export), CertificateSecret(export), TokenSecret(export)} {
+		for _, name := range []string{Service(export), CertificateSecret(export), TokenSecret(export), ManifestsSecret(export)} {
 			if msgs := validation.IsDNS1035Label(name); len(msgs) > 0 {
 				t.Errorf("%q: %v", name, msgs)
 			}
@@ -35,10 +35,26 @@ func TestNames_areDistinctLabels(t *testing.T) {
 	}
 }
 
+// What is applied elsewhere has the names that upstream gives it, however long the export's is.
+func TestAppliedNames_areValid(t *testing.T) {
+	t.Parallel()
+	for _, export := range []string{"web", "a.b", strings.Repeat("x", 253)} {
+		for _, name := range []string{HeaderSecret(export), CAConfigMap(export)} {
+			if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 {
+				t.Errorf("%q: %v", name, msgs)
+			}
+		}
+	}
+	if got := []string{HeaderSecret("web"), CAConfigMap("web")}; !cmp.Equal(got, []string{"header-secret-web", "export-ca-cm-web"}) {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestConfig_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]Config{
 		"volumes": {Namespace: "ns", Name: "e", UID: "1", Volumes: []Volume{{"root", ClaimFile("root")}, {"data", ClaimDevice("data")}}},
+		"machine": {Namespace: "ns", Name: "e", UID: "1", Manifests: true, Volumes: []Volume{{"root", ClaimFile("root")}}},
 		"backup":  {Namespace: "ns", Name: "e", UID: "1", Backup: &Backup{Name: "b", UID: "2", Volumes: []string{"root"}}},
 	} {
 		got, err := Decode(c.Encode())
@@ -67,6 +83,7 @@ func TestDecode_refusesWhatItCannotServe(t *testing.T) {
 		"two sources":             `{"version":1,"volumes":[{"name":"a","path":"/a"}],` + backup + `}`,
 		"a backup without a UID":  `{"version":1,"backup":{"name":"b","uid":"","volumes":["root"]}}`,
 		"a backup of nothing":     `{"version":1,"backup":{"name":"b","uid":"1","volumes":[]}}`,
+		"a backup's manifests":    `{"version":1,"manifests":true,` + backup + `}`,
 		"a volume twice":          `{"version":1,"backup":{"name":"b","uid":"1","volumes":["a","a"]}}`,
 		"a volume above":          `{"version":1,"backup":{"name":"b","uid":"1","volumes":[".."]}}`,
 		"a volume with a slash":   `{"version":1,"volumes":[{"name":"a/b","path":"/a"}]}`,
@@ -87,6 +104,9 @@ func TestPaths_areUpstreams(t *testing.T) {
 		DataPath("root"): "/exports/root/data",
 		MapPath("root"):  "/exports/root/map",
 		ReadinessPath:    "/exportready",
+
+		AllManifestsPath(InternalLink):   "/internal/manifests/all",
+		SecretManifestPath(ExternalLink): "/external/manifests/secret",
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
