@@ -69,9 +69,15 @@ func sign(tb testing.TB, c, parent *x509.Certificate, key, parentKey *ecdsa.Priv
 
 func (a *Authority) issue(tb testing.TB, name string) tls.Certificate {
 	tb.Helper()
+	return a.Issue(tb, name, "localhost")
+}
+
+// Issue makes another certificate, for these hosts and for this machine's address.
+func (a *Authority) Issue(tb testing.TB, name string, hosts ...string) tls.Certificate {
+	tb.Helper()
 	key := newKey(tb)
 	c := sign(tb, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: hosts,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, a.cert, key, a.key)

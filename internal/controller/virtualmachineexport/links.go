@@ -38,9 +38,6 @@ func internalBase(export *exportv1.VirtualMachineExport) string {
 }
 
 // externalBase returns the URL below which the export proxy serves the export.
-func externalBase(in *input) string { return "https://" + in.Proxy.Host + proxyPath(in.Export) }
-
-// proxyPath returns the path below which the export proxy serves an export, as upstream's does.
-func proxyPath(export *exportv1.VirtualMachineExport) string {
-	return "/api/" + exportv1.GroupVersion.String() + "/namespaces/" + export.Namespace + "/virtualmachineexports/" + export.Name
+func externalBase(in *input) string {
+	return "https://" + in.Proxy.Host + podspec.ProxyPath(in.Export.Namespace, in.Export.Name)
 }

@@ -1,6 +1,10 @@
 package podspec
 
-import "path"
+import (
+	"path"
+
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+)
 
 // Paths that the pod serves over HTTPS. Volumes are named as in Config.
 const (
@@ -44,6 +48,18 @@ func DataPath(volume string) string { return path.Join(backupsPath, volume, "dat
 
 // MapPath returns the path of the regions of a backup's volume.
 func MapPath(volume string) string { return path.Join(backupsPath, volume, "map") }
+
+// The export proxy serves an export below ProxyPath, as upstream's does. The path is ProxyPrefix, the namespace, a slash,
+// ProxyResource, a slash and the export's name.
+const ProxyResource = "virtualmachineexports"
+
+// ProxyPrefix is the beginning of every ProxyPath.
+var ProxyPrefix = "/api/" + exportv1.GroupVersion.String() + "/namespaces/"
+
+// ProxyPath returns the path below which the export proxy serves an export.
+func ProxyPath(namespace, export string) string {
+	return ProxyPrefix + path.Join(namespace, ProxyResource, export)
+}
 
 // ClaimDirectory returns where the pod mounts a Filesystem claim.
 func ClaimDirectory(claim string) string { return path.Join(volumesDirectory, claim) }
