@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 )
 
 // controllerCommand is `varve controller`, the cluster's part.
@@ -41,6 +42,11 @@ func controllerCommand(env environment) *cobra.Command {
 			if o.Webhook.ClientCAs, err = readAuthorities(clientCA); err != nil {
 				return err
 			}
+			if o.ExportProxyHost != "" {
+				if err := exportproxy.CheckHost(o.ExportProxyHost); err != nil {
+					return fmt.Errorf("--export-proxy-host: %w", err)
+				}
+			}
 			return controller.Run(c.Context(), o)
 		},
 	}
@@ -50,7 +56,7 @@ func controllerCommand(env environment) *cobra.Command {
 	c.Flags().StringVar(&policy, "image-pull-policy", "", "when both images are pulled: Always, IfNotPresent or Never")
 	c.Flags().StringVar(&clientCA, "webhook-client-ca", "", "the authority of the API server's client certificate, in PEM: the webhook answers nobody without one; empty: it answers everybody")
 	c.Flags().BoolVar(&o.LeaderElection, "leader-elect", false, "let one of several replicas work at a time")
-	c.Flags().StringVar(&o.ExportProxy.Host, "export-proxy-host", "", "the DNS name, with a port if it is not 443, under which clients outside the cluster reach exports; none: they do not")
+	c.Flags().StringVar(&o.ExportProxyHost, "export-proxy-host", "", "the DNS name or IP address, with a port if it is not 443, where clients outside the cluster reach the export proxy; empty: the host of the Ingress varve-exportproxy, if there is one")
 	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup, as the handlers have it; 0: 10 minutes")
 	return c
 }

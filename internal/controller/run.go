@@ -29,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/tunnelkey"
@@ -60,8 +61,8 @@ type Options struct {
 	StopWaitsForBackup time.Duration
 	// Backup limits how long a backup waits.
 	Backup kubevirtbackup.Options
-	// ExportProxy is where clients outside the cluster reach exports. Default: they do not.
-	ExportProxy virtualmachineexport.ProxyAddress
+	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.
+	ExportProxyHost string
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
 	// Clock tells the time. Default: the machine's.
@@ -187,7 +188,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
 		{"virtualmachineexport", func() error {
 			return virtualmachineexport.Setup(mgr, virtualmachineexport.Options{
-				Configuration: configuration, Image: virtualmachineexport.Image(image), Proxy: o.ExportProxy, Clock: o.Clock,
+				Configuration: configuration, Image: virtualmachineexport.Image(image), ProxyHost: o.ExportProxyHost, Clock: o.Clock,
+			})
+		}},
+		{"exportproxy", func() error {
+			return exportproxy.Setup(mgr, exportproxy.Options{
+				Namespace: o.Namespace, Host: o.ExportProxyHost, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock,
 			})
 		}},
 		{"tunnelkey", func() error {

@@ -13,6 +13,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/test/gen"
@@ -276,7 +277,7 @@ func TestStatus_hasTheAuthoritiesOfACertificateBeforeItIsIssued(t *testing.T) {
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	in := claimInput()
-	in.Proxy = ProxyAddress{Host: "exports.example.org", Authorities: "proxy's"}
+	in.Proxy = exportproxy.Address{Host: "exports.example.org", Authorities: "proxy's"}
 	const outside = "https://exports.example.org/api/export.kubevirt.io/v1beta1/namespaces/ns/virtualmachineexports/"
 	formats := func(base string) []exportv1.VirtualMachineExportVolume {
 		return []exportv1.VirtualMachineExportVolume{{Name: "disk", Formats: []exportv1.VirtualMachineExportVolumeFormat{

@@ -18,7 +18,7 @@ import (
 
 // gatherInput reads what decide looks at, and returns the issuer of the export's certificate.
 func (r *reconciler) gatherInput(ctx context.Context, export *exportv1.VirtualMachineExport) (*input, *authority.Issuer, error) {
-	in := &input{Now: r.Clock.Now(), Export: export.DeepCopy(), ConfigurationName: r.Configuration.String(), Proxy: r.Proxy}
+	in := &input{Now: r.Clock.Now(), Export: export.DeepCopy(), ConfigurationName: r.Configuration.String()}
 	configuration, err := find(ctx, r.cached, r.Configuration.Namespace, r.Configuration.Name, &kubevirtv1.KubeVirt{})
 	if err != nil {
 		return nil, nil, err
@@ -35,6 +35,9 @@ func (r *reconciler) gatherInput(ctx context.Context, export *exportv1.VirtualMa
 		return nil, nil, fmt.Errorf("get the authorities of exports: %w", err)
 	}
 	in.Authorities = string(issuer.Authorities())
+	if in.Proxy, err = r.proxy.Find(ctx, in.Authorities); err != nil {
+		return nil, nil, fmt.Errorf("find the address of the export proxy: %w", err)
+	}
 	if in.Certificate != nil {
 		c := authority.Certificate{Certificate: in.Certificate.Data[corev1.TLSCertKey], Key: in.Certificate.Data[corev1.TLSPrivateKeyKey]}
 		// A certificate that cannot be used is due since the zero time.

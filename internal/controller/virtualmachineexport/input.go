@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 )
 
 const (
@@ -41,20 +42,11 @@ type input struct {
 	// RenewCertificate is when the certificate must be issued again. The zero time: at once.
 	RenewCertificate time.Time
 	// Proxy is where the export proxy is reached. Its zero value: there is none.
-	Proxy ProxyAddress
+	Proxy exportproxy.Address
 	// Pods is what this process remembers of the export's pods.
 	Pods podHistory
 	// Refusal is what the API server said when it last refused one of the export's objects. Empty: it accepted all.
 	Refusal string
-}
-
-// ProxyAddress is where clients outside the cluster reach exports.
-type ProxyAddress struct {
-	// Host is a DNS name, with a port if it is not 443. Empty: there is no proxy.
-	Host string
-	// Authorities are the certificates of the authorities that have signed the proxy's certificate, in PEM. Empty: those
-	// that clients trust anyway.
-	Authorities string
 }
 
 // decision is what to do, in the order of the fields.

@@ -14,6 +14,7 @@ import (
 	cdiv1 "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/export/podspec"
 )
 
@@ -57,7 +58,7 @@ func TestManifests_bringTheMachineUpElsewhere(t *testing.T) {
 	s.vm.Annotations = map[string]string{"note": "mine", lastApplied: "{}"}
 	s.vm.Spec.Template.ObjectMeta.Annotations = map[string]string{"guest": "yes", "varvebackup.io/force-stop": "true"}
 	s.vm.Status.PrintableStatus = "Stopped"
-	in.Proxy = ProxyAddress{Host: "exports.example.org", Authorities: "the proxy's"}
+	in.Proxy = exportproxy.Address{Host: "exports.example.org", Authorities: "the proxy's"}
 	before := s.vm.DeepCopy()
 
 	for link, want := range map[podspec.Link]struct{ base, authorities string }{

@@ -16,6 +16,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -29,8 +30,8 @@ type Options struct {
 	Configuration types.NamespacedName
 	// Image is what export pods are made of.
 	Image Image
-	// Proxy is where the export proxy is reached. Default: there is none.
-	Proxy ProxyAddress
+	// ProxyHost is where the export proxy is reached. Default: where its Ingress is.
+	ProxyHost string
 	// OfferOf returns what a backup offers. Default: what the backup's status says.
 	OfferOf OfferOf
 	// Clock tells the time. Default: the machine's.
@@ -45,6 +46,7 @@ type reconciler struct {
 	events      events.EventRecorder
 	authorities *authority.Keeper
 	memory      *memory
+	proxy       exportproxy.Finder
 }
 
 // liveStore reads from the API server, not from a cache.
@@ -67,6 +69,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	}
 	secret := types.NamespacedName{Namespace: opts.Configuration.Namespace, Name: AuthoritySecret}
 	r.authorities = authority.NewKeeper(liveStore{r.live, r.cached}, secret, opts.Clock)
+	r.proxy = exportproxy.Finder{Reader: r.live, Namespace: opts.Configuration.Namespace, Host: opts.ProxyHost}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachineexport").
 		For(&exportv1.VirtualMachineExport{}).

@@ -104,7 +104,7 @@ func (w *world) start() {
 	})
 	err := Setup(mgr, Options{
 		Configuration: types.NamespacedName{Namespace: w.ns, Name: layout.Configuration}, Image: Image{Name: "varve:test"},
-		Proxy: ProxyAddress{Host: "exports.example.org"}, Clock: w.clock,
+		ProxyHost: "exports.example.org", Clock: w.clock,
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 )
 
@@ -33,7 +34,8 @@ type Certificate struct{ Certificate, Key []byte }
 // you use a certificate of this issuer.
 func (i *Issuer) Authorities() []byte { return encodeCertificates(i.state.authorities()) }
 
-// Issue makes a key and a server's certificate for hosts, which are DNS names. There is at least one.
+// Issue makes a key and a server's certificate for hosts, which are DNS names and IP addresses. There is
+// at least one.
 func (i *Issuer) Issue(hosts []string) (Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -46,7 +48,13 @@ func (i *Issuer) Issue(hosts []string) (Certificate, error) {
 		NotAfter:     i.now.Add(serverValidity), // before the authority's end: see urgentBefore
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:     hosts,
+	}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+			continue
+		}
+		template.DNSNames = append(template.DNSNames, host)
 	}
 	if len(hosts[0]) <= maxCommonName {
 		template.Subject = pkix.Name{CommonName: hosts[0]}
