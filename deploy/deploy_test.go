@@ -20,6 +20,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -40,6 +41,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/export/proxy"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -234,6 +236,89 @@ func TestControllerIsUnprivileged(t *testing.T) {
 	if spec.HostNetwork || spec.HostPID || spec.SecurityContext == nil || !*spec.SecurityContext.RunAsNonRoot || !*c.ReadOnlyRootFilesystem ||
 		*c.AllowPrivilegeEscalation || c.Privileged != nil || !cmp.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(spec.Volumes) > 0 {
 		t.Errorf("security: %+v %+v", spec.SecurityContext, c)
+	}
+}
+
+// What takes over the export proxy has clients' tokens that pass, and nothing else: no account, no key of an authority.
+func TestExportProxy_hasNothingButWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	deployment := find[*appsv1.Deployment](t, proxy.Name)
+	spec := deployment.Spec.Template.Spec
+	c := spec.Containers[0].SecurityContext
+	if spec.HostNetwork || spec.HostPID || spec.SecurityContext == nil || !*spec.SecurityContext.RunAsNonRoot || spec.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+		!*c.ReadOnlyRootFilesystem || *c.AllowPrivilegeEscalation || c.Privileged != nil || !cmp.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("security: %+v %+v", spec.SecurityContext, c)
+	}
+	if spec.ServiceAccountName != "" || spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken || len(spec.Containers) != 1 || len(spec.InitContainers) > 0 {
+		t.Errorf("account %q, %v", spec.ServiceAccountName, spec.AutomountServiceAccountToken)
+	}
+	if *deployment.Spec.Replicas < 2 || int64(proxy.DefaultLimits.PartingTime.Seconds()) >= *spec.TerminationGracePeriodSeconds {
+		t.Errorf("%d replicas, %d s to end", *deployment.Spec.Replicas, *spec.TerminationGracePeriodSeconds)
+	}
+	mounted := map[string]string{}
+	for _, m := range spec.Containers[0].VolumeMounts {
+		for _, v := range spec.Volumes {
+			if v.Name != m.Name || v.Secret == nil || !m.ReadOnly {
+				continue
+			}
+			for _, item := range v.Secret.Items {
+				mounted[m.MountPath+"/"+item.Path] = v.Secret.SecretName + "/" + item.Key
+			}
+		}
+	}
+	files := proxy.PodFiles()
+	if want := map[string]string{
+		files.Certificate: proxy.CertificateSecret + "/tls.crt", files.Key: proxy.CertificateSecret + "/tls.key",
+		files.Authorities: virtualmachineexport.AuthoritySecret + "/ca.crt",
+	}; len(spec.Volumes) != 2 || !maps.Equal(mounted, want) {
+		t.Errorf("mounts %v, want %v", mounted, want)
+	}
+}
+
+// The Service, the probes, the policy and the budget are those of the proxy's pods.
+func TestExportProxy_isReachable(t *testing.T) {
+	t.Parallel()
+	template := find[*appsv1.Deployment](t, proxy.Name).Spec.Template
+	container := template.Spec.Containers[0]
+	if len(container.Ports) != 1 || container.Ports[0].ContainerPort != proxy.Port || container.ReadinessProbe.HTTPGet.Path != proxy.ReadyPath || container.LivenessProbe.HTTPGet.Path != proxy.HealthPath ||
+		container.ReadinessProbe.HTTPGet.Scheme != corev1.URISchemeHTTPS {
+		t.Errorf("%+v %+v", container.Ports, container.ReadinessProbe)
+	}
+	service := find[*corev1.Service](t, proxy.Name)
+	if !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(template.Labels)) || len(service.Spec.Ports) != 1 || service.Spec.Ports[0].TargetPort.String() != container.Ports[0].Name {
+		t.Errorf("%+v", service.Spec)
+	}
+	budget := find[*policyv1.PodDisruptionBudget](t, proxy.Name)
+	policy := find[*networkingv1.NetworkPolicy](t, proxy.Name)
+	for _, s := range []*metav1.LabelSelector{budget.Spec.Selector, &policy.Spec.PodSelector} {
+		if selector, err := metav1.LabelSelectorAsSelector(s); err != nil || selector.Empty() || !selector.Matches(labels.Set(template.Labels)) {
+			t.Errorf("%v selects other pods: %v", s, err)
+		}
+	}
+	open, guarded := policyPorts(policy)
+	if !slices.Equal(open, []string{container.Ports[0].Name}) || len(guarded) > 0 {
+		t.Errorf("policy opens %v, %v", open, guarded)
+	}
+}
+
+// Of all pods, the proxy may call those of exports.
+func TestNetworkPolicies_ofTheExportProxyLeadToExportsAlone(t *testing.T) {
+	t.Parallel()
+	policy := find[*networkingv1.NetworkPolicy](t, proxy.Name)
+	if !slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}) {
+		t.Errorf("%v", policy.Spec.PolicyTypes)
+	}
+	for _, rule := range policy.Spec.Egress {
+		if len(rule.Ports) == 0 {
+			t.Errorf("every port: %+v", rule)
+		}
+		for _, port := range rule.Ports {
+			dns := port.Port.IntValue() == 53
+			exports := port.Port.IntValue() == podspec.HTTPSPort && len(rule.To) == 1 && maps.Equal(rule.To[0].PodSelector.MatchLabels, map[string]string{layout.LabelApp: virtualmachineexport.AppExporter})
+			if !dns && !exports {
+				t.Errorf("%+v", rule)
+			}
+		}
 	}
 }
 

@@ -52,4 +52,5 @@ done
 echo "install: waiting until they run"
 "$kubectl" -n varve rollout status deployment/varve-controller --timeout="$timeout" || diagnose
 "$kubectl" -n varve rollout status daemonset/varve-handler --timeout="$timeout" || diagnose
+"$kubectl" -n varve rollout status deployment/varve-exportproxy --timeout="$timeout" || diagnose
 "$kubectl" -n varve get pods -o wide

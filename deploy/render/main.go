@@ -101,6 +101,7 @@ func kustomization(base string, r references) ([]byte, error) {
 				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
 			}}),
 			patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
+			patchContainer("Deployment", "varve-exportproxy", object{"name": "exportproxy", "imagePullPolicy": policy}),
 		},
 	})
 }
