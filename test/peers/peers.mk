@@ -2,4 +2,8 @@
 
 .PHONY: peers
 peers: ## Build kopia and versitygw into a cache, as build/peers (minutes the first time)
-	test/peers/peers.sh
+	test/peers/peers.sh peers kopia=github.com/kopia/kopia versitygw=github.com/versity/versitygw
+
+.PHONY: virtctl
+virtctl: ## Build upstream's virtctl into a cache, as build/virtctl (2 or 3 minutes the first time)
+	test/peers/peers.sh virtctl virtctl=kubevirt.io/kubevirt

@@ -24,6 +24,7 @@ import (
 
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -73,6 +74,7 @@ func TestControlPlane(t *testing.T) {
 type world struct {
 	*testing.T
 	ns          string
+	proxyHost   string
 	clock       *testclock.FakePassiveClock
 	user, admin client.Client
 	stop        func()
@@ -80,8 +82,14 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldBehind(t, "exports.example.org")
+}
+
+// newWorldBehind returns a world whose export proxy has an address.
+func newWorldBehind(t *testing.T, proxyHost string) *world {
+	t.Helper()
 	w := &world{
-		T: t, ns: cluster.Namespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}),
+		T: t, proxyHost: proxyHost, ns: cluster.Namespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}),
 		clock: testclock.NewFakePassiveClock(time.Now()), user: cluster.Client(t, controlplane.Plain), admin: cluster.Client(t, controlplane.Admin),
 	}
 	kv := controlplane.DefaultKubeVirt()
@@ -104,8 +112,11 @@ func (w *world) start() {
 	})
 	err := Setup(mgr, Options{
 		Configuration: types.NamespacedName{Namespace: w.ns, Name: layout.Configuration}, Image: Image{Name: "varve:test"},
-		ProxyHost: "exports.example.org", Clock: w.clock,
+		ProxyHost: w.proxyHost, Clock: w.clock,
 	})
+	if err == nil {
+		err = exportproxy.Setup(mgr, exportproxy.Options{Namespace: w.ns, Host: w.proxyHost, AuthoritySecret: AuthoritySecret, Clock: w.clock})
+	}
 	if err != nil {
 		w.Fatal(err)
 	}
