@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +21,8 @@ import (
 
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/export/proxy"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/wait"
@@ -26,8 +31,14 @@ import (
 // fetch reads a path of an export's Service through the API server.
 func (s *scene) fetch(service, path, token string) []byte {
 	s.t.Helper()
+	return s.fetchFrom(s.Namespace, service, path, token)
+}
+
+// fetchFrom reads a path of a Service on port 443 through the API server.
+func (s *scene) fetchFrom(namespace, service, path, token string) []byte {
+	s.t.Helper()
 	data, err := s.Clientset.CoreV1().RESTClient().Get().
-		AbsPath(fmt.Sprintf("/api/v1/namespaces/%s/services/https:%s:%d/proxy%s", s.Namespace, service, podspec.ServicePort, path)).
+		AbsPath(fmt.Sprintf("/api/v1/namespaces/%s/services/https:%s:%d/proxy%s", namespace, service, podspec.ServicePort, path)).
 		SetHeader(podspec.TokenHeader, token).DoRaw(s.t.Context())
 	s.must(err)
 	return data
@@ -67,6 +78,41 @@ func (s *scene) diskIsExported() {
 	if !bytes.Equal(raw[0x438:0x43a], []byte{0x53, 0xef}) {
 		s.t.Errorf("no file system in the export: % x", raw[0x400:0x440])
 	}
+	s.exportIsProxied(export.Name, string(secret.Data[podspec.TokenKey]), raw)
+	s.virtctlDownloads(export.Name, raw)
 	s.must(s.Delete(ctx, export))
 	s.must(s.WaitGone(ctx, &corev1.Pod{ObjectMeta: gen.Meta(s.Namespace, podspec.Pod("machine"))}, 2*time.Minute))
+}
+
+// exportIsProxied reads the disk and the manifests through the export proxy, which finds the export by its name.
+func (s *scene) exportIsProxied(export, token string, raw []byte) {
+	s.t.Helper()
+	base := podspec.ProxyPath(s.Namespace, export)
+	if got := s.fetchFrom(layout.Namespace, proxy.Name, base+podspec.RawPath(lab.ClaimName(s.vm, "data")), token); sha256.Sum256(got) != sha256.Sum256(raw) {
+		s.t.Errorf("through the proxy: %d bytes, want %d", len(got), len(raw))
+	}
+	manifests := s.fetchFrom(layout.Namespace, proxy.Name, base+podspec.AllManifestsPath(podspec.InternalLink), token)
+	for _, want := range []string{`"VirtualMachine"`, `"DataVolume"`, podspec.ServiceHosts(s.Namespace, export)[0]} {
+		if !bytes.Contains(manifests, []byte(want)) {
+			s.t.Errorf("no %s in %s", want, manifests)
+		}
+	}
+}
+
+// virtctlDownloads downloads the disk with upstream's virtctl, which forwards a port to the export pod.
+func (s *scene) virtctlDownloads(export string, raw []byte) {
+	s.t.Helper()
+	file := filepath.Join(s.t.TempDir(), "disk.img")
+	c := exec.CommandContext(s.t.Context(), filepath.Join(cluster.build, "virtctl", "bin", "virtctl"),
+		"vmexport", "download", export, "--namespace="+s.Namespace, "--port-forward", "--format=raw", "--output="+file)
+	c.Env = append(os.Environ(), "KUBECONFIG="+cluster.kubeconfig)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("virtctl (make virtctl builds it): %v\n%s", err, out)
+	}
+	got, err := os.ReadFile(file)
+	s.must(err)
+	if sha256.Sum256(got) != sha256.Sum256(raw) {
+		s.t.Errorf("virtctl has %d bytes, want %d\n%s", len(got), len(raw), out)
+	}
 }
