@@ -24,6 +24,9 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
+	exportmetric "github.com/varvebackup/varve/internal/export/metric"
+	"github.com/varvebackup/varve/internal/export/server"
+	"github.com/varvebackup/varve/internal/export/tunnel"
 	handlermetric "github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/test/gen"
 )
@@ -64,6 +67,8 @@ func metricsOf(t *testing.T, component string) []described {
 		gatherers = append(gatherers, metrics.Registry)
 	case "handler":
 		reportNode(t, own)
+	case "export":
+		gatherers = prometheus.Gatherers{reportExport(t)}
 	default:
 		t.Fatalf("no component %s", component)
 	}
@@ -142,6 +147,24 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Discarded(backupv1.FullBitmapLost)
 }
 
+// reportExport has the metrics of an export server report everything that can be reported. They have a registry of their own.
+func reportExport(t *testing.T) prometheus.Gatherer {
+	t.Helper()
+	s := exportmetric.New("ns", "web")
+	of, err := server.New(server.Config{Token: func() ([]byte, error) { return nil, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.AddServer(of)
+	s.AddTunnel(&tunnel.Server{})
+	hooks := s.Hooks()
+	hooks.Sent("disk", "data", 1)
+	hooks.Answered("disk", "data", 200, time.Second)
+	hooks.TokenRefused("wrong")
+	hooks.Limited()
+	return s.Gatherer()
+}
+
 // TestMetricsReference keeps the tables of metrics.md equal to what the components register.
 func TestMetricsReference(t *testing.T) {
 	t.Parallel()
@@ -155,7 +178,7 @@ func TestMetricsReference(t *testing.T) {
 		tables++
 		return fmt.Sprintf("<!-- begin metrics %s -->\n%s<!-- end -->", m[2], metricsTable(metricsOf(t, m[2])))
 	})
-	if tables != 2 {
+	if tables != 3 {
 		t.Errorf("%d tables", tables)
 	}
 	if *update {

@@ -24,14 +24,14 @@ const (
 	gzipEndpoint = "gzip"
 )
 
-// serveDisks adds the disks of a configuration to a server.
-func serveDisks(s *server.Server, config podspec.Config) {
+// serveDisks adds the disks of a configuration to a server. It calls sent as server.Hooks.Sent is called.
+func serveDisks(s *server.Server, config podspec.Config, sent func(volume, endpoint string, bytes int64)) {
 	// The pod ends before a machine may write to its disks. Another pod of the same export may serve other bytes.
 	run := uuid.NewString()
 	for _, volume := range config.Volumes {
-		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", run+"/"+volume.Name)}
-		s.Handle(podspec.RawPath(volume.Name), rawEndpoint, exactly(podspec.RawPath(volume.Name), d.serveRaw))
-		s.Handle(podspec.GzipPath(volume.Name), gzipEndpoint, exactly(podspec.GzipPath(volume.Name), d.serveGzip))
+		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", run+"/"+volume.Name), sent: sent}
+		s.HandleVolume(podspec.RawPath(volume.Name), volume.Name, rawEndpoint, exactly(podspec.RawPath(volume.Name), d.serveRaw))
+		s.HandleVolume(podspec.GzipPath(volume.Name), volume.Name, gzipEndpoint, exactly(podspec.GzipPath(volume.Name), d.serveGzip))
 	}
 }
 
@@ -83,6 +83,29 @@ func openDisk(v podspec.Volume) (*os.File, error) {
 type diskHandler struct {
 	volume podspec.Volume
 	tag    string
+	sent   func(volume, endpoint string, bytes int64)
+}
+
+// countedDisk counts the content of a disk on its way to a client.
+type countedDisk struct {
+	file *os.File
+	sent func(bytes int64)
+}
+
+func (d *diskHandler) count(f *os.File, endpoint string) *countedDisk {
+	return &countedDisk{file: f, sent: func(bytes int64) { d.sent(d.volume.Name, endpoint, bytes) }}
+}
+
+// Read implements io.Reader.
+func (c *countedDisk) Read(p []byte) (int, error) {
+	n, err := c.file.Read(p)
+	c.sent(int64(n))
+	return n, err
+}
+
+// Seek implements io.Seeker.
+func (c *countedDisk) Seek(offset int64, whence int) (int64, error) {
+	return c.file.Seek(offset, whence)
 }
 
 func (d *diskHandler) open(w http.ResponseWriter) *os.File {
@@ -102,7 +125,7 @@ func (d *diskHandler) serveRaw(w http.ResponseWriter, r *http.Request) {
 	defer f.Close() //nolint:errcheck // only read
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("ETag", d.tag)
-	http.ServeContent(w, r, "", time.Time{}, f)
+	http.ServeContent(w, r, "", time.Time{}, d.count(f, rawEndpoint))
 }
 
 // serveGzip compresses the disk while it is sent. It has no length and no ranges.
@@ -118,7 +141,7 @@ func (d *diskHandler) serveGzip(w http.ResponseWriter, r *http.Request) {
 	}
 	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err == nil {
-		_, err = io.Copy(z, f)
+		_, err = io.Copy(z, d.count(f, gzipEndpoint))
 	}
 	if err == nil {
 		err = z.Close()

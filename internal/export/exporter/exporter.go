@@ -16,9 +16,17 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/export/httpserver"
+	"github.com/varvebackup/varve/internal/export/metric"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/tunnel"
+)
+
+// metricsPath has the pod's metrics, for those who have the token, and metricsEndpoint is how it is named in them. The pod is in
+// the namespace of its users and has no service account, so that it cannot ask the API server who somebody is.
+const (
+	metricsPath     = "/metrics"
+	metricsEndpoint = "metrics"
 )
 
 // Files are what is mounted into the pod. The zero value stands for nothing; PodFiles is what a pod has.
@@ -56,7 +64,8 @@ func Run(ctx context.Context, o Options) error {
 	if _, err := certificate.Get(nil); err != nil {
 		return err
 	}
-	config := server.Config{Token: server.ReadTokenFile(o.Files.Token), GetCertificate: certificate.Get, Log: o.Log}
+	measures := metric.New(o.Config.Namespace, o.Config.Name)
+	config := server.Config{Token: server.ReadTokenFile(o.Files.Token), GetCertificate: certificate.Get, Hooks: measures.Hooks(), Log: o.Log}
 	group, ctx := errgroup.WithContext(ctx)
 	if backup := o.Config.Backup; backup != nil {
 		far := &tunnel.Server{
@@ -68,6 +77,7 @@ func Run(ctx context.Context, o Options) error {
 			return fmt.Errorf("listen for the launcher: %w", err)
 		}
 		group.Go(func() error { return far.Serve(ctx, listener) })
+		measures.AddTunnel(far)
 		config.Volumes, config.Names = far, backup.Volumes
 		config.Ready = func(context.Context) error {
 			if !far.Connected() {
@@ -82,10 +92,12 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	serveDisks(https, o.Config)
+	serveDisks(https, o.Config, measures.Hooks().Sent)
 	if o.Config.Manifests {
 		serveManifests(https, o.Config, o.Files, config.Token)
 	}
+	measures.AddServer(https)
+	https.Handle(metricsPath, metricsEndpoint, exactly(metricsPath, measures.Handler().ServeHTTP))
 	group.Go(func() error {
 		listener, err := o.Listen(podspec.HTTPSPort)
 		if err != nil {

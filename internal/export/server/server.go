@@ -103,10 +103,10 @@ type Server struct {
 	refusals *rate.Limiter
 }
 
-// prefix is the handler of the paths that begin with path.
+// prefix is the handler of the paths that begin with path. Volume and endpoint are for Hooks.Answered.
 type prefix struct {
-	path, endpoint string
-	handler        http.Handler
+	path, volume, endpoint string
+	handler                http.Handler
 }
 
 // New returns a server of c.
@@ -131,9 +131,15 @@ func New(c Config) (*Server, error) {
 
 // Handle adds a handler for the paths that begin with path, for requests with the token and within the limits. Its
 // Hooks.Answered come with the endpoint. The longest path counts. Call it before the first request.
-func (s *Server) Handle(path, endpoint string, h http.Handler) {
-	s.prefixes = append(s.prefixes, prefix{path: path, endpoint: endpoint, handler: h})
+func (s *Server) Handle(path, endpoint string, h http.Handler) { s.HandleVolume(path, "", endpoint, h) }
+
+// HandleVolume is Handle for what belongs to one volume.
+func (s *Server) HandleVolume(path, volume, endpoint string, h http.Handler) {
+	s.prefixes = append(s.prefixes, prefix{path: path, volume: volume, endpoint: endpoint, handler: h})
 }
+
+// InFlight returns how many requests with the token are being served. A stream counts once for each volume that it reads.
+func (s *Server) InFlight() int { return s.slots.taken(s.Limits.Requests) }
 
 func (s *Server) findHandler(path string) (found prefix) {
 	for _, p := range s.prefixes {
@@ -180,7 +186,7 @@ func (s *Server) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 		return
 	}
 	found := s.findHandler(r.URL.EscapedPath())
-	w.endpoint = found.endpoint
+	w.volume, w.endpoint = found.volume, found.endpoint
 	began := s.Clock.Now()
 	defer func() { s.Hooks.Answered(w.volume, w.endpoint, w.Status(), s.Clock.Since(began)) }()
 	switch {

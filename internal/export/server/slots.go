@@ -24,3 +24,10 @@ func (s *slots) release(n int) {
 	defer s.mu.Unlock()
 	s.free += n
 }
+
+// taken returns how many of all slots are taken.
+func (s *slots) taken(all int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return all - s.free
+}
