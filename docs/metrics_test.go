@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -145,6 +146,7 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Mounts(1)
 	s.Copied(backupv1.Full, time.Second)
 	s.Discarded(backupv1.FullBitmapLost)
+	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", handlermetric.Pull{Machine: "vm", Serving: true, ScratchUsed: 1})
 }
 
 // reportExport has the metrics of an export server report everything that can be reported. They have a registry of their own.

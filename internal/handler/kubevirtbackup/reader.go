@@ -9,9 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/handler/attachment"
+	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -21,6 +23,20 @@ func (r *Reconciler) superviseReader(ctx context.Context, s *gathered) (ctrl.Res
 	connecting := r.connectReader(ctx, s)
 	result, err := r.mirrorProgress(ctx, s)
 	return result, errors.Join(connecting, err)
+}
+
+// measurePull counts what the launcher reports of a backup in pull mode. The first report comes before the launcher is told
+// where to offer the backup, so that nothing has been read by then unless another handler has told it.
+func (r *Reconciler) measurePull(s *gathered) {
+	job := s.job()
+	if job == nil || !s.backup.Spec.IsPull() {
+		return
+	}
+	r.Measures.Pulled(client.ObjectKeyFromObject(s.backup), s.backup.UID, metric.Pull{
+		Machine: s.backup.Status.SourceName, Serving: job.GetPhase() == launcherpb.Backup_SERVING, ReadBytes: job.GetProcessedBytes(),
+		Sessions: job.GetTunnel().GetSessions(), Connected: job.GetTunnel().GetConnected(),
+		ScratchUsed: job.GetScratchUsedBytes(), ScratchFree: job.GetScratchFreeBytes(),
+	})
 }
 
 // connectReader tells the launcher where to offer the backup, once for each place. The launcher connects again by itself.

@@ -100,10 +100,14 @@ func (s *gathered) job() *launcherpb.Backup {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	b := &backupv1.VirtualMachineBackup{}
 	if err := r.Cached.Get(ctx, req.NamespacedName, b); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.Measures.PullEnded(req.NamespacedName)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if b.Status.NodeName != r.NodeName || !endedByHandler(b.Status.Phase) {
 		r.forgetBackup(b.UID)
+		r.Measures.PullEnded(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	s, err := r.gatherInput(ctx, b)
@@ -155,8 +159,9 @@ func (r *Reconciler) gatherInput(ctx context.Context, b *backupv1.VirtualMachine
 	return s, nil
 }
 
-// superviseJob handles Starting and Copying.
+// superviseJob handles Starting, Copying and Serving.
 func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	r.measurePull(s)
 	switch job := s.job(); {
 	case job.GetPhase() == launcherpb.Backup_FAILED && job.GetFailure() == launcherpb.Backup_BASE_LOST && s.backup.Status.Phase == backupv1.BackupStarting && s.err == nil:
 		return r.replanWithoutBase(ctx, s, job)

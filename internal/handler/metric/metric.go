@@ -17,6 +17,7 @@ type Set struct {
 	mounts    prometheus.Gauge
 	copying   *prometheus.HistogramVec
 	discarded *prometheus.CounterVec
+	pulls     pulls
 }
 
 // New registers the metrics of the handler of a node.
@@ -40,7 +41,7 @@ func New(r prometheus.Registerer, node string) (*Set, error) {
 			Name: "varve_handler_discarded_disks_total", Help: "Disks that this handler took out of a tracker's checkpoint, by reason.",
 		}, []string{"reason"}),
 	}
-	for _, c := range []prometheus.Collector{info, s.guests, s.mounts, s.copying, s.discarded} {
+	for _, c := range []prometheus.Collector{info, s.guests, s.mounts, s.copying, s.discarded, &s.pulls} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

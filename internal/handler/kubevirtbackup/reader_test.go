@@ -1,0 +1,78 @@
+package kubevirtbackup
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/test/gen"
+)
+
+// A pass counts what its launcher reports, and the series of a backup end with it, however it goes.
+func TestMeasurePull_followsTheBackup(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	if err := backupv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	registry := prometheus.NewRegistry()
+	measures, err := metric.New(registry, "node-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	backup := gen.Backup(gen.Meta("ns", "monday"), func(b *backupv1.VirtualMachineBackup) {
+		b.UID, b.Spec.Mode = "uid", "Pull"
+		b.Status = backupv1.VirtualMachineBackupStatus{SourceName: "web", NodeName: "node-1", Phase: backupv1.BackupCopied}
+	})
+	r := &Reconciler{NodeName: "node-1", Measures: measures, Cached: fake.NewClientBuilder().WithScheme(scheme).WithObjects(backup).Build()}
+	report := func(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
+		job.Uid = string(backup.UID)
+		r.measurePull(&gathered{backup: b, state: &launcherpb.State{Backup: job}})
+	}
+	want := func(what string, series map[string]float64) {
+		t.Helper()
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			if name := f.GetName(); len(name) > 10 && name[:10] == "varve_pull" {
+				got[name[11:]] = f.GetMetric()[0].GetCounter().GetValue() + f.GetMetric()[0].GetGauge().GetValue()
+			}
+		}
+		if diff := cmp.Diff(series, got); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+	}
+	serving := &launcherpb.Backup{Phase: launcherpb.Backup_SERVING, ScratchUsedBytes: 5, ScratchFreeBytes: 6}
+	report(backup, serving)
+	serving.ProcessedBytes, serving.Tunnel = 100, &launcherpb.Tunnel{Sessions: 3, Connected: true}
+	report(backup, serving)
+	want("serving", map[string]float64{"read_bytes_total": 100, "tunnel_reconnects_total": 2, "tunnel_connected": 1, "scratch_used_bytes": 5, "scratch_free_bytes": 6})
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(backup)}); err != nil {
+		t.Fatal(err)
+	}
+	counted := map[string]float64{"read_bytes_total": 100, "tunnel_reconnects_total": 2}
+	want("copied", counted)
+	report(backup, serving)
+	if err := r.Cached.Delete(t.Context(), backup); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(backup)}); err != nil {
+		t.Fatal(err)
+	}
+	want("gone", counted)
+	pushed := backup.DeepCopy()
+	pushed.Spec.Mode = backupv1.PushMode
+	report(pushed, serving)
+	want("a push backup", counted)
+}
