@@ -321,10 +321,10 @@ func TestBackup_fullThenIncremental(t *testing.T) {
 		return nil
 	})
 	for _, kind := range []backupv1.BackupType{backupv1.Full, backupv1.Incremental} {
-		if n := l.counter("varve_backups_total", l.ns, "vm", string(kind), "Succeeded", backupv1.ReasonCompleted); n != 1 {
+		if n := l.counter("varve_backups_total", l.ns, "vm", "push", string(kind), "Succeeded", backupv1.ReasonCompleted); n != 1 {
 			t.Errorf("%v %s backups counted", n, kind)
 		}
-		if n := l.counter("varve_backup_moved_bytes_total", l.ns, "vm", string(kind)); n != 4096 {
+		if n := l.counter("varve_backup_moved_bytes_total", l.ns, "vm", "push", string(kind)); n != 4096 {
 			t.Errorf("%v bytes of %s backups counted", n, kind)
 		}
 	}

@@ -58,12 +58,12 @@ func New(cached, live client.Reader, leading <-chan struct{}) *Set {
 		cached: cached, live: live, leading: leading, records: map[types.NamespacedName]*record{},
 		backups: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_backups_total",
-			Help: "Backups that ended, by machine, type (Full, Incremental, or None if nothing was planned), result (Succeeded or Failed) and reason.",
-		}, []string{"namespace", "vm", "type", "result", "reason"}),
+			Help: "Backups that ended, by machine, mode (push or pull), type (Full, Incremental, or None if nothing was planned), result (Succeeded or Failed) and reason.",
+		}, []string{"namespace", "vm", "mode", "type", "result", "reason"}),
 		moved: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_backup_moved_bytes_total",
-			Help: "Bytes that backups wrote to their targets, by machine and type.",
-		}, []string{"namespace", "vm", "type"}),
+			Help: "Bytes that backups wrote to their targets or, in pull mode, that clients read from them, by machine, mode and type.",
+		}, []string{"namespace", "vm", "mode", "type"}),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_backup_full_fallbacks_total",
 			Help: "Disks that were backed up in full although they had a base and nobody asked for it, by machine and reason.",
@@ -100,7 +100,7 @@ var (
 	lastDuration = prometheus.NewDesc("varve_backup_last_success_duration_seconds",
 		"Time from the point in time that the machine's newest successful backup shows to its end.", machineLabels, nil)
 	lastMoved = prometheus.NewDesc("varve_backup_last_success_moved_bytes",
-		"Bytes that the machine's newest successful backup wrote to its target.", machineLabels, nil)
+		"Bytes that the machine's newest successful backup wrote to its target or, in pull mode, that clients read from it.", machineLabels, nil)
 	lastFallbacks = prometheus.NewDesc("varve_backup_last_success_full_fallbacks",
 		"Disks that the machine's newest successful backup has in full although they had a base and nobody asked for it, by reason.",
 		[]string{"namespace", "vm", "reason"}, nil)

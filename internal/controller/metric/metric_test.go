@@ -198,7 +198,20 @@ func TestSeries_endWithTheMachine(t *testing.T) {
 		t.Errorf("records of %d machines", len(s.records))
 	}
 	mustEqual(t, series(t, s, "varve_backups_total"),
-		[]string{"varve_backups_total{namespace=ns,reason=TargetFull,result=Failed,type=Full,vm=other} 1"})
+		[]string{"varve_backups_total{mode=push,namespace=ns,reason=TargetFull,result=Failed,type=Full,vm=other} 1"})
+}
+
+func TestEndedBackups_areCountedByMode(t *testing.T) {
+	t.Parallel()
+	s := begin(t, readerOf(t, machine("vm")))
+	for i, mode := range []backupv1.BackupMode{"", "push", "Push", "pull", "Pull"} {
+		s.CountEnd(backup(string(mode), 10+i, backupv1.BackupSucceeded, func(b *backupv1.VirtualMachineBackup) { b.Spec.Mode, b.Status.MovedBytes = mode, 1 }))
+	}
+	const rest = "namespace=ns,reason=Completed,result=Succeeded,type=Full,vm=vm"
+	mustEqual(t, series(t, s, "varve_backups_total"), []string{"varve_backups_total{mode=pull," + rest + "} 2", "varve_backups_total{mode=push," + rest + "} 3"})
+	mustEqual(t, series(t, s, "varve_backup_moved"), []string{
+		"varve_backup_moved_bytes_total{mode=pull,namespace=ns,type=Full,vm=vm} 2", "varve_backup_moved_bytes_total{mode=push,namespace=ns,type=Full,vm=vm} 3",
+	})
 }
 
 func TestUnfinishedBackups_sayWhatTheyWaitFor(t *testing.T) {

@@ -19,7 +19,7 @@ type record struct {
 
 // ended is what the metrics need of a backup that has ended.
 type ended struct {
-	kind, result, reason string
+	mode, kind, result, reason string
 	// shows is the point in time that the backup shows. It is zero if the backup never got that far.
 	shows time.Time
 	end   time.Time
@@ -40,8 +40,11 @@ func machineOf(b *backupv1.VirtualMachineBackup) types.NamespacedName {
 func endOf(b *backupv1.VirtualMachineBackup) *ended {
 	s := &b.Status
 	e := &ended{
-		kind: orElse(string(s.BackupType), "None"), result: string(s.Result), reason: s.Reason, moved: max(s.MovedBytes, 0),
+		mode: string(backupv1.PushMode), kind: orElse(string(s.BackupType), "None"), result: string(s.Result), reason: s.Reason, moved: max(s.MovedBytes, 0),
 		shows: timeOf(s.StartTimestamp), end: timeOf(s.CompletionTimestamp), fallbacks: map[string]float64{},
+	}
+	if b.Spec.IsPull() {
+		e.mode = string(backupv1.PullMode)
 	}
 	if e.result == "" { // it failed before it copied anything
 		e.result = string(backupv1.BackupUnsuccessful)
@@ -134,8 +137,8 @@ func (s *Set) CountEnd(b *backupv1.VirtualMachineBackup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remember(machine, e)
-	s.backups.WithLabelValues(machine.Namespace, machine.Name, e.kind, e.result, e.reason).Inc()
-	s.moved.WithLabelValues(machine.Namespace, machine.Name, e.kind).Add(float64(e.moved))
+	s.backups.WithLabelValues(machine.Namespace, machine.Name, e.mode, e.kind, e.result, e.reason).Inc()
+	s.moved.WithLabelValues(machine.Namespace, machine.Name, e.mode, e.kind).Add(float64(e.moved))
 	for reason, n := range e.fallbacks {
 		s.fallbacks.WithLabelValues(machine.Namespace, machine.Name, reason).Add(n)
 	}
