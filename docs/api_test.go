@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -298,28 +299,32 @@ func manifestFields(t *testing.T) string {
 	return b.String()
 }
 
-// TestExamplesAreValid decodes every example in api.md: an unknown field in one would be refused by a cluster.
+// TestExamplesAreValid decodes every example in api.md and pull.md: an unknown field in one would be refused by a cluster.
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, corev1.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}
 	}
 	strict := serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
-	text, err := os.ReadFile("api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	seen := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		_, gvk, err := strict.Decode([]byte(m[1]), nil, nil)
+	for _, document := range []string{"api.md", "pull.md"} {
+		text, err := os.ReadFile(document)
 		if err != nil {
-			t.Errorf("%v in:\n%s", err, m[1])
-			continue
+			t.Fatal(err)
 		}
-		seen[gvk.Kind] = true
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+			for object := range strings.SplitSeq(m[1], "---\n") {
+				_, gvk, err := strict.Decode([]byte(object), nil, nil)
+				if err != nil {
+					t.Errorf("%v in:\n%s", err, object)
+					continue
+				}
+				seen[gvk.Kind] = true
+			}
+		}
 	}
 	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport"} {
 		if !seen[kind] {
