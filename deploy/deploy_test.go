@@ -37,6 +37,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/controller/tunnelkey"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
@@ -190,8 +191,8 @@ func TestNoRoleHasWildcards(t *testing.T) {
 	}
 }
 
-// Secrets are read by name alone: nobody lists or watches them. The controller makes those of exports in their namespaces, and
-// reads there the one that an export names; nobody else has any.
+// Secrets are read by name alone: nobody lists or watches them. The controller makes those of exports and of backups in pull mode in
+// their namespaces, deletes those of backups, and reads there the one that an export or a backup names; nobody else has any.
 func TestSecretsAreOutOfReach(t *testing.T) {
 	t.Parallel()
 	for role, list := range rules(t) {
@@ -199,11 +200,12 @@ func TestSecretsAreOutOfReach(t *testing.T) {
 			if !slices.Contains(r.Resources, "secrets") {
 				continue
 			}
-			if role == "varve-controller" && cmp.Equal(r.Verbs, []string{"create", "get", "update"}) && cmp.Equal(r.Resources, []string{"secrets"}) {
+			if role == "varve-controller" && cmp.Equal(r.Verbs, []string{"create", "delete", "get", "update"}) && cmp.Equal(r.Resources, []string{"secrets"}) {
 				continue
 			}
 			created := cmp.Equal(r.Verbs, []string{"create"})
-			if role != "varve/varve-controller" || (!created && !cmp.Equal(r.ResourceNames, []string{admission.DefaultSecret})) {
+			named := cmp.Equal(r.ResourceNames, []string{admission.DefaultSecret}) || cmp.Equal(r.ResourceNames, []string{tunnelkey.Secret})
+			if role != "varve/varve-controller" || !created && !named {
 				t.Errorf("%s: %v", role, r)
 			}
 		}
