@@ -12,6 +12,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/guard"
 )
 
 // Session is a connection to a libvirtd that runs one domain.
@@ -86,8 +87,12 @@ func callWithin[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		value, err := f()
-		done <- result{value, err}
+		var r result
+		r.err = guard.Call(func() (err error) { // a mistake here must not end the guest
+			r.value, err = f()
+			return err
+		})
+		done <- r
 	}()
 	select {
 	case r := <-done:

@@ -40,10 +40,16 @@ func (s *Session) PrepareBackup(ctx context.Context, b Backup) (begin BeginFunc,
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		if err := checkTargets(b); err != nil {
-			return err
-		}
 		return s.withDomain(ctx, "begin backup", func(d *libvirt.Domain) error {
+			// The guest may be frozen: if a target hangs, the caller's context ends this, too.
+			if err := checkTargets(b); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done(): // whoever gave up may have removed the targets
+				return ctx.Err()
+			default:
+			}
 			err := d.BackupBegin(job, checkpoint, libvirt.DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL)
 			if err == nil && ctx.Err() != nil {
 				// The caller has given up. A job that nobody watches would hold up the guest's writes.

@@ -191,6 +191,38 @@ func TestBackupThatBeginsLate_isAborted(t *testing.T) {
 	}
 }
 
+// A target hangs when the backup is to begin. The guest is frozen meanwhile, and its caller gives up in time.
+func TestBegin_waitsForNoTarget(t *testing.T) {
+	m := newMachine(t, 64*mib)
+	m.prepare()
+	m.start()
+	target := m.target("d0", "c0")
+	begin, err := m.PrepareBackup(t.Context(), Backup{Checkpoint: "c0", Disks: []BackupDisk{{Volume: "d0", Target: target}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := newGate(t, target)
+	reads.close()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	begun := make(chan error, 1)
+	go func() { begun <- begin(ctx) }()
+	select {
+	case err := <-begun:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("begun: %v", err)
+		}
+		reads.open()
+	case <-time.After(time.Minute):
+		t.Error("the begin waits for the target, and a frozen guest with it")
+		reads.open()
+		<-begun
+	}
+	if job, err := m.BackupJob(t.Context()); err != nil || job.Known {
+		t.Errorf("a backup began after its caller had given up: %+v, %v", job, err)
+	}
+}
+
 func TestBackup_fullTargetLeavesTheGuestAlone(t *testing.T) {
 	m := newMachine(t, 64*mib)
 	m.prepare()
