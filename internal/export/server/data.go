@@ -37,7 +37,8 @@ func (s *Server) serveData(w *response, r *http.Request, v export.Volume) error 
 		return nil
 	}
 	answer.next = answer.part.Offset
-	if err := v.Read(r.Context(), answer.part, export.Everything, answer.sendChunk); err != nil {
+	begun := func() bool { return answer.next > answer.part.Offset }
+	if err := s.readOn(r.Context(), v, answer.part, export.Everything, begun, answer.sendChunk); err != nil {
 		return err
 	}
 	if answer.next != answer.part.End() {

@@ -51,12 +51,15 @@ type Limits struct {
 	IdleTime time.Duration
 	// Keepalive is how long a stream may be silent before it has a frame that says nothing.
 	Keepalive time.Duration
+	// Resume is how long an answer that has begun waits for a volume that cannot be reached, before it is cut.
+	Resume time.Duration
 }
 
 // DefaultLimits are the limits of an export pod.
 var DefaultLimits = Limits{
 	Connections: 1000, Requests: 64, ParallelVolumes: 8,
 	Stall: 2 * time.Minute, HeaderTime: 10 * time.Second, IdleTime: time.Minute, Keepalive: 10 * time.Second,
+	Resume: 30 * time.Second,
 }
 
 func (l Limits) withDefaults() Limits {
@@ -67,6 +70,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.HeaderTime, DefaultLimits.HeaderTime)
 	setDefault(&l.IdleTime, DefaultLimits.IdleTime)
 	setDefault(&l.Keepalive, DefaultLimits.Keepalive)
+	setDefault(&l.Resume, DefaultLimits.Resume)
 	return l
 }
 

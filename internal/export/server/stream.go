@@ -125,11 +125,12 @@ func (s *Server) serveStream(w *response, r *http.Request, tag string, volumes [
 	for i, v := range volumes {
 		header[i] = stream.Volume{Name: v.info.Name, Bytes: v.info.Bytes, Incremental: v.info.Incremental, PointInTime: v.info.PointInTime, From: v.from}
 	}
-	encoder, err := stream.NewEncoder(w, header)
+	out := &watchedWriter{response: w}
+	encoder, err := stream.NewEncoder(out, header)
 	if err != nil {
 		return err
 	}
-	failed, err := s.sendVolumes(r.Context(), encoder, volumes)
+	failed, err := s.sendVolumes(r.Context(), encoder, out.begun.Load, volumes)
 	if err == nil {
 		err = encoder.Close()
 	}
@@ -142,7 +143,7 @@ func (s *Server) serveStream(w *response, r *http.Request, tag string, volumes [
 
 // sendVolumes reads the volumes side by side and sends their frames as they come. It holds one chunk of each volume that
 // it reads. If it fails, it returns the volume's name as well.
-func (s *Server) sendVolumes(ctx context.Context, encoder *stream.Encoder, volumes []streamed) (failed string, err error) {
+func (s *Server) sendVolumes(ctx context.Context, encoder *stream.Encoder, begun func() bool, volumes []streamed) (failed string, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	more := s.slots.take(min(len(volumes), s.Limits.ParallelVolumes) - 1) // the request itself has one
@@ -167,7 +168,7 @@ func (s *Server) sendVolumes(ctx context.Context, encoder *stream.Encoder, volum
 			if part.Empty() {
 				return nil
 			}
-			err := v.Read(reading, part, export.Changed, func(c export.Chunk) error {
+			err := s.readOn(reading, v, part, export.Changed, begun, func(c export.Chunk) error {
 				s.Hooks.Sent(v.info.Name, streamEndpoint, int64(len(c.Data)))
 				return encoder.WriteChunk(i, c)
 			})
