@@ -156,6 +156,15 @@ func TestMemoryOverhead_followsTheDisks(t *testing.T) {
 	}
 }
 
+// A launcher that serves a pull backup holds what docs/tunnel.md says, whether the disks are tracked or not.
+func TestMemoryOverhead_hasRoomForAPull(t *testing.T) {
+	t.Parallel()
+	const withoutBackups, buffers = 224 * mib, 8 * 2 * mib
+	if room := memoryOverhead(smallInput()) - withoutBackups; room < 3*buffers {
+		t.Errorf("%d MiB are left for a pull, which needs %d", room/mib, 3*buffers/mib)
+	}
+}
+
 func TestLauncherPod_requestsKVMUnlessEmulated(t *testing.T) {
 	t.Parallel()
 	in := smallInput()

@@ -17,7 +17,11 @@ const (
 	mib = int64(1) << 20
 	// launcherBytes is for varve-launcher, for libvirtd and its files, for QEMU itself, and for the buffers of a
 	// backup.
-	launcherBytes = 224 * mib
+	launcherBytes = 224*mib + pullBytes
+	// pullBytes is for serving a pull backup (docs/tunnel.md, Memory): eight reads with 2 MiB of buffers each, once in QEMU and
+	// twice in the launcher, whose heap may have as much garbage again, and what requests and connections need. Any disk can be
+	// pulled, also one that is not tracked.
+	pullBytes = (1+2)*8*2*mib + 2*mib
 	// emulationBytes is for code that software emulation has translated.
 	emulationBytes = 128 * mib
 	// vcpuBytes is for each virtual CPU's thread.
