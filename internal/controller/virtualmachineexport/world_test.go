@@ -73,20 +73,33 @@ func TestControlPlane(t *testing.T) {
 // kubelet and the garbage collector.
 type world struct {
 	*testing.T
-	ns          string
-	proxyHost   string
-	clock       *testclock.FakePassiveClock
-	user, admin client.Client
-	stop        func()
+	ns        string
+	proxyHost string
+	// certifiesProxy says that the controller of the proxy's certificate runs, too.
+	certifiesProxy bool
+	clock          *testclock.FakePassiveClock
+	user, admin    client.Client
+	stop           func()
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	return newWorldBehind(t, "exports.example.org")
+	w := prepareWorld(t, "exports.example.org")
+	w.start()
+	return w
 }
 
-// newWorldBehind returns a world whose export proxy has an address.
+// newWorldBehind returns a world whose export proxy has an address and gets its certificate.
 func newWorldBehind(t *testing.T, proxyHost string) *world {
+	t.Helper()
+	w := prepareWorld(t, proxyHost)
+	w.certifiesProxy = true
+	w.start()
+	return w
+}
+
+// prepareWorld returns a world without its controller.
+func prepareWorld(t *testing.T, proxyHost string) *world {
 	t.Helper()
 	w := &world{
 		T: t, proxyHost: proxyHost, ns: cluster.Namespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}),
@@ -95,7 +108,6 @@ func newWorldBehind(t *testing.T, proxyHost string) *world {
 	kv := controlplane.DefaultKubeVirt()
 	kv.Namespace = w.ns
 	w.create(kv)
-	w.start()
 	return w
 }
 
@@ -114,7 +126,7 @@ func (w *world) start() {
 		Configuration: types.NamespacedName{Namespace: w.ns, Name: layout.Configuration}, Image: Image{Name: "varve:test"},
 		ProxyHost: w.proxyHost, Clock: w.clock,
 	})
-	if err == nil {
+	if err == nil && w.certifiesProxy {
 		err = exportproxy.Setup(mgr, exportproxy.Options{Namespace: w.ns, Host: w.proxyHost, AuthoritySecret: AuthoritySecret, Clock: w.clock})
 	}
 	if err != nil {
