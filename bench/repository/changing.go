@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/varvebackup/varve/bench/nbdexport"
 	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
@@ -66,7 +67,7 @@ type step struct {
 
 // runRound writes pieces and has both tools back them up, in an order that alternates from round to round.
 func (s *step) runRound(ctx context.Context, round int, pieces []extent.Extent) error {
-	return s.withChanges(ctx, pieces, func(x *export, bitmap string) error {
+	return s.withChanges(ctx, pieces, func(x *nbdexport.Export, bitmap string) error {
 		both := []func() error{
 			func() error {
 				u, _, err := s.backUp(ctx, s.name, x, bitmap)
@@ -120,7 +121,7 @@ func (h *history) measureUnchanged(ctx context.Context) ([]report.Row, error) {
 			return nil, err
 		}
 		untouched = append(untouched, u)
-		err = h.withChanges(ctx, nil, func(x *export, _ string) error {
+		err = h.withChanges(ctx, nil, func(x *nbdexport.Export, _ string) error {
 			u, _, err := h.backUp(ctx, "reread", x, "")
 			reread = append(reread, u)
 			return err

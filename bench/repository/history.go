@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 
+	"github.com/varvebackup/varve/bench/nbdexport"
 	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/bench/repository/corpus"
 	"github.com/varvebackup/varve/internal/extent"
@@ -69,11 +71,11 @@ func (h *history) beginHistory(ctx context.Context) (id string, err error) {
 	if err := h.replaceRepository(ctx, h.ours); err != nil {
 		return "", err
 	}
-	x, err := h.startExport(ctx, h.image, h.lastCheckpoint())
+	x, err := h.startExport(ctx, h.lastCheckpoint())
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, x.stopProcess()) }()
+	defer func() { err = errors.Join(err, x.Stop()) }()
 	_, p, err := h.backUp(ctx, "base", x, "")
 	return p.ID, err
 }
@@ -100,16 +102,16 @@ func (h *history) kopiaBegin(ctx context.Context) (id string, err error) {
 func (h *history) lastCheckpoint() string { return fmt.Sprintf("varve-%032x", h.points) }
 
 // backUp measures a restore point of the export. It is incremental from the bitmap, or reads everything if bitmap is "".
-func (h *history) backUp(ctx context.Context, name string, x *export, bitmap string) (usage, point, error) {
+func (h *history) backUp(ctx context.Context, name string, x *nbdexport.Export, bitmap string) (usage, point, error) {
 	h.points++
 	args := []string{
-		h.varve, "disk", "backup", machineName, "disk=" + x.uri(), "--checkpoint", h.lastCheckpoint(),
+		h.varve, "disk", "backup", machineName, "disk=" + x.URI(), "--checkpoint", h.lastCheckpoint(),
 		"--block-size", h.block, "--progress", "none", "-o", "json",
 	}
 	if bitmap != "" {
 		args = append(args, "--bitmap", bitmap)
 	}
-	u, out, err := h.measureTask(ctx, task{name: "varve " + name, args: args, repository: h.ours.repository, beside: x.pid()})
+	u, out, err := h.measureTask(ctx, task{name: "varve " + name, args: args, repository: h.ours.repository, beside: x.PID()})
 	if err != nil {
 		return u, point{}, err
 	}
@@ -142,15 +144,22 @@ func (h *history) nextStream() uint64 {
 
 // withChanges writes pieces to the image and calls measure with the export and the name of the bitmap that recorded them.
 // A bitmap lasts for one change. In a guest's QEMU it would continue; here each change starts with a new one.
-func (h *history) withChanges(ctx context.Context, pieces []extent.Extent, measure func(x *export, bitmap string) error) (err error) {
+func (h *history) withChanges(ctx context.Context, pieces []extent.Extent, measure func(x *nbdexport.Export, bitmap string) error) (err error) {
 	bitmap := h.lastCheckpoint()
-	x, err := h.startExport(ctx, h.image, bitmap)
+	x, err := h.startExport(ctx, bitmap)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, x.stopProcess()) }()
-	if err := x.writePieces(ctx, pieces, h.nextStream()); err != nil {
+	defer func() { err = errors.Join(err, x.Stop()) }()
+	if err := x.WritePieces(ctx, pieces, corpus.Noise(seed, h.nextStream())); err != nil {
 		return err
 	}
 	return measure(x, bitmap)
+}
+
+// startExport serves the image with an empty bitmap. It is backed up through it, and its processor time counts as Varve's.
+func (h *history) startExport(ctx context.Context, bitmap string) (*nbdexport.Export, error) {
+	return nbdexport.Start(ctx, nbdexport.Options{
+		Image: h.image, Socket: filepath.Join(h.dir, "disk.sock"), Bitmap: bitmap, Environment: h.toolEnvironment(),
+	})
 }

@@ -8,16 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// lastWords is how long a command may take to exit after it was told to.
-const lastWords = 10 * time.Second
+	"github.com/varvebackup/varve/bench/process"
+)
 
 // task is a command as a user would type it, and what is measured with it.
 type task struct {
@@ -47,7 +45,7 @@ func (b *bench) measureTask(ctx context.Context, t task) (usage, []byte, error) 
 	if err := b.prepareCold(ctx, t.args[0]); err != nil {
 		return usage{}, nil, err
 	}
-	helped, err := processorTime(t.beside)
+	helped, err := process.ProcessorTime(t.beside)
 	if err != nil {
 		return usage{}, nil, err
 	}
@@ -60,7 +58,7 @@ func (b *bench) measureTask(ctx context.Context, t task) (usage, []byte, error) 
 	if err != nil {
 		return usage{}, nil, err
 	}
-	helper, err := processorTime(t.beside)
+	helper, err := process.ProcessorTime(t.beside)
 	if err != nil {
 		return usage{}, nil, err
 	}
@@ -108,7 +106,7 @@ func (b *bench) runWith(ctx context.Context, variables []string, args ...string)
 	cmd.Dir = b.dir
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.WaitDelay = lastWords
+	cmd.WaitDelay = process.LastWords
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()
@@ -129,36 +127,4 @@ func syncAll(dir string) error {
 	}
 	defer f.Close() //nolint:errcheck // it is a directory
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
-}
-
-// clockTick is the unit of the kernel's processor times, everywhere on Linux.
-const clockTick = 10 * time.Millisecond
-
-// processorTime returns what a running process has used so far, and 0 if pid is 0.
-func processorTime(pid int) (time.Duration, error) {
-	if pid == 0 {
-		return 0, nil
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	return parseStat(string(stat))
-}
-
-// parseStat reads user and system time, fields 14 and 15, from /proc/PID/stat (proc(5)). Field 2 may contain spaces and parentheses.
-func parseStat(stat string) (time.Duration, error) {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("a process' stat is %q", stat)
-	}
-	var sum time.Duration
-	for _, field := range fields[11:13] {
-		ticks, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("a process' stat is %q: %w", stat, err)
-		}
-		sum += time.Duration(ticks) * clockTick
-	}
-	return sum, nil
 }

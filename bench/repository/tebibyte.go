@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/varvebackup/varve/bench/nbdexport"
 	"github.com/varvebackup/varve/bench/report"
 )
 
@@ -60,7 +61,7 @@ func (b *bench) sparseHistory(ctx context.Context, block string) (h *history, er
 	if err != nil {
 		return nil, err
 	}
-	if err := h.withChanges(ctx, content, func(*export, string) error { return nil }); err != nil {
+	if err := h.withChanges(ctx, content, func(*nbdexport.Export, string) error { return nil }); err != nil {
 		return nil, err
 	}
 	_, err = h.beginHistory(ctx)
