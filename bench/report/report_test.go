@@ -102,6 +102,24 @@ func TestTableShowsCostsOfBoth(t *testing.T) {
 	}
 }
 
+func TestTableShowsProcessorsOfEachProcess(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	row := Larger("a", "what it is", "MiB/s", Sample{1}, "nbdcopy", Sample{2})
+	Table(&out, []Row{row})
+	if strings.Contains(out.String(), "for each GiB") {
+		t.Errorf("processors that nobody measured:\n%s", out.String())
+	}
+	out.Reset()
+	row.Processors, row.PeerProcessors = map[string]float64{"server": 1.25, "launcher": 0.5}, map[string]float64{"qemu": 0.3}
+	Table(&out, []Row{row})
+	for _, want := range []string{"for each GiB", "1.75 (launcher 0.50, server 1.25)", "0.30 (qemu 0.30)"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in:\n%s", want, out.String())
+		}
+	}
+}
+
 func TestModel(t *testing.T) {
 	t.Parallel()
 	if got := processorModel("processor\t: 0\nmodel name\t: Some CPU @ 2.50GHz\nmodel name\t: other\n"); got != "Some CPU @ 2.50GHz" {

@@ -19,6 +19,10 @@ type Row struct {
 	// Cost and PeerCost are what the figure's runs used, if that was measured.
 	Cost     *Cost `json:"cost,omitempty"`
 	PeerCost *Cost `json:"peerCost,omitempty"`
+	// Processors and PeerProcessors are the processor seconds of each process for a GiB, as medians over the rounds, if
+	// that was measured.
+	Processors     map[string]float64 `json:"cpuSecondsPerGiB,omitempty"`
+	PeerProcessors map[string]float64 `json:"peerCPUSecondsPerGiB,omitempty"`
 }
 
 // Cost is what a run used apart from time, as medians over the rounds. 0 means not measured.

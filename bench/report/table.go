@@ -3,7 +3,9 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -30,6 +32,30 @@ func Table(out io.Writer, rows []Row) {
 		fmt.Fprintln(w, r.What)
 	}
 	w.Flush()
+	printProcessors(out, rows)
+}
+
+// printProcessors prints the processor seconds of each process for a GiB, if any row has them.
+func printProcessors(out io.Writer, rows []Row) {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	for _, r := range rows {
+		if len(r.Processors) > 0 {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.ID, formatProcessors(r.Processors), r.Peer, formatProcessors(r.PeerProcessors))
+		}
+	}
+	if slices.ContainsFunc(rows, func(r Row) bool { return len(r.Processors) > 0 }) {
+		fmt.Fprintln(out, "\nCPU seconds for each GiB, by process")
+	}
+	w.Flush()
+}
+
+func formatProcessors(seconds map[string]float64) string {
+	var all []string
+	sum := 0.0
+	for _, name := range slices.Sorted(maps.Keys(seconds)) {
+		all, sum = append(all, fmt.Sprintf("%s %.2f", name, seconds[name])), sum+seconds[name]
+	}
+	return fmt.Sprintf("%.2f (%s)", sum, strings.Join(all, ", "))
 }
 
 func formatCost(c *Cost, figure func(Cost) float64) string {
