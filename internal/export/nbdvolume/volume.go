@@ -35,6 +35,7 @@ type Volume struct {
 	info export.Info
 	// bitmap is the name of the bitmap's context, or empty for a full backup.
 	bitmap string
+	known  knownRegions
 }
 
 // Options say what an export is.
@@ -101,20 +102,25 @@ func (v *Volume) Regions(ctx context.Context, e extent.Extent, report func(expor
 	merge := merger{report: report}
 	window := int64(firstWindow)
 	for at := e.Offset; at < e.End(); {
-		part := extent.Extent{Offset: at, Length: min(window, e.End()-at)}
-		s, err := v.queryStatus(ctx, client, part)
-		if err != nil {
-			return fmt.Errorf("map of volume %s: %w", v.info.Name, transientIfDead(ctx, client, err))
+		part, known := v.known.findPart(at)
+		if !known {
+			s, err := v.queryStatus(ctx, client, extent.Extent{Offset: at, Length: min(window, e.End()-at)})
+			if err != nil {
+				return fmt.Errorf("map of volume %s: %w", v.info.Name, transientIfDead(ctx, client, err))
+			}
+			if s.runs < fewRuns {
+				window = min(2*window, longestWindow)
+			} else {
+				window = max(window/2, firstWindow)
+			}
+			part = s.listRegions()
+			v.known.addPart(part)
 		}
-		if !s.addTo(&merge, part) {
+		rest := extent.Extent{Offset: at, Length: min(part.End(), e.End()) - at}
+		if !part.addTo(&merge, rest) {
 			return nil
 		}
-		if s.runs < fewRuns {
-			window = min(2*window, longestWindow)
-		} else {
-			window = max(window/2, firstWindow)
-		}
-		at = part.End()
+		at = rest.End()
 	}
 	merge.end()
 	return nil
@@ -122,13 +128,14 @@ func (v *Volume) Regions(ctx context.Context, e extent.Extent, report func(expor
 
 // status is what is known of a part of the disk.
 type status struct {
+	part          extent.Extent
 	zeroes, clean extent.Set
 	// runs is how many extents the server reported.
 	runs int
 }
 
 func (v *Volume) queryStatus(ctx context.Context, client *nbd.Client, part extent.Extent) (status, error) {
-	var s status
+	s := status{part: part}
 	query := func(zeroes, clean *extent.Set) error {
 		return client.BlockStatus(ctx, part, func(name string, e extent.Extent, flags uint64) error {
 			s.runs++
@@ -151,27 +158,29 @@ func (v *Volume) queryStatus(ctx context.Context, client *nbd.Client, part exten
 	return s, err
 }
 
-// addTo adds the regions of part and reports whether more are wanted.
-func (s *status) addTo(m *merger, part extent.Extent) bool {
-	changed := extent.NewSet(part).Subtract(s.clean)
-	at := part.Offset
-	for e := range changed.All() {
-		if !m.add(extent.Extent{Offset: at, Length: e.Offset - at}, export.Clean) {
-			return false
-		}
-		at = e.Offset
-		for zero := range s.zeroes.Within(e) {
-			if !m.add(extent.Extent{Offset: at, Length: zero.Offset - at}, export.Data) || !m.add(zero, export.Zero) {
-				return false
-			}
-			at = zero.End()
-		}
-		if !m.add(extent.Extent{Offset: at, Length: e.End() - at}, export.Data) {
-			return false
-		}
-		at = e.End()
+// listRegions returns the regions of the part.
+func (s *status) listRegions() knownPart {
+	p := knownPart{Extent: s.part}
+	merge := merger{report: func(r export.Region) bool {
+		p.regions = append(p.regions, r)
+		return true
+	}}
+	at := s.part.Offset
+	addUpTo := func(end int64, kind export.Kind) {
+		merge.add(extent.Extent{Offset: at, Length: end - at}, kind)
+		at = end
 	}
-	return m.add(extent.Extent{Offset: at, Length: part.End() - at}, export.Clean)
+	for changed := range extent.NewSet(s.part).Subtract(s.clean).All() {
+		addUpTo(changed.Offset, export.Clean)
+		for zero := range s.zeroes.Within(changed) {
+			addUpTo(zero.Offset, export.Data)
+			addUpTo(zero.End(), export.Zero)
+		}
+		addUpTo(changed.End(), export.Data)
+	}
+	addUpTo(s.part.End(), export.Clean)
+	merge.end()
+	return p
 }
 
 // merger joins neighbours of the same kind.
