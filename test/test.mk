@@ -70,6 +70,8 @@ demo: box-up install guest ## The main job on a box, told step by step; result i
 .PHONY: bench
 bench: ## Benchmarks against their peers, all parts; build/bench.json
 	$(MAKE) --no-print-directory bench-repository # before there is a box, which would take a part of the processors
+	$(MAKE) --no-print-directory bench-pull
+	$(MAKE) --no-print-directory bench-guest
 	$(MAKE) --no-print-directory bench-push
 
 .PHONY: bench-push
@@ -83,6 +85,15 @@ bench-tools: build peers
 .PHONY: bench-repository
 bench-repository: bench-tools ## The benchmarks that need no box: disks against kopia, restic, borg and qemu-img (BENCH_FLAGS='-only repo-verify')
 	$(GO) run ./bench/repository $(BENCH_FLAGS)
+
+.PHONY: bench-pull
+bench-pull: ## Pull backups against nbdcopy on the same disk; needs no box (BENCH_FLAGS='-only pull-stream -profile DIR')
+	hack/deps.sh host interop
+	$(GO) run ./bench/pull $(BENCH_FLAGS)
+
+.PHONY: bench-guest
+bench-guest: launcher-root guest ## What a pull costs the writes of a real guest (root)
+	$(GO) run ./bench/pull -guest $(BENCH_FLAGS)
 
 .PHONY: bench-blocks
 bench-blocks: bench-tools ## What the block sizes of disks cost; build/bench-blocks.json

@@ -36,6 +36,7 @@ type options struct {
 	build, dir, profile string
 	rounds              int
 	dataMiB             int64
+	guest               bool
 	only                []string
 }
 
@@ -56,6 +57,14 @@ func run(ctx context.Context, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(o.rounds+1)*roundTimeout)
 	defer cancel()
+	if o.guest {
+		rows, err := measureGuest(ctx, o)
+		if err != nil {
+			return err
+		}
+		report.Table(os.Stdout, rows)
+		return report.Merge(filepath.Join(o.build, "bench.json"), rows)
+	}
 	rows, facts, err := measureAll(ctx, o)
 	if err != nil {
 		return err
@@ -78,6 +87,7 @@ func parseOptions(args []string) (*options, error) {
 	flags.Int64Var(&o.dataMiB, "data-mib", 2048, "the size of the disk, in MiB")
 	flags.StringVar(&o.dir, "dir", "/dev/shm", "where the disk lies: a file system in memory")
 	flags.StringVar(&o.profile, "profile", "", "write processor profiles of Varve's processes to this directory, and no rows; best with one ID in -only")
+	flags.BoolVar(&o.guest, "guest", false, "measure the writes of a guest instead: needs root, libvirt's root and the guest")
 	only := flags.String("only", "", "measure only the rows with these IDs, such as pull-data-1,pull-stream")
 	if err := flags.Parse(args); err != nil {
 		return nil, err

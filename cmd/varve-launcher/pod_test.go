@@ -72,7 +72,7 @@ type pod struct {
 }
 
 // newPod makes the volumes: "fs" (ext4, mounted by the guest), "data" (bare, dataBytes of it random) and the state volume.
-func newPod(t *testing.T, dataBytes int64) *pod {
+func newPod(t testing.TB, dataBytes int64) *pod {
 	t.Helper()
 	p := &pod{TB: t, dir: t.TempDir()}
 	t.Cleanup(p.showLogs)
