@@ -24,32 +24,40 @@ var guestAims = []struct {
 // guestTimes are percentiles in milliseconds, a sample a round, by "phase/unit", such as "idle/p99-ms".
 type guestTimes map[string]report.Sample
 
-// measureGuest runs the benchmark of the launcher, with real libvirt and a real guest.
+// measureGuest runs the benchmark of the launcher, with real libvirt and a real guest, which is a new one in each round.
 func measureGuest(ctx context.Context, o *options) ([]report.Row, error) {
 	root := filepath.Dir(o.build)
-	for _, args := range [][]string{
-		{"build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join("build", "bench", "guestwriter"), "./bench/pull/guestwriter"},
-		{"test", "-trimpath", "-tags", "libvirt_dlopen", "-run", "^$", "-bench", "^BenchmarkPull_guestWrites$", "-benchtime", "1x", "-count", strconv.Itoa(o.rounds), "-timeout", "60m", "./cmd/varve-launcher"},
-	} {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = root
-		if args[0] == "build" {
-			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		}
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return nil, fmt.Errorf("go %s: %w\n%s", args[0], err, out)
-		}
-		if args[0] == "test" {
-			return guestRows(parseGuestTimes(string(out)))
-		}
+	_, err := runGo(ctx, root, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join("build", "bench", "guestwriter"), "./bench/pull/guestwriter")
+	if err != nil {
+		return nil, err
 	}
-	return nil, nil
+	times := guestTimes{}
+	for range o.rounds {
+		out, err := runGo(ctx, root, "test", "-trimpath", "-tags", "libvirt_dlopen", "-run", "^$", "-bench", "^BenchmarkPull_guestWrites$", "-benchtime", "1x", "./cmd/varve-launcher")
+		if err != nil {
+			return nil, err
+		}
+		times.addResults(out)
+	}
+	return guestRows(times)
 }
 
-// parseGuestTimes reads the results of the benchmark, which are those of package testing.
-func parseGuestTimes(out string) guestTimes {
-	times := guestTimes{}
+// runGo runs the go command and returns what it says. The guest has no shared libraries, so what is built for it needs none.
+func runGo(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	if args[0] == "build" {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w\n%s", args[0], err, out)
+	}
+	return string(out), nil
+}
+
+// addResults reads the results of the benchmark, which are those of package testing.
+func (t guestTimes) addResults(out string) {
 	for line := range strings.Lines(out) {
 		name, results, found := strings.Cut(line, " ")
 		_, phase, named := strings.Cut(name, "_guestWrites/")
@@ -61,11 +69,10 @@ func parseGuestTimes(out string) guestTimes {
 		for i := 1; i+1 < len(fields); i += 2 {
 			if value, err := strconv.ParseFloat(fields[i], 64); err == nil {
 				key := phase + "/" + fields[i+1]
-				times[key] = append(times[key], value)
+				t[key] = append(t[key], value)
 			}
 		}
 	}
-	return times
 }
 
 // guestRows returns the rows. A round's ratio is that of the same guest.
