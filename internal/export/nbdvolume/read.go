@@ -18,6 +18,9 @@ const (
 	MaxReadBytes = 8 << 20
 	// readsAhead is how many parts of the disk one call of Read waits for at the same time.
 	readsAhead = 64
+	// chunkBytes is the longest chunk: what the tunnel carries in one frame, so that it need not cut it and compute the
+	// checksums of the pieces.
+	chunkBytes = 128 << 10
 	// zeroBlock is the granularity in which data is searched for zeroes: that of the bitmaps.
 	zeroBlock = 64 << 10
 )
@@ -167,13 +170,16 @@ func (v *Volume) deliver(ctx context.Context, client *nbd.Client, pieces <-chan 
 	return nil
 }
 
-// sendChunks splits data into what is zeroes and what is not.
+// sendChunks splits data into what is zeroes and what is not, the latter in pieces of at most chunkBytes.
 func sendChunks(e extent.Extent, data []byte, sink func(export.Chunk) error) error {
 	for at := int64(0); at < e.Length; {
 		end := blockEnd(e, at)
 		zeroes := sparse.IsZero(data[at:end])
 		for end < e.Length {
 			next := blockEnd(e, end)
+			if !zeroes && next-at > chunkBytes {
+				break
+			}
 			if sparse.IsZero(data[end:next]) != zeroes {
 				break
 			}
