@@ -31,6 +31,11 @@ func TTLExpired(backup string, ttl time.Duration) State {
 		"VirtualMachineBackup %s is %s old, which is its spec.ttl, and was not deleted by whoever reads it: %s. Clients that need longer raise spec.ttl while the backup exists.", backup, ttl, tryAgain)
 }
 
+// EndedByItself says that a backup in pull mode was said to be complete although nobody had deleted it.
+func EndedByItself() State {
+	return HypervisorError("The node says that the backup is complete, and nobody has said that its data was read. If the machine has run since an older version of Varve, restart it")
+}
+
 // TTLExpiredWaiting is TTLExpired for a backup that nobody could read yet. last is what it waited for.
 func TTLExpiredWaiting(backup string, ttl time.Duration, last string) State {
 	return state(backupv1.ReasonTTLExpired, "VirtualMachineBackup %s is %s old, which is its spec.ttl; the last state was: %s", backup, ttl, last)
@@ -84,6 +89,11 @@ func trackerGone(tracker, what, directory string) State {
 // LauncherRefused says that the launcher did not accept the backup.
 func LauncherRefused(answer string) State {
 	return HypervisorError("The launcher refuses the backup: " + answer)
+}
+
+// LauncherCannotPull says that the machine's launcher is of a version that knows no pull mode.
+func LauncherCannotPull(machine string) State {
+	return HypervisorError("The launcher of VirtualMachine " + machine + " is of an older version, which knows no pull mode: restart the machine")
 }
 
 // JobLost says that the launcher answers and does not know the backup that it was copying.

@@ -29,8 +29,10 @@ type Phase struct {
 	GivenUp backupv1.BackupPhase
 	// Condition is the type of the condition that is True in this phase.
 	Condition string
-	// NeedsGuest says that the backup needs the running guest. Such a backup counts towards its node's limit and
-	// delays a stop of the guest.
+	// Copies says that the backup counts towards its node's limit. One that clients read does not: it may wait for them for
+	// hours.
+	Copies bool
+	// NeedsGuest says that the backup needs the running guest. Such a backup delays a stop of the guest.
 	NeedsGuest bool
 }
 
@@ -41,17 +43,17 @@ var phases = []Phase{
 		Next: []backupv1.BackupPhase{backupv1.BackupAttaching, backupv1.BackupFailed},
 	},
 	{
-		Name: backupv1.BackupAttaching, Owner: Controller, Condition: backupv1.ConditionInitializing, NeedsGuest: true,
+		Name: backupv1.BackupAttaching, Owner: Controller, Condition: backupv1.ConditionInitializing, Copies: true, NeedsGuest: true,
 		// Back to Pending if a prerequisite goes away, and to Pruned if the backup fails: the node was not told of it.
 		Next: []backupv1.BackupPhase{backupv1.BackupStarting, backupv1.BackupPending, backupv1.BackupPruned},
 	},
 	{
-		Name: backupv1.BackupStarting, Owner: Handler, Condition: backupv1.ConditionInitializing, NeedsGuest: true,
+		Name: backupv1.BackupStarting, Owner: Handler, Condition: backupv1.ConditionInitializing, Copies: true, NeedsGuest: true,
 		Next:    []backupv1.BackupPhase{backupv1.BackupCopying, backupv1.BackupServing, backupv1.BackupCopied, backupv1.BackupCopyFailed},
 		GivenUp: backupv1.BackupCopyFailed,
 	},
 	{
-		Name: backupv1.BackupCopying, Owner: Handler, Condition: backupv1.ConditionProgressing, NeedsGuest: true,
+		Name: backupv1.BackupCopying, Owner: Handler, Condition: backupv1.ConditionProgressing, Copies: true, NeedsGuest: true,
 		Next:    []backupv1.BackupPhase{backupv1.BackupCopied, backupv1.BackupCopyFailed},
 		GivenUp: backupv1.BackupCopyFailed,
 	},

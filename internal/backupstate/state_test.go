@@ -39,6 +39,8 @@ var samples = map[string]State{
 	"OtherBackupFirst":         OtherBackupFirst("other"),
 	"TokenSecretNotFound":      TokenSecretNotFound("token"),
 	"TokenSecretEmpty":         TokenSecretEmpty("token"),
+	"EndedByItself":            EndedByItself(),
+	"LauncherCannotPull":       LauncherCannotPull("vm"),
 	"TunnelKeyMissing":         TunnelKeyMissing(),
 	"ScratchDeleted":           ScratchDeleted("scratch"),
 	"ScratchReplaced":          ScratchReplaced("scratch"),

@@ -116,7 +116,7 @@ func StillAttached(claim, node string, limit time.Duration) string {
 
 // ChildrenStay is what a backup in pull mode adds to its message if what it made could not be deleted in time.
 func ChildrenStay(export, secret string) string {
-	return fmt.Sprintf("VirtualMachineExport %s or Secret %s could not be deleted; they go with the backup.", export, secret)
+	return fmt.Sprintf("VirtualMachineExport %s or Secret %s is not gone yet; they go with the backup.", export, secret)
 }
 
 // StillLocked is what a backup adds to its message if its lock could not be removed. refusal is the API server's.

@@ -58,7 +58,7 @@ type fakeLauncher struct {
 // newFakeLauncher serves in the emptyDir of a launcher pod below podsDir until the test ends or kill is called.
 func newFakeLauncher(t *testing.T, podsDir string, pod types.UID) *fakeLauncher {
 	t.Helper()
-	f := &fakeLauncher{pod: pod, state: &pb.State{}, changed: make(chan struct{}), lost: map[string]string{}}
+	f := &fakeLauncher{pod: pod, state: &pb.State{PullsBackups: true}, changed: make(chan struct{}), lost: map[string]string{}}
 	socket := layout.NodeSocket(podsDir, pod)
 	for _, dir := range []string{filepath.Dir(socket), layout.NodeUtilityDir(podsDir, pod)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

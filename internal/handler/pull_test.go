@@ -181,3 +181,76 @@ func TestPull_jobThatIsLostFailsTheBackup(t *testing.T) {
 		t.Errorf("begun %d times", n)
 	}
 }
+
+// The handler is away while the controller ends a backup (TTL, then the deadlines of Pruning and Pruned), and comes back.
+func TestPull_jobOfAnEndedBackupIsAborted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	w.begun(1)
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
+	w.untilPhase(b, "Serving")
+	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
+	w.connectedTo("10.96.0.9:9090")
+	w.stop()
+	controlplane.Update(t, w.client, b, true, func(b *backupv1.VirtualMachineBackup) {
+		b.Status.Phase, b.Status.Result, b.Status.Reason = backupv1.BackupFailed, backupv1.BackupUnsuccessful, backupv1.ReasonTTLExpired
+	})
+	controlplane.Update(t, w.client, b, false, func(b *backupv1.VirtualMachineBackup) {
+		b.Finalizers = nil
+		metav1.SetMetaDataLabel(&b.ObjectMeta, layout.LabelEnded, "true")
+	})
+	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.ChangedBlockTracking.BackupStatus = nil
+	})
+	w.run()
+	w.until(func() error { return want(w.launcher.count("AbortBackup") > 0, "nobody ends the job") })
+}
+
+// The launcher says DONE though nobody has deleted the backup.
+func TestPull_doneWithoutADeletionIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	w.begun(1)
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
+	w.untilPhase(b, "Serving")
+	w.offer(b, "10.96.0.9:9090", metav1.ConditionFalse)
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_DONE })
+	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error { return want(s.Phase != "Serving", "still Serving") })
+	if b.Status.Phase == "Copied" {
+		t.Errorf("Copied, though it is not deleted and was never Ready: the tracker moves")
+	}
+}
+
+// The machine was started before the upgrade that brought pull mode: its launcher's BeginBackup ignores the field pull, and pushes.
+func TestPull_launcherThatPushesIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	w.begun(1)
+	w.launcher.job(func(j *pb.Backup) { j.Phase, j.TotalBytes = pb.Backup_COPYING, 100 })
+	w.launcher.job(func(j *pb.Backup) { j.Phase, j.TotalBytes = pb.Backup_FINISHING, 100 })
+	w.launcher.job(func(j *pb.Backup) { j.Phase, j.ManifestSha256 = pb.Backup_DONE, "digest" })
+	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
+		return want(s.Phase != "Starting" && s.Phase != "Copying", "%s", s.Phase)
+	})
+	if b.Status.Phase != "CopyFailed" {
+		t.Errorf("%s (%s): %s: the controller moves the tracker, and nobody has read anything", b.Status.Phase, b.Status.Reason, b.Status.Message)
+	}
+}
+
+func TestPull_launcherThatKnowsNoPullIsNotAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.started()
+	w.launcher.set(func(s *pb.State) { s.PullsBackups = false })
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	w.untilPhase(b, "CopyFailed")
+	if w.launcher.count("BeginBackup") != 0 || !strings.Contains(b.Status.Message, "restart the machine") {
+		t.Errorf("begun %d times; %s", w.launcher.count("BeginBackup"), b.Status.Message)
+	}
+}

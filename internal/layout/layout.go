@@ -78,6 +78,8 @@ const (
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
 	// LabelAttachment is on an attachment pod; its value is the utility volume's name.
 	LabelAttachment = "varvebackup.io/attachment"
+	// LabelBackup is on what belongs to a backup in pull mode; its value is the backup's UID.
+	LabelBackup = "varvebackup.io/backup"
 	// LabelExport is on what belongs to an export; its value is the export's UID.
 	LabelExport = "varvebackup.io/export"
 	// LabelEnded is "true" on a backup that is Done or Failed and holds nothing any more. Only the controller may set

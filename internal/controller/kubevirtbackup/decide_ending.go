@@ -1,6 +1,8 @@
 package kubevirtbackup
 
 import (
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -23,6 +25,10 @@ func decideCopied(in *input) decision {
 	}
 	name := in.Backup.Spec.TrackerName()
 	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
+	if in.isPull() && !in.isBeingDeleted() && !moved {
+		// Only a deletion says that clients have the data, whoever wrote this phase.
+		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.EndedByItself())
+	}
 	if end, gone := targetGone(in); gone && !moved {
 		return toPruning(in, backupv1.BackupUnsuccessful, end)
 	}
@@ -84,7 +90,7 @@ func decidePruning(in *input) decision {
 		return d
 	}
 	state := in.currentState()
-	if s.Result == backupv1.BackupUnsuccessful && s.Directory != "" {
+	if (s.Result == backupv1.BackupUnsuccessful || in.isPull()) && s.Directory != "" {
 		state = state.With(backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName))
 	}
 	return toStatus(in, change{phase: backupv1.BackupPruned, state: state, deadline: in.Now.Add(in.Limits.Detaching)})
@@ -104,6 +110,9 @@ func decidePruned(in *input) decision {
 		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
 		if in.isPull() {
 			end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName)
+			if stay := backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName); strings.Contains(s.Message, stay) {
+				end = end.With(stay)
+			}
 		}
 	}
 	overdue := deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
@@ -111,6 +120,8 @@ func decidePruned(in *input) decision {
 		if !overdue || d.Step != stepNone && !refused {
 			return d
 		}
+	}
+	if in.ownExport() != nil || in.ownTunnelSecret() != nil {
 		end = end.With(backupstate.ChildrenStay(layout.BackupExport(in.Backup.Name), in.tunnelSecretName()))
 	}
 	if in.volumeStatus() != nil && !in.guestGone() {

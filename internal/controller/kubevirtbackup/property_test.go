@@ -259,6 +259,9 @@ func (p *play) act(t *rapid.T, b *backupv1.VirtualMachineBackup) step {
 		}
 		p.named(t, b, d.Lock)
 	case stepMoveTracker:
+		if b.Spec.IsPull() && b.DeletionTimestamp == nil {
+			t.Fatalf("%s moves the tracker, and nobody has said that its data was read", b.Name)
+		}
 		if before.Phase != backupv1.BackupCopied || !p.copiedOnce[string(b.UID)] {
 			t.Fatalf("%s moves the tracker from %s", b.Name, before.Phase)
 		}

@@ -1,6 +1,7 @@
 package kubevirtbackup
 
 import (
+	"bytes"
 	"net"
 	"strconv"
 	"time"
@@ -68,7 +69,7 @@ func (in *input) tunnelSecretName() string { return layout.TunnelSecret(in.volum
 
 // ownTunnelSecret returns the Secret of the backup's tunnel, or nil.
 func (in *input) ownTunnelSecret() *corev1.Secret {
-	if s := in.Pull.TunnelSecret; s != nil && metav1.IsControlledBy(s, in.Backup) {
+	if s := in.Pull.TunnelSecret; s != nil && in.isOwn(s) {
 		return s
 	}
 	return nil
@@ -76,10 +77,15 @@ func (in *input) ownTunnelSecret() *corev1.Secret {
 
 // ownExport returns the backup's export, or nil.
 func (in *input) ownExport() *exportv1.VirtualMachineExport {
-	if e := in.Pull.Export; e != nil && metav1.IsControlledBy(e, in.Backup) {
+	if e := in.Pull.Export; e != nil && in.isOwn(e) {
 		return e
 	}
 	return nil
+}
+
+// isOwn reports whether the backup made an object. It has lost its owner if the backup was deleted with --cascade=orphan.
+func (in *input) isOwn(o metav1.Object) bool {
+	return metav1.IsControlledBy(o, in.Backup) || metav1.GetControllerOf(o) == nil && o.GetLabels()[layout.LabelBackup] == string(in.Backup.UID)
 }
 
 // missingTime ends a backup in pull mode that has waited for its whole time.
@@ -98,7 +104,7 @@ func missingToken(in *input) *obstacle {
 		return nil
 	case in.Pull.Token == nil:
 		return pollFor(backupstate.TokenSecretNotFound(name))
-	case len(in.Pull.Token.Data[podspec.TokenKey]) == 0:
+	case len(bytes.TrimSpace(in.Pull.Token.Data[podspec.TokenKey])) == 0:
 		return pollFor(backupstate.TokenSecretEmpty(name))
 	}
 	return nil
@@ -121,6 +127,7 @@ func missingTunnel(in *input) *obstacle {
 func newTunnelSecret(in *input) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: childMeta(in, in.tunnelSecretName()),
+		Immutable:  ptr.To(true),
 		Data:       map[string][]byte{podspec.TokenKey: tunnel.Token(in.Pull.Key, string(in.Backup.UID))},
 	}
 }
@@ -146,7 +153,7 @@ func remainingTime(in *input, created time.Time) time.Duration {
 
 func childMeta(in *input, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace: in.Backup.Namespace, Name: name,
+		Namespace: in.Backup.Namespace, Name: name, Labels: map[string]string{layout.LabelBackup: string(in.Backup.UID)},
 		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(in.Backup, backupv1.GroupVersion.WithKind("VirtualMachineBackup"))},
 	}
 }
@@ -154,8 +161,15 @@ func childMeta(in *input, name string) metav1.ObjectMeta {
 // decideServing looks after a backup that clients read: it has an export, and status says where it serves. The handler ends
 // the phase when the backup is deleted.
 func decideServing(in *input) decision {
+	// Status comes first: what cannot be made again must not be said to be there.
+	d := toStatus(in, change{
+		phase: backupv1.BackupServing, state: in.currentState(), deadline: in.expirationTime(),
+		more: func(s *backupv1.VirtualMachineBackupStatus) { describeExport(in, s) },
+	})
 	export := in.ownExport()
 	switch {
+	case d.Step != stepNone:
+		return d
 	case in.Pull.TunnelSecret == nil && len(in.Pull.Key) > 0: // somebody deleted it
 		return decision{Step: stepCreateTunnelSecret, Secret: newTunnelSecret(in)}
 	case in.Pull.Export == nil:
@@ -163,11 +177,7 @@ func decideServing(in *input) decision {
 	case export != nil && export.DeletionTimestamp == nil && exportTimeDiffers(in, export):
 		return decision{Step: stepExtendExport, Export: newExport(in)}
 	}
-	d := toStatus(in, change{
-		phase: backupv1.BackupServing, state: in.currentState(), deadline: in.expirationTime(),
-		more: func(s *backupv1.VirtualMachineBackupStatus) { describeExport(in, s) },
-	})
-	if in.Backup.Status.PullTunnel == nil || in.Pull.Export.DeletionTimestamp != nil || export == nil {
+	if !meta.IsStatusConditionTrue(in.Backup.Status.Conditions, backupv1.ConditionReady) {
 		d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
 	}
 	return d
@@ -189,8 +199,14 @@ func describeExport(in *input, s *backupv1.VirtualMachineBackupStatus) {
 	name := layout.BackupExport(in.Backup.Name)
 	s.ExportName = name
 	switch {
+	case in.Pull.Export == nil:
+		setReady(in, s, metav1.ConditionFalse, backupstate.ExportPending(name, "it is being created."))
+		return
 	case export == nil:
 		setReady(in, s, metav1.ConditionFalse, backupstate.ExportForeign(name))
+		return
+	case in.Pull.TunnelSecret == nil:
+		setReady(in, s, metav1.ConditionFalse, backupstate.ExportPending(name, "Secret "+in.tunnelSecretName()+" was deleted, and is created again."))
 		return
 	case export.DeletionTimestamp != nil:
 		setReady(in, s, metav1.ConditionFalse, backupstate.ExportPending(name, "it is being deleted, and is created again."))
@@ -292,6 +308,7 @@ func endService(s *backupv1.VirtualMachineBackupStatus, generation int64, now ti
 // forgetEndpoints removes from status what nobody can use any more.
 func forgetEndpoints(s *backupv1.VirtualMachineBackupStatus) {
 	s.PullTunnel, s.PullTunnelSecret, s.ExportName, s.Cert, s.EndpointCert, s.Scratch = nil, "", "", "", "", nil
+	meta.RemoveStatusCondition(&s.Conditions, backupv1.ConditionScratchLow)
 	for i := range s.IncludedVolumes {
 		s.IncludedVolumes[i].MapEndpoint, s.IncludedVolumes[i].DataEndpoint = "", ""
 	}

@@ -99,7 +99,7 @@ func TestPull_becomesReady(t *testing.T) {
 	w.now = w.now.Add(time.Minute)
 	w.starting(b)
 	secret := w.secrets[b.Status.PullTunnelSecret]
-	if secret == nil || !metav1.IsControlledBy(secret, b) || string(secret.Data["token"]) != string(tunnel.Token(w.key, string(b.UID))) {
+	if secret == nil || !metav1.IsControlledBy(secret, b) || string(secret.Data["token"]) != string(tunnel.Token(w.key, string(b.UID))) || !ptr.Deref(secret.Immutable, false) {
 		t.Fatalf("secret %s: %v", b.Status.PullTunnelSecret, secret)
 	}
 	b.Status.Phase, b.Status.Reason = backupv1.BackupServing, backupv1.ReasonServing
@@ -228,6 +228,8 @@ func TestPull_endsWhenItsExportDoesNotGo(t *testing.T) {
 	w.track()
 	b := w.createPull("b")
 	w.ready(b)
+	b.Finalizers = append(b.Finalizers, "test") // to look at it when it has ended
+	w.delete(b)
 	w.copied(b)
 	w.settle(b)
 	b.Status.Phase = backupv1.BackupPruned
@@ -283,7 +285,7 @@ func TestPull_ends(t *testing.T) {
 		"time is up while it starts":            {func(w *world, b *backupv1.VirtualMachineBackup) { w.starting(b) }, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
 		"time is up while it serves":            {(*world).serving, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
 		"time is up while it is ready":          {(*world).ready, expire, backupv1.BackupPruning, backupv1.ReasonTTLExpired},
-		"time is up after clients have read it": {func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.copied(b) }, expire, backupv1.BackupPruning, backupv1.ReasonFinishing},
+		"time is up after clients have read it": {func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.delete(b); w.copied(b) }, expire, backupv1.BackupPruning, backupv1.ReasonFinishing},
 		"deleted, then time is up": {(*world).ready, func(w *world, b *backupv1.VirtualMachineBackup) {
 			w.now = b.CreationTimestamp.Add(backupv1.DefaultTTL - time.Second)
 			w.delete(b)
@@ -292,7 +294,7 @@ func TestPull_ends(t *testing.T) {
 		}, backupv1.BackupServing, backupv1.ReasonServing},
 		"scratch claim deleted while it is ready": {(*world).ready, func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil }, backupv1.BackupPruning, backupv1.ReasonTargetGone},
 		"scratch claim deleted after clients have read it": {
-			func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.copied(b) },
+			func(w *world, b *backupv1.VirtualMachineBackup) { w.ready(b); w.delete(b); w.copied(b) },
 			func(w *world, _ *backupv1.VirtualMachineBackup) { w.claim = nil }, backupv1.BackupPruning, backupv1.ReasonFinishing,
 		},
 		"node is silent after a deletion": {(*world).ready, func(w *world, b *backupv1.VirtualMachineBackup) {
@@ -428,5 +430,182 @@ func TestPull_waitsForWhatItNeeds(t *testing.T) {
 		if !d.Wake.Equal(want) {
 			t.Errorf("%s: looks again at %s", name, d.Wake)
 		}
+	}
+}
+
+// kubectl delete vmbackup b --cascade=orphan: the garbage collector takes the owner off the children before it lets the backup go.
+func TestPull_orphanedChildrenAreRemoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	b.Finalizers = []string{"orphan"}
+	w.ready(b)
+	w.delete(b)
+	for _, s := range w.secrets {
+		s.OwnerReferences = nil
+	}
+	for _, e := range w.exports {
+		e.OwnerReferences = nil
+	}
+	w.copied(b)
+	for range 5 {
+		w.settle(b)
+		w.mount()
+		if b.Status.Phase == backupv1.BackupPruning {
+			b.Status.Phase = backupv1.BackupPruned
+		}
+	}
+	if len(w.secrets) != 0 || len(w.exports) != 0 {
+		t.Errorf("%s: %q; left: %d secrets, %d exports", b.Status.Phase, b.Status.Message, len(w.secrets), len(w.exports))
+	}
+}
+
+// The export's Service is deleted and made again with another address while the launcher is not connected.
+func TestPull_looksAgainWhileTheServiceIsMissing(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	w.exports["backup-export-b"].Status.Phase = exportv1.ExportPending
+	w.settle(b)
+	in := w.input(b)
+	in.Pull.Service = nil
+	d := decide(in)
+	if d.Step == stepStatus {
+		b.Status = *d.Status
+		in = w.input(b)
+		in.Pull.Service = nil
+		d = decide(in)
+	}
+	if !d.Wake.Equal(w.now.Add(pollInterval)) {
+		t.Errorf("PullTunnel %+v is that of the Service that is gone, and the backup looks again in %s; Services are not watched", b.Status.PullTunnel, d.Wake.Sub(w.now))
+	}
+}
+
+// A success whose scratch files the node could not remove.
+func TestPull_successThatLeavesScratchFilesSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	w.delete(b)
+	w.copied(b)
+	w.settle(b)
+	if b.Status.Phase != backupv1.BackupPruning || b.Status.Result != backupv1.BackupSucceeded {
+		t.Fatal(b.Status.Phase, b.Status.Result)
+	}
+	b.Finalizers = append(b.Finalizers, "test")
+	w.now = w.now.Add(w.limits.Pruning + time.Minute) // the handler is away, or the scratch claim's storage hangs
+	for range 3 {
+		w.settle(b)
+		w.mount()
+	}
+	if !strings.Contains(b.Status.Message, layout.PartialSuffix) {
+		t.Errorf("%s: %q says nothing of %s on claim %s", b.Status.Phase, b.Status.Message, b.Status.Directory+layout.PartialSuffix, b.Spec.PVCName)
+	}
+}
+
+// A backup that has ended says that its scratch claim is nearly full.
+func TestPull_scratchLowEndsWithTheBackup(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	b.Finalizers = []string{"test"}
+	w.ready(b)
+	meta.SetStatusCondition(&b.Status.Conditions, metav1.Condition{Type: backupv1.ConditionScratchLow, Status: metav1.ConditionTrue, Reason: "Low"})
+	w.delete(b)
+	w.copied(b)
+	for range 5 {
+		w.settle(b)
+		w.mount()
+		if b.Status.Phase == backupv1.BackupPruning {
+			b.Status.Phase = backupv1.BackupPruned
+		}
+	}
+	if meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionScratchLow) {
+		t.Errorf("%s with ScratchSpaceLow=True", b.Status.Phase)
+	}
+}
+
+// An export that does not go is said to stay.
+func TestPull_exportThatStaysIsSaid(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	b.Finalizers = []string{"test"}
+	w.ready(b)
+	w.delete(b)
+	w.copied(b)
+	w.settle(b)
+	b.Status.Phase = backupv1.BackupPruned
+	w.settleUntil(b, stepDeleteExport)
+	w.exports["backup-export-b"].DeletionTimestamp = &metav1.Time{Time: w.now}
+	w.mount()
+	w.settle(b)
+	w.now = w.now.Add(goingLimit)
+	w.settle(b)
+	if !strings.Contains(b.Status.Message, "backup-export-b") {
+		t.Errorf("%s: %q", b.Status.Phase, b.Status.Message)
+	}
+}
+
+// A handler or a launcher of an older version does not know spec.mode pull, or the field pull of BeginBackup: it pushes to the
+// scratch claim and says Copied. Nobody has deleted the backup, and it never was Ready.
+func TestPull_copiedWithoutADeletionMovesNoTracker(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.starting(b)
+	w.copied(b)
+	w.settle(b)
+	if w.tracker.Status.LatestCheckpoint != nil || b.Status.Result == backupv1.BackupSucceeded {
+		t.Errorf("never deleted, Ready %v: the tracker moved to %+v, result %s", readyCondition(b), w.tracker.Status.LatestCheckpoint, b.Status.Result)
+	}
+}
+
+// The export is deleted behind its back and the API server refuses the new one (a quota, a webhook that is down): Ready must not
+// stay True, because a deletion would then be a success.
+func TestPull_readyEndsWhenTheExportCannotBeMadeAgain(t *testing.T) {
+	t.Parallel()
+	for _, gone := range []string{"export", "secret"} {
+		w := newWorld()
+		w.track()
+		b := w.createPull("b")
+		w.ready(b)
+		if gone == "export" {
+			delete(w.exports, "backup-export-b")
+		} else {
+			delete(w.secrets, b.Status.PullTunnelSecret)
+			w.exports["backup-export-b"].Status.Phase = exportv1.ExportPending // BackupNotReady: its pod was deleted
+		}
+		for range 5 {
+			if decide(w.input(b)).Step == stepStatus {
+				w.step(b)
+			}
+			w.refuse(b, "exceeded quota")
+			w.now = w.now.Add(time.Minute)
+		}
+		if c := readyCondition(b); c.Status == metav1.ConditionTrue {
+			t.Errorf("%s gone for 5 minutes: Ready is %s; reason %s: %s", gone, c.Status, b.Status.Reason, b.Status.Message)
+		}
+	}
+}
+
+// The backup takes a token of white space for one, and fixes a point in time; the export does not (virtualmachineexport.hasToken).
+func TestPull_tokenOfWhiteSpaceIsNone(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.token.Data["token"] = []byte("\n")
+	w.settle(b)
+	if b.Status.Phase != backupv1.BackupPending {
+		t.Errorf("%s: its export will be TokenSecretInvalid until the time is up", b.Status.Phase)
 	}
 }

@@ -64,7 +64,7 @@ func (r *reconciler) readNodeLoad(ctx context.Context, b *backupv1.VirtualMachin
 		o := &list.Items[i]
 		switch {
 		case o.UID == b.UID:
-		case backupstate.FindPhase(o.Status.Phase).NeedsGuest:
+		case backupstate.FindPhase(o.Status.Phase).Copies:
 			r.granted.forgetBackup(o.UID)
 			load.Copying = append(load.Copying, o.Namespace+"/"+o.Name)
 		case isWaiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && isOlder(o, b):

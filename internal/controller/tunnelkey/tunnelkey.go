@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,6 +32,9 @@ const (
 	Secret  = "varve-tunnel-key"
 	DataKey = "key"
 )
+
+// lookEvery is the pause between two looks at the Secret: nothing tells of its changes.
+const lookEvery = time.Minute
 
 // keyBytes is the length of a key: that of HMAC-SHA256's.
 const keyBytes = 32
@@ -59,7 +63,10 @@ func Read(ctx context.Context, live client.Reader, namespace string) ([]byte, er
 	if err != nil || secret == nil {
 		return nil, err
 	}
-	return secret.Data[DataKey], nil
+	if key := secret.Data[DataKey]; len(key) >= keyBytes {
+		return key, nil
+	}
+	return nil, nil // it is about to be replaced
 }
 
 func find(ctx context.Context, live client.Reader, namespace string) (*corev1.Secret, error) {
@@ -104,10 +111,12 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if !wanted {
 			return ctrl.Result{}, nil
 		}
-	case secret != nil || !wanted:
+	case secret != nil:
+		return ctrl.Result{RequeueAfter: lookEvery}, nil
+	case !wanted:
 		return ctrl.Result{}, nil
 	}
-	return ctrl.Result{}, r.create(ctx)
+	return ctrl.Result{RequeueAfter: lookEvery}, r.create(ctx)
 }
 
 func (r *reconciler) create(ctx context.Context) error {

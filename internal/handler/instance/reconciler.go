@@ -132,6 +132,9 @@ func (r *Reconciler) reconcileLive(ctx context.Context, vmi *kubevirtv1.VirtualM
 	if v.Problem, failed = r.applyDecision(ctx, vmi, l, v.Decision, holder); failed != nil {
 		v.Problem = &problem{ReasonLauncherSilent, failed.Error()}
 	}
+	if err := r.endStrayBackup(ctx, vmi, l); err != nil {
+		failed = errors.Join(failed, err)
+	}
 	if v.Decision.Action != exit {
 		if err := r.reviewCheckpoints(ctx, vmi, l, v.Launcher); err != nil {
 			failed = errors.Join(failed, err)

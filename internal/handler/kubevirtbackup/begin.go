@@ -38,6 +38,9 @@ func (r *Reconciler) beginBackup(ctx context.Context, s *gathered) (ctrl.Result,
 	if p := state.GetPhase(); p != launcherpb.State_RUNNING && p != launcherpb.State_PAUSED {
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
+	if s.backup.Spec.IsPull() && !state.GetPullsBackups() {
+		return r.failBackup(ctx, s, backupstate.LauncherCannotPull(s.backup.Status.SourceName))
+	}
 	p, err := r.planBackup(ctx, s)
 	if err != nil {
 		return ctrl.Result{}, err

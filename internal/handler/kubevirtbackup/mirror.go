@@ -47,7 +47,7 @@ func mirrorPhase(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) {
 			state = state.With(backupstate.ReaderUnreachable(why))
 		}
 		enterPhase(b, backupv1.BackupServing, state)
-	case launcherpb.Backup_FINISHING:
+	case launcherpb.Backup_FINISHING: // of a backup in push mode
 		enterPhase(b, backupv1.BackupCopying, backupstate.Sealing())
 	case launcherpb.Backup_DONE:
 		state := backupstate.Copied()

@@ -90,7 +90,7 @@ func (r *Reconciler) removePartial(ctx context.Context, s *gathered) error {
 		turns.Outside(ctx, func() { err = r.Partial.RemovePartial(source, b.Status.Directory) })
 	}
 	if errors.Is(err, mount.ErrNotAttached) || errors.Is(err, attachment.ErrForeign) {
-		if b.Status.Result == backupv1.BackupUnsuccessful {
+		if b.Status.Result == backupv1.BackupUnsuccessful || b.Spec.IsPull() {
 			b.Status.Message += " " + backupstate.PartialFilesMayStay(b.Status.Directory+layout.PartialSuffix, b.Spec.PVCName)
 		}
 		return nil

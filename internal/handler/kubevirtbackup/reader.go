@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,7 +43,7 @@ func (r *Reconciler) measurePull(s *gathered) {
 // connectReader tells the launcher where to offer the backup, once for each place. The launcher connects again by itself.
 func (r *Reconciler) connectReader(ctx context.Context, s *gathered) error {
 	end := s.backup.Status.PullTunnel
-	if end == nil || r.isConnected(s.backup, *end) {
+	if end == nil || r.isConnected(s, *end) {
 		return nil
 	}
 	token, err := r.readToken(ctx, s.backup)
@@ -62,17 +63,29 @@ func (r *Reconciler) connectReader(ctx context.Context, s *gathered) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.connected == nil {
-		r.connected = map[types.UID]backupv1.PullTunnel{}
+		r.connected = map[types.UID]farEnd{}
 	}
-	r.connected[s.backup.UID] = *end
+	r.connected[s.backup.UID] = farEnd{*end, r.Clock.Now()}
 	return nil
 }
 
-func (r *Reconciler) isConnected(b *backupv1.VirtualMachineBackup, end backupv1.PullTunnel) bool {
+// farEnd is where a launcher was told to offer a backup, and when.
+type farEnd struct {
+	tunnel backupv1.PullTunnel
+	at     time.Time
+}
+
+// tellAgain is the pause before a launcher that is not connected is told again: it may have an old token.
+const tellAgain = 30 * time.Second
+
+func (r *Reconciler) isConnected(s *gathered, end backupv1.PullTunnel) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	told, ok := r.connected[b.UID]
-	return ok && told == end
+	told, ok := r.connected[s.backup.UID]
+	if !ok || told.tunnel != end {
+		return false
+	}
+	return s.job().GetTunnel().GetError() == "" || r.Clock.Since(told.at) < tellAgain
 }
 
 // readToken returns the tunnel's token. Handlers may not read Secrets: the kubelet brings it to the backup's attachment pod.

@@ -71,7 +71,7 @@ type Reconciler struct {
 	mu      sync.Mutex
 	written map[types.UID]time.Time
 	// connected has where the launchers were told to offer backups.
-	connected map[types.UID]backupv1.PullTunnel
+	connected map[types.UID]farEnd
 }
 
 // gathered is everything that one pass depends on.
@@ -171,6 +171,8 @@ func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result
 			return r.failBackup(ctx, s, backupstate.TargetDetached())
 		}
 		return r.failBackup(ctx, s, stateOfFailure(s.backup, s.instance, job))
+	case isUnasked(s.backup, job):
+		return r.abandonUnasked(ctx, s)
 	case job.GetPhase() == launcherpb.Backup_DONE:
 		mirrorJob(s.backup, job)
 		return ctrl.Result{}, r.writeStatus(ctx, s)
@@ -210,6 +212,26 @@ func (r *Reconciler) endDeleted(ctx context.Context, s *gathered) (ctrl.Result, 
 		return ctrl.Result{}, fmt.Errorf("abort: %w", err)
 	}
 	return ctrl.Result{RequeueAfter: retryInterval}, nil
+}
+
+// isUnasked reports whether the job of a backup in pull mode does, or has done, what only a deletion asks for. An older
+// launcher does so: it pushes to the scratch claim.
+func isUnasked(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) bool {
+	if !b.Spec.IsPull() {
+		return false
+	}
+	asked := !b.DeletionTimestamp.IsZero() && isCollected(b)
+	return job.GetPhase() == launcherpb.Backup_FINISHING || job.GetPhase() == launcherpb.Backup_DONE && !asked
+}
+
+// abandonUnasked fails a backup in pull mode whose job ends, or has ended, without having been asked to.
+func (r *Reconciler) abandonUnasked(ctx context.Context, s *gathered) (ctrl.Result, error) {
+	if s.job().GetPhase() != launcherpb.Backup_DONE {
+		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+			return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+		}
+	}
+	return r.failBackup(ctx, s, backupstate.EndedByItself())
 }
 
 // isCollected reports whether somebody who deletes the backup says that its data was read: the endpoints answered when it

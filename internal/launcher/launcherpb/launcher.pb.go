@@ -767,7 +767,9 @@ type State struct {
 	Frozen bool `protobuf:"varint,10,opt,name=frozen,proto3" json:"frozen,omitempty"`
 	// Names of bitmaps in the overlays that belong to no checkpoint in checkpoints, as checkpoints are named. Read together with
 	// disks: once disks is there, this is too.
-	StrayBitmaps  []string `protobuf:"bytes,11,rep,name=stray_bitmaps,json=strayBitmaps,proto3" json:"stray_bitmaps,omitempty"`
+	StrayBitmaps []string `protobuf:"bytes,11,rep,name=stray_bitmaps,json=strayBitmaps,proto3" json:"stray_bitmaps,omitempty"`
+	// The launcher knows BeginBackupRequest.pull. One that does not would push to the scratch claim.
+	PullsBackups  bool `protobuf:"varint,12,opt,name=pulls_backups,json=pullsBackups,proto3" json:"pulls_backups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,6 +879,13 @@ func (x *State) GetStrayBitmaps() []string {
 		return x.StrayBitmaps
 	}
 	return nil
+}
+
+func (x *State) GetPullsBackups() bool {
+	if x != nil {
+		return x.PullsBackups
+	}
+	return false
 }
 
 type Interface struct {
@@ -1375,7 +1384,7 @@ type BeginBackupRequest struct {
 	// BackedUpVolume.full_reason.
 	BaseDirectory      string `protobuf:"bytes,13,opt,name=base_directory,json=baseDirectory,proto3" json:"base_directory,omitempty"`
 	BaseManifestSha256 string `protobuf:"bytes,14,opt,name=base_manifest_sha256,json=baseManifestSha256,proto3" json:"base_manifest_sha256,omitempty"`
-	// The backup is pulled: its volumes are served until FinishBackup. The target volume takes the scratch files, in
+	// The backup is pulled, if State.pulls_backups: its volumes are served until FinishBackup. The target volume takes the scratch files, in
 	// directory, and nothing of it is kept. base_directory and base_manifest_sha256 do not count.
 	Pull          bool `protobuf:"varint,15,opt,name=pull,proto3" json:"pull,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2367,7 +2376,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\rgrace_seconds\x18\x01 \x01(\x03R\fgraceSeconds\"\x12\n" +
 	"\x10ShutdownResponse\"\r\n" +
 	"\vExitRequest\"\x0e\n" +
-	"\fExitResponse\"\xd0\x05\n" +
+	"\fExitResponse\"\xf5\x05\n" +
 	"\x05State\x124\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1e.varve.launcher.v1.State.PhaseR\x05phase\x12.\n" +
 	"\x03end\x18\x02 \x01(\x0e2\x1c.varve.launcher.v1.State.EndR\x03end\x12\x18\n" +
@@ -2382,7 +2391,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06backup\x18\t \x01(\v2\x19.varve.launcher.v1.BackupR\x06backup\x12\x16\n" +
 	"\x06frozen\x18\n" +
 	" \x01(\bR\x06frozen\x12#\n" +
-	"\rstray_bitmaps\x18\v \x03(\tR\fstrayBitmaps\"V\n" +
+	"\rstray_bitmaps\x18\v \x03(\tR\fstrayBitmaps\x12#\n" +
+	"\rpulls_backups\x18\f \x01(\bR\fpullsBackups\"V\n" +
 	"\x05Phase\x12\b\n" +
 	"\x04IDLE\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\v\n" +
