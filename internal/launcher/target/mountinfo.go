@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 )
@@ -14,9 +15,10 @@ type mount struct {
 	readOnly bool
 }
 
-// findMount returns the topmost mount whose mount point is exactly path, and false if nothing is mounted there.
+// findMount returns the topmost mount at dir, or if there is none, the one whose mount point is in dir. It returns
+// false if there is neither.
 // st_dev would not work: a bind mount of a directory has the device of the directory around it.
-func findMount(mountinfo io.Reader, path string) (mount, bool, error) {
+func findMount(mountinfo io.Reader, dir string) (mount, bool, error) {
 	var found mount
 	ok := false
 	lines := bufio.NewScanner(mountinfo)
@@ -26,7 +28,7 @@ func findMount(mountinfo io.Reader, path string) (mount, bool, error) {
 		if err != nil {
 			return mount{}, false, err
 		}
-		if m.point == path {
+		if m.point == dir || (path.Dir(m.point) == dir && found.point != dir) {
 			found, ok = m, true // a later line is mounted over an earlier one
 		}
 	}

@@ -1,5 +1,8 @@
-// Package target is the launcher's view of the volume that a backup goes to: a directory that must be a mount of its
-// own, the backup's directory in it, and the other backups there.
+// Package target is the launcher's view of the volume that a backup goes to: the backup's directory in it, and the
+// machine's other backups.
+//
+// Of the volume, the launcher sees no more than the directory of its machine: that is mounted at the directory's name
+// below the volume's path. Handlers of earlier versions mount the whole volume at its path.
 //
 // All access goes through an open directory (os.Root). No symbolic link on the volume, which belongs to the user,
 // leads out of it, and if the mount vanishes, nothing is ever written into the container's own file system in its place.
@@ -14,6 +17,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +38,8 @@ type Volume struct {
 
 	path string
 	root *os.Root
+	// mounted is the directory below path that is mounted: a machine's, or "." if it is the whole volume.
+	mounted string
 }
 
 func (v *Volume) before(access string) error {
@@ -49,7 +55,8 @@ const releasePatience = 30 * time.Second
 // MountInfo is where the kernel lists the mounts of this process.
 const MountInfo = "/proc/self/mountinfo"
 
-// Open opens the volume that is mounted at dir, an absolute path, according to the file mountInfo (MountInfo).
+// Open opens the volume of which a machine's directory is mounted below dir, an absolute path, according to the file
+// mountInfo (MountInfo), or the whole of which is mounted at dir.
 // ErrInvalid: nothing is mounted there, or it is mounted read-only.
 func Open(dir, mountInfo string) (*Volume, error) {
 	root, err := os.OpenRoot(dir)
@@ -79,6 +86,10 @@ func (v *Volume) checkMount(mountInfo string) error {
 	case m.readOnly:
 		return fmt.Errorf("%w: the volume is mounted read-only", ErrInvalid)
 	}
+	v.mounted, err = filepath.Rel(v.path, m.point)
+	if err != nil {
+		return fmt.Errorf("check target volume: %w", err)
+	}
 	same, err := v.stillMounted()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -91,11 +102,11 @@ func (v *Volume) checkMount(mountInfo string) error {
 
 // stillMounted says whether the path still leads to the open directory.
 func (v *Volume) stillMounted() (bool, error) {
-	opened, err := v.root.Stat(".")
+	opened, err := v.root.Stat(v.mounted)
 	if err != nil {
 		return false, err
 	}
-	now, err := os.Stat(v.path)
+	now, err := os.Stat(filepath.Join(v.path, v.mounted))
 	if err != nil {
 		return false, err
 	}
@@ -110,7 +121,7 @@ func (v *Volume) FreeBytes() (uint64, error) {
 	if err := v.before("free"); err != nil {
 		return 0, fmt.Errorf("free space of target volume: %w", err)
 	}
-	d, err := v.root.Open(".")
+	d, err := v.root.Open(v.mounted)
 	if err != nil {
 		return 0, fmt.Errorf("free space of target volume: %w", err)
 	}
@@ -134,6 +145,9 @@ func (v *Volume) Begin(directory, backupUID string) error {
 	if !fs.ValidPath(directory) || directory == "." {
 		return fmt.Errorf("%w: %q is not a directory on the volume", ErrInvalid, directory)
 	}
+	if !v.isVisible(directory) {
+		return fmt.Errorf("%w: of the volume only the directory %s is mounted, and %s is not in it", ErrInvalid, v.mounted, directory)
+	}
 	if err := v.holdsNoOther(directory, backupUID); err != nil {
 		return err
 	}
@@ -146,6 +160,12 @@ func (v *Volume) Begin(directory, backupUID string) error {
 		return v.writeError("create directory", err)
 	}
 	return nil
+}
+
+// isVisible says whether the launcher sees the directory's place: below a machine's directory nothing else is mounted.
+func (v *Volume) isVisible(directory string) bool {
+	first, _, nested := strings.Cut(directory, "/")
+	return v.mounted == "." || (nested && first == v.mounted)
 }
 
 // holdsNoOther returns an error if the directory holds, or may hold, another backup.
@@ -194,22 +214,23 @@ func (v *Volume) Commit(directory string, m manifest.Manifest) (string, error) {
 	return sha256Hex(data), nil
 }
 
-// syncUpwards makes the directory's name durable. The parents up to the root may be new as well.
+// syncUpwards makes the directory's name durable. The parents up to what is mounted may be new as well.
 func (v *Volume) syncUpwards(directory string) error {
 	for dir := path.Dir(directory); ; dir = path.Dir(dir) {
-		if err := v.syncDir(dir); err != nil || dir == "." {
+		if err := v.syncDir(dir); err != nil || dir == v.mounted || dir == "." {
 			return err
 		}
 	}
 }
 
-// Discard removes a backup's partial directory and, if it is then empty, the machine's directory. It stops when ctx ends. What
+// Discard removes a backup's partial directory and, if it is then empty, the machine's directory. A machine's directory
+// that is mounted stays. Discard stops when ctx ends. What
 // is under way then and succeeds later removes no file of a new directory with the same name.
 func (v *Volume) Discard(ctx context.Context, directory string) error {
 	if err := v.removePartial(ctx, partialName(directory)); err != nil {
 		return v.writeError("remove directory", err)
 	}
-	if parent := path.Dir(directory); parent != "." && ctx.Err() == nil {
+	if parent := path.Dir(directory); parent != "." && parent != v.mounted && ctx.Err() == nil {
 		_ = v.root.Remove(parent) // fails while other backups are in it, as it should
 	}
 	return nil

@@ -54,6 +54,9 @@ func backup(t *testing.T, v *Volume, directory, uid string) {
 func TestOpen_acceptsOnlyAWritableMount(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "vm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		mountInfo string
 		ok        bool
@@ -64,6 +67,9 @@ func TestOpen_acceptsOnlyAWritableMount(t *testing.T) {
 		"read-only below":     {"1 2 3:4 / %s rw - ext4 /dev/x ro,errors=continue", false},
 		"not a mount at all":  {"%.0s", false},
 		"mount over a mount":  {"1 2 3:4 / %[1]s ro - ext4 /dev/x rw\n1 2 3:4 / %[1]s rw - ext4 /dev/y rw", true},
+		"a directory in it":   {"1 2 3:4 / %s/vm rw - ext4 /dev/x rw", true},
+		"one, read-only":      {"1 2 3:4 / %s/vm ro - ext4 /dev/x rw", false},
+		"something deeper":    {"1 2 3:4 / %s/vm/x rw - ext4 /dev/x rw", false},
 		"with optional words": {"1 2 3:4 /r %s rw master:3 shared:9 - nfs4 host:/x rw,vers=4", true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -93,6 +99,78 @@ func TestOpen_acceptsOnlyAWritableMount(t *testing.T) {
 	// The kernel's own table can be parsed.
 	if _, err := Open(dir, MountInfo); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "nothing is mounted") {
 		t.Errorf("an ordinary directory: %v", err)
+	}
+}
+
+// openMachine opens a directory as if its subdirectory were the machine's, and mounted.
+func openMachine(t *testing.T, dir, machine string) *Volume {
+	t.Helper()
+	info := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(info, fmt.Appendf(nil, "1 2 3:4 / %s/%s rw - ext4 /dev/x rw\n", dir, machine), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v, err := Open(dir, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = v.Close() })
+	return v
+}
+
+func TestMachine_backupsAreWhereTheyAreOnTheVolume(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "vm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	v := openMachine(t, dir, "vm")
+	for _, elsewhere := range []string{"other/b1", "vm", "vm2/b1"} {
+		if err := v.Begin(elsewhere, "u1"); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "only the directory vm is mounted") {
+			t.Errorf("a backup in %s: %v", elsewhere, err)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("beside the machine's directory: %v %v", entries, err)
+	}
+	backup(t, v, "vm/b1", "u1")
+	whole := open(t, dir)
+	if m, _, err := whole.Manifest("vm/b1"); err != nil || m.Backup.UID != "u1" {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if _, err := v.FreeBytes(); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is mounted cannot be removed, and its removal from the claim would cost the next backup its directory.
+func TestMachine_discardLeavesWhatIsMounted(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "vm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	v := openMachine(t, dir, "vm")
+	if err := errors.Join(v.Begin("vm/b1", "u1"), v.Discard(t.Context(), "vm/b1")); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(filepath.Join(dir, "vm")); err != nil || len(entries) != 0 {
+		t.Errorf("left is %v, %v", entries, err)
+	}
+}
+
+// FreeBytes is the volume's, not that of what its directory is mounted in.
+func TestMachine_freeSpaceIsTheVolumes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "vm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	v := openMachine(t, dir, "vm")
+	if err := os.Remove(filepath.Join(dir, "vm")); err != nil {
+		t.Fatal(err)
+	}
+	if free, err := v.FreeBytes(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without what is mounted: %d, %v", free, err)
 	}
 }
 
