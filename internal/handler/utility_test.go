@@ -143,10 +143,10 @@ func TestUtilityVolume_isMountedAndUnmounted(t *testing.T) {
 	u.started()
 	u.attach("backup-1")
 	u.untilVolumePhase("backup-1", kubevirtv1.VolumeMountedToPod)
-	if err := os.WriteFile(filepath.Join(u.view, "backup-1", "file"), []byte("x"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(u.view, "backup-1", "vm", "file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(u.claim, "file")); err != nil {
+	if _, err := os.Stat(filepath.Join(u.claim, "vm", "file")); err != nil {
 		t.Errorf("what the launcher writes is not on the claim: %v", err)
 	}
 	u.restart()
@@ -163,7 +163,7 @@ func TestUtilityVolume_isWaitedForWhileBusy(t *testing.T) {
 	u.started()
 	u.attach("backup-1")
 	u.untilVolumePhase("backup-1", kubevirtv1.VolumeMountedToPod)
-	f, err := os.Create(filepath.Join(u.view, "backup-1", "open"))
+	f, err := os.Create(filepath.Join(u.view, "backup-1", "vm", "open"))
 	if err != nil {
 		t.Fatal(err)
 	}

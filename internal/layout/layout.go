@@ -44,6 +44,13 @@ const (
 	KubeletPods = "/var/lib/kubelet/pods"
 )
 
+// The user and the group that the launcher, libvirt and QEMU run as: those of user qemu in KubeVirt's images, so that
+// disks that were made for KubeVirt fit.
+const (
+	LauncherUser  = 107
+	LauncherGroup = 107
+)
+
 // Names of the launcher pod's emptyDir volumes.
 const (
 	SocketsVolume = "sockets"

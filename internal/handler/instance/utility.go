@@ -15,7 +15,9 @@ import (
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/mount"
 	"github.com/varvebackup/varve/internal/handler/turns"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // lazyAfter is how long a volume may stay busy before it is unmounted lazily, if no backup runs.
@@ -24,7 +26,7 @@ const lazyAfter = time.Minute
 // Mounts are the utility volumes of launchers on this node; see package mount.
 type Mounts interface {
 	Cover(launcher types.UID) error
-	Attach(launcher types.UID, name string, from mount.Source) error
+	Attach(launcher types.UID, name string, from mount.Source, machine string) error
 	Detach(launcher types.UID, name string, lazy bool) error
 	Uncover(launcher types.UID) error
 	Names(launcher types.UID) ([]string, error)
@@ -129,6 +131,10 @@ func (r *Reconciler) mountVolume(ctx context.Context, vmi *kubevirtv1.VirtualMac
 	if err != nil {
 		return err
 	}
+	running, err := instancepod.Get(ctx, r.Live, vmi.Namespace, layout.LauncherPod(vmi.Name, vmi.UID))
+	if err != nil {
+		return err
+	}
 	if err := r.Mounts.Cover(pod); err != nil {
 		return err
 	}
@@ -140,8 +146,19 @@ func (r *Reconciler) mountVolume(ctx context.Context, vmi *kubevirtv1.VirtualMac
 	if state.GetPhase() == launcherpb.State_ENDED {
 		return errors.New("the guest has ended")
 	}
-	turns.Outside(ctx, func() { err = r.Mounts.Attach(pod, s.Name, source) })
+	turns.Outside(ctx, func() { err = r.Mounts.Attach(pod, s.Name, source, visibleDirectory(vmi, pod, running)) })
 	return err
+}
+
+// visibleDirectory returns the directory of a target claim that the launcher may see: its machine's. Launchers from
+// before they stopped running as root write below the claim's root, and get the whole claim: for them it returns "".
+// Only the pod's spec tells, which nobody can change. What a launcher says about itself proves nothing. pod is what
+// has the launcher pod's name, or nil.
+func visibleDirectory(vmi *kubevirtv1.VirtualMachineInstance, launcher types.UID, pod *corev1.Pod) string {
+	if pod != nil && pod.UID == launcher && instancepod.IsLauncher(pod, vmi.Name, vmi.UID) && instancepod.RunsAsRoot(pod) {
+		return ""
+	}
+	return vmi.Name
 }
 
 // detachVolume unmounts one volume. As the last resort it unmounts lazily, if the volume has been busy for long although

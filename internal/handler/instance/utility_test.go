@@ -5,12 +5,16 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // mounts are the utility volumes of one launcher. QEMU still writes to those that are busy.
@@ -65,5 +69,32 @@ func TestVolumes_withoutAttachmentPodAreUnmounted(t *testing.T) {
 	}
 	if pass(); !slices.Equal(m.names, []string{"kept"}) {
 		t.Errorf("mounted are %v", m.names)
+	}
+}
+
+// Only a pod that is certainly a launcher from before launchers stopped running as root sees a whole claim.
+func TestVisibleDirectory_isTheMachines(t *testing.T) {
+	t.Parallel()
+	v := vmi(func(v *kubevirtv1.VirtualMachineInstance) { v.UID = "uid" })
+	for name, test := range map[string]struct {
+		edit func(*corev1.Pod)
+		want string
+	}{
+		"a launcher that is root":       {func(*corev1.Pod) {}, ""},
+		"a launcher that is not root":   {func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)} }, v.Name},
+		"another pod of that name":      {func(p *corev1.Pod) { p.UID = "other" }, v.Name},
+		"a pod that nobody controls":    {func(p *corev1.Pod) { p.OwnerReferences = nil }, v.Name},
+		"a pod that something else has": {func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" }, v.Name},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: layout.LauncherPod(v.Name, v.UID), UID: "launcher"}}
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(v, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))}
+		pod.Spec.Containers = []corev1.Container{{Name: "compute"}}
+		test.edit(pod)
+		if got := visibleDirectory(v, "launcher", pod); got != test.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if got := visibleDirectory(v, "launcher", nil); got != v.Name {
+		t.Errorf("no pod: %q", got)
 	}
 }

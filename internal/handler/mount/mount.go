@@ -18,7 +18,7 @@ import (
 // coverSource marks, in the mount table, the tmpfs that covers a utility directory.
 const coverSource = "varve-utility"
 
-// coverOptions limit what a launcher can store in the cover, which only holds empty directories.
+// coverOptions limit what a launcher that is root can store in the cover, which only holds empty directories.
 const coverOptions = "size=64k,nr_inodes=600,mode=0755"
 
 // ErrBusy says that the launcher still uses the volume; try again later.
@@ -89,22 +89,30 @@ func (m *Mounts) Cover(launcher types.UID) error {
 	return nil
 }
 
-// Attach mounts a claim, as its attachment pod has it on this node, at utility/<name> of the launcher pod. It is
-// idempotent. [Mounts.Cover] must have been called. Attach returns ErrNotAttached if the kubelet has not mounted
-// the claim, or no longer has it mounted, and ErrUnsafePath if somebody put something else in the place of the
-// mount point. It returns ErrNotResponding if the claim's storage does not answer.
-func (m *Mounts) Attach(launcher types.UID, name string, from Source) error {
+// Attach mounts the machine's directory of a claim, as its attachment pod has the claim on this node, at
+// utility/<name>/<machine> of the launcher pod. It creates the directory if it does not exist, and lets the launcher's
+// user write to it. With an empty machine it mounts the whole claim, at utility/<name>.
+//
+// Attach is idempotent. [Mounts.Cover] must have been called. Attach returns ErrNotAttached if the kubelet has not
+// mounted the claim, or no longer has it mounted, and ErrUnsafePath if somebody put something else in the place of the
+// mount point or of the machine's directory. It returns ErrNotResponding if the claim's storage does not answer.
+func (m *Mounts) Attach(launcher types.UID, name string, from Source, machine string) error {
 	if err := checkElement(name); err != nil {
 		return err
 	}
-	err := m.gate.run(from.Volume, func(call *gateCall) error { return m.attach(call, launcher, name, from) })
+	if machine != "" {
+		if err := checkElement(machine); err != nil {
+			return err
+		}
+	}
+	err := m.gate.run(from.Volume, func(call *gateCall) error { return m.attach(call, launcher, name, from, machine) })
 	if errors.Is(err, ErrNotResponding) {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	return err
 }
 
-func (m *Mounts) attach(call *gateCall, launcher types.UID, name string, from Source) error {
+func (m *Mounts) attach(call *gateCall, launcher types.UID, name string, from Source, machine string) error {
 	source, err := m.openClaim(from)
 	if err != nil {
 		return err
@@ -118,15 +126,9 @@ func (m *Mounts) attach(call *gateCall, launcher types.UID, name string, from So
 	if covered, err := isTmpfsMount(dir); err != nil || !covered {
 		return errors.Join(err, fmt.Errorf("utility directory of pod %s is not covered", launcher))
 	}
-	if err := unix.Mkdirat(fdOf(dir), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("make the mount point %s: %w", name, err)
-	}
-	target, err := openDir(dir, name)
+	target, err := makeMountPoint(dir, name)
 	if err != nil {
-		if errors.Is(err, unix.ENOTDIR) {
-			err = fmt.Errorf("%w: %w", ErrUnsafePath, err)
-		}
-		return fmt.Errorf("mount point %s: %w", name, err)
+		return err
 	}
 	defer target.Close() //nolint:errcheck // a handle
 	mounted, same, err := compareMounts(target, source)
@@ -134,13 +136,60 @@ func (m *Mounts) attach(call *gateCall, launcher types.UID, name string, from So
 	case err != nil:
 		return err
 	case same:
-		return nil
+		return nil // also if an earlier version has mounted the whole claim
 	case mounted:
-		return fmt.Errorf("mount point %s: %w: another volume is mounted there", name, ErrBusy)
+		return errOtherMounted(name)
 	case !call.mayProceed():
 		return ErrNotResponding // nobody may want the volume there any more
+	case machine == "":
+		return cloneMount(source, target, name)
 	}
-	return cloneMount(source, target, name)
+	return attachMachine(call, source, target, machine)
+}
+
+// attachMachine mounts the machine's directory of the claim below the directory target of the cover.
+func attachMachine(call *gateCall, claim, target *os.File, machine string) error {
+	source, err := openMachineDirectory(claim, machine)
+	if err != nil {
+		return err
+	}
+	defer source.Close() //nolint:errcheck // a handle
+	point, err := makeMountPoint(target, machine)
+	if err != nil {
+		return err
+	}
+	defer point.Close() //nolint:errcheck // a handle
+	mounted, same, err := compareMounts(point, source)
+	switch {
+	case err != nil:
+		return err
+	case same:
+		return nil
+	case mounted:
+		return errOtherMounted(machine)
+	case !call.mayProceed():
+		return ErrNotResponding
+	}
+	return cloneMount(source, point, machine)
+}
+
+func errOtherMounted(name string) error {
+	return fmt.Errorf("mount point %s: %w: another volume is mounted there", name, ErrBusy)
+}
+
+// makeMountPoint opens the directory name in dir, and creates it if it does not exist.
+func makeMountPoint(dir *os.File, name string) (*os.File, error) {
+	if err := unix.Mkdirat(fdOf(dir), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("make the mount point %s: %w", name, err)
+	}
+	point, err := openDir(dir, name)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("%w: %w", ErrUnsafePath, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mount point %s: %w", name, err)
+	}
+	return point, nil
 }
 
 // cloneMount mounts source over target. It sets the flags before the mount becomes visible anywhere.
@@ -199,6 +248,39 @@ func (m *Mounts) detach(launcher types.UID, name string, lazy bool) error {
 	if lazy {
 		flags |= unix.MNT_DETACH
 	}
+	if err := detachMachine(dir, name, flags); err != nil {
+		return err
+	}
+	return unmountAt(dir, name, flags)
+}
+
+// detachMachine unmounts the directory of a machine that is mounted below the mount point name, if there is one.
+func detachMachine(dir *os.File, name string, flags int) error {
+	point, err := openDir(dir, name)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, ErrUnsafePath) {
+		return nil // there is no directory to mount anything below
+	}
+	if err != nil {
+		return fmt.Errorf("mount point %s: %w", name, err)
+	}
+	defer point.Close() //nolint:errcheck // a handle
+	if whole, err := isMountRoot(point); err != nil || whole {
+		return err // what is below is the claim's
+	}
+	entries, err := os.ReadDir(procPath(point)) // the cover holds only a few
+	if err != nil {
+		return fmt.Errorf("mount point %s: %w", name, err)
+	}
+	for _, entry := range entries {
+		if err := unmountAt(point, entry.Name(), flags); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmountAt unmounts everything that is mounted at the name in dir and removes the mount point.
+func unmountAt(dir *os.File, name string, flags int) error {
 	// The last element is not followed and the rest is a handle, so only what is mounted at this name can be
 	// unmounted.
 	for {
@@ -286,8 +368,9 @@ func (m *Mounts) All() (map[types.UID][]string, error) {
 			found[types.UID(pod)] = append([]string{}, found[types.UID(pod)]...)
 			continue
 		}
-		name, ok := strings.CutPrefix(p.Path, base+"/")
-		if ok && !strings.Contains(name, "/") && !slices.Contains(found[types.UID(pod)], name) {
+		below, ok := strings.CutPrefix(p.Path, base+"/")
+		name, machine, _ := strings.Cut(below, "/")
+		if ok && !strings.Contains(machine, "/") && !slices.Contains(found[types.UID(pod)], name) {
 			found[types.UID(pod)] = append(found[types.UID(pod)], name)
 		}
 	}

@@ -63,7 +63,7 @@ func TestMount_claimAppearsInTheLauncherAndGoesAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // it is idempotent
-				if err := m.Attach(launcher, "backup-1", Source{Pod: attachment, Plugin: plugin, Volume: "pv-1"}); err != nil {
+				if err := m.Attach(launcher, "backup-1", Source{Pod: attachment, Plugin: plugin, Volume: "pv-1"}, ""); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -101,13 +101,13 @@ func TestMount_keepsTheKubeletFromDeletingTheClaimWithThePod(t *testing.T) {
 	k.Launcher(launcher)
 	claim := k.Claim(attachment, csi, "pv-1")
 	write(t, filepath.Join(claim, "yesterdays-backup"))
-	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); err == nil {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1"), ""); err == nil {
 		t.Fatal("a claim was mounted into a directory that the kubelet would delete with its content")
 	}
 	if err := m.Cover(launcher); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); err != nil {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1"), ""); err != nil {
 		t.Fatal(err)
 	}
 	dir := layout.NodeUtilityDir(k.PodsDir, launcher)
@@ -127,7 +127,7 @@ func TestUnmount_waitsForABusyVolume(t *testing.T) {
 	k, m := setUp(t)
 	view := k.Launcher(launcher)
 	k.Claim(attachment, csi, "pv-1")
-	if err := errors.Join(m.Cover(launcher), m.Attach(launcher, "backup-1", onCSI("pv-1"))); err != nil {
+	if err := errors.Join(m.Cover(launcher), m.Attach(launcher, "backup-1", onCSI("pv-1"), "")); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Create(filepath.Join(view, "backup-1", "open"))
@@ -160,7 +160,7 @@ func TestMount_refusesAClaimThatIsNotMounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, attachment := range []types.UID{attachment, "no-such-pod"} {
-		if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrNotAttached) {
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-1"), ""); !errors.Is(err, ErrNotAttached) {
 			t.Errorf("%s: %v", attachment, err)
 		}
 	}
@@ -182,7 +182,7 @@ func TestMount_refusesSymlinksOfTheLauncher(t *testing.T) {
 	if err := os.Symlink(victim, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrUnsafePath) {
+	if err := m.Attach(launcher, "backup-1", onCSI("pv-1"), ""); !errors.Is(err, ErrUnsafePath) {
 		t.Errorf("attach: %v", err)
 	}
 	if err := unix.Mount("victim", victim, "tmpfs", 0, "size=1m"); err != nil {
@@ -266,7 +266,7 @@ func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		if err := m.Attach(launcher, "backup-1", onCSI("pv-hung")); !errors.Is(err, ErrNotResponding) {
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-hung"), ""); !errors.Is(err, ErrNotResponding) {
 			t.Fatalf("attach: %v", err)
 		}
 		if err := m.RemovePartial(onCSI("pv-hung"), "vm/b1"); !errors.Is(err, ErrNotResponding) {
@@ -279,7 +279,7 @@ func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
 	if stuck != 1 {
 		t.Errorf("%d calls are stuck, want 1", stuck)
 	}
-	if err := m.Attach(launcher, "backup-2", onCSI("pv-1")); err != nil {
+	if err := m.Attach(launcher, "backup-2", onCSI("pv-1"), ""); err != nil {
 		t.Errorf("another target: %v", err)
 	}
 	write(t, filepath.Join(view, "backup-2", "file"))
@@ -289,7 +289,7 @@ func TestHungTarget_holdsUpItselfAlone(t *testing.T) {
 	// Calls end when the server's connection does, and then the target is asked again.
 	fail()
 	for i := 0; ; i++ {
-		err := m.Attach(launcher, "backup-1", onCSI("pv-hung"))
+		err := m.Attach(launcher, "backup-1", onCSI("pv-hung"), "")
 		if err != nil && !errors.Is(err, ErrNotResponding) {
 			break
 		}
@@ -349,7 +349,7 @@ func TestAttach_takesTheVolumesOwnPluginAlone(t *testing.T) {
 		if err := m.Cover(launcher); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Attach(launcher, "backup-1", onCSI("pv-1")); !errors.Is(err, ErrNotAttached) {
+		if err := m.Attach(launcher, "backup-1", onCSI("pv-1"), ""); !errors.Is(err, ErrNotAttached) {
 			t.Errorf("a %s was taken for the claim: %v", plugin, err)
 		}
 		if err := m.RemovePartial(onCSI("pv-1"), "vm/b1"); !errors.Is(err, ErrNotAttached) {
