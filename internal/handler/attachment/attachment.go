@@ -1,4 +1,5 @@
-// Package attachment finds the volume of a target claim as its attachment pod holds it on this node.
+// Package attachment finds the volume of a target claim as its attachment pod holds it on this node, and the volumes of
+// a launcher pod.
 //
 // What an instance's status says about an attachment pod is not enough to mount from it: each object is read from
 // the API server and must name the others. The pod must be the one that Varve makes for this volume of this
@@ -23,6 +24,9 @@ import (
 
 // ErrForeign says that an object has the right name but is not what Varve made, or is bound to another object.
 var ErrForeign = errors.New("not an attachment that Varve created")
+
+// ErrUnsupported says that the handler does not know where the kubelet mounts volumes of this kind.
+var ErrUnsupported = errors.New("its kind of storage cannot be a target; use CSI, local, NFS, iSCSI or Fibre Channel")
 
 // Volume identifies the volume to find.
 type Volume struct {
@@ -59,6 +63,20 @@ func Find(ctx context.Context, live client.Reader, node string, v Volume) (mount
 		return mount.Source{}, err
 	}
 	return mount.Source{Pod: pod.UID, Plugin: plugin, Volume: volume.Name}, nil
+}
+
+// OfPod returns where the kubelet mounts a claim for a pod on this node, whether or not it has mounted it yet. It
+// returns mount.ErrNotAttached if the claim is not bound. live must read from the API server.
+func OfPod(ctx context.Context, live client.Reader, claim types.NamespacedName, pod types.UID) (mount.Source, error) {
+	volume, err := boundVolume(ctx, live, claim)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	plugin, err := pluginDirectory(volume)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	return mount.Source{Pod: pod, Plugin: plugin, Volume: volume.Name}, nil
 }
 
 func findPod(ctx context.Context, live client.Reader, node string, v Volume) (*corev1.Pod, error) {
@@ -115,7 +133,7 @@ func pluginDirectory(volume *corev1.PersistentVolume) (string, error) {
 	case s.FC != nil:
 		return "kubernetes.io~fc", nil
 	}
-	return "", fmt.Errorf("volume %s: its kind of storage cannot be a target; use CSI, local, NFS, iSCSI or Fibre Channel", volume.Name)
+	return "", fmt.Errorf("volume %s: %w", volume.Name, ErrUnsupported)
 }
 
 func orNotAttached(err error, what string) error {

@@ -3,7 +3,9 @@ package instance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,7 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/attachment"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
+	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
@@ -25,6 +30,9 @@ func (r *Reconciler) startGuest(ctx context.Context, vmi *kubevirtv1.VirtualMach
 	sources, missing, err := r.readDiskSources(ctx, vmi)
 	if err != nil || missing != nil {
 		return missing, err
+	}
+	if err := r.admitToDisks(ctx, vmi, sources); err != nil {
+		return nil, err
 	}
 	emulate, err := r.useEmulation(ctx)
 	if err != nil {
@@ -80,6 +88,35 @@ func (r *Reconciler) readDiskSources(ctx context.Context, vmi *kubevirtv1.Virtua
 		all = append(all, source)
 	}
 	return all, nil, nil
+}
+
+// admitToDisks lets the launcher, which is not root, use what it finds on its claims, whoever made it.
+func (r *Reconciler) admitToDisks(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, disks []*launcherpb.DiskSource) error {
+	pod, ok := launcherPod(vmi, r.NodeName)
+	if !ok {
+		return nil
+	}
+	var claims []string
+	for _, v := range vmi.Spec.Volumes {
+		filesystem := slices.ContainsFunc(disks, func(d *launcherpb.DiskSource) bool { return d.GetVolume() == v.Name && !d.GetBlock() })
+		if filesystem && !v.PersistentVolumeClaim.ReadOnly {
+			claims = append(claims, v.PersistentVolumeClaim.ClaimName)
+		}
+	}
+	if vmi.Annotations[layout.AnnotationTracking] == "true" {
+		claims = append(claims, layout.StatePVC(vmi.Name))
+	}
+	for _, claim := range claims {
+		source, err := attachment.OfPod(ctx, r.Live, types.NamespacedName{Namespace: vmi.Namespace, Name: claim}, pod)
+		if err == nil {
+			turns.Outside(ctx, func() { err = r.Mounts.Admit(source) })
+		}
+		// Of other volumes the launcher says itself if it cannot use them.
+		if err != nil && !errors.Is(err, mount.ErrNotAttached) && !errors.Is(err, attachment.ErrUnsupported) {
+			return err
+		}
+	}
+	return nil
 }
 
 // runOf returns the instance's run on a claim, the run before it, and whether a guest has had a disk on the claim.

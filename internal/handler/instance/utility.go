@@ -27,6 +27,7 @@ const lazyAfter = time.Minute
 type Mounts interface {
 	Cover(launcher types.UID) error
 	Attach(launcher types.UID, name string, from mount.Source, machine string) error
+	Admit(claim mount.Source) error
 	Detach(launcher types.UID, name string, lazy bool) error
 	Uncover(launcher types.UID) error
 	Names(launcher types.UID) ([]string, error)

@@ -3,6 +3,7 @@ package mount
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 
@@ -107,4 +108,76 @@ func changeMode(f *os.File, mode, need uint32) error {
 	}
 	// A handle that was opened for its path alone has no other way. It leads to the file itself.
 	return os.NewSyscallError("chmod", unix.Chmod(procPath(f), mode&0o1777|need))
+}
+
+const (
+	// admitEntries is how many entries of one directory admitTree looks at.
+	admitEntries = 1000
+	// admitDepth is how deep below a claim's root the files of a launcher are.
+	admitDepth = 2
+)
+
+// Admit lets the launcher's user read and write a claim of its own pod: what is at its root, and in the directories
+// there. The kubelet does the same with fsGroup, but not for all volumes, such as those on NFS. What cannot be changed
+// stays as it is: the launcher may have access all the same, and otherwise says what it cannot open.
+func (m *Mounts) Admit(from Source) error {
+	err := m.gate.run(from.Volume, func(call *gateCall) error {
+		claim, err := m.openClaim(from)
+		if err != nil {
+			return err
+		}
+		defer claim.Close() //nolint:errcheck // a handle
+		return admitTree(call, claim, admitDepth)
+	})
+	if err != nil && !errors.Is(err, ErrNotAttached) {
+		return fmt.Errorf("let the launcher use %s: %w", from, err)
+	}
+	return err
+}
+
+// admitTree admits the launcher's user to a directory and to what is in it down to this depth.
+func admitTree(call *gateCall, dir *os.File, depth int) error {
+	if !call.mayProceed() {
+		return ErrNotResponding
+	}
+	if err := admitLauncher(dir, ""); err != nil && !isRefused(err) {
+		return err
+	}
+	list, err := os.Open(procPath(dir))
+	if err != nil {
+		return err
+	}
+	defer list.Close() //nolint:errcheck // opened for reading
+	entries, err := list.ReadDir(admitEntries)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	for _, entry := range entries {
+		err := admitEntry(call, dir, entry, depth-1)
+		if err != nil && !isRefused(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func admitEntry(call *gateCall, dir *os.File, entry os.DirEntry, depth int) error {
+	if !entry.IsDir() {
+		return admitLauncher(dir, entry.Name())
+	}
+	if depth == 0 {
+		return nil
+	}
+	sub, err := openDir(dir, entry.Name())
+	if err != nil {
+		return err
+	}
+	defer sub.Close() //nolint:errcheck // a handle
+	return admitTree(call, sub, depth)
+}
+
+// isRefused says whether a claim's storage, or what is on the claim, keeps root from changing it.
+func isRefused(err error) bool {
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EROFS) || errors.Is(err, os.ErrNotExist) ||
+		errors.Is(err, ErrUnsafePath) || errors.Is(err, unix.ENOTDIR)
 }

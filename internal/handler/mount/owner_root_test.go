@@ -197,3 +197,77 @@ func TestMachineDirectory_followsNoLink(t *testing.T) {
 		}
 	}
 }
+
+// What a launcher that was root has left on its claims is usable for one that is not: the disk, the overlays and their
+// directory.
+func TestAdmit_letsTheLauncherUseWhatRootLeft(t *testing.T) {
+	k, m := setUp(t)
+	claim := k.Claim(launcher, csi, "pv-disk")
+	victim := filepath.Join(t.TempDir(), "victim")
+	write(t, victim)
+	for _, dir := range []string{"cbt", "cbt/deeper"} {
+		if err := os.Mkdir(filepath.Join(claim, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := []string{"disk.img", "cbt/root.qcow2", "cbt/root.json"}
+	for _, name := range files {
+		write(t, filepath.Join(claim, name))
+	}
+	if err := errors.Join(
+		os.Symlink(victim, filepath.Join(claim, "link")),
+		os.Chmod(filepath.Join(claim, "disk.img"), os.ModeSetgid|0o600),
+		os.WriteFile(filepath.Join(claim, "open"), nil, 0o600), os.Chmod(filepath.Join(claim, "open"), 0o666),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it is idempotent
+		if err := m.Admit(Source{Pod: launcher, Plugin: csi, Volume: "pv-disk"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.Open(claim) // the launcher's user cannot enter the directories around it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	for _, name := range files {
+		err := asLauncher(func() error {
+			fd, err := unix.Openat(int(root.Fd()), name, unix.O_RDWR, 0)
+			_ = unix.Close(fd)
+			return err
+		})
+		if uid, gid, mode := ownerOf(t, filepath.Join(claim, name)); err != nil || uid != 0 || gid != layout.LauncherGroup || mode&0o007 != 0 {
+			t.Errorf("%s: user %d, group %d, %v: %v", name, uid, gid, mode, err)
+		}
+	}
+	for _, name := range []string{"disk.img.new", "cbt/root.new"} {
+		if err := writeAsLauncher(filepath.Join(procPath(root), name)); err != nil {
+			t.Errorf("the launcher cannot create %s: %v", name, err)
+		}
+	}
+	for _, path := range []string{victim, filepath.Join(claim, "open")} {
+		if _, gid, _ := ownerOf(t, path); gid != 0 {
+			t.Errorf("%s was changed", path)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(claim, "disk.img")); err != nil || info.Mode()&(os.ModeSetgid|os.ModeSetuid) != 0 {
+		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
+	}
+	if err := m.Admit(Source{Pod: launcher, Plugin: csi, Volume: "pv-other"}); !errors.Is(err, ErrNotAttached) {
+		t.Errorf("a volume that the pod does not have: %v", err)
+	}
+}
+
+// A claim that is mounted read-only, as for a disk that guests share, is no obstacle.
+func TestAdmit_leavesWhatItCannotChange(t *testing.T) {
+	k, m := setUp(t)
+	claim := k.Claim(launcher, csi, "pv-disk")
+	write(t, filepath.Join(claim, "disk.img"))
+	if err := unix.Mount("", claim, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Admit(Source{Pod: launcher, Plugin: csi, Volume: "pv-disk"}); err != nil {
+		t.Error(err)
+	}
+}
