@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ func TestStart_mirrorsTheGuestsStatus(t *testing.T) {
 	if c := w.conditionOf(&s, kubevirtv1.ConditionLiveMigratable); c.Status != corev1.ConditionFalse || c.Reason != "LiveMigrationNotSupported" {
 		t.Errorf("LiveMigratable: %+v", c)
 	}
-	if len(s.Interfaces) != 1 || s.Interfaces[0].IP != "10.0.2.2" || s.GuestOSInfo.ID != "debian" {
+	if len(s.Interfaces) != 1 || s.Interfaces[0].IP != "" || !slices.Equal(s.Interfaces[0].IPs, []string{"10.0.2.2"}) || s.GuestOSInfo.ID != "debian" {
 		t.Errorf("interfaces %+v, guest %+v", s.Interfaces, s.GuestOSInfo)
 	}
 	if len(s.VolumeStatus) != 1 || s.VolumeStatus[0].Target != "vda" || s.VolumeStatus[0].Size != 1<<30 || s.VolumeStatus[0].Phase != kubevirtv1.VolumeReady {

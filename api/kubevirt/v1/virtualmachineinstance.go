@@ -219,7 +219,8 @@ type PhaseTransitionTimestamp struct {
 
 // InterfaceStatus is a guest's network interface.
 type InterfaceStatus struct {
-	// ipAddress is the first address.
+	// ipAddress is the address at which others reach the guest. It is empty, because nobody does: a guest behind masquerade
+	// reaches what its pod reaches, and accepts no connections.
 	// +optional
 	IP string `json:"ipAddress,omitempty"`
 	// mac is the hardware address.
@@ -228,7 +229,7 @@ type InterfaceStatus struct {
 	// name is the name of the network.
 	// +optional
 	Name string `json:"name,omitempty"`
-	// ipAddresses are all addresses.
+	// ipAddresses are the guest's own addresses, as its agent reports them. They mean nothing outside the guest.
 	// +optional
 	// +listType=atomic
 	IPs []string `json:"ipAddresses,omitempty"`

@@ -173,13 +173,12 @@ func setSynchronized(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	}
 }
 
+// interfaceStatus leaves IP empty: the guest is behind QEMU's own network stack, so that nobody reaches it at its own
+// addresses, nor at the pod's.
 func interfaceStatus(all []*launcherpb.Interface) []kubevirtv1.InterfaceStatus {
 	var out []kubevirtv1.InterfaceStatus
 	for _, i := range all {
 		s := kubevirtv1.InterfaceStatus{MAC: i.GetMac(), Name: i.GetName(), IPs: slices.Clone(i.GetIps()), InterfaceName: i.GetGuestName(), InfoSource: "domain"}
-		if len(s.IPs) > 0 {
-			s.IP = s.IPs[0]
-		}
 		switch {
 		case i.GetFromAgent() && s.Name != "":
 			s.InfoSource = "domain, guest-agent"
