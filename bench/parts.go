@@ -197,9 +197,9 @@ func (b *bench) dirtyBytes(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const script = `d=$(virsh -q -c qemu:///system list --name | head -n 1)
-c=$(virsh -q -c qemu:///system checkpoint-list --name "$d" | head -n 1)
-virsh -q -c qemu:///system checkpoint-dumpxml --size "$d" "$c" | grep -o "size='[0-9]*'" | tr -dc "0-9\n" | paste -sd+ | { read e; echo $((e)); }`
+	const script = `d=$(virsh -q list --name | head -n 1)
+c=$(virsh -q checkpoint-list --name "$d" | head -n 1)
+virsh -q checkpoint-dumpxml --size "$d" "$c" | grep -o "size='[0-9]*'" | tr -dc "0-9\n" | paste -sd+ | { read e; echo $((e)); }`
 	out, err := g.Launcher(ctx, "bash", "-c", script)
 	if err != nil {
 		return 0, err

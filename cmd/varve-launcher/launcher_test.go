@@ -239,14 +239,14 @@ func (p *pod) fullWhileCopying(target string) {
 	p.Helper()
 	for _, uid := range []string{"idle", "busy"} {
 		p.beginSlowly(p.request(uid, "narrow"))
-		p.fill(target + "/filler")
+		p.fill(target + "/vm/filler")
 		if uid == "busy" {
 			p.guest("dd if=/dev/zero of=/dev/vdb bs=64k count=256 seek=1000 oflag=direct 2>/dev/null")
 		} else {
 			p.fullSpeed()
 		}
 		p.failed(uid, pb.Backup_TARGET_FULL)
-		p.run("rm", target+"/filler")
+		p.run("rm", target+"/vm/filler")
 		p.await("the guest runs", func(s *pb.State) bool { return s.Phase == pb.State_RUNNING })
 		p.guest("dd if=/dev/zero of=/dev/vdb bs=64k count=16 seek=3000 oflag=direct 2>/dev/null")
 	}

@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/varvebackup/varve/internal/domain/libvirtd"
 	"github.com/varvebackup/varve/internal/launcher/pid1"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -40,8 +41,8 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	f.StringVar(&o.socket, "socket", layout.Socket, "unix socket to serve on")
 	f.StringVar(&o.libvirtd, "libvirtd", "/usr/sbin/libvirtd", "libvirtd's program")
 	f.StringVar(&o.libvirtdConfig, "libvirtd-config", "/etc/libvirt/libvirtd.conf", "libvirtd's configuration")
-	f.StringVar(&o.libvirtURI, "libvirt-uri", "qemu:///system", "where libvirtd answers")
-	f.StringVar(&o.emulatorPIDs, "emulator-pids", "/run/libvirt/qemu", "directory where libvirt keeps the process IDs of emulators")
+	f.StringVar(&o.libvirtURI, "libvirt-uri", layout.LibvirtURI, "where libvirtd answers")
+	f.StringVar(&o.emulatorPIDs, "emulator-pids", libvirtd.EmulatorPIDs, "directory where libvirt keeps the process IDs of emulators")
 	f.StringVar(&o.serialLog, "serial-log", "", "file that gets the guest's serial console; it grows without limit (default: none)")
 	f.StringVar(&o.terminationLog, "termination-log", "/dev/termination-log", "file that gets one line of JSON about the end")
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")

@@ -32,23 +32,45 @@ import (
 	"github.com/varvebackup/varve/test/guestagent"
 )
 
-// launcherVariable is the environment variable that makes the test binary the launcher.
-const launcherVariable = "VARVE_LAUNCHER_TEST"
+// launcherVariable is the environment variable that makes the test binary the runtime of the container, or the launcher.
+const (
+	launcherVariable = "VARVE_LAUNCHER_TEST"
+	containerRuntime = "runtime"
+	theLauncher      = "launcher"
+)
 
-// The tests run the real program as process 1 of its own PID and mount namespaces, as in a pod, and talk to it as the
-// handler does. Utility volumes are mounted outside and propagate into it.
+// The tests run the real program as process 1 of its own PID and mount namespaces, as in a pod: as the user of launcher
+// pods, without capabilities, on a read-only root. They talk to it as the handler does. Utility volumes are mounted
+// outside and propagate into it.
 func TestMain(m *testing.M) {
-	if os.Getenv(launcherVariable) == "" {
+	switch os.Getenv(launcherVariable) {
+	case containerRuntime:
+		fmt.Fprintln(os.Stderr, becomeLauncher())
+		os.Exit(3)
+	case theLauncher:
+		main()
+	default:
 		os.Exit(domaintest.Run(m))
 	}
-	if os.Getpid() == 1 {
-		err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), unix.Mount("proc", "/proc", "proc", 0, ""))
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(3)
-		}
+}
+
+// becomeLauncher confines this process as a container's runtime does and replaces its program. It returns only to report
+// an error.
+func becomeLauncher() error {
+	err := errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""),
+		unix.Mount("proc", "/proc", "proc", 0, ""),
+		unix.Mount("", "/run", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+		unix.Mount("", "/tmp", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+		unix.Mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+		os.Setenv(launcherVariable, theLauncher),
+	)
+	if err != nil {
+		return err
 	}
-	main()
+	user, group := fmt.Sprint(layout.LauncherUser), fmt.Sprint(layout.LauncherGroup)
+	command := []string{"setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"}
+	return unix.Exec("/usr/bin/setpriv", append(command, os.Args...), os.Environ())
 }
 
 const mib = int64(1) << 20
@@ -76,12 +98,20 @@ func newPod(t testing.TB, dataBytes int64) *pod {
 	t.Helper()
 	p := &pod{TB: t, dir: t.TempDir()}
 	t.Cleanup(p.showLogs)
+	t.Setenv("LIBVIRT_DEFAULT_URI", domaintest.URI) // for virsh, as in the pod
 	kernel, initrd := domaintest.GuestKernel(t)
 	p.run("rm", "-rf", "/run/varve")
-	p.run("mkdir", "-p", layout.KernelDir, layout.SocketsDir, layout.UtilityDir)
+	// The logs and the termination message are there.
+	p.run("chmod", "0755", filepath.Dir(p.dir))
+	p.run("chmod", "0777", p.dir)
+	p.mount(p.dir, p.dir, "--bind") // it stays writable on the read-only root
+	p.run("mkdir", "-p", layout.KernelDir, layout.UtilityDir)
 	p.run("cp", kernel, layout.KernelFile)
 	p.run("cp", initrd, layout.InitrdFile)
+	p.mount(p.dir+"/sockets", layout.SocketsDir, "--bind")
+	p.mount("private", layout.PrivateDir, "-t", "tmpfs")
 	p.mount(p.dir+"/state", layout.StateDir, "--bind")
+	p.give(layout.SocketsDir, layout.PrivateDir, layout.StateDir)
 	p.run("mount", "--bind", layout.UtilityDir, layout.UtilityDir)
 	p.run("mount", "--make-shared", layout.UtilityDir)
 	t.Cleanup(func() { p.run("umount", "-l", layout.UtilityDir) })
@@ -92,6 +122,7 @@ func newPod(t testing.TB, dataBytes int64) *pod {
 	p.run("mkfs.ext4", "-q", layout.DiskFile("fs"))
 	p.sparse(layout.DiskFile("data"), 2*dataBytes)
 	p.run("dd", "if=/dev/urandom", "of="+layout.DiskFile("data"), "bs=1M", fmt.Sprintf("count=%d", dataBytes/mib), "conv=notrunc", "status=none")
+	p.give(filepath.Dir(layout.DiskFile("fs")), layout.DiskFile("fs"), filepath.Dir(layout.DiskFile("data")), layout.DiskFile("data"))
 	p.vmi = instance("fs", "data")
 	for _, volume := range []string{"fs", "data"} {
 		p.srcs = append(p.srcs, &pb.DiskSource{Volume: volume, ClaimUid: "uid-" + volume})
@@ -131,13 +162,24 @@ func (p *pod) sparse(path string, size int64) {
 	}
 }
 
-// target makes a utility volume: an ext4 file system of its own.
+// give makes the launcher's user the owner of files and directories.
+func (p *pod) give(paths ...string) {
+	p.Helper()
+	if err := domaintest.GiveToLauncher(paths...); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// target makes a utility volume, an ext4 file system of its own, and mounts the machine's directory of it, as the handler
+// does.
 func (p *pod) target(name string, size int64) string {
 	p.Helper()
-	image := filepath.Join(p.dir, name+".img")
+	image, volume := filepath.Join(p.dir, name+".img"), filepath.Join(p.dir, name+".mounted")
 	p.sparse(image, size)
 	p.run("mkfs.ext4", "-q", "-m", "0", image)
-	p.mount(image, layout.Utility(name), "-o", "loop")
+	p.mount(image, volume, "-o", "loop")
+	p.mount(filepath.Join(volume, "vm"), filepath.Join(layout.Utility(name), "vm"), "--bind")
+	p.give(filepath.Join(volume, "vm"))
 	return layout.Utility(name)
 }
 
@@ -146,13 +188,13 @@ func (p *pod) launch() {
 	p.Helper()
 	// A container's own files are new each time. Only QEMU's capabilities stay cached, because querying them takes
 	// seconds.
-	p.run("rm", "-rf", "/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt")
+	p.run("rm", "-rf", layout.LibvirtRunDir, layout.LibvirtConfigDir, filepath.Dir(layout.NBDSocket))
 	log, err := os.OpenFile(p.dir+"/launcher.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		p.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination")
-	cmd.Env = append(os.Environ(), launcherVariable+"=1")
+	cmd := exec.Command(os.Args[0], "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination")
+	cmd.Env = append(os.Environ(), launcherVariable+"="+containerRuntime)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {

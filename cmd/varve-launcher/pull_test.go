@@ -74,7 +74,7 @@ func (p *pod) finish(uid string) {
 		p.Fatal(err)
 	}
 	p.done(uid)
-	if left, err := filepath.Glob(layout.UtilityDir + "/*/vm"); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(layout.UtilityDir + "/*/vm/*"); err != nil || len(left) > 0 {
 		p.Errorf("backup %s left %v: %v", uid, left, err)
 	}
 	if _, err := os.Stat(layout.NBDSocket); !os.IsNotExist(err) {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/domain"
+	"github.com/varvebackup/varve/internal/domain/libvirtd"
 	"github.com/varvebackup/varve/internal/launcher"
 	"github.com/varvebackup/varve/internal/launcher/daemon"
 	"github.com/varvebackup/varve/internal/launcher/target"
@@ -48,8 +49,11 @@ func runGuest(ctx context.Context, o options, log *slog.Logger) (launcher.Outcom
 	if err != nil {
 		return launcher.Outcome{}, err
 	}
-	libvirtd, err := daemon.Start(daemon.Spec{
-		Path: o.libvirtd, Args: []string{"--config", o.libvirtdConfig}, Output: os.Stderr, Prefix: "libvirtd: ",
+	if err := libvirtd.Prepare(); err != nil {
+		return launcher.Outcome{}, errors.Join(err, listener.Close())
+	}
+	libvirt, err := daemon.Start(daemon.Spec{
+		Path: o.libvirtd, Args: []string{"--config", o.libvirtdConfig}, Env: libvirtd.Environment(), Output: os.Stderr, Prefix: "libvirtd: ",
 	})
 	if err != nil {
 		return launcher.Outcome{}, errors.Join(err, listener.Close())
@@ -63,7 +67,7 @@ func runGuest(ctx context.Context, o options, log *slog.Logger) (launcher.Outcom
 		},
 		Paths:        launcher.PodPaths(),
 		SerialLog:    o.serialLog,
-		LibvirtGone:  libvirtd.Done(),
+		LibvirtGone:  libvirt.Done(),
 		EndEmulators: func(ctx context.Context) error { return daemon.EndEmulators(ctx, o.emulatorPIDs) },
 		Clock:        clock.RealClock{},
 		Log:          log,
@@ -80,7 +84,7 @@ func runGuest(ctx context.Context, o options, log *slog.Logger) (launcher.Outcom
 	}
 	stopping, cancel := context.WithTimeout(context.Background(), libvirtdGrace)
 	defer cancel()
-	libvirtd.Stop(stopping)
+	libvirt.Stop(stopping)
 	return outcome, nil
 }
 

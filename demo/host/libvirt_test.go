@@ -57,7 +57,7 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	domaintest.StartLibvirt(t)
+	domaintest.StartHostLibvirt(t)
 	s := &site{T: t, dir: t.TempDir()}
 	bin := filepath.Join(s.dir, "bin")
 	self, err := os.Executable()
@@ -70,7 +70,7 @@ func newSite(t *testing.T) *site {
 	if err := os.Symlink(self, filepath.Join(bin, "varve")); err != nil {
 		t.Fatal(err)
 	}
-	s.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "VARVE_PASSWORD=a", "LIBVIRT_DEFAULT_URI="+domaintest.URI,
+	s.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "VARVE_PASSWORD=a", "LIBVIRT_DEFAULT_URI="+domaintest.HostURI,
 		"VARVE_REPO_CONFIG="+filepath.Join(s.dir, "repository.config"))
 	if err := os.WriteFile(filepath.Join(s.dir, "web.xml"), fmt.Appendf(nil, libvirtDomain, filepath.Join(s.dir, "web.qcow2")), 0o600); err != nil {
 		t.Fatal(err)

@@ -78,6 +78,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"a run that cannot be written":       refusedRuns,
 		"a claim that is attached":           attachedDisk,
 		"a disk that is exported":            exportedDisk,
+		"a namespace that restricts pods":    restrictedNamespace,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

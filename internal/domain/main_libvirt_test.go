@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	code := domaintest.Run(m)
+	code := domaintest.RunAsLauncher(m)
 	// libvirt's event loop lives as long as the process.
 	loop := goleak.IgnoreAnyFunction("github.com/varvebackup/varve/internal/domain.runEventLoop")
 	if err := goleak.Find(loop); code == 0 && err != nil {

@@ -35,8 +35,17 @@ const (
 	SocketsDir = "/run/varve/sockets"
 	Socket     = SocketsDir + "/launcher.sock"
 	KernelDir  = "/run/varve/kernel"
+	// PrivateDir has what the launcher, libvirt and QEMU write that belongs on no claim. It is in memory.
+	PrivateDir = "/run/varve/private"
 	// NBDSocket is where QEMU serves the disks of a pull backup. Nobody else may enter its directory.
-	NBDSocket   = "/run/varve/nbd/backup.sock"
+	NBDSocket = PrivateDir + "/nbd/backup.sock"
+	// LibvirtConfigDir, LibvirtCacheDir and LibvirtRunDir are the XDG directories of libvirtd, which runs as an
+	// ordinary user. In each of them its files are in a directory libvirt.
+	LibvirtConfigDir = PrivateDir + "/config"
+	LibvirtCacheDir  = PrivateDir + "/cache"
+	LibvirtRunDir    = PrivateDir + "/run"
+	// LibvirtURI is where libvirtd answers. With a socket in the address no client starts a libvirtd of its own.
+	LibvirtURI  = "qemu+unix:///session?socket=" + LibvirtRunDir + "/libvirt/libvirt-sock"
 	KernelFile  = KernelDir + "/kernel"
 	InitrdFile  = KernelDir + "/initrd"
 	diskImage   = "disk.img"

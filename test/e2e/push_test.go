@@ -28,7 +28,7 @@ func (s *scene) checkpoints(want ...string) {
 	s.t.Helper()
 	g, err := s.Guest(s.t.Context(), s.vm)
 	s.must(err)
-	out, err := g.Launcher(s.t.Context(), "sh", "-c", `virsh -q -c qemu:///system checkpoint-list --name "$(virsh -q -c qemu:///system list --name | head -n 1)"`)
+	out, err := g.Launcher(s.t.Context(), "sh", "-c", `virsh -q checkpoint-list --name "$(virsh -q list --name | head -n 1)"`)
 	s.must(err)
 	// libvirt has no colons in its names.
 	got := strings.Fields(strings.ReplaceAll(out, "_", ":"))

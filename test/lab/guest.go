@@ -31,7 +31,7 @@ func (l *Lab) Guest(ctx context.Context, vm string) (*Guest, error) {
 
 // Virsh runs a virsh command in the launcher pod.
 func (g *Guest) Virsh(ctx context.Context, args ...string) (string, error) {
-	return g.lab.Exec(ctx, g.pod, "compute", nil, append([]string{"virsh", "--quiet", "--connect", "qemu:///system"}, args...)...)
+	return g.lab.Exec(ctx, g.pod, "compute", nil, append([]string{"virsh", "--quiet"}, args...)...)
 }
 
 // Launcher runs a command in the launcher pod.
@@ -45,8 +45,8 @@ func (g *Guest) Pod() string { return g.pod }
 // agentShell is the beginning of a script in the launcher pod. Its function agent sends a request to the guest's
 // agent. The launcher runs only one domain, so the script asks libvirt for the name.
 const agentShell = `set -eu
-	domain=$(virsh --quiet --connect qemu:///system list --name | head -n 1)
-	agent() { virsh --quiet --connect qemu:///system qemu-agent-command --timeout 60 "$domain" "$1"; }
+	domain=$(virsh --quiet list --name | head -n 1)
+	agent() { virsh --quiet qemu-agent-command --timeout 60 "$domain" "$1"; }
 `
 
 func (g *Guest) agent(ctx context.Context, command string) error {

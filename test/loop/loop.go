@@ -1,4 +1,4 @@
-// Package loop creates block devices for tests that run as root.
+// Package loop creates block devices for tests that may make them.
 package loop
 
 import (
@@ -42,6 +42,7 @@ func Device(tb testing.TB, file string) string {
 		if err != nil {
 			tb.Fatal(err)
 		}
+		give(tb, path)
 		tb.Cleanup(func() {
 			if err := device.Close(); err != nil {
 				tb.Error(err)
@@ -49,6 +50,23 @@ func Device(tb testing.TB, file string) string {
 		})
 		return path
 	}
+}
+
+// give makes the process's user the owner of a device for the time of the test, as a container's runtime makes the
+// container's user.
+func give(tb testing.TB, path string) {
+	tb.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if err := os.Chown(path, os.Geteuid(), os.Getegid()); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.Chown(path, 0, 0); err != nil {
+			tb.Error(err)
+		}
+	})
 }
 
 // Resize gives a device the current size of its file.

@@ -266,7 +266,7 @@ func (s *soak) leaks() {
 		if err != nil {
 			return notYet(err)
 		}
-		checkpoints, err := g.Launcher(ctx, "sh", "-c", `virsh -q -c qemu:///system checkpoint-list --name "$(virsh -q -c qemu:///system list --name | head -n 1)"`)
+		checkpoints, err := g.Launcher(ctx, "sh", "-c", `virsh -q checkpoint-list --name "$(virsh -q list --name | head -n 1)"`)
 		if err != nil {
 			return notYet(err)
 		}

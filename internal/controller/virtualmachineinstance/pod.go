@@ -3,7 +3,6 @@ package virtualmachineinstance
 import (
 	"fmt"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -47,15 +46,19 @@ func Tracked(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance.Annotations[layout.AnnotationTracking] == "true"
 }
 
-// launcherPod returns the launcher pod of an instance. It is unprivileged: a guest that breaks out finds itself in a
-// container without credentials, without devices of the host and without added capabilities.
+// launcherPod returns the launcher pod of an instance. It is unprivileged: a guest that breaks out finds itself an
+// ordinary user in a container without credentials, without devices of the host, without capabilities and with a
+// read-only root file system.
+//
+// It has no user namespace (hostUsers: false): Kubernetes refuses block volumes in pods with one, and the target claim
+// that the handler mounts into the running pod would not be mapped to the pod's users.
 func launcherPod(in podInput) *corev1.Pod {
 	instance := in.Instance
 	grace := ptr.Deref(instance.Spec.TerminationGracePeriodSeconds, defaultGrace) + stopMargin
 	r := &renderer{podInput: in}
 	r.addDisks()
 	r.addDirectories()
-	r.libvirtState()
+	r.privateDirectory()
 	r.kernelBoot()
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -70,7 +73,7 @@ func launcherPod(in podInput) *corev1.Pod {
 			TerminationGracePeriodSeconds: &grace,
 			AutomountServiceAccountToken:  ptr.To(false),
 			EnableServiceLinks:            ptr.To(false),
-			SecurityContext:               &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			SecurityContext:               podSecurityContext(r.devices),
 			NodeSelector:                  maps.Clone(instance.Spec.NodeSelector),
 			Tolerations:                   instance.DeepCopy().Spec.Tolerations,
 			ImagePullSecrets:              r.pullSecrets,
@@ -80,10 +83,11 @@ func launcherPod(in podInput) *corev1.Pod {
 				Image:                    in.Images.Launcher,
 				ImagePullPolicy:          in.Images.PullPolicy,
 				Command:                  []string{"/usr/bin/varve-launcher"},
+				Env:                      []corev1.EnvVar{{Name: "LIBVIRT_DEFAULT_URI", Value: layout.LibvirtURI}}, // for virsh
 				Resources:                launcherResources(in),
 				VolumeMounts:             r.mounts,
 				VolumeDevices:            r.devices,
-				SecurityContext:          launcherSecurityContext(),
+				SecurityContext:          containerSecurityContext(),
 				TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 			}},
@@ -109,20 +113,28 @@ func podLabels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 // AppLauncher is the value of the label kubevirt.io on launcher pods.
 const AppLauncher = "virt-launcher"
 
-// launcherSecurityContext returns the launcher's security context. libvirt runs as root inside the container. It keeps the
-// runtime's default capabilities, which it needs for files that other users own, except those that reach beyond the
-// container.
-func launcherSecurityContext() *corev1.SecurityContext {
-	return &corev1.SecurityContext{
-		Privileged:               ptr.To(false),
-		AllowPrivilegeEscalation: ptr.To(false),
-		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"NET_RAW", "MKNOD", "AUDIT_WRITE", "NET_BIND_SERVICE"}},
-		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+// diskGroup owns block devices on Linux systems: Debian and Red Hat both call it disk. Where the container runtime
+// does not give a container's devices to the container's user, it leaves them to the owners that they have on the node.
+// The group opens nothing else: a container has no other devices.
+const diskGroup = 6
+
+// podSecurityContext returns what all containers of the pod run as.
+func podSecurityContext(devices []corev1.VolumeDevice) *corev1.PodSecurityContext {
+	c := &corev1.PodSecurityContext{
+		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](layout.LauncherUser), RunAsGroup: ptr.To[int64](layout.LauncherGroup),
+		// The kubelet opens what is on the claims for this group.
+		FSGroup:        ptr.To[int64](layout.LauncherGroup),
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
+	if len(devices) > 0 {
+		c.SupplementalGroups = []int64{diskGroup}
+	}
+	return c
 }
 
-// initSecurityContext returns the security context of an init container, which only copies files.
-func initSecurityContext() *corev1.SecurityContext {
+// containerSecurityContext returns the security context of every container of the pod. None needs a capability: libvirt
+// and QEMU run as the user whom the claims are open to, and nothing is mounted, bound or given away in the pod.
+func containerSecurityContext() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		Privileged:               ptr.To(false),
 		AllowPrivilegeEscalation: ptr.To(false),
@@ -175,22 +187,17 @@ func (r *renderer) addDirectories() {
 		})
 }
 
-// libvirtDirs are the directories where libvirt keeps what it knows of its domain, for as long as the pod lives.
-var libvirtDirs = map[string]string{"run": "/run/libvirt", "lib": "/var/lib/libvirt/qemu", "etc": "/etc/libvirt/qemu"}
+// privateVolume is the volume of layout.PrivateDir.
+const privateVolume = "private"
 
-// libvirtVolume is the volume that libvirtDirs are on.
-const libvirtVolume = "libvirt"
-
-// libvirtState keeps libvirt's files in memory. libvirt writes and syncs them a dozen times while it begins a
+// privateDirectory keeps libvirt's files in memory. libvirt writes and syncs them a dozen times while it begins a
 // backup, with the guest frozen. On a node's busy disk that took more than a second.
-func (r *renderer) libvirtState() {
+func (r *renderer) privateDirectory() {
 	limit := resource.MustParse("64Mi")
-	r.volumes = append(r.volumes, corev1.Volume{Name: libvirtVolume, VolumeSource: corev1.VolumeSource{
+	r.volumes = append(r.volumes, corev1.Volume{Name: privateVolume, VolumeSource: corev1.VolumeSource{
 		EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: &limit},
 	}})
-	for _, name := range slices.Sorted(maps.Keys(libvirtDirs)) {
-		r.mounts = append(r.mounts, corev1.VolumeMount{Name: libvirtVolume, SubPath: name, MountPath: libvirtDirs[name]})
-	}
+	r.mounts = append(r.mounts, corev1.VolumeMount{Name: privateVolume, MountPath: layout.PrivateDir})
 }
 
 func emptyDir(name string) corev1.Volume {
@@ -238,7 +245,7 @@ func (r *renderer) addInitContainer(name, image string, pull corev1.PullPolicy, 
 	return corev1.Container{
 		Name: name, Image: image, ImagePullPolicy: pull, Command: command, VolumeMounts: mounts,
 		Resources:                initResources(),
-		SecurityContext:          initSecurityContext(),
+		SecurityContext:          containerSecurityContext(),
 		TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -110,9 +112,13 @@ func TestLauncherPod_isUnprivileged(t *testing.T) {
 	if s.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 		t.Error("seccomp is not RuntimeDefault")
 	}
+	if ptr.Deref(s.SecurityContext.RunAsUser, 0) != layout.LauncherUser || ptr.Deref(s.SecurityContext.FSGroup, 0) != layout.LauncherGroup || instancepod.RunsAsRoot(pod) {
+		t.Errorf("the pod may be root: %+v", s.SecurityContext)
+	}
 	for _, c := range append(s.InitContainers, s.Containers...) {
 		sc := c.SecurityContext
-		if sc == nil || ptr.Deref(sc.Privileged, true) || ptr.Deref(sc.AllowPrivilegeEscalation, true) || len(sc.Capabilities.Add) > 0 {
+		if sc == nil || ptr.Deref(sc.Privileged, true) || ptr.Deref(sc.AllowPrivilegeEscalation, true) || len(sc.Capabilities.Add) > 0 ||
+			!slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) || !ptr.Deref(sc.ReadOnlyRootFilesystem, false) || sc.RunAsUser != nil || sc.RunAsNonRoot != nil {
 			t.Errorf("container %s: %+v", c.Name, sc)
 		}
 	}
@@ -123,6 +129,17 @@ func TestLauncherPod_isUnprivileged(t *testing.T) {
 	}
 }
 
+// The disk group opens block devices where the runtime does not give them to the container's user, and is in no other pod.
+func TestLauncherPod_diskGroupIsForBlockDevices(t *testing.T) {
+	t.Parallel()
+	if groups := launcherPod(fullInput()).Spec.SecurityContext.SupplementalGroups; !slices.Equal(groups, []int64{diskGroup}) {
+		t.Errorf("with a block device: %v", groups)
+	}
+	if groups := launcherPod(smallInput()).Spec.SecurityContext.SupplementalGroups; len(groups) != 0 {
+		t.Errorf("without: %v", groups)
+	}
+}
+
 func TestLauncherPod_disksAreWhereTheLauncherLooks(t *testing.T) {
 	t.Parallel()
 	compute := launcherPod(fullInput()).Spec.Containers[0]
@@ -130,7 +147,7 @@ func TestLauncherPod_disksAreWhereTheLauncherLooks(t *testing.T) {
 	for _, m := range compute.VolumeMounts {
 		mounts[m.MountPath] = true
 	}
-	for _, want := range []string{strings.TrimSuffix(layout.DiskFile("sockets"), "/disk.img"), layout.StateDir, layout.UtilityDir, layout.SocketsDir, layout.KernelDir} {
+	for _, want := range []string{strings.TrimSuffix(layout.DiskFile("sockets"), "/disk.img"), layout.StateDir, layout.UtilityDir, layout.SocketsDir, layout.KernelDir, layout.PrivateDir} {
 		if !mounts[want] {
 			t.Errorf("nothing at %s", want)
 		}

@@ -3,38 +3,109 @@ package domaintest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/varvebackup/varve/internal/domain/libvirtd"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
-// URI is the address of the libvirt that StartLibvirt starts.
-const URI = "qemu:///system"
-
-const libvirtSocket = "/run/libvirt/libvirt-sock"
-
-// libvirtState is everything that libvirt keeps, except its cache of QEMU's capabilities.
-var libvirtState = []string{"/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt"}
+// URI is the address of the libvirt that StartLibvirt starts: an ordinary user's, as in a launcher pod.
+const URI = layout.LibvirtURI
 
 // Libvirt is a running libvirtd.
 type Libvirt struct {
+	// command runs it, with environment. It listens at socket.
+	command     []string
+	environment []string
+	socket      string
+	// state is everything that it keeps, except its cache of QEMU's capabilities.
+	state []string
+	// prepare makes what it needs.
+	prepare func() error
+
 	cmd *exec.Cmd
 	log bytes.Buffer
 }
 
-// StartLibvirt starts a libvirtd that knows no domain. When the test ends, it ends libvirtd and every QEMU, and shows
-// libvirtd's log if the test failed.
+// StartLibvirt starts a libvirtd that knows no domain, as the launcher does: as the launcher's user, who has no
+// capability and cannot get one. When the test ends, it ends libvirtd and every QEMU, and shows libvirtd's log if the
+// test failed.
 func StartLibvirt(tb testing.TB) *Libvirt {
 	tb.Helper()
-	l := &Libvirt{}
-	wipe(tb)
+	user := fmt.Sprint(layout.LauncherUser)
+	return startLibvirt(tb, &Libvirt{
+		command: []string{"setpriv", "--reuid", user, "--regid", fmt.Sprint(layout.LauncherGroup), "--clear-groups",
+			"--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "libvirtd"},
+		environment: libvirtd.Environment(),
+		socket:      layout.LibvirtRunDir + "/libvirt/libvirt-sock",
+		state:       []string{layout.LibvirtRunDir, layout.LibvirtConfigDir},
+		prepare: func() error {
+			return errors.Join(libvirtd.Prepare(), GiveToLauncher(layout.LibvirtRunDir, layout.LibvirtCacheDir, layout.LibvirtConfigDir, layout.LibvirtConfigDir+"/libvirt"))
+		},
+	})
+}
+
+// HostURI is the address of the libvirt that StartHostLibvirt starts.
+const HostURI = "qemu:///system"
+
+// StartHostLibvirt starts a libvirtd as on a host: it is root, as is QEMU. What else it does is the same as with
+// StartLibvirt.
+func StartHostLibvirt(tb testing.TB) *Libvirt {
+	tb.Helper()
+	return startLibvirt(tb, &Libvirt{
+		command: []string{"libvirtd"}, environment: os.Environ(), socket: "/run/libvirt/libvirt-sock",
+		state:   []string{"/run/libvirt", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt"},
+		prepare: configureHost,
+	})
+}
+
+// configureHost makes what libvirt has on a host and in a launcher pod does not need: the accounts for QEMU that it
+// insists on, and the setting that it should not use them.
+func configureHost() error {
+	const marker = "libvirt-qemu:"
+	accounts, err := os.ReadFile("/etc/passwd")
+	if err != nil || bytes.Contains(accounts, []byte(marker)) {
+		return err
+	}
+	var errs []error
+	for file, more := range map[string]string{
+		"/etc/passwd":            marker + "x:64055:64055::/:/usr/sbin/nologin\n",
+		"/etc/group":             marker + "x:64055:\n",
+		"/etc/libvirt/qemu.conf": "user = \"root\"\ngroup = \"root\"\n",
+	} {
+		f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString(more)
+			err = errors.Join(err, f.Close())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// GiveToLauncher makes the launcher's user the owner of files and directories.
+func GiveToLauncher(paths ...string) error {
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, os.Lchown(path, layout.LauncherUser, layout.LauncherGroup))
+	}
+	return errors.Join(errs...)
+}
+
+func startLibvirt(tb testing.TB, l *Libvirt) *Libvirt {
+	tb.Helper()
+	l.wipe(tb)
 	l.start(tb)
 	tb.Cleanup(func() {
 		l.Kill(tb)
@@ -47,9 +118,9 @@ func StartLibvirt(tb testing.TB) *Libvirt {
 }
 
 // wipe removes everything that libvirt knows about domains.
-func wipe(tb testing.TB) {
+func (l *Libvirt) wipe(tb testing.TB) {
 	tb.Helper()
-	for _, dir := range libvirtState {
+	for _, dir := range l.state {
 		if err := os.RemoveAll(dir); err != nil {
 			tb.Fatal(err)
 		}
@@ -61,7 +132,7 @@ func (l *Libvirt) Renew(tb testing.TB) {
 	tb.Helper()
 	l.Kill(tb)
 	killQEMU(tb)
-	wipe(tb)
+	l.wipe(tb)
 	l.start(tb)
 }
 
@@ -83,22 +154,25 @@ func (l *Libvirt) Kill(tb testing.TB) {
 	}
 	_ = l.cmd.Wait() // it was killed, so an error is expected
 	l.cmd = nil
-	if err := os.Remove(libvirtSocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(l.socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		tb.Errorf("remove libvirtd's socket: %v", err)
 	}
 }
 
 func (l *Libvirt) start(tb testing.TB) {
 	tb.Helper()
-	l.cmd = exec.Command("libvirtd", "--config", "/etc/libvirt/libvirtd.conf")
-	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
+	if err := l.prepare(); err != nil {
+		tb.Fatal(err)
+	}
+	l.cmd = exec.Command(l.command[0], append(slices.Clone(l.command[1:]), "--config", "/etc/libvirt/libvirtd.conf")...)
+	l.cmd.Env, l.cmd.Stdout, l.cmd.Stderr = l.environment, &l.log, &l.log
 	// A process group of its own, so that an interrupted test binary ends before its libvirtd does.
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := l.cmd.Start(); err != nil {
 		tb.Fatalf("start libvirtd: %v", err)
 	}
 	eventually(tb, 20*time.Second, "libvirtd listens", func() bool {
-		conn, err := net.Dial("unix", libvirtSocket)
+		conn, err := net.Dial("unix", l.socket)
 		return err == nil && conn.Close() == nil
 	})
 }

@@ -8,8 +8,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Paths in the repository.
@@ -27,8 +30,8 @@ const (
 	testBinary    = "/package.test"
 )
 
-// runInit is process 1: it builds the root, starts the tests in it and reaps orphans.
-func runInit(repo, base string) (int, error) {
+// runInit is process 1: it builds the root, starts the tests in it as who says, and reaps orphans.
+func runInit(repo, base string, who *syscall.SysProcAttr) (int, error) {
 	work, err := os.Getwd()
 	if err != nil {
 		return 0, err
@@ -41,6 +44,9 @@ func runInit(repo, base string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("build the root: %w", err)
 	}
+	if err := makeLauncherPlaces(root); err != nil {
+		return 0, err
+	}
 	if err := errors.Join(unix.Chroot(root), unix.Chdir(filepath.Join(repositoryDir, packageDir))); err != nil {
 		return 0, fmt.Errorf("enter the root: %w", err)
 	}
@@ -48,6 +54,7 @@ func runInit(repo, base string) (int, error) {
 	cmd.Env = []string{
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp", "LC_ALL=C", stageVariable + "=" + stageTests,
 	}
+	cmd.SysProcAttr = who
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
@@ -105,6 +112,12 @@ func buildRoot(repo, base string) (string, error) {
 		bindFile(os.Getenv(binaryVariable), filepath.Join(root, testBinary)),
 		bindResults(root, os.Args[1:]),
 	)
+}
+
+// makeLauncherPlaces makes what a launcher pod has: a directory of its own, and /tmp for everybody.
+func makeLauncherPlaces(root string) error {
+	private := filepath.Join(root, layout.PrivateDir)
+	return errors.Join(os.MkdirAll(private, 0o755), GiveToLauncher(private), os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky))
 }
 
 func mountAt(root, source, target, kind string, flags uintptr) error {

@@ -12,6 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Environment variables of the inner processes.
@@ -25,14 +29,28 @@ const (
 )
 
 // Run runs the tests inside the root and returns the exit code of the process.
-func Run(m *testing.M) int {
+func Run(m *testing.M) int { return runAs(m, nil) }
+
+// RunAsLauncher does the same, as the launcher's user. Beyond it the tests may do what they need to set the stage:
+// mount file systems, attach loop devices and change owners. libvirt and QEMU may not (StartLibvirt).
+func RunAsLauncher(m *testing.M) int {
+	return runAs(m, &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: layout.LauncherUser, Gid: layout.LauncherGroup},
+		AmbientCaps: []uintptr{
+			unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_KILL, unix.CAP_SETGID, unix.CAP_SETUID, unix.CAP_SETPCAP,
+			unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE,
+		},
+	})
+}
+
+func runAs(m *testing.M, who *syscall.SysProcAttr) int {
 	var code int
 	var err error
 	switch os.Getenv(stageVariable) {
 	case stageTests:
 		return m.Run()
 	case stageInit:
-		code, err = runInit(os.Getenv(repoVariable), os.Getenv(baseVariable))
+		code, err = runInit(os.Getenv(repoVariable), os.Getenv(baseVariable), who)
 	default:
 		code, err = runOutside()
 	}

@@ -25,6 +25,8 @@ type Spec struct {
 	// Path is the program and Args its arguments, without the name.
 	Path string
 	Args []string
+	// Env is the program's whole environment.
+	Env []string
 	// Output receives the program's standard output and standard error as whole lines, each with Prefix.
 	Output io.Writer
 	Prefix string
@@ -44,7 +46,10 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", spec.Path, err)
 	}
 	cmd := exec.Command(spec.Path, spec.Args...) //nolint:noctx // Stop ends it, gently first
-	cmd.Stdout, cmd.Stderr = in, in
+	cmd.Env, cmd.Stdout, cmd.Stderr = spec.Env, in, in
+	if cmd.Env == nil {
+		cmd.Env = []string{} // not this process's
+	}
 	err = cmd.Start()
 	_ = in.Close()
 	if err != nil {
