@@ -2,6 +2,8 @@
 // unix socket. It consists of two processes of one program: the init that reaps (package pid1), and its child, the
 // launcher itself.
 //
+// Called by the name virt-freezer it freezes or thaws the guest of its pod, and ends.
+//
 // It exits 0 after the guest has shut down, and 1 after a crash or a failed start. The termination message says which.
 package main
 
@@ -14,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/varvebackup/varve/internal/domain/libvirtd"
@@ -57,6 +60,9 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 }
 
 func main() {
+	if filepath.Base(os.Args[0]) == freezerName {
+		os.Exit(runFreezer(os.Args[1:], freezerSocket, os.Stderr))
+	}
 	o, err := parseOptions(os.Args[1:], os.Stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return

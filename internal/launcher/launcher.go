@@ -125,9 +125,11 @@ type Launcher struct {
 	stop    *stop
 	job     *backupjob.Job
 	// pull is the job if that is a pull backup, or nil.
-	pull        *pull.Job
-	info        domain.Info
-	checkpoints []domain.Checkpoint
+	pull *pull.Job
+	// frozenByCall is what FreezeGuest froze and ThawGuest has not thawed.
+	frozenByCall *freeze.Frozen
+	info         domain.Info
+	checkpoints  []domain.Checkpoint
 	// strayBitmaps are the overlays' bitmaps that belong to none of the checkpoints.
 	strayBitmaps []string
 }

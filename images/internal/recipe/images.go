@@ -41,6 +41,7 @@ func launcherImage(ctx context.Context, k *Kitchen) (image, error) {
 			{entries: []layer.Entry{
 				{Name: "usr/bin/varve", Mode: 0o755, Path: k.Varve},
 				{Name: "usr/bin/varve-launcher", Mode: 0o755, Path: k.Launcher},
+				{Name: "usr/bin/virt-freezer", Mode: fs.ModeSymlink | 0o777, Link: "varve-launcher"},
 			}},
 		},
 		entrypoint: []string{"/usr/bin/varve-launcher"},

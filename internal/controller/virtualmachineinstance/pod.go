@@ -37,6 +37,8 @@ type podInput struct {
 	// Claims are the claims of the instance's volumes by name; all of them exist.
 	Claims map[string]*corev1.PersistentVolumeClaim
 	Images Images
+	// Configuration is the KubeVirt object, or nil.
+	Configuration *kubevirtv1.KubeVirt
 	// UseEmulation runs the guest without /dev/kvm.
 	UseEmulation bool
 }
@@ -65,6 +67,7 @@ func launcherPod(in podInput) *corev1.Pod {
 			Namespace:       instance.Namespace,
 			Name:            layout.LauncherPod(instance.Name, instance.UID),
 			Labels:          podLabels(instance),
+			Annotations:     freezeHooks(instance, in.Configuration),
 			Finalizers:      []string{layout.FinalizerLauncher},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(instance, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))},
 		},

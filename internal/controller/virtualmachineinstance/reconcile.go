@@ -147,11 +147,13 @@ func (r *reconciler) showRefusedRun(ctx context.Context, instance *kubevirtv1.Vi
 // createPod creates the launcher pod. If the API server refuses it, createPod shows the refusal in a condition and
 // returns the error, so that it is retried.
 func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, in input, claims map[string]*corev1.PersistentVolumeClaim) error {
-	emulation, err := r.useEmulation(ctx)
+	configuration, err := r.readConfiguration(ctx)
 	if err != nil {
 		return err
 	}
-	pod := launcherPod(podInput{Instance: instance, Claims: claims, Images: r.Images, UseEmulation: emulation})
+	pod := launcherPod(podInput{
+		Instance: instance, Claims: claims, Images: r.Images, Configuration: configuration, UseEmulation: useEmulation(configuration),
+	})
 	err = r.cached.Create(ctx, pod)
 	if err == nil {
 		r.events.Eventf(instance, pod, corev1.EventTypeNormal, "SuccessfulCreate", "Start", "Created launcher pod %s.", pod.Name)
@@ -173,13 +175,18 @@ func (r *reconciler) createPod(ctx context.Context, instance *kubevirtv1.Virtual
 	return fmt.Errorf("create launcher pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
-func (r *reconciler) useEmulation(ctx context.Context) (bool, error) {
+// readConfiguration returns the KubeVirt object, or an empty one if there is none.
+func (r *reconciler) readConfiguration(ctx context.Context) (*kubevirtv1.KubeVirt, error) {
 	kv := &kubevirtv1.KubeVirt{}
 	if err := r.cached.Get(ctx, r.Configuration, kv); client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("get the configuration %s: %w", r.Configuration, err)
+		return nil, fmt.Errorf("get the configuration %s: %w", r.Configuration, err)
 	}
-	developer := kv.Spec.Configuration.DeveloperConfiguration
-	return developer != nil && developer.UseEmulation, nil
+	return kv, nil
+}
+
+func useEmulation(configuration *kubevirtv1.KubeVirt) bool {
+	developer := configuration.Spec.Configuration.DeveloperConfiguration
+	return developer != nil && developer.UseEmulation
 }
 
 // endPod removes the finalizer of a launcher pod whose end is recorded, and deletes the pod if the decision says

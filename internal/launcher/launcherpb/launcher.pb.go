@@ -5,7 +5,8 @@
 // source: launcher.proto
 
 // The wire between a node's handler and the launcher of one guest: gRPC over a unix socket in the
-// launcher pod. The handler is the only client. Every call may be repeated: each is idempotent.
+// launcher pod. The handler is the only client, besides the command virt-freezer in the pod itself, which calls FreezeGuest
+// and ThawGuest. Every call of the handler may be repeated: each is idempotent.
 
 package launcherpb
 
@@ -82,7 +83,7 @@ func (x State_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use State_Phase.Descriptor instead.
 func (State_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{8, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type State_End int32
@@ -145,7 +146,7 @@ func (x State_End) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use State_End.Descriptor instead.
 func (State_End) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{8, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{12, 1}
 }
 
 type Backup_Phase int32
@@ -210,7 +211,7 @@ func (x Backup_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Phase.Descriptor instead.
 func (Backup_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type Backup_Failure int32
@@ -290,7 +291,7 @@ func (x Backup_Failure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Failure.Descriptor instead.
 func (Backup_Failure) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{31, 1}
 }
 
 type Backup_Quiesce int32
@@ -349,7 +350,7 @@ func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Quiesce.Descriptor instead.
 func (Backup_Quiesce) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27, 2}
+	return file_launcher_proto_rawDescGZIP(), []int{31, 2}
 }
 
 type StartRequest struct {
@@ -559,6 +560,168 @@ func (*StartResponse) Descriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{2}
 }
 
+type FreezeGuestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeGuestRequest) Reset() {
+	*x = FreezeGuestRequest{}
+	mi := &file_launcher_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeGuestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeGuestRequest) ProtoMessage() {}
+
+func (x *FreezeGuestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeGuestRequest.ProtoReflect.Descriptor instead.
+func (*FreezeGuestRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{3}
+}
+
+type FreezeGuestResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the guest was not frozen. Empty: it is frozen.
+	Skipped       string `protobuf:"bytes,1,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeGuestResponse) Reset() {
+	*x = FreezeGuestResponse{}
+	mi := &file_launcher_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeGuestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeGuestResponse) ProtoMessage() {}
+
+func (x *FreezeGuestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeGuestResponse.ProtoReflect.Descriptor instead.
+func (*FreezeGuestResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *FreezeGuestResponse) GetSkipped() string {
+	if x != nil {
+		return x.Skipped
+	}
+	return ""
+}
+
+type ThawGuestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawGuestRequest) Reset() {
+	*x = ThawGuestRequest{}
+	mi := &file_launcher_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawGuestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawGuestRequest) ProtoMessage() {}
+
+func (x *ThawGuestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawGuestRequest.ProtoReflect.Descriptor instead.
+func (*ThawGuestRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{5}
+}
+
+type ThawGuestResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why there was nothing to thaw. Empty: it was frozen until now, and is thawed.
+	Skipped       string `protobuf:"bytes,1,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawGuestResponse) Reset() {
+	*x = ThawGuestResponse{}
+	mi := &file_launcher_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawGuestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawGuestResponse) ProtoMessage() {}
+
+func (x *ThawGuestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawGuestResponse.ProtoReflect.Descriptor instead.
+func (*ThawGuestResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ThawGuestResponse) GetSkipped() string {
+	if x != nil {
+		return x.Skipped
+	}
+	return ""
+}
+
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -567,7 +730,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_launcher_proto_msgTypes[3]
+	mi := &file_launcher_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +742,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[3]
+	mi := &file_launcher_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +755,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{3}
+	return file_launcher_proto_rawDescGZIP(), []int{7}
 }
 
 type ShutdownRequest struct {
@@ -605,7 +768,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_launcher_proto_msgTypes[4]
+	mi := &file_launcher_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +780,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[4]
+	mi := &file_launcher_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +793,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{4}
+	return file_launcher_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ShutdownRequest) GetGraceSeconds() int64 {
@@ -648,7 +811,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_launcher_proto_msgTypes[5]
+	mi := &file_launcher_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +823,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[5]
+	mi := &file_launcher_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +836,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{5}
+	return file_launcher_proto_rawDescGZIP(), []int{9}
 }
 
 type ExitRequest struct {
@@ -684,7 +847,7 @@ type ExitRequest struct {
 
 func (x *ExitRequest) Reset() {
 	*x = ExitRequest{}
-	mi := &file_launcher_proto_msgTypes[6]
+	mi := &file_launcher_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -696,7 +859,7 @@ func (x *ExitRequest) String() string {
 func (*ExitRequest) ProtoMessage() {}
 
 func (x *ExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[6]
+	mi := &file_launcher_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -709,7 +872,7 @@ func (x *ExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitRequest.ProtoReflect.Descriptor instead.
 func (*ExitRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{6}
+	return file_launcher_proto_rawDescGZIP(), []int{10}
 }
 
 type ExitResponse struct {
@@ -720,7 +883,7 @@ type ExitResponse struct {
 
 func (x *ExitResponse) Reset() {
 	*x = ExitResponse{}
-	mi := &file_launcher_proto_msgTypes[7]
+	mi := &file_launcher_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +895,7 @@ func (x *ExitResponse) String() string {
 func (*ExitResponse) ProtoMessage() {}
 
 func (x *ExitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[7]
+	mi := &file_launcher_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +908,7 @@ func (x *ExitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitResponse.ProtoReflect.Descriptor instead.
 func (*ExitResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{7}
+	return file_launcher_proto_rawDescGZIP(), []int{11}
 }
 
 // State is everything that the launcher knows of its guest.
@@ -776,7 +939,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_launcher_proto_msgTypes[8]
+	mi := &file_launcher_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +951,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[8]
+	mi := &file_launcher_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +964,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{8}
+	return file_launcher_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *State) GetPhase() State_Phase {
@@ -901,7 +1064,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_launcher_proto_msgTypes[9]
+	mi := &file_launcher_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1076,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[9]
+	mi := &file_launcher_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1089,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{9}
+	return file_launcher_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Interface) GetName() string {
@@ -977,7 +1140,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_launcher_proto_msgTypes[10]
+	mi := &file_launcher_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1152,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[10]
+	mi := &file_launcher_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1165,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{10}
+	return file_launcher_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GuestOS) GetId() string {
@@ -1059,7 +1222,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_launcher_proto_msgTypes[11]
+	mi := &file_launcher_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1234,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[11]
+	mi := &file_launcher_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1247,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{11}
+	return file_launcher_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Disk) GetVolume() string {
@@ -1141,7 +1304,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_launcher_proto_msgTypes[12]
+	mi := &file_launcher_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1316,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[12]
+	mi := &file_launcher_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1329,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{12}
+	return file_launcher_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Checkpoint) GetName() string {
@@ -1199,7 +1362,7 @@ type RedefineCheckpointsRequest struct {
 
 func (x *RedefineCheckpointsRequest) Reset() {
 	*x = RedefineCheckpointsRequest{}
-	mi := &file_launcher_proto_msgTypes[13]
+	mi := &file_launcher_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1374,7 @@ func (x *RedefineCheckpointsRequest) String() string {
 func (*RedefineCheckpointsRequest) ProtoMessage() {}
 
 func (x *RedefineCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[13]
+	mi := &file_launcher_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1387,7 @@ func (x *RedefineCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedefineCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{13}
+	return file_launcher_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RedefineCheckpointsRequest) GetCheckpoints() []*Checkpoint {
@@ -1243,7 +1406,7 @@ type RedefineCheckpointsResponse struct {
 
 func (x *RedefineCheckpointsResponse) Reset() {
 	*x = RedefineCheckpointsResponse{}
-	mi := &file_launcher_proto_msgTypes[14]
+	mi := &file_launcher_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1418,7 @@ func (x *RedefineCheckpointsResponse) String() string {
 func (*RedefineCheckpointsResponse) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[14]
+	mi := &file_launcher_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1431,7 @@ func (x *RedefineCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedefineCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{14}
+	return file_launcher_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RedefineCheckpointsResponse) GetResults() []*RedefineCheckpointsResponse_Result {
@@ -1287,7 +1450,7 @@ type DeleteCheckpointsRequest struct {
 
 func (x *DeleteCheckpointsRequest) Reset() {
 	*x = DeleteCheckpointsRequest{}
-	mi := &file_launcher_proto_msgTypes[15]
+	mi := &file_launcher_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1462,7 @@ func (x *DeleteCheckpointsRequest) String() string {
 func (*DeleteCheckpointsRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[15]
+	mi := &file_launcher_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1475,7 @@ func (x *DeleteCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{15}
+	return file_launcher_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteCheckpointsRequest) GetNames() []string {
@@ -1330,7 +1493,7 @@ type DeleteCheckpointsResponse struct {
 
 func (x *DeleteCheckpointsResponse) Reset() {
 	*x = DeleteCheckpointsResponse{}
-	mi := &file_launcher_proto_msgTypes[16]
+	mi := &file_launcher_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1505,7 @@ func (x *DeleteCheckpointsResponse) String() string {
 func (*DeleteCheckpointsResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[16]
+	mi := &file_launcher_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1518,7 @@ func (x *DeleteCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{16}
+	return file_launcher_proto_rawDescGZIP(), []int{20}
 }
 
 type BeginBackupRequest struct {
@@ -1393,7 +1556,7 @@ type BeginBackupRequest struct {
 
 func (x *BeginBackupRequest) Reset() {
 	*x = BeginBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[17]
+	mi := &file_launcher_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1568,7 @@ func (x *BeginBackupRequest) String() string {
 func (*BeginBackupRequest) ProtoMessage() {}
 
 func (x *BeginBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[17]
+	mi := &file_launcher_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1581,7 @@ func (x *BeginBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginBackupRequest.ProtoReflect.Descriptor instead.
 func (*BeginBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{17}
+	return file_launcher_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BeginBackupRequest) GetUid() string {
@@ -1538,7 +1701,7 @@ type BackupVolume struct {
 
 func (x *BackupVolume) Reset() {
 	*x = BackupVolume{}
-	mi := &file_launcher_proto_msgTypes[18]
+	mi := &file_launcher_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1713,7 @@ func (x *BackupVolume) String() string {
 func (*BackupVolume) ProtoMessage() {}
 
 func (x *BackupVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[18]
+	mi := &file_launcher_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1726,7 @@ func (x *BackupVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupVolume.ProtoReflect.Descriptor instead.
 func (*BackupVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{18}
+	return file_launcher_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BackupVolume) GetVolume() string {
@@ -1596,7 +1759,7 @@ type AbortBackupRequest struct {
 
 func (x *AbortBackupRequest) Reset() {
 	*x = AbortBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[19]
+	mi := &file_launcher_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1771,7 @@ func (x *AbortBackupRequest) String() string {
 func (*AbortBackupRequest) ProtoMessage() {}
 
 func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[19]
+	mi := &file_launcher_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1784,7 @@ func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupRequest.ProtoReflect.Descriptor instead.
 func (*AbortBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{19}
+	return file_launcher_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AbortBackupRequest) GetUid() string {
@@ -1639,7 +1802,7 @@ type AbortBackupResponse struct {
 
 func (x *AbortBackupResponse) Reset() {
 	*x = AbortBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[20]
+	mi := &file_launcher_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1814,7 @@ func (x *AbortBackupResponse) String() string {
 func (*AbortBackupResponse) ProtoMessage() {}
 
 func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[20]
+	mi := &file_launcher_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1827,7 @@ func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupResponse.ProtoReflect.Descriptor instead.
 func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{20}
+	return file_launcher_proto_rawDescGZIP(), []int{24}
 }
 
 type ConnectBackupRequest struct {
@@ -1683,7 +1846,7 @@ type ConnectBackupRequest struct {
 
 func (x *ConnectBackupRequest) Reset() {
 	*x = ConnectBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1858,7 @@ func (x *ConnectBackupRequest) String() string {
 func (*ConnectBackupRequest) ProtoMessage() {}
 
 func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1871,7 @@ func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupRequest.ProtoReflect.Descriptor instead.
 func (*ConnectBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{21}
+	return file_launcher_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ConnectBackupRequest) GetUid() string {
@@ -1754,7 +1917,7 @@ type ConnectBackupResponse struct {
 
 func (x *ConnectBackupResponse) Reset() {
 	*x = ConnectBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1929,7 @@ func (x *ConnectBackupResponse) String() string {
 func (*ConnectBackupResponse) ProtoMessage() {}
 
 func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1942,7 @@ func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupResponse.ProtoReflect.Descriptor instead.
 func (*ConnectBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{22}
+	return file_launcher_proto_rawDescGZIP(), []int{26}
 }
 
 type FinishBackupRequest struct {
@@ -1791,7 +1954,7 @@ type FinishBackupRequest struct {
 
 func (x *FinishBackupRequest) Reset() {
 	*x = FinishBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1966,7 @@ func (x *FinishBackupRequest) String() string {
 func (*FinishBackupRequest) ProtoMessage() {}
 
 func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1979,7 @@ func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupRequest.ProtoReflect.Descriptor instead.
 func (*FinishBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23}
+	return file_launcher_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FinishBackupRequest) GetUid() string {
@@ -1834,7 +1997,7 @@ type FinishBackupResponse struct {
 
 func (x *FinishBackupResponse) Reset() {
 	*x = FinishBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +2009,7 @@ func (x *FinishBackupResponse) String() string {
 func (*FinishBackupResponse) ProtoMessage() {}
 
 func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +2022,7 @@ func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupResponse.ProtoReflect.Descriptor instead.
 func (*FinishBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{24}
+	return file_launcher_proto_rawDescGZIP(), []int{28}
 }
 
 type ForgetBackupRequest struct {
@@ -1871,7 +2034,7 @@ type ForgetBackupRequest struct {
 
 func (x *ForgetBackupRequest) Reset() {
 	*x = ForgetBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2046,7 @@ func (x *ForgetBackupRequest) String() string {
 func (*ForgetBackupRequest) ProtoMessage() {}
 
 func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2059,7 @@ func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25}
+	return file_launcher_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForgetBackupRequest) GetUid() string {
@@ -1914,7 +2077,7 @@ type ForgetBackupResponse struct {
 
 func (x *ForgetBackupResponse) Reset() {
 	*x = ForgetBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2089,7 @@ func (x *ForgetBackupResponse) String() string {
 func (*ForgetBackupResponse) ProtoMessage() {}
 
 func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2102,7 @@ func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{26}
+	return file_launcher_proto_rawDescGZIP(), []int{30}
 }
 
 // Backup is how a backup goes.
@@ -1975,7 +2138,7 @@ type Backup struct {
 
 func (x *Backup) Reset() {
 	*x = Backup{}
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2150,7 @@ func (x *Backup) String() string {
 func (*Backup) ProtoMessage() {}
 
 func (x *Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2163,7 @@ func (x *Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backup.ProtoReflect.Descriptor instead.
 func (*Backup) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27}
+	return file_launcher_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Backup) GetUid() string {
@@ -2136,7 +2299,7 @@ type Tunnel struct {
 
 func (x *Tunnel) Reset() {
 	*x = Tunnel{}
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2311,7 @@ func (x *Tunnel) String() string {
 func (*Tunnel) ProtoMessage() {}
 
 func (x *Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2324,7 @@ func (x *Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
 func (*Tunnel) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{28}
+	return file_launcher_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Tunnel) GetConnected() bool {
@@ -2205,7 +2368,7 @@ type BackedUpVolume struct {
 
 func (x *BackedUpVolume) Reset() {
 	*x = BackedUpVolume{}
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2380,7 @@ func (x *BackedUpVolume) String() string {
 func (*BackedUpVolume) ProtoMessage() {}
 
 func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2393,7 @@ func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUpVolume.ProtoReflect.Descriptor instead.
 func (*BackedUpVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{29}
+	return file_launcher_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *BackedUpVolume) GetVolume() string {
@@ -2302,7 +2465,7 @@ type RedefineCheckpointsResponse_Result struct {
 
 func (x *RedefineCheckpointsResponse_Result) Reset() {
 	*x = RedefineCheckpointsResponse_Result{}
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2477,7 @@ func (x *RedefineCheckpointsResponse_Result) String() string {
 func (*RedefineCheckpointsResponse_Result) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2490,7 @@ func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use RedefineCheckpointsResponse_Result.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsResponse_Result) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{14, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{18, 0}
 }
 
 func (x *RedefineCheckpointsResponse_Result) GetName() string {
@@ -2370,7 +2533,13 @@ const file_launcher_proto_rawDesc = "" +
 	"\x03run\x18\x05 \x01(\tR\x03run\x12!\n" +
 	"\fprevious_run\x18\x06 \x01(\tR\vpreviousRun\x12\x19\n" +
 	"\bhad_disk\x18\a \x01(\bR\ahadDisk\"\x0f\n" +
-	"\rStartResponse\"\x0e\n" +
+	"\rStartResponse\"\x14\n" +
+	"\x12FreezeGuestRequest\"/\n" +
+	"\x13FreezeGuestResponse\x12\x18\n" +
+	"\askipped\x18\x01 \x01(\tR\askipped\"\x12\n" +
+	"\x10ThawGuestRequest\"-\n" +
+	"\x11ThawGuestResponse\x12\x18\n" +
+	"\askipped\x18\x01 \x01(\tR\askipped\"\x0e\n" +
 	"\fWatchRequest\"6\n" +
 	"\x0fShutdownRequest\x12#\n" +
 	"\rgrace_seconds\x18\x01 \x01(\x03R\fgraceSeconds\"\x12\n" +
@@ -2559,7 +2728,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1b\n" +
 	"\tbase_lost\x18\a \x01(\bR\bbaseLost\x12\x1f\n" +
 	"\vfull_reason\x18\b \x01(\tR\n" +
-	"fullReason2\xf5\a\n" +
+	"fullReason2\xab\t\n" +
 	"\bLauncher\x12J\n" +
 	"\x05Start\x12\x1f.varve.launcher.v1.StartRequest\x1a .varve.launcher.v1.StartResponse\x12D\n" +
 	"\x05Watch\x12\x1f.varve.launcher.v1.WatchRequest\x1a\x18.varve.launcher.v1.State0\x01\x12S\n" +
@@ -2569,7 +2738,9 @@ const file_launcher_proto_rawDesc = "" +
 	"\vBeginBackup\x12%.varve.launcher.v1.BeginBackupRequest\x1a\x19.varve.launcher.v1.Backup\x12\\\n" +
 	"\vAbortBackup\x12%.varve.launcher.v1.AbortBackupRequest\x1a&.varve.launcher.v1.AbortBackupResponse\x12b\n" +
 	"\rConnectBackup\x12'.varve.launcher.v1.ConnectBackupRequest\x1a(.varve.launcher.v1.ConnectBackupResponse\x12_\n" +
-	"\fFinishBackup\x12&.varve.launcher.v1.FinishBackupRequest\x1a'.varve.launcher.v1.FinishBackupResponse\x12_\n" +
+	"\fFinishBackup\x12&.varve.launcher.v1.FinishBackupRequest\x1a'.varve.launcher.v1.FinishBackupResponse\x12\\\n" +
+	"\vFreezeGuest\x12%.varve.launcher.v1.FreezeGuestRequest\x1a&.varve.launcher.v1.FreezeGuestResponse\x12V\n" +
+	"\tThawGuest\x12#.varve.launcher.v1.ThawGuestRequest\x1a$.varve.launcher.v1.ThawGuestResponse\x12_\n" +
 	"\fForgetBackup\x12&.varve.launcher.v1.ForgetBackupRequest\x1a'.varve.launcher.v1.ForgetBackupResponse\x12G\n" +
 	"\x04Exit\x12\x1e.varve.launcher.v1.ExitRequest\x1a\x1f.varve.launcher.v1.ExitResponseB;Z9github.com/varvebackup/varve/internal/launcher/launcherpbb\x06proto3"
 
@@ -2586,7 +2757,7 @@ func file_launcher_proto_rawDescGZIP() []byte {
 }
 
 var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_launcher_proto_goTypes = []any{
 	(State_Phase)(0),                           // 0: varve.launcher.v1.State.Phase
 	(State_End)(0),                             // 1: varve.launcher.v1.State.End
@@ -2596,81 +2767,89 @@ var file_launcher_proto_goTypes = []any{
 	(*StartRequest)(nil),                       // 5: varve.launcher.v1.StartRequest
 	(*DiskSource)(nil),                         // 6: varve.launcher.v1.DiskSource
 	(*StartResponse)(nil),                      // 7: varve.launcher.v1.StartResponse
-	(*WatchRequest)(nil),                       // 8: varve.launcher.v1.WatchRequest
-	(*ShutdownRequest)(nil),                    // 9: varve.launcher.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),                   // 10: varve.launcher.v1.ShutdownResponse
-	(*ExitRequest)(nil),                        // 11: varve.launcher.v1.ExitRequest
-	(*ExitResponse)(nil),                       // 12: varve.launcher.v1.ExitResponse
-	(*State)(nil),                              // 13: varve.launcher.v1.State
-	(*Interface)(nil),                          // 14: varve.launcher.v1.Interface
-	(*GuestOS)(nil),                            // 15: varve.launcher.v1.GuestOS
-	(*Disk)(nil),                               // 16: varve.launcher.v1.Disk
-	(*Checkpoint)(nil),                         // 17: varve.launcher.v1.Checkpoint
-	(*RedefineCheckpointsRequest)(nil),         // 18: varve.launcher.v1.RedefineCheckpointsRequest
-	(*RedefineCheckpointsResponse)(nil),        // 19: varve.launcher.v1.RedefineCheckpointsResponse
-	(*DeleteCheckpointsRequest)(nil),           // 20: varve.launcher.v1.DeleteCheckpointsRequest
-	(*DeleteCheckpointsResponse)(nil),          // 21: varve.launcher.v1.DeleteCheckpointsResponse
-	(*BeginBackupRequest)(nil),                 // 22: varve.launcher.v1.BeginBackupRequest
-	(*BackupVolume)(nil),                       // 23: varve.launcher.v1.BackupVolume
-	(*AbortBackupRequest)(nil),                 // 24: varve.launcher.v1.AbortBackupRequest
-	(*AbortBackupResponse)(nil),                // 25: varve.launcher.v1.AbortBackupResponse
-	(*ConnectBackupRequest)(nil),               // 26: varve.launcher.v1.ConnectBackupRequest
-	(*ConnectBackupResponse)(nil),              // 27: varve.launcher.v1.ConnectBackupResponse
-	(*FinishBackupRequest)(nil),                // 28: varve.launcher.v1.FinishBackupRequest
-	(*FinishBackupResponse)(nil),               // 29: varve.launcher.v1.FinishBackupResponse
-	(*ForgetBackupRequest)(nil),                // 30: varve.launcher.v1.ForgetBackupRequest
-	(*ForgetBackupResponse)(nil),               // 31: varve.launcher.v1.ForgetBackupResponse
-	(*Backup)(nil),                             // 32: varve.launcher.v1.Backup
-	(*Tunnel)(nil),                             // 33: varve.launcher.v1.Tunnel
-	(*BackedUpVolume)(nil),                     // 34: varve.launcher.v1.BackedUpVolume
-	(*RedefineCheckpointsResponse_Result)(nil), // 35: varve.launcher.v1.RedefineCheckpointsResponse.Result
-	nil,                           // 36: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*FreezeGuestRequest)(nil),                 // 8: varve.launcher.v1.FreezeGuestRequest
+	(*FreezeGuestResponse)(nil),                // 9: varve.launcher.v1.FreezeGuestResponse
+	(*ThawGuestRequest)(nil),                   // 10: varve.launcher.v1.ThawGuestRequest
+	(*ThawGuestResponse)(nil),                  // 11: varve.launcher.v1.ThawGuestResponse
+	(*WatchRequest)(nil),                       // 12: varve.launcher.v1.WatchRequest
+	(*ShutdownRequest)(nil),                    // 13: varve.launcher.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),                   // 14: varve.launcher.v1.ShutdownResponse
+	(*ExitRequest)(nil),                        // 15: varve.launcher.v1.ExitRequest
+	(*ExitResponse)(nil),                       // 16: varve.launcher.v1.ExitResponse
+	(*State)(nil),                              // 17: varve.launcher.v1.State
+	(*Interface)(nil),                          // 18: varve.launcher.v1.Interface
+	(*GuestOS)(nil),                            // 19: varve.launcher.v1.GuestOS
+	(*Disk)(nil),                               // 20: varve.launcher.v1.Disk
+	(*Checkpoint)(nil),                         // 21: varve.launcher.v1.Checkpoint
+	(*RedefineCheckpointsRequest)(nil),         // 22: varve.launcher.v1.RedefineCheckpointsRequest
+	(*RedefineCheckpointsResponse)(nil),        // 23: varve.launcher.v1.RedefineCheckpointsResponse
+	(*DeleteCheckpointsRequest)(nil),           // 24: varve.launcher.v1.DeleteCheckpointsRequest
+	(*DeleteCheckpointsResponse)(nil),          // 25: varve.launcher.v1.DeleteCheckpointsResponse
+	(*BeginBackupRequest)(nil),                 // 26: varve.launcher.v1.BeginBackupRequest
+	(*BackupVolume)(nil),                       // 27: varve.launcher.v1.BackupVolume
+	(*AbortBackupRequest)(nil),                 // 28: varve.launcher.v1.AbortBackupRequest
+	(*AbortBackupResponse)(nil),                // 29: varve.launcher.v1.AbortBackupResponse
+	(*ConnectBackupRequest)(nil),               // 30: varve.launcher.v1.ConnectBackupRequest
+	(*ConnectBackupResponse)(nil),              // 31: varve.launcher.v1.ConnectBackupResponse
+	(*FinishBackupRequest)(nil),                // 32: varve.launcher.v1.FinishBackupRequest
+	(*FinishBackupResponse)(nil),               // 33: varve.launcher.v1.FinishBackupResponse
+	(*ForgetBackupRequest)(nil),                // 34: varve.launcher.v1.ForgetBackupRequest
+	(*ForgetBackupResponse)(nil),               // 35: varve.launcher.v1.ForgetBackupResponse
+	(*Backup)(nil),                             // 36: varve.launcher.v1.Backup
+	(*Tunnel)(nil),                             // 37: varve.launcher.v1.Tunnel
+	(*BackedUpVolume)(nil),                     // 38: varve.launcher.v1.BackedUpVolume
+	(*RedefineCheckpointsResponse_Result)(nil), // 39: varve.launcher.v1.RedefineCheckpointsResponse.Result
+	nil,                           // 40: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
 }
 var file_launcher_proto_depIdxs = []int32{
 	6,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
 	0,  // 1: varve.launcher.v1.State.phase:type_name -> varve.launcher.v1.State.Phase
 	1,  // 2: varve.launcher.v1.State.end:type_name -> varve.launcher.v1.State.End
-	14, // 3: varve.launcher.v1.State.interfaces:type_name -> varve.launcher.v1.Interface
-	15, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
-	16, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
-	17, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	32, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
-	37, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
-	17, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	35, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
-	23, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
+	18, // 3: varve.launcher.v1.State.interfaces:type_name -> varve.launcher.v1.Interface
+	19, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
+	20, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
+	21, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
+	36, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
+	41, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
+	21, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
+	39, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
+	27, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
 	2,  // 12: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
 	3,  // 13: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
 	4,  // 14: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
-	37, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
-	34, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
-	33, // 17: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
-	36, // 18: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	41, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
+	38, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
+	37, // 17: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
+	40, // 18: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
 	5,  // 19: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
-	8,  // 20: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
-	9,  // 21: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
-	18, // 22: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
-	20, // 23: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
-	22, // 24: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
-	24, // 25: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
-	26, // 26: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
-	28, // 27: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
-	30, // 28: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
-	11, // 29: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
-	7,  // 30: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
-	13, // 31: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
-	10, // 32: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
-	19, // 33: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
-	21, // 34: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
-	32, // 35: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
-	25, // 36: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
-	27, // 37: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
-	29, // 38: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
-	31, // 39: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
-	12, // 40: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
-	30, // [30:41] is the sub-list for method output_type
-	19, // [19:30] is the sub-list for method input_type
+	12, // 20: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
+	13, // 21: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
+	22, // 22: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
+	24, // 23: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
+	26, // 24: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
+	28, // 25: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
+	30, // 26: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
+	32, // 27: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
+	8,  // 28: varve.launcher.v1.Launcher.FreezeGuest:input_type -> varve.launcher.v1.FreezeGuestRequest
+	10, // 29: varve.launcher.v1.Launcher.ThawGuest:input_type -> varve.launcher.v1.ThawGuestRequest
+	34, // 30: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
+	15, // 31: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
+	7,  // 32: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
+	17, // 33: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
+	14, // 34: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
+	23, // 35: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
+	25, // 36: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
+	36, // 37: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
+	29, // 38: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
+	31, // 39: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
+	33, // 40: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
+	9,  // 41: varve.launcher.v1.Launcher.FreezeGuest:output_type -> varve.launcher.v1.FreezeGuestResponse
+	11, // 42: varve.launcher.v1.Launcher.ThawGuest:output_type -> varve.launcher.v1.ThawGuestResponse
+	35, // 43: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
+	16, // 44: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
+	32, // [32:45] is the sub-list for method output_type
+	19, // [19:32] is the sub-list for method input_type
 	19, // [19:19] is the sub-list for extension type_name
 	19, // [19:19] is the sub-list for extension extendee
 	0,  // [0:19] is the sub-list for field type_name
@@ -2687,7 +2866,7 @@ func file_launcher_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_launcher_proto_rawDesc), len(file_launcher_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   32,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

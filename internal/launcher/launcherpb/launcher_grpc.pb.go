@@ -5,7 +5,8 @@
 // source: launcher.proto
 
 // The wire between a node's handler and the launcher of one guest: gRPC over a unix socket in the
-// launcher pod. The handler is the only client. Every call may be repeated: each is idempotent.
+// launcher pod. The handler is the only client, besides the command virt-freezer in the pod itself, which calls FreezeGuest
+// and ThawGuest. Every call of the handler may be repeated: each is idempotent.
 
 package launcherpb
 
@@ -31,6 +32,8 @@ const (
 	Launcher_AbortBackup_FullMethodName         = "/varve.launcher.v1.Launcher/AbortBackup"
 	Launcher_ConnectBackup_FullMethodName       = "/varve.launcher.v1.Launcher/ConnectBackup"
 	Launcher_FinishBackup_FullMethodName        = "/varve.launcher.v1.Launcher/FinishBackup"
+	Launcher_FreezeGuest_FullMethodName         = "/varve.launcher.v1.Launcher/FreezeGuest"
+	Launcher_ThawGuest_FullMethodName           = "/varve.launcher.v1.Launcher/ThawGuest"
 	Launcher_ForgetBackup_FullMethodName        = "/varve.launcher.v1.Launcher/ForgetBackup"
 	Launcher_Exit_FullMethodName                = "/varve.launcher.v1.Launcher/Exit"
 )
@@ -64,6 +67,13 @@ type LauncherClient interface {
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error)
+	// FreezeGuest freezes the guest's file systems until ThawGuest, and for 30 seconds at most, for a program that backs the
+	// claims up in its own way. A guest without agent, or that is not running, stays as it is.
+	// FAILED_PRECONDITION: it is frozen already, for a backup or by an earlier call. Nothing changes then.
+	FreezeGuest(ctx context.Context, in *FreezeGuestRequest, opts ...grpc.CallOption) (*FreezeGuestResponse, error)
+	// ThawGuest ends what FreezeGuest began, and nothing else. FAILED_PRECONDITION: the guest is thawed, and was not, or may not
+	// have been, frozen until this call.
+	ThawGuest(ctx context.Context, in *ThawGuestRequest, opts ...grpc.CallOption) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
@@ -177,6 +187,26 @@ func (c *launcherClient) FinishBackup(ctx context.Context, in *FinishBackupReque
 	return out, nil
 }
 
+func (c *launcherClient) FreezeGuest(ctx context.Context, in *FreezeGuestRequest, opts ...grpc.CallOption) (*FreezeGuestResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreezeGuestResponse)
+	err := c.cc.Invoke(ctx, Launcher_FreezeGuest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *launcherClient) ThawGuest(ctx context.Context, in *ThawGuestRequest, opts ...grpc.CallOption) (*ThawGuestResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ThawGuestResponse)
+	err := c.cc.Invoke(ctx, Launcher_ThawGuest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *launcherClient) ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ForgetBackupResponse)
@@ -226,6 +256,13 @@ type LauncherServer interface {
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error)
+	// FreezeGuest freezes the guest's file systems until ThawGuest, and for 30 seconds at most, for a program that backs the
+	// claims up in its own way. A guest without agent, or that is not running, stays as it is.
+	// FAILED_PRECONDITION: it is frozen already, for a backup or by an earlier call. Nothing changes then.
+	FreezeGuest(context.Context, *FreezeGuestRequest) (*FreezeGuestResponse, error)
+	// ThawGuest ends what FreezeGuest began, and nothing else. FAILED_PRECONDITION: the guest is thawed, and was not, or may not
+	// have been, frozen until this call.
+	ThawGuest(context.Context, *ThawGuestRequest) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
@@ -266,6 +303,12 @@ func (UnimplementedLauncherServer) ConnectBackup(context.Context, *ConnectBackup
 }
 func (UnimplementedLauncherServer) FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FinishBackup not implemented")
+}
+func (UnimplementedLauncherServer) FreezeGuest(context.Context, *FreezeGuestRequest) (*FreezeGuestResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FreezeGuest not implemented")
+}
+func (UnimplementedLauncherServer) ThawGuest(context.Context, *ThawGuestRequest) (*ThawGuestResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ThawGuest not implemented")
 }
 func (UnimplementedLauncherServer) ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetBackup not implemented")
@@ -449,6 +492,42 @@ func _Launcher_FinishBackup_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Launcher_FreezeGuest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreezeGuestRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).FreezeGuest(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_FreezeGuest_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).FreezeGuest(ctx, req.(*FreezeGuestRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Launcher_ThawGuest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ThawGuestRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).ThawGuest(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_ThawGuest_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).ThawGuest(ctx, req.(*ThawGuestRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Launcher_ForgetBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ForgetBackupRequest)
 	if err := dec(in); err != nil {
@@ -523,6 +602,14 @@ var Launcher_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FinishBackup",
 			Handler:    _Launcher_FinishBackup_Handler,
+		},
+		{
+			MethodName: "FreezeGuest",
+			Handler:    _Launcher_FreezeGuest_Handler,
+		},
+		{
+			MethodName: "ThawGuest",
+			Handler:    _Launcher_ThawGuest_Handler,
 		},
 		{
 			MethodName: "ForgetBackup",
