@@ -1,8 +1,9 @@
-// Package mount mounts the directory of an attached claim into a running launcher pod, and unmounts it again.
+// Package mount mounts a machine's directory of an attached claim into its running launcher pod, and unmounts it again.
 //
-// The kubelet mounts the claim on the node for the attachment pod. This package places a clone of that mount into
-// the launcher pod's emptyDir "utility". The emptyDir is mounted into the launcher with propagation
-// HostToContainer, so the clone appears there.
+// The kubelet mounts the claim on the node for the attachment pod. This package places a clone of that mount, with the
+// machine's directory as its root, into the launcher pod's emptyDir "utility". The emptyDir is mounted into the
+// launcher with propagation HostToContainer, so the clone appears there. The launcher is not root: the package also lets
+// its user use the directory, and the claims of its own pod.
 //
 // Two things make this dangerous, and this package makes them safe:
 //
