@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -373,4 +374,27 @@ func TestStart_failsWithWords(t *testing.T) {
 	if code := p.wait(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
+}
+
+// virt-freezer, as Velero runs it in the pod, freezes and thaws a real guest.
+func TestFreezer_freezesARunningGuest(t *testing.T) {
+	p := newPod(t, 16*mib)
+	p.up()
+	frozen := func(want string) {
+		t.Helper()
+		said, err := p.agent(t.Context(), `{"execute":"guest-fsfreeze-status"}`)
+		if err != nil || !strings.Contains(said, want) {
+			t.Errorf("the agent says %s, %v, and not %s", said, err, want)
+		}
+	}
+	for range 2 {
+		for _, step := range []struct{ action, want string }{{"--freeze", `"frozen"`}, {"--unfreeze", `"thawed"`}} {
+			var said bytes.Buffer
+			if code := runFreezer([]string{step.action, "--name", "vm", "--namespace", "ns"}, layout.Socket, &said); code != 0 || said.Len() > 0 {
+				t.Errorf("%s: %d %q", step.action, code, said.String())
+			}
+			frozen(step.want)
+		}
+	}
+	p.guest("echo written >/disks/fs/file; sync")
 }

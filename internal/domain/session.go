@@ -43,7 +43,7 @@ func runEventLoop() {
 	}
 }
 
-// Connect opens a session with the libvirtd at uri, such as qemu:///system. The session's domain is the one that
+// Connect opens a session with the libvirtd at uri, such as layout.LibvirtURI. The session's domain is the one that
 // Start starts, or the only one that this libvirtd knows.
 func Connect(uri string) (*Session, error) {
 	if err := eventLoop(); err != nil {
