@@ -21,6 +21,8 @@ import (
 type exportTarget struct {
 	export
 	bytes int64
+	// layer says that something else may be below, where the image has nothing.
+	layer bool
 }
 
 func openNBDTarget(ctx context.Context, uri string, bytes int64, o TargetOptions) (*exportTarget, error) {
@@ -83,7 +85,7 @@ func openQCOW2Target(ctx context.Context, path string, info fs.FileInfo, bytes i
 	if err != nil {
 		return nil, err
 	}
-	t := &exportTarget{export: export{name: path, client: client, server: server}, bytes: bytes}
+	t := &exportTarget{export: export{name: path, client: client, server: server}, bytes: bytes, layer: o.Layer != nil}
 	if err := checkFits(path, client.Info().Bytes, bytes, true); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -105,7 +107,7 @@ func openImageTarget(ctx context.Context, path string, absent bool, bytes int64,
 	}
 	image.path = path
 	if absent {
-		err = image.makeUnder(ctx, opened, bytes, o.Journal)
+		err = image.makeUnder(ctx, opened, bytes, o)
 	} else {
 		err = image.prepareForRestore(ctx, bytes, o)
 	}
@@ -138,6 +140,11 @@ func (c *imageChain) prepareForRestore(ctx context.Context, bytes int64, o Targe
 		return err
 	}
 	if resumed {
+		if o.Layer != nil { // It may have been named just before the interruption.
+			if err := renameBacking(ctx, c.files[0].file, ""); err != nil {
+				return err
+			}
+		}
 		if err := c.checkHeaders(); err != nil {
 			return err
 		}
@@ -150,12 +157,12 @@ func (c *imageChain) prepareForRestore(ctx context.Context, bytes int64, o Targe
 	if info.Size() > 0 && !o.Overwrite {
 		return errOccupied(c.path, fmt.Sprintf("has content (%d bytes)", info.Size()), why)
 	}
-	return c.makeEmpty(ctx, bytes, o.Journal)
+	return c.makeEmpty(ctx, bytes, o)
 }
 
 // makeUnder creates an empty image in a new file, which gets the image's name when it is ready.
-func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, j *Journal) error {
-	if err := c.makeEmpty(ctx, bytes, j); err != nil {
+func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, o TargetOptions) error {
+	if err := c.makeEmpty(ctx, bytes, o); err != nil {
 		return errors.Join(err, os.Remove(name))
 	}
 	if err := os.Rename(name, c.path); err != nil {
@@ -165,12 +172,13 @@ func (c *imageChain) makeUnder(ctx context.Context, name string, bytes int64, j 
 }
 
 // makeEmpty creates an empty image, makes it durable, and begins its journal.
-func (c *imageChain) makeEmpty(ctx context.Context, bytes int64, j *Journal) error {
+func (c *imageChain) makeEmpty(ctx context.Context, bytes int64, o TargetOptions) error {
+	j := o.Journal
 	if err := j.removeFile(); err != nil {
 		return err
 	}
 	f := c.files[0]
-	if err := createImage(ctx, f.file, bytes); err != nil {
+	if err := createImage(ctx, f.file, bytes, o.Layer.clusterBytes()); err != nil {
 		return fmt.Errorf("target %s: %w", c.path, err)
 	}
 	return errors.Join(f.file.Sync(), durable.Sync(filepath.Dir(c.path)), j.beginTarget(f.id))
@@ -214,9 +222,12 @@ func (t *exportTarget) Zero(ctx context.Context, e extent.Extent) error {
 		return err
 	}
 	e.Length = t.padToBlock(e.End()) - e.Offset
-	data, err := t.dataWithin(ctx, e)
-	if err != nil {
-		return err
+	data := extent.NewSet(e)
+	if !t.layer {
+		var err error
+		if data, err = t.dataWithin(ctx, e); err != nil {
+			return err
+		}
 	}
 	for part := range data.All() {
 		if err := t.zeroExtent(ctx, part); err != nil {

@@ -53,9 +53,19 @@ func qemuImgOutput(ctx context.Context, image *os.File, args ...string) ([]byte,
 	return stdout.Bytes(), nil
 }
 
-// createImage creates an empty qcow2 image in an open file, and replaces what is there.
-func createImage(ctx context.Context, f *os.File, bytes int64) error {
-	return qemuImg(ctx, f, "create", "-q", "-f", string(QCOW2), descriptorPath(0), fmt.Sprint(bytes))
+// createImage creates an empty qcow2 image in an open file, and replaces what is there. clusterBytes is the size of its
+// clusters.
+func createImage(ctx context.Context, f *os.File, bytes, clusterBytes int64) error {
+	return qemuImg(ctx, f, "create", "-q", "-f", string(QCOW2), "-o", fmt.Sprintf("cluster_size=%d", clusterBytes), descriptorPath(0), fmt.Sprint(bytes))
+}
+
+// renameBacking writes the name of a backing file into the header of an image, and changes nothing else; "" is none.
+func renameBacking(ctx context.Context, f *os.File, name string) error {
+	args := []string{"rebase", "-q", "-u", "-f", string(QCOW2), "-b", name}
+	if name != "" {
+		args = append(args, "-F", string(QCOW2))
+	}
+	return qemuImg(ctx, f, append(args, descriptorPath(0))...)
 }
 
 // repairImage repairs an image that a killed server has left, so that it is as good as one that was closed. Such an

@@ -44,6 +44,8 @@ type TargetOptions struct {
 	DataBytes int64
 	// TLS is for an NBD server.
 	TLS *tls.Config
+	// Layer makes the target a layer over another image; nil: a disk that stands alone.
+	Layer *Layer
 	// Journal makes the restore resumable. nil means that it is not.
 	Journal *Journal
 }
@@ -54,6 +56,9 @@ type TargetOptions struct {
 func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) (Target, error) {
 	if bytes <= 0 {
 		return nil, errclass.Errorf(errclass.Invalid, "target %s: a disk of %d bytes", spec, bytes)
+	}
+	if err := o.Layer.validate(spec, o.Format); err != nil {
+		return nil, err
 	}
 	if IsURI(spec) {
 		return openNBDTarget(ctx, spec, bytes, o)
