@@ -54,9 +54,9 @@ func (l *Layer) validate(spec string, format Format) error {
 	return nil
 }
 
-// SetBacking names the qcow2 image below a layer that is complete and closed. A relative name counts from the layer's directory.
+// SetBacking names the image below a layer that is complete and closed. A relative name counts from the layer's directory.
 // The caller syncs the layer.
-func SetBacking(ctx context.Context, layer, backing string) error {
+func SetBacking(ctx context.Context, layer, backing string, format Format) error {
 	if hasProtocol(backing) || len(backing) > maxBackingNameBytes {
 		return errclass.Errorf(errclass.Invalid, "backing file %s: the name has a colon, or is too long", backing)
 	}
@@ -64,5 +64,5 @@ func SetBacking(ctx context.Context, layer, backing string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(renameBacking(ctx, image.files[0].file, backing), image.close())
+	return errors.Join(renameBacking(ctx, image.files[0].file, backing, format), image.close())
 }

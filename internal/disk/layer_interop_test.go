@@ -59,7 +59,7 @@ func TestLayer_hidesOnlyWhatWasWritten(t *testing.T) {
 			for i, e := range changes {
 				if i == len(changes)/2 { // interrupted, after somebody had named the backing file already
 					j.Finished(t.Context(), target, 0)
-					if err := errors.Join(j.Save(t.Context(), target), target.Close(), SetBacking(t.Context(), layer, "base.qcow2")); err != nil {
+					if err := errors.Join(j.Save(t.Context(), target), target.Close(), SetBacking(t.Context(), layer, "base.qcow2", QCOW2)); err != nil {
 						t.Fatal(err)
 					}
 					target, j = open()
@@ -76,7 +76,7 @@ func TestLayer_hidesOnlyWhatWasWritten(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := errors.Join(target.Sync(t.Context()), target.Close(), SetBacking(t.Context(), layer, "base.qcow2"), j.Remove()); err != nil {
+			if err := errors.Join(target.Sync(t.Context()), target.Close(), SetBacking(t.Context(), layer, "base.qcow2", QCOW2), j.Remove()); err != nil {
 				t.Fatal(err)
 			}
 			run(t, "qemu-img", "check", "-q", layer)
@@ -108,7 +108,7 @@ func TestLayer_isQCOW2(t *testing.T) {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
-	if err := SetBacking(t.Context(), "x", "nbd:host"); err == nil {
+	if err := SetBacking(t.Context(), "x", "nbd:host", QCOW2); err == nil {
 		t.Error("a backing file with a protocol was accepted")
 	}
 }

@@ -141,7 +141,7 @@ func (c *imageChain) prepareForRestore(ctx context.Context, bytes int64, o Targe
 	}
 	if resumed {
 		if o.Layer != nil { // It may have been named just before the interruption.
-			if err := renameBacking(ctx, c.files[0].file, ""); err != nil {
+			if err := renameBacking(ctx, c.files[0].file, "", ""); err != nil {
 				return err
 			}
 		}

@@ -60,10 +60,10 @@ func createImage(ctx context.Context, f *os.File, bytes, clusterBytes int64) err
 }
 
 // renameBacking writes the name of a backing file into the header of an image, and changes nothing else; "" is none.
-func renameBacking(ctx context.Context, f *os.File, name string) error {
+func renameBacking(ctx context.Context, f *os.File, name string, format Format) error {
 	args := []string{"rebase", "-q", "-u", "-f", string(QCOW2), "-b", name}
 	if name != "" {
-		args = append(args, "-F", string(QCOW2))
+		args = append(args, "-F", string(format))
 	}
 	return qemuImg(ctx, f, append(args, descriptorPath(0))...)
 }

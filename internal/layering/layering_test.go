@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"internal/repository/image", "internal/repository/verify"},
 	{"internal/repository/maintain"},
 	{"internal/repository"},
-	{"internal/mover"},
+	{"internal/collection", "internal/mover"},
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher"},
 	{"cmd/varve", "cmd/varve-launcher"},
 	{"test"},

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/endpoint"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/exportsite"
 )
 
 func encodeCertificate(der []byte) []byte {
@@ -63,12 +64,12 @@ func TestRegions_bothDialects(t *testing.T) {
 	t.Parallel()
 	for _, incremental := range []bool{false, true} {
 		v := newScattered(800<<20+512, incremental) // more than a page of either
-		s := open(t, v)
-		client := newClient(t, cutting(s.options(), 3, 100<<10, 3))
+		s := exportsite.Open(t, v)
+		client := exportsite.NewClient(t, exportsite.Cut(s.Options(), 3, 100<<10, 3))
 		for _, dialect := range []endpoint.Dialect{endpoint.Spec, endpoint.KubeVirt} {
 			for _, clean := range []bool{false, true} {
 				var got []export.Region
-				stats, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.url("/exports/disk/map"), Dialect: dialect, Clean: clean}, func(r export.Region) bool {
+				stats, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.URL("/exports/disk/map"), Dialect: dialect, Clean: clean}, func(r export.Region) bool {
 					got = append(got, r)
 					return true
 				})
@@ -80,10 +81,10 @@ func TestRegions_bothDialects(t *testing.T) {
 			}
 		}
 		first := 0
-		if _, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.url("/exports/disk/map")}, func(export.Region) bool { first++; return first < 3 }); err != nil || first != 3 {
+		if _, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.URL("/exports/disk/map")}, func(export.Region) bool { first++; return first < 3 }); err != nil || first != 3 {
 			t.Errorf("ended early: %d regions, %v", first, err)
 		}
-		if _, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.url("/exports/disk/map"), Tag: `"other"`}, func(export.Region) bool { return true }); !errors.Is(err, endpoint.ErrOtherPoint) {
+		if _, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.URL("/exports/disk/map"), Tag: `"other"`}, func(export.Region) bool { return true }); !errors.Is(err, endpoint.ErrOtherPoint) {
 			t.Errorf("another point in time: %v", err)
 		}
 	}
@@ -106,8 +107,8 @@ func TestRegions_refusesImpossibleMaps(t *testing.T) {
 	} {
 		hostile := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }))
 		o := endpoint.Options{}
-		useServer(&o, hostile, token)
-		client := newClient(t, o)
+		useServer(&o, hostile, exportsite.Token)
+		client := exportsite.NewClient(t, o)
 		_, err := client.Regions(t.Context(), endpoint.MapRequest{URL: hostile.URL + "/map"}, func(export.Region) bool { return true })
 		if errclass.Of(err) != errclass.Corrupt {
 			t.Errorf("%s: %v", text, err)
@@ -120,12 +121,12 @@ func TestRegions_refusesImpossibleMaps(t *testing.T) {
 func TestReadAt_bothDialectsThroughCuts(t *testing.T) {
 	t.Parallel()
 	v := exporttest.NewVolume("disk", 20<<20+17, true, 5)
-	s := open(t, v)
+	s := exportsite.Open(t, v)
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, dialect := range []endpoint.Dialect{endpoint.Spec, endpoint.KubeVirt} {
-		client := newClient(t, cutting(s.options(), 4, 2<<20, 10))
+		client := exportsite.NewClient(t, exportsite.Cut(s.Options(), 4, 2<<20, 10))
 		disk, err := client.OpenDisk(t.Context(), endpoint.Volume{
-			Name: "disk", Map: s.url("/exports/disk/map"), Data: s.url("/exports/disk/data"), Dialect: dialect, Incremental: true,
+			Name: "disk", Map: s.URL("/exports/disk/map"), Data: s.URL("/exports/disk/data"), Dialect: dialect, Incremental: true,
 		}, "id")
 		if err != nil {
 			t.Fatal(err)
@@ -171,8 +172,8 @@ func TestReadAt_refusesOtherRanges(t *testing.T) {
 			_, _ = io.WriteString(w, answer.body)
 		}))
 		o := endpoint.Options{}
-		useServer(&o, hostile, token)
-		client := newClient(t, o)
+		useServer(&o, hostile, exportsite.Token)
+		client := exportsite.NewClient(t, o)
 		if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: hostile.URL + "/data"}, make([]byte, 4), 4); errclass.Of(err) != errclass.Invalid {
 			t.Errorf("%s: %v", fmt.Sprint(answer), err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/stream"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/exportsite"
 )
 
 // copied is what a stream brought of a volume.
@@ -74,10 +75,10 @@ func TestStream_cutsAtRandomOffsets(t *testing.T) {
 			t.Parallel()
 			full := exporttest.NewVolume("root disk", 9<<20+4096, false, seed)
 			incremental := exporttest.NewVolume("data", 7<<20, true, seed+100)
-			s := open(t, full, incremental)
-			client := newClient(t, cutting(s.options(), seed, 3<<20, 12))
+			s := exportsite.Open(t, full, incremental)
+			client := exportsite.NewClient(t, exportsite.Cut(s.Options(), seed, 3<<20, 12))
 			for _, v := range []*exporttest.Volume{full, incremental} {
-				address, err := endpoint.StreamURL(s.url("/exports/" + strings.ReplaceAll(v.Description.Name, " ", "%20") + "/data"))
+				address, err := endpoint.StreamURL(s.URL("/exports/" + strings.ReplaceAll(v.Description.Name, " ", "%20") + "/data"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -90,9 +91,9 @@ func TestStream_cutsAtRandomOffsets(t *testing.T) {
 				got[0].check(t, v)
 				checkWaste(t, stats)
 			}
-			q := endpoint.StreamRequest{URL: s.url("/exports/stream"), Backup: true}
+			q := endpoint.StreamRequest{URL: s.URL("/exports/stream"), Backup: true}
 			got := collect(t, &q, full, incremental)
-			stats, err := newClient(t, cutting(s.options(), seed+7, 3<<20, 12)).Stream(t.Context(), q)
+			stats, err := exportsite.NewClient(t, exportsite.Cut(s.Options(), seed+7, 3<<20, 12)).Stream(t.Context(), q)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,18 +119,18 @@ func checkWaste(t *testing.T, s endpoint.StreamStats) {
 func TestStream_goesOnAfterServerRestart(t *testing.T) {
 	t.Parallel()
 	v := exporttest.NewVolume("disk", 16<<20, false, 3)
-	s := open(t, v)
-	q := endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}
+	s := exportsite.Open(t, v)
+	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}
 	got := collect(t, &q, v)
 	keep, chunks := q.Chunk, 0
 	q.Chunk = func(volume int, c export.Chunk) error {
 		if chunks++; chunks == 5 {
-			s.kill()
-			time.AfterFunc(50*time.Millisecond, s.start)
+			s.Kill()
+			time.AfterFunc(50*time.Millisecond, s.Start)
 		}
 		return keep(volume, c)
 	}
-	stats, err := newClient(t, s.options()).Stream(t.Context(), q)
+	stats, err := exportsite.NewClient(t, s.Options()).Stream(t.Context(), q)
 	if err != nil || stats.Attempts < 2 {
 		t.Fatalf("%d attempts: %v", stats.Attempts, err)
 	}
@@ -141,22 +142,22 @@ func TestStream_refusesAnotherPointInTime(t *testing.T) {
 	t.Parallel()
 	v := exporttest.NewVolume("disk", 16<<20, false, 3)
 	other := exporttest.NewVolume("disk", 16<<20, false, 4)
-	s := open(t, v)
-	q := endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}
+	s := exportsite.Open(t, v)
+	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}
 	chunks := 0
 	q.Chunk = func(int, export.Chunk) error {
 		if chunks++; chunks == 5 {
-			s.kill()
-			s.serve(other)
-			s.start()
+			s.Kill()
+			s.Serve(other)
+			s.Start()
 		}
 		return nil
 	}
-	client := newClient(t, s.options())
+	client := exportsite.NewClient(t, s.Options())
 	if _, err := client.Stream(t.Context(), q); !errors.Is(err, endpoint.ErrOtherPoint) || errclass.Of(err) != errclass.Conflict {
 		t.Errorf("after a restart with another point in time: %v", err)
 	}
-	q = endpoint.StreamRequest{URL: s.url("/exports/disk/stream"), Volumes: []endpoint.Position{{Volume: "disk", From: 1 << 20}}, Tag: `"of before"`}
+	q = endpoint.StreamRequest{URL: s.URL("/exports/disk/stream"), Volumes: []endpoint.Position{{Volume: "disk", From: 1 << 20}}, Tag: `"of before"`}
 	if _, err := client.Stream(t.Context(), q); !errors.Is(err, endpoint.ErrOtherPoint) {
 		t.Errorf("with the tag of another point in time: %v", err)
 	}
@@ -165,10 +166,10 @@ func TestStream_refusesAnotherPointInTime(t *testing.T) {
 func TestStream_continuesWhereCallerSays(t *testing.T) {
 	t.Parallel()
 	v := exporttest.NewVolume("disk", 16<<20, true, 3)
-	s := open(t, v)
-	client := newClient(t, s.options())
+	s := exportsite.Open(t, v)
+	client := exportsite.NewClient(t, s.Options())
 	var tag string
-	q := endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}
+	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}
 	q.Begin = func(t string, _ []stream.Volume) error { tag = t; return nil }
 	got := collect(t, &q, v)
 	keep, end := q.Chunk, int64(0)
@@ -205,14 +206,14 @@ func (v badChecksum) Read(ctx context.Context, e extent.Extent, scope export.Sco
 
 func TestStream_checksumIsFinal(t *testing.T) {
 	t.Parallel()
-	s := open(t, badChecksum{exporttest.NewVolume("disk", 4<<20, false, 3)})
-	q := endpoint.StreamRequest{URL: s.url("/exports/disk/stream"), Chunk: func(_ int, c export.Chunk) error {
+	s := exportsite.Open(t, badChecksum{exporttest.NewVolume("disk", 4<<20, false, 3)})
+	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream"), Chunk: func(_ int, c export.Chunk) error {
 		if c.Data != nil && export.Checksum(c.Data) != c.Checksum {
 			t.Errorf("%v was handed on", c.Extent)
 		}
 		return nil
 	}}
-	stats, err := newClient(t, s.options()).Stream(t.Context(), q)
+	stats, err := exportsite.NewClient(t, s.Options()).Stream(t.Context(), q)
 	if !errors.Is(err, errclass.Corrupt) || stats.Attempts != 1 {
 		t.Errorf("%d attempts: %v", stats.Attempts, err)
 	}
@@ -220,7 +221,7 @@ func TestStream_checksumIsFinal(t *testing.T) {
 
 func TestClient_refusalsAreFinal(t *testing.T) {
 	t.Parallel()
-	s := open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
+	s := exportsite.Open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
 	echo := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/elsewhere" {
 			http.Redirect(w, r, "https://example.com/", http.StatusTemporaryRedirect)
@@ -236,29 +237,29 @@ func TestClient_refusalsAreFinal(t *testing.T) {
 		want error
 		set  func(*endpoint.Options)
 	}{
-		{"token", s.url("/exports/disk/stream"), errclass.Denied, func(o *endpoint.Options) {
+		{"token", s.URL("/exports/disk/stream"), errclass.Denied, func(o *endpoint.Options) {
 			o.Token = func(context.Context) (string, error) { return secret, nil }
 		}},
-		{"authority", s.url("/exports/disk/stream"), errclass.Denied, func(o *endpoint.Options) {
-			o.Authorities = func(context.Context) ([]byte, error) { return open(t).ca, nil }
+		{"authority", s.URL("/exports/disk/stream"), errclass.Denied, func(o *endpoint.Options) {
+			o.Authorities = func(context.Context) ([]byte, error) { return exportsite.Open(t).CA, nil }
 		}},
-		{"no authority", s.url("/exports/disk/stream"), errclass.Invalid, func(o *endpoint.Options) {
+		{"no authority", s.URL("/exports/disk/stream"), errclass.Invalid, func(o *endpoint.Options) {
 			o.Authorities = func(context.Context) ([]byte, error) { return []byte("none"), nil }
 		}},
 		{"name", "https://example.com/exports/disk/stream", errclass.Denied, nil},
-		{"volume", s.url("/exports/other/stream"), errclass.NotFound, nil},
+		{"volume", s.URL("/exports/other/stream"), errclass.NotFound, nil},
 		{"plain", "http://localhost/exports/disk/stream", errclass.Invalid, nil},
-		{"map", s.url("/exports/disk/map"), errclass.Invalid, nil},
+		{"map", s.URL("/exports/disk/map"), errclass.Invalid, nil},
 		{"echo", echo.URL, errclass.Denied, func(o *endpoint.Options) { useServer(o, echo, secret) }},
 		{"redirection", echo.URL + "/elsewhere", errclass.Invalid, func(o *endpoint.Options) { useServer(o, echo, secret) }},
 	} {
-		o := s.options()
+		o := s.Options()
 		if c.set != nil {
 			c.set(&o)
 		}
 		retried := 0
 		o.Retrying = func(err error) { retried++; t.Logf("%s: %v", c.name, err) }
-		_, err := newClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: c.url})
+		_, err := exportsite.NewClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: c.url})
 		if errclass.Of(err) != c.want || retried > 0 {
 			t.Errorf("%s: %d retries: %v", c.name, retried, err)
 		}
@@ -282,21 +283,21 @@ func TestStream_silenceEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close() //nolint:errcheck // nothing was accepted
-	s := open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
-	o := s.options()
+	s := exportsite.Open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
+	o := s.Options()
 	o.Stall, o.Patience = 20*time.Millisecond, 200*time.Millisecond
 	retried := 0
 	o.Retrying = func(error) { retried++ }
-	s.kill()
-	s.address = l.Addr().String()
-	if _, err := newClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}); !errors.Is(err, errclass.Transient) || retried == 0 {
+	s.Kill()
+	s.Address = l.Addr().String()
+	if _, err := exportsite.NewClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}); !errors.Is(err, errclass.Transient) || retried == 0 {
 		t.Errorf("%d retries: %v", retried, err)
 	}
 	o.Stall, o.Patience = time.Hour, time.Hour
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	time.AfterFunc(20*time.Millisecond, func() { cancel(why) })
-	if _, err := newClient(t, o).Stream(ctx, endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}); !errors.Is(err, why) {
+	if _, err := exportsite.NewClient(t, o).Stream(ctx, endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}); !errors.Is(err, why) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -305,12 +306,12 @@ func TestStream_silenceEnds(t *testing.T) {
 func TestStream_slowServerIsNoStall(t *testing.T) {
 	t.Parallel()
 	v := exporttest.NewVolume("disk", 4<<20, false, 3)
-	s := open(t, slowVolume{v})
-	o := s.options()
+	s := exportsite.Open(t, slowVolume{v})
+	o := s.Options()
 	o.Stall = 10 * time.Second
-	q := endpoint.StreamRequest{URL: s.url("/exports/disk/stream")}
+	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}
 	got := collect(t, &q, v)
-	stats, err := newClient(t, o).Stream(t.Context(), q)
+	stats, err := exportsite.NewClient(t, o).Stream(t.Context(), q)
 	if err != nil || stats.Attempts != 1 {
 		t.Fatalf("%d attempts: %v", stats.Attempts, err)
 	}
