@@ -29,7 +29,9 @@ func (w fromFirstColumn) Write(p []byte) (int, error) {
 // bar draws with mpb. mpb's goroutine reads the last report, which Show replaces.
 type bar struct {
 	container *mpb.Progress
-	line      *mpb.Bar
+	// shared says that the container has other bars, too.
+	shared bool
+	line   *mpb.Bar
 	// stored is the line below the bar, for a backup of disks. It is nil before the first report that has it.
 	stored *mpb.Bar
 	last   atomic.Pointer[Report]
@@ -37,14 +39,17 @@ type bar struct {
 	meter  meter
 }
 
-func newBar(out io.Writer, terminal bool, now func() time.Time) *bar {
-	b := &bar{now: now}
-	b.last.Store(&Report{})
+func newContainer(out io.Writer, terminal bool) *mpb.Progress {
 	console := cupwriter.New(fromFirstColumn{out}, terminal)
 	if file, is := out.(*os.File); is {
 		console.SetTermFd(int(file.Fd()))
 	}
-	b.container = mpb.New(mpb.WithConsoleWriter(console), mpb.WithAutoRefresh())
+	return mpb.New(mpb.WithConsoleWriter(console), mpb.WithAutoRefresh())
+}
+
+func newBar(container *mpb.Progress, now func() time.Time) *bar {
+	b := &bar{container: container, now: now}
+	b.last.Store(&Report{})
 	b.line = b.container.New(0, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
 		mpb.PrependDecorators(decor.Any(b.formatHead)),
 		mpb.AppendDecorators(decor.Any(b.formatTail), decor.Name("elapsed "), decor.Elapsed(decor.ET_STYLE_GO, decor.WCSyncWidthR)),
@@ -70,7 +75,9 @@ func (b *bar) Close() error {
 		b.stored.Abort(true)
 	}
 	b.line.Abort(true)
-	b.container.Wait()
+	if !b.shared {
+		b.container.Wait()
+	}
 	return nil
 }
 

@@ -47,15 +47,9 @@ type Renderer interface {
 // New returns a renderer that writes to out. terminal says whether out is a terminal, which decides what Auto means.
 // now is the clock for measuring rates.
 func New(mode Mode, out io.Writer, terminal bool, now func() time.Time) (Renderer, error) {
-	if mode == Auto {
-		mode = Plain
-		if terminal {
-			mode = Bar
-		}
-	}
-	switch mode {
+	switch mode = mode.resolve(terminal); mode {
 	case Bar:
-		return newBar(out, terminal, now), nil
+		return newBar(newContainer(out, terminal), now), nil
 	case Plain:
 		return &lines{out: out, now: now, every: plainEvery, format: func(r Report) ([]byte, error) { return []byte(r.String()), nil }}, nil
 	case JSON:
@@ -65,6 +59,17 @@ func New(mode Mode, out io.Writer, terminal bool, now func() time.Time) (Rendere
 	default:
 		return nil, fmt.Errorf("unknown progress mode %q: use one of %s", mode, strings.Join(Modes(), ", "))
 	}
+}
+
+// resolve returns the mode that Auto means.
+func (m Mode) resolve(terminal bool) Mode {
+	switch {
+	case m != Auto:
+		return m
+	case terminal:
+		return Bar
+	}
+	return Plain
 }
 
 type nothing struct{}

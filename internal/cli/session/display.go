@@ -3,8 +3,10 @@ package session
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,7 +24,18 @@ func (d *Display) AddFlag(c *cobra.Command, when string) {
 
 // ShowWhile shows what f reports while it runs. f may report from several goroutines.
 func (d *Display) ShowWhile(s *Session, f func(show func(progress.Report)) error) error {
-	renderer, err := progress.New(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal, s.Now)
+	return d.showIn(s, progress.New, f)
+}
+
+// ShowEach is ShowWhile for what goes on at the same time: each name of a report is shown by itself.
+func (d *Display) ShowEach(s *Session, f func(show func(progress.Report)) error) error {
+	return d.showIn(s, progress.NewSeveral, f)
+}
+
+type newRenderer = func(mode progress.Mode, out io.Writer, terminal bool, now func() time.Time) (progress.Renderer, error)
+
+func (d *Display) showIn(s *Session, open newRenderer, f func(show func(progress.Report)) error) error {
+	renderer, err := open(progress.Mode(d.mode), s.Streams.Err, s.Streams.Terminal, s.Now)
 	if err != nil {
 		return err
 	}
