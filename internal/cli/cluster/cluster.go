@@ -31,6 +31,8 @@ type Client struct {
 	client.WithWatch
 	// Namespace is the selected namespace: -n, else the context's, else "default".
 	Namespace string
+
+	config *rest.Config
 }
 
 // Connect makes a client from kubectl's flags. It sends nothing yet. The server's warnings go to warnings, one per
@@ -55,7 +57,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	return &Client{WithWatch: c, Namespace: namespace}, nil
+	return &Client{WithWatch: c, Namespace: namespace, config: config}, nil
 }
 
 // Scheme returns a scheme with the kinds that the commands show.
@@ -79,7 +81,7 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineBackupTracker"} {
 		m.Add(backupv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
-	for _, k := range []string{"Event", "PersistentVolumeClaim"} {
+	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret"} {
 		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
