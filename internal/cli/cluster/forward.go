@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	streaming "k8s.io/streaming/pkg/httpstream"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -154,6 +155,6 @@ func (f *Forwarder) newDialer() (httpstream.Dialer, error) {
 		return nil, err
 	}
 	return portforward.NewFallbackDialer(over, spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, address), func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+		return streaming.IsUpgradeFailure(err) || httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	}), nil
 }
