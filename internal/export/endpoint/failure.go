@@ -17,6 +17,12 @@ import (
 // ErrOtherPoint is of class Conflict: the endpoints serve another point in time than the one that was asked for.
 var ErrOtherPoint = errclass.New(errclass.Conflict, "the endpoints serve another point in time")
 
+// Error is an error of the endpoints, as opposed to one of whoever uses what they send.
+type Error struct{ Err error }
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
 // maxReasonBytes is how much of a refusal is read.
 const maxReasonBytes = 1 << 10
 

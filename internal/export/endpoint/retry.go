@@ -22,14 +22,14 @@ func (c *Client) retry(ctx context.Context, attempt func() (progressed bool, err
 			return context.Cause(ctx)
 		}
 		if !isRetried(err) {
-			return err
+			return &Error{err}
 		}
 		now := c.o.Clock.Now()
 		if progressed {
 			since, pause = now, c.o.FirstPause
 		}
 		if now.Sub(since) >= c.o.Patience {
-			return errclass.Errorf(errclass.Transient, "nothing came for %s: %w", c.o.Patience, err)
+			return &Error{errclass.Errorf(errclass.Transient, "nothing came for %s: %w", c.o.Patience, err)}
 		}
 		c.o.Retrying(err)
 		if err := c.wait(ctx, pause, err); err != nil {
