@@ -53,7 +53,7 @@ func (q *Request) findParent() (*parent, error) {
 		return q.openParent(directory)
 	}
 	beside, err := os.ReadDir(filepath.Dir(q.Directory))
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, entry := range beside {
