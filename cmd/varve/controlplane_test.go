@@ -40,7 +40,7 @@ func init() {
 // $KUBECONFIG, and that of Varve's controller in $CONTROLLER.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
-	params := testscript.Params{Dir: "testdata/controlplane", Cmds: commands}
+	params := testscript.Params{Dir: "testdata/controlplane", Cmds: withExports(t)}
 	params.Setup = func(env *testscript.Env) error {
 		ns := cluster.Namespace(t)
 		env.Setenv("NS", ns)

@@ -46,7 +46,7 @@ how to show the progress of a wait, and of everything else that takes a while:
 | ` + "`--progress`" + ` | what |
 |---|---|
 | ` + "`auto`" + ` | ` + "`bar`" + ` when standard error is a terminal, else ` + "`plain`" + ` |
-| ` + "`bar`" + ` | a live bar |
+| ` + "`bar`" + ` | a live bar; ` + "`backup pull`" + ` has one for each disk |
 | ` + "`plain`" + ` | a line for each step and at the end, and every 10 seconds in between: ` + "`name: phase message 42% 1.2 GiB of 3 GiB, 80 MiB/s, 23s left`" + ` |
 | ` + "`json`" + ` | one object per line, for each step and at the end, and every second in between |
 | ` + "`none`" + ` | nothing |
@@ -78,7 +78,8 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 ## Permissions
 
 Kubernetes' roles ` + "`view`, `edit` and `admin`" + ` include ` + "`varve-view`" + ` (list, describe) and ` + "`varve-edit`" + ` (everything else) where Varve is installed.
-` + "`varve-admin`" + ` adds the configuration of the cluster (kind KubeVirt).
+` + "`varve-admin`" + ` adds the configuration of the cluster (kind KubeVirt). ` + "`varve backup create --pull`" + ` also creates a Secret, and ` + "`varve backup pull`" + `
+reads it and may forward a port of a pod: ` + "`edit`" + ` and ` + "`admin`" + ` allow that, and ` + "`varve-edit`" + ` alone does not.
 
 ## Completion
 

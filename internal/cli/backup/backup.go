@@ -14,21 +14,23 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
 // NewCommand makes `varve backup`.
-func NewCommand(s *resource.Session) *cobra.Command {
-	return s.GroupCommand("backup", "Create, list, describe and delete backups",
-		`Create, list, describe and delete backups of virtual machines.
+func NewCommand(s *resource.Session, repo *repoaccess.Session) *cobra.Command {
+	return s.GroupCommand("backup", "Create, list, describe, fetch and delete backups",
+		`Create, list, describe, fetch and delete backups of virtual machines.
 
-A backup writes one qcow2 file per disk and a manifest to a directory on a claim. With a
-tracker, it holds what changed since the tracker's last backup; without one, it is full.`,
+A backup writes one qcow2 file per disk and a manifest to a directory on a claim. In pull
+mode, it offers the disks until clients have fetched them. With a tracker, it holds what
+changed since the tracker's last backup; without one, it is full.`,
 		`  varve backup create --tracker web --pvc backups --wait
   varve backup list
   varve backup describe web-x7k2p`,
 		[]string{"backups", "vmbackup", "vmbackups"},
-		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newDeleteCommand(s))
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newPullCommand(s, repo), newDeleteCommand(s))
 }
 
 func newListCommand(s *resource.Session) *cobra.Command {
@@ -126,7 +128,10 @@ func newDeleteCommand(s *resource.Session) *cobra.Command {
 		Short: "Delete backups",
 		Long: `Delete backup objects. A running backup is aborted: its partial files are removed, and the next
 backup starts from the same base. The files of a finished backup stay on the claim, because
-later incremental backups need them.`,
+later incremental backups need them.
+
+A backup in pull mode that is Ready is not aborted: deleting it says that its data was read,
+and its tracker moves.`,
 		Example: `  # Abort a backup, and wait until its files are removed
   varve backup delete web-x7k2p --wait`,
 		Object: func() client.Object { return &backupv1.VirtualMachineBackup{} }, NewList: resource.NewBackups,

@@ -162,7 +162,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 		if form != "" {
 			return restorepoint.Print(&output.Printer{Out: w, Form: form}, []*repository.RestorePoint{point})
 		}
-		return printBackup(w, point)
+		return restorepoint.PrintBackup(w, point)
 	})
 }
 
@@ -199,17 +199,4 @@ func backupFailure(err error) error {
 	default:
 		return err
 	}
-}
-
-func printBackup(w io.Writer, p *repository.RestorePoint) error {
-	t := &output.Table{Header: []string{"DISK", "SIZE", "READ", "CHANGED", "TYPE"}}
-	for _, d := range p.Disks {
-		kind := "Incremental"
-		if d.FullReason != "" {
-			kind = fmt.Sprintf("Full (%s)", restorepoint.FormatFullReason(d.FullReason))
-		}
-		t.Add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ChangedBytes), kind)
-	}
-	fmt.Fprintf(w, "restore point %s of %s at %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), output.FormatTime(p.Time))
-	return t.Write(w)
 }

@@ -29,14 +29,19 @@ const (
 
 // AddFlag adds -o with the forms that a command supports. A command that supports json also supports templates.
 func AddFlag(c *cobra.Command, into *string, forms ...string) {
+	AddFlagAs(c, "output", into, forms...)
+}
+
+// AddFlagAs is AddFlag for a command in which --output means something else: name is the long name of -o.
+func AddFlagAs(c *cobra.Command, name string, into *string, forms ...string) {
 	v := &formValue{Choice: cmdline.NewChoice(into, "", forms), into: into}
 	shown := slices.Clone(forms)
 	if slices.Contains(forms, AsJSON) {
 		v.templates = true
 		shown = append(shown, jsonPathPrefix+"TEMPLATE", customColumnsPrefix+"HEADER:PATH,...")
 	}
-	c.Flags().VarP(v, "output", "o", "how to show the result: "+strings.Join(shown, ", "))
-	cmdline.RegisterCompletion(c, "output", func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	c.Flags().VarP(v, name, "o", "how to show the result: "+strings.Join(shown, ", "))
+	cmdline.RegisterCompletion(c, name, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if !v.templates {
 			return forms, cobra.ShellCompDirectiveNoFileComp
 		}

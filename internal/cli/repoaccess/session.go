@@ -35,11 +35,12 @@ func NewSession(s *session.Session) *Session {
 func (s *Session) GroupCommand(use, short, long, example string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
 	c.AddCommand(children...)
-	s.addFlags(c.PersistentFlags())
+	s.AddFlags(c.PersistentFlags())
 	return c
 }
 
-func (s *Session) addFlags(f *pflag.FlagSet) {
+// AddFlags adds the flags that select the repository.
+func (s *Session) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
 	f.StringVar(&s.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
 }

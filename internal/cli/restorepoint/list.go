@@ -201,3 +201,17 @@ type Identity struct {
 func Identify(p *repository.RestorePoint) Identity {
 	return Identity{ID: p.ID, Source: p.Source, Time: p.Time}
 }
+
+// PrintBackup writes what a backup has made.
+func PrintBackup(w io.Writer, p *repository.RestorePoint) error {
+	t := &output.Table{Header: []string{"DISK", "SIZE", "READ", "CHANGED", "TYPE"}}
+	for _, d := range p.Disks {
+		kind := "Incremental"
+		if d.FullReason != "" {
+			kind = fmt.Sprintf("Full (%s)", FormatFullReason(d.FullReason))
+		}
+		t.Add(d.Name, human.Bytes(d.Bytes), human.Bytes(d.Stats.ReadBytes), human.Bytes(d.Stats.ChangedBytes), kind)
+	}
+	fmt.Fprintf(w, "restore point %s of %s at %s\n", p.ID, human.Line(mover.HistoryName(p.Source)), output.FormatTime(p.Time))
+	return t.Write(w)
+}
