@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,7 +74,10 @@ func (a *backupAccess) read(ctx context.Context) error {
 	if token == "" {
 		return errclass.Errorf(errclass.Invalid, "Secret %s has no %s", key, podspec.TokenKey)
 	}
-	a.authorities, a.token, a.readAt = []byte(b.Status.Cert), token, a.session.Now()
+	if b.Status.Cert != "" { // A backup that is not Ready for a moment may have none.
+		a.authorities = []byte(b.Status.Cert)
+	}
+	a.token, a.readAt = token, a.session.Now()
 	return nil
 }
 
@@ -119,16 +123,11 @@ func connectEndpoints(ctx context.Context, s *resource.Session, c *cluster.Clien
 		return nil, nil, err
 	}
 	o := endpoint.Options{Authorities: access.Authorities, Token: access.Token}
-	if via == viaAuto {
-		if via, err = chooseVia(ctx, b); err != nil {
-			return nil, nil, err
-		}
+	if via, err = chooseVia(ctx, b, via); err != nil {
+		return nil, nil, err
 	}
 	closeForward := func() {}
 	if via == viaForward {
-		if b.Status.ExportName == "" {
-			return nil, nil, errclass.Errorf(errclass.Invalid, "backup %s does not name its export, whose pod a port could be forwarded to", b.Name)
-		}
 		forward := c.Forward(podspec.Pod(b.Status.ExportName), podspec.HTTPSPort)
 		o.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return forward.Dial(ctx) }
 		closeForward = forward.Close
@@ -137,11 +136,21 @@ func connectEndpoints(ctx context.Context, s *resource.Session, c *cluster.Clien
 	return endpoints, func() { endpoints.Close(); closeForward() }, nil
 }
 
-// chooseVia returns how to reach the endpoints: directly if their host has an address here.
-func chooseVia(ctx context.Context, b *backupv1.VirtualMachineBackup) (string, error) {
+// chooseVia returns how to reach the endpoints: as the user says, or directly if their host has an address here. Only the
+// hosts of the export's own Service lead to its pod: a proxy has another certificate and other paths.
+func chooseVia(ctx context.Context, b *backupv1.VirtualMachineBackup, asked string) (string, error) {
 	u, err := url.Parse(b.Status.IncludedVolumes[0].DataEndpoint)
 	if err != nil {
 		return "", errclass.Errorf(errclass.Invalid, "%w", err)
+	}
+	inCluster := b.Status.ExportName != "" && slices.Contains(podspec.ServiceHosts(b.Namespace, b.Status.ExportName), u.Hostname())
+	switch {
+	case asked == viaDirect, asked == viaAuto && !inCluster:
+		return viaDirect, nil
+	case !inCluster:
+		return "", errclass.Errorf(errclass.Invalid, "backup %s is served by %s, outside of the cluster: no port of a pod leads there", b.Name, u.Host)
+	case asked == viaForward:
+		return viaForward, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
