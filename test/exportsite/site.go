@@ -80,7 +80,9 @@ func (s *Site) Start() {
 		s.tb.Error(err)
 		return
 	}
-	s.Address = l.Addr().String()
+	if address := l.Addr().String(); s.Address != address { // only the first time: clients read it
+		s.Address = address
+	}
 	srv, err := server.New(s.config)
 	if err != nil {
 		s.tb.Error(err)
