@@ -14,6 +14,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -174,7 +177,7 @@ func (s *scene) pointReady(b *backupv1alpha1.VirtualMachineBackup, want backupv1
 // collected deletes a backup that was read, and waits until it is gone.
 func (s *scene) collected(b *backupv1alpha1.VirtualMachineBackup) {
 	s.t.Helper()
-	s.must(s.Delete(s.t.Context(), b))
+	s.delete(b)
 	s.must(s.WaitGone(s.t.Context(), b, 3*time.Minute))
 	c := s.checkpoint("daily")
 	if c == nil || c.Name != b.Status.CheckpointName || c.BackupUID != b.UID || c.Target != nil {
@@ -211,12 +214,13 @@ func TestPull_fromFullToIncrementals(t *testing.T) {
 	const device = `b=/dev/$(grep -lx blk /sys/block/*/serial | cut -d/ -f4); `
 	s.guest(device + `mkdir /disks/fs/x; for i in 1 2 3; do head -c 3000000 /dev/urandom >/disks/fs/x/$i; done; head -c 10000000 /dev/urandom | dd of=$b bs=1M conv=notrunc; sync`)
 	s.keepExportsOff(s.instance().Status.NodeName)
-	disks := map[string][]byte{}
+	disks, files := map[string][]byte{}, t.TempDir()
 
 	// Full: while it is pulled, the guest overwrites everything that it wrote.
 	b1, sums := s.pointReady(s.pull("b1", "daily", "scratch"), full)
 	s.guest(device + `for i in 1 2 3; do head -c 3000000 /dev/urandom >/disks/fs/x/$i; done; head -c 12000000 /dev/urandom | dd of=$b bs=1M conv=notrunc,fsync; sync`)
 	s.pulls(b1, disks, sums)
+	s.pullsFiles(b1, files, sums)
 	var pod corev1.Pod
 	s.must(s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: podspec.Pod(b1.Status.ExportName)}, &pod))
 	if pod.Spec.NodeName == "" || pod.Spec.NodeName == s.instance().Status.NodeName {
@@ -229,6 +233,7 @@ func TestPull_fromFullToIncrementals(t *testing.T) {
 	b2, sums := s.pointReady(s.pull("b2", "daily", "scratch"), incremental)
 	s.exportComesBack(b2)
 	s.pulls(s.ready("b2"), disks, sums)
+	s.pullsFiles(b2, files, sums)
 	s.collected(b2)
 
 	// A deletion before the backup was ready is no success, and the tracker stays.
@@ -255,6 +260,7 @@ func TestPull_fromFullToIncrementals(t *testing.T) {
 	s.guest(device + `rm /disks/fs/x/2; head -c 700000 /dev/urandom >/disks/fs/x/4; dd if=/dev/zero of=$b bs=1M seek=3 count=2 conv=notrunc; sync`)
 	b3, sums := s.pointReady(s.pull("b3", "daily", "scratch"), incremental)
 	s.pulls(b3, disks, sums)
+	s.pullsFiles(b3, files, sums, "--finish")
 	s.collected(b3)
 	s.clean("scratch", b3.Status.CheckpointName)
 }
@@ -282,6 +288,29 @@ func (s *scene) pulls(b *backupv1alpha1.VirtualMachineBackup, disks map[string][
 	response.Body.Close()
 	if response.StatusCode != http.StatusUnauthorized {
 		s.t.Errorf("a wrong token gets %s", response.Status)
+	}
+}
+
+// pullsFiles fetches a backup with varve itself into a directory beside those before, and compares what qemu-img makes of the files.
+func (s *scene) pullsFiles(b *backupv1alpha1.VirtualMachineBackup, files string, sums map[string]string, more ...string) {
+	s.t.Helper()
+	ctx, dir := s.t.Context(), filepath.Join(files, b.Name)
+	args := append([]string{"backup", "pull", b.Name, "--kubeconfig", cluster.kubeconfig, "-n", s.Namespace, "--output", dir, "--progress", "none"}, more...)
+	out, err := exec.CommandContext(ctx, filepath.Join(cluster.build, "bin", "varve"), args...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("varve backup pull %s: %v: %s", b.Name, err, out)
+	}
+	s.t.Logf("%s", out)
+	for volume, want := range sums {
+		raw := filepath.Join(s.t.TempDir(), "raw")
+		if out, err := exec.CommandContext(ctx, "qemu-img", "convert", "-O", "raw", filepath.Join(dir, volume+".qcow2"), raw).CombinedOutput(); err != nil {
+			s.t.Fatalf("backup %s, volume %s: %v: %s", b.Name, volume, err, out)
+		}
+		content, err := os.ReadFile(raw)
+		s.must(err)
+		if got := sum(content); got != want {
+			s.t.Errorf("backup %s, volume %s: the file has %s, the disk held %s", b.Name, volume, got, want)
+		}
 	}
 }
 
