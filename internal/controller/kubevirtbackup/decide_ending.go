@@ -10,42 +10,47 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// decideCopied moves the tracker once, and only if it is the tracker that the backup was planned with.
+// decideCopied ends a backup whose data is complete.
 func decideCopied(in *input) decision {
-	s := &in.Backup.Status
-	succeed := func() decision {
-		if in.isPull() {
-			return toPruning(in, backupv1.BackupSucceeded, backupstate.FinishingCollected())
-		}
-		return toPruning(in, backupv1.BackupSucceeded, backupstate.Finishing())
+	name := in.Backup.Spec.TrackerName()
+	end, gone := targetGone(in)
+	switch {
+	case hasMoved(in): // before a restart
+	case in.isPull() && !in.isBeingDeleted():
+		// Only a deletion says that clients have the data, whoever wrote this phase.
+		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.EndedByItself())
+	case gone:
+		return toPruning(in, backupv1.BackupUnsuccessful, end)
+	case name != "":
+		return moveTracker(in, name)
 	}
+	if in.isPull() {
+		return toPruning(in, backupv1.BackupSucceeded, backupstate.FinishingCollected())
+	}
+	return toPruning(in, backupv1.BackupSucceeded, backupstate.Finishing())
+}
+
+// hasMoved reports whether the tracker that the backup was planned with has the backup's checkpoint.
+func hasMoved(in *input) bool {
+	t := in.Tracker
+	return t != nil && t.UID == in.Backup.Status.TrackerUID && t.Status.LatestCheckpoint != nil && t.Status.LatestCheckpoint.BackupUID == in.Backup.UID
+}
+
+// moveTracker moves the tracker once, and only if it is the tracker that the backup was planned with.
+func moveTracker(in *input, name string) decision {
+	s := &in.Backup.Status
+	fail := func(end backupstate.State) decision { return toPruning(in, backupv1.BackupUnsuccessful, end) }
 	files := s.Directory
 	if in.isPull() {
 		files = ""
 	}
-	name := in.Backup.Spec.TrackerName()
-	moved := name != "" && in.Tracker != nil && in.Tracker.Status.LatestCheckpoint != nil && in.Tracker.Status.LatestCheckpoint.BackupUID == in.Backup.UID
-	if in.isPull() && !in.isBeingDeleted() && !moved {
-		// Only a deletion says that clients have the data, whoever wrote this phase.
-		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.EndedByItself())
-	}
-	if end, gone := targetGone(in); gone && !moved {
-		return toPruning(in, backupv1.BackupUnsuccessful, end)
-	}
-	if name == "" {
-		return succeed()
-	}
-	fail := func(end backupstate.State) decision { return toPruning(in, backupv1.BackupUnsuccessful, end) }
 	switch {
 	case in.Tracker == nil:
 		return fail(backupstate.TrackerDeleted(name, files))
 	case in.Tracker.UID != s.TrackerUID:
 		return fail(backupstate.TrackerReplaced(name, files))
 	}
-	latest := in.Tracker.Status.LatestCheckpoint
-	switch {
-	case latest != nil && latest.BackupUID == in.Backup.UID:
-		return succeed() // moved before a restart
+	switch latest := in.Tracker.Status.LatestCheckpoint; {
 	case latest != nil && latest.Name != s.ReplacesCheckpoint:
 		return fail(backupstate.TrackerMoved(name, latest.Name, files))
 	case in.Seen.Refused && deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Pruning)):
@@ -101,39 +106,25 @@ func decidePruned(in *input) decision {
 	s := &in.Backup.Status
 	// A volume that cannot be detached must not keep the machine locked. It is detached later, when the API server
 	// allows it.
-	refused := in.Seen.Refused && deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
+	deadline := in.Seen.PhaseSince.Add(in.Limits.Detaching)
+	overdue := deadlinePassed(in, deadline)
+	refused := in.Seen.Refused && overdue
 	if in.volumeWanted() && !refused {
 		return decision{Step: stepDetach, Volume: utilityVolume(in)}
 	}
-	end := in.currentState()
-	if s.Result == backupv1.BackupSucceeded {
-		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
-		if in.isPull() {
-			end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName)
-			if stay := backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName); strings.Contains(s.Message, stay) {
-				end = end.With(stay)
-			}
-		}
+	if d, some := removeChildren(in); some && (!overdue || d.Step != stepNone && !refused) {
+		return d
 	}
-	overdue := deadlinePassed(in, in.Seen.PhaseSince.Add(in.Limits.Detaching))
-	if d, some := removeChildren(in); some {
-		if !overdue || d.Step != stepNone && !refused {
-			return d
-		}
-	}
-	if in.ownExport() != nil || in.ownTunnelSecret() != nil {
-		end = end.With(backupstate.ChildrenStay(layout.BackupExport(in.Backup.Name), in.tunnelSecretName()))
-	}
+	end := endOfPruned(in)
 	if in.volumeStatus() != nil && !in.guestGone() {
-		deadline := in.Seen.PhaseSince.Add(in.Limits.Detaching)
-		if !deadlinePassed(in, deadline) {
+		if !overdue {
 			d := toStatus(in, change{phase: s.Phase, state: in.currentState(), deadline: recordedDeadline(in, deadline, in.Limits.Detaching)})
 			d.Wake = deadline
 			return d
 		}
 		end = end.With(backupstate.StillAttached(in.Backup.Spec.PVCName, in.Instance.Status.NodeName, in.Limits.Detaching))
 	}
-	if in.ownsLock() && !unlockGivenUp(in, in.Seen.PhaseSince.Add(in.Limits.Detaching)) {
+	if in.ownsLock() && !unlockGivenUp(in, deadline) {
 		return decision{Step: stepUnlock}
 	}
 	result := backupv1.BackupUnsuccessful
@@ -141,4 +132,23 @@ func decidePruned(in *input) decision {
 		result = backupv1.BackupSucceeded
 	}
 	return toFinal(in, result, end.With(stillLocked(in)))
+}
+
+// endOfPruned returns how a backup has ended that is cleaned up.
+func endOfPruned(in *input) backupstate.State {
+	s := &in.Backup.Status
+	end := in.currentState()
+	stay := backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName)
+	switch {
+	case s.Result == backupv1.BackupSucceeded && !in.isPull():
+		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+	case s.Result == backupv1.BackupSucceeded && strings.Contains(s.Message, stay):
+		end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName).With(stay)
+	case s.Result == backupv1.BackupSucceeded:
+		end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName)
+	}
+	if in.ownExport() != nil || in.ownTunnelSecret() != nil {
+		end = end.With(backupstate.ChildrenStay(layout.BackupExport(in.Backup.Name), in.tunnelSecretName()))
+	}
+	return end
 }

@@ -19,6 +19,9 @@ func decidePending(in *input) decision {
 	deadline := pendingDeadline(in)
 	refused := in.Seen.Refused && deadlinePassed(in, deadline)
 	fail := func(s backupstate.State) decision {
+		if d, some := removeChildren(in); some && !refused {
+			return d
+		}
 		return toFinal(in, backupv1.BackupUnsuccessful, s.With(stillLocked(in)))
 	}
 	// A backup that fell back from Attaching first gives back what it has.
@@ -28,35 +31,19 @@ func decidePending(in *input) decision {
 	case in.volumeWanted() && !refused:
 		return decision{Step: stepDetach, Volume: utilityVolume(in)}
 	case in.isBeingDeleted():
-		if d, some := removeChildren(in); some && !refused {
-			return d
-		}
 		return fail(backupstate.Aborted(in.Backup.Name))
 	}
-	o := missingPrerequisite(in)
-	if o == nil {
-		o = stillAttached(in)
-	}
-	if o == nil {
-		o = otherBackupFirst(in)
-	}
-	if o == nil {
-		o = nodeBusy(in)
-	}
-	switch over := o != nil && (o.fatal || deadlinePassed(in, deadline)) || refused; {
-	case over && hasChildren(in) && !refused:
-		d, _ := removeChildren(in)
-		return d
+	switch o := firstObstacle(in); {
 	case o != nil && o.fatal:
 		return fail(o.State)
 	case o != nil && deadlinePassed(in, deadline):
 		return fail(backupstate.GaveUp(in.Limits.Pending, o.Message))
-	case o != nil && o.poll:
-		d := waitPending(in, o.State)
-		d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
-		return d
 	case o != nil:
-		return waitPending(in, o.State)
+		d := waitPending(in, o.State)
+		if o.poll {
+			d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
+		}
+		return d
 	case refused:
 		return fail(backupstate.GaveUp(in.Limits.Pending, in.Backup.Status.Message))
 	case !in.hasFinalizer():
@@ -74,6 +61,16 @@ func decidePending(in *input) decision {
 			}
 		},
 	})
+}
+
+// firstObstacle returns what keeps a backup in Pending, or nil.
+func firstObstacle(in *input) *obstacle {
+	for _, check := range []func(*input) *obstacle{missingPrerequisite, stillAttached, otherBackupFirst, nodeBusy} {
+		if o := check(in); o != nil {
+			return o
+		}
+	}
+	return nil
 }
 
 // stillAttached returns an obstacle while the volume of an earlier plan is still attached, or nil. That volume may
@@ -134,6 +131,11 @@ func decideAttaching(in *input) decision {
 	case !in.volumeWanted():
 		return decision{Step: stepAttach, Volume: utilityVolume(in)}
 	}
+	return decideLocking(in)
+}
+
+// decideLocking takes the lock when the volume is mounted, and hands the backup to the node.
+func decideLocking(in *input) decision {
 	status := in.volumeStatus()
 	switch lock := in.instanceLock(); {
 	case !in.volumeMounted():

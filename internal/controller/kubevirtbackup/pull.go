@@ -314,11 +314,6 @@ func forgetEndpoints(s *backupv1.VirtualMachineBackupStatus) {
 	}
 }
 
-func hasChildren(in *input) bool {
-	_, some := removeChildren(in)
-	return some
-}
-
 // goingLimit is how long a backup waits for its export's pod to go. A pod on a node that is gone takes longer.
 const goingLimit = time.Minute
 

@@ -166,11 +166,7 @@ func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result
 	case job.GetPhase() == launcherpb.Backup_FAILED && job.GetFailure() == launcherpb.Backup_BASE_LOST && s.backup.Status.Phase == backupv1.BackupStarting && s.err == nil:
 		return r.replanWithoutBase(ctx, s, job)
 	case job.GetPhase() == launcherpb.Backup_FAILED:
-		mirrorJob(s.backup, job)
-		if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
-			return r.failBackup(ctx, s, backupstate.TargetDetached())
-		}
-		return r.failBackup(ctx, s, stateOfFailure(s.backup, s.instance, job))
+		return r.reportFailure(ctx, s, job)
 	case isUnasked(s.backup, job):
 		return r.abandonUnasked(ctx, s)
 	case job.GetPhase() == launcherpb.Backup_DONE:
@@ -238,6 +234,15 @@ func (r *Reconciler) abandonUnasked(ctx context.Context, s *gathered) (ctrl.Resu
 // was deleted. The controller does not change the condition after that.
 func isCollected(b *backupv1.VirtualMachineBackup) bool {
 	return b.Status.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionReady)
+}
+
+// reportFailure fails a backup whose job has failed.
+func (r *Reconciler) reportFailure(ctx context.Context, s *gathered, job *launcherpb.Backup) (ctrl.Result, error) {
+	mirrorJob(s.backup, job)
+	if s.backup.DeletionTimestamp.IsZero() && targetLost(s.backup, s.instance) {
+		return r.failBackup(ctx, s, backupstate.TargetDetached())
+	}
+	return r.failBackup(ctx, s, stateOfFailure(s.backup, s.instance, job))
 }
 
 // abandonTarget ends a backup whose target is being taken off the node. It aborts the job first: the volume cannot
