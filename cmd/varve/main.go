@@ -12,9 +12,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
+	"k8s.io/klog/v2"
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
@@ -37,6 +39,8 @@ type environment func(name string) string
 
 func main() {
 	storage.Register()
+	// What client-go says about a port that is forwarded, the commands say in their own words. Servers set a logger.
+	klog.SetLogger(logr.Discard())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	// The first signal ends the run in order, the second one immediately.
 	context.AfterFunc(ctx, stop)

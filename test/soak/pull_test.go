@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -99,6 +100,11 @@ func TestPull_underKills(t *testing.T) {
 	if moved := b.Status.MovedBytes; moved < 2048*mib || moved > data+int64(n+1)*64*mib {
 		t.Errorf("read %d bytes of at most %d", moved, data)
 	}
+	// A deletion says that the data was read only while the endpoints answer, and the last kill was a moment ago.
+	_, err = s.WaitBackup(ctx, b.Name, time.Minute, "ready", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
+		return meta.IsStatusConditionTrue(st.Conditions, backupv1alpha1.ConditionReady)
+	}, nil)
+	s.must(err)
 	s.must(s.Delete(ctx, b))
 	s.must(s.WaitGone(ctx, b, 3*time.Minute))
 	tracker := &backupv1alpha1.VirtualMachineBackupTracker{}
