@@ -5,6 +5,7 @@ package admission
 import (
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,7 +88,7 @@ var rules = []rule{
 	},
 
 	{
-		"backup changed", "spec is immutable: create another backup", func(ns string) client.Object { return newBackup(ns) },
+		"backup changed", "spec is immutable, except for ttl: create another backup", func(ns string) client.Object { return newBackup(ns) },
 		func(o client.Object) { o.(*backupv1.VirtualMachineBackup).Spec.SkipQuiesce = true },
 	},
 	{
@@ -103,7 +104,15 @@ var rules = []rule{
 	{"source kind", "kind must be VirtualMachine", sourced(func(r *corev1.TypedLocalObjectReference) { r.Kind = "VirtualMachineInstance" }), nil},
 	{"source name", "name is required", sourced(func(r *corev1.TypedLocalObjectReference) { r.Name = "" }), nil},
 	{"no claim", "spec.pvcName", backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.PVCName = "" }), nil},
-	{"mode", `Unsupported value: "pull"`, backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = "pull" }), nil},
+	{"mode", `Unsupported value: "PULL"`, backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = "PULL" }), nil},
+	{
+		"pull without a token", "tokenSecretRef is required in pull mode: name a Secret whose key token has what clients must send",
+		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = backupv1.PullMode }), nil,
+	},
+	{"two times", "ttl and ttlDuration mean the same: set one of them", backupWith(func(s *backupv1.VirtualMachineBackupSpec) {
+		s.TTL, s.TTLDuration = &metav1.Duration{Duration: time.Hour}, &metav1.Duration{Duration: time.Minute}
+	}), nil},
+	{"no time", "must be a positive duration, such as 30m", backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.TTL = &metav1.Duration{} }), nil},
 
 	{
 		"backup's name", "metadata.name must be at most 230 characters: the directory on the target is named after it",
