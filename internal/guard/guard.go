@@ -7,21 +7,21 @@ import (
 	"runtime/debug"
 )
 
-// Panic is the error of a call that panicked.
-type Panic struct {
+// PanicError is the error of a call that panicked.
+type PanicError struct {
 	// Value is what panic was called with.
 	Value any
 	// Stack is where, for a log.
 	Stack string
 }
 
-func (p *Panic) Error() string { return fmt.Sprintf("internal error: %v", p.Value) }
+func (p *PanicError) Error() string { return fmt.Sprintf("internal error: %v", p.Value) }
 
-// Call returns what f returns, or a *Panic.
+// Call returns what f returns, or a *PanicError.
 func Call(f func() error) (err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			err = &Panic{Value: value, Stack: string(debug.Stack())}
+			err = &PanicError{Value: value, Stack: string(debug.Stack())}
 		}
 	}()
 	return f()

@@ -8,7 +8,7 @@ import (
 
 func TestCall_turnsPanicsIntoErrors(t *testing.T) {
 	t.Parallel()
-	var p *Panic
+	var p *PanicError
 	err := Call(func() error { panic("a mistake") })
 	if !errors.As(err, &p) || err.Error() != "internal error: a mistake" || !strings.Contains(p.Stack, "guard_test") {
 		t.Errorf("%v", err)

@@ -394,7 +394,7 @@ func TestConnection_survivesPanics(t *testing.T) {
 	k := &clientConn{c: c, nc: conn, ended: make(chan struct{})} // without buffers
 	c.conns = []*clientConn{k}
 	k.runToEnd()
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if !errors.As(c.Err(), &panicked) {
 		t.Errorf("%v", c.Err())
 	}

@@ -75,7 +75,7 @@ func (k *clientConn) runToEnd() {
 
 // failIfPanicked ends the client if its writer has panicked, and with that the reader.
 func (k *clientConn) failIfPanicked(err error) error {
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if errors.As(err, &panicked) {
 		k.c.failWith(fmt.Errorf("NBD connection: %w", err))
 	}

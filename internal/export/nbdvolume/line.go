@@ -176,7 +176,7 @@ func (l *line) lost() error {
 // guard turns a panic of f into an error, and has lost tell of it.
 func (l *line) guard(f func() error) error {
 	err := guard.Call(f)
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if errors.As(err, &panicked) {
 		l.mu.Lock()
 		defer l.mu.Unlock()

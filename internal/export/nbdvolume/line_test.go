@@ -155,7 +155,7 @@ func TestVolume_isLostWhenNobodyServesIt(t *testing.T) {
 func TestVolume_survivesPanics(t *testing.T) {
 	t.Parallel()
 	v := open(t, &backend{Volume: exporttest.NewVolume("root", 1<<20, false, 3)}, "")
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if err := v.line.guard(func() error { panic("a mistake") }); !errors.As(err, &panicked) {
 		t.Errorf("%v", err)
 	}

@@ -255,7 +255,7 @@ func (s *serving) serveUntilEnd(ctx context.Context) error {
 // endOnPanic makes a panic an error of the connection: the launcher has a guest to run.
 func (s *serving) endOnPanic(part func() error) error {
 	err := guard.Call(part)
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if errors.As(err, &panicked) {
 		s.cfg.Log.Error("export tunnel panicked", "panic", fmt.Sprint(panicked.Value), "stack", panicked.Stack)
 	}

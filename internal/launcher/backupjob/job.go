@@ -254,7 +254,7 @@ func (j *Job) Run() {
 // protect turns a panic into an error: a bug here must not end the guest.
 func (j *Job) protect(f func() error) error {
 	err := guard.Call(f)
-	var panicked *guard.Panic
+	var panicked *guard.PanicError
 	if errors.As(err, &panicked) {
 		j.cfg.Log.Error("backup panicked", "backup", j.req.Name, "uid", j.req.Uid, "panic", panicked.Value, "stack", panicked.Stack)
 	}
