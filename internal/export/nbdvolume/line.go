@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/internal/nbd"
@@ -28,6 +30,7 @@ const (
 type line struct {
 	target  nbd.Target
 	options nbd.Options
+	clock   clock.PassiveClock
 	// bytes is the size of the export. One of another size is another disk.
 	bytes int64
 
@@ -47,8 +50,8 @@ type line struct {
 	panicked error
 }
 
-func openLine(ctx context.Context, t nbd.Target, o nbd.Options) (*line, error) {
-	l := &line{target: t, options: o, ended: make(chan struct{}), changed: make(chan struct{})}
+func openLine(ctx context.Context, t nbd.Target, o nbd.Options, c clock.PassiveClock) (*line, error) {
+	l := &line{target: t, options: o, clock: c, ended: make(chan struct{}), changed: make(chan struct{})}
 	client, err := l.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -124,7 +127,7 @@ func (l *line) note(client *nbd.Client, err error) {
 	if client == nil {
 		l.why = err
 		if l.broken.IsZero() {
-			l.broken = time.Now()
+			l.broken = l.clock.Now()
 		}
 		return
 	}
@@ -167,7 +170,7 @@ func (l *line) lost() error {
 	if l.panicked != nil {
 		return l.panicked
 	}
-	if l.broken.IsZero() || time.Since(l.broken) < LostAfter {
+	if l.broken.IsZero() || l.clock.Since(l.broken) < LostAfter {
 		return nil
 	}
 	return fmt.Errorf("the export cannot be reached: %w", l.why)

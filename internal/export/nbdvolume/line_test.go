@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	testclock "k8s.io/utils/clock/testing"
+
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
@@ -40,9 +42,10 @@ func serve(t *testing.T, socket string, b nbd.Backend) (stop func()) {
 	}
 }
 
-func openAt(t *testing.T, socket string) *Volume {
+func openAt(t *testing.T, socket string, o Options) *Volume {
 	t.Helper()
-	v, err := Open(t.Context(), nbd.Target{Network: "unix", Address: socket, Export: "disk"}, Options{Name: "root", PointInTime: "now"})
+	o.Name, o.PointInTime = "root", "now"
+	v, err := Open(t.Context(), nbd.Target{Network: "unix", Address: socket, Export: "disk"}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +63,7 @@ func TestVolume_connectsAgain(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nbd")
 	b := &backend{Volume: exporttest.NewVolume("root", 8<<20, false, 3)}
 	stop := serve(t, socket, b)
-	v := openAt(t, socket)
+	v := openAt(t, socket, Options{})
 	whole := extent.Extent{Length: 8 << 20}
 	first := true
 	err := v.Read(t.Context(), whole, export.Everything, func(export.Chunk) error {
@@ -128,7 +131,8 @@ func TestVolume_isLostWhenNobodyServesIt(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nbd")
 	b := &backend{Volume: exporttest.NewVolume("root", 1<<20, false, 3)}
 	stop := serve(t, socket, b)
-	v := openAt(t, socket)
+	now := testclock.NewFakePassiveClock(time.Now())
+	v := openAt(t, socket, Options{Clock: now})
 	stop()
 	broken := func() time.Time {
 		v.line.mu.Lock()
@@ -136,9 +140,11 @@ func TestVolume_isLostWhenNobodyServesIt(t *testing.T) {
 		return v.line.broken
 	}
 	wait.Until(t, time.Minute, "the end of the connections", func() bool { return !broken().IsZero() })
-	v.line.mu.Lock()
-	v.line.broken = time.Now().Add(-LostAfter)
-	v.line.mu.Unlock()
+	now.SetTime(broken().Add(LostAfter - 1))
+	if err := v.Lost(); err != nil {
+		t.Errorf("given up too early: %v", err)
+	}
+	now.SetTime(broken().Add(LostAfter))
 	if v.Lost() == nil {
 		t.Error("nobody is told that the volume cannot be read")
 	}

@@ -14,6 +14,8 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/utils/clock"
+
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/extent"
@@ -48,6 +50,8 @@ type Options struct {
 	Bitmap string
 	// Connections is how many to open, if the server takes more than one; 1 if 0.
 	Connections int
+	// Clock tells how long the export has been out of reach; nil: the real one.
+	Clock clock.PassiveClock
 }
 
 // Open connects to an export. Invalid: the export does not have what Options say, or cannot tell its status.
@@ -58,7 +62,10 @@ func Open(ctx context.Context, t nbd.Target, o Options) (*Volume, error) {
 		bitmap = nbd.ContextDirtyBitmap + o.Bitmap
 		contexts = append(contexts, bitmap)
 	}
-	l, err := openLine(ctx, t, nbd.Options{Contexts: contexts, Connections: o.Connections})
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	l, err := openLine(ctx, t, nbd.Options{Contexts: contexts, Connections: o.Connections}, o.Clock)
 	if err != nil {
 		return nil, fmt.Errorf("open volume %s: %w", o.Name, err)
 	}

@@ -176,7 +176,7 @@ func (j *Job) openVolumes(ctx context.Context) error {
 	opened := map[string]Volume{}
 	var err error
 	for _, v := range j.req.Volumes {
-		o := nbdvolume.Options{Name: v.Volume, PointInTime: j.req.Uid + "/" + v.Volume, Connections: connectionsFor(len(j.req.Volumes))}
+		o := nbdvolume.Options{Name: v.Volume, PointInTime: j.req.Uid + "/" + v.Volume, Connections: connectionsFor(len(j.req.Volumes)), Clock: j.cfg.Clock}
 		if v.Incremental {
 			o.Bitmap = domain.ChangesBitmap
 		}
