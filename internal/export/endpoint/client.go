@@ -15,12 +15,15 @@ package endpoint
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -63,12 +66,17 @@ type Options struct {
 	Retrying func(reason error)
 	// Clock is for pauses and patience; nil: the real one.
 	Clock clock.Clock
+	// Random varies the pauses; nil: other pauses in each client. The client alone uses it.
+	Random rand.Source
 }
 
 // Client reads endpoints.
 type Client struct {
 	o    Options
 	http *http.Client
+
+	mu     sync.Mutex
+	random *rand.Rand
 }
 
 // New returns a client. Close it.
@@ -86,7 +94,12 @@ func New(o Options) *Client {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	c := &Client{o: o}
+	if o.Random == nil {
+		var seed [32]byte
+		crand.Read(seed[:]) //nolint:errcheck // it never fails
+		o.Random = rand.NewChaCha8(seed)
+	}
+	c := &Client{o: o, random: rand.New(o.Random)}
 	c.http = &http.Client{
 		Transport: &http.Transport{
 			// A connection for each request at a time: one that breaks takes no other request with it, and none waits for another

@@ -3,7 +3,6 @@ package endpoint
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -42,7 +41,7 @@ func (c *Client) retry(ctx context.Context, attempt func() (progressed bool, err
 // wait pauses for half of pause and up to as much again, so that volumes that were cut together do not come back together; or for as
 // long as the server asks.
 func (c *Client) wait(ctx context.Context, pause time.Duration, reason error) error {
-	pause = pause/2 + rand.N(pause/2+1) //nolint:gosec // no secret
+	pause = c.vary(pause)
 	var refused *refusedError
 	if errors.As(reason, &refused) {
 		pause = max(pause, min(refused.after, c.o.LongestPause))
@@ -55,4 +54,11 @@ func (c *Client) wait(ctx context.Context, pause time.Duration, reason error) er
 	case <-timer.C():
 		return nil
 	}
+}
+
+// vary returns from half of pause to all of it.
+func (c *Client) vary(pause time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return pause/2 + time.Duration(c.random.Int64N(int64(pause/2)+1))
 }
