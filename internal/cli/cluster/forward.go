@@ -11,12 +11,11 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
-	streaming "k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -102,13 +101,8 @@ func (f *Forwarder) explain(err error) error {
 }
 
 func (f *Forwarder) start(ctx context.Context) error {
-	dialer, err := f.newDialer()
-	if err != nil {
-		return f.explain(err)
-	}
 	ready, stop, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	// Port 0: any that is free. Only this host can reach it, and nobody reads anything there without the token.
-	forwarder, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:" + strconv.Itoa(f.port)}, stop, ready, io.Discard, io.Discard)
+	forwarder, err := f.newPortForwarder(stop, ready)
 	if err != nil {
 		return f.explain(err)
 	}
@@ -136,8 +130,8 @@ func (f *Forwarder) start(ctx context.Context) error {
 	return nil
 }
 
-// newDialer tries WebSockets, and SPDY with servers and proxies that do not know them.
-func (f *Forwarder) newDialer() (httpstream.Dialer, error) {
+// newPortForwarder tries WebSockets, and SPDY with servers and proxies that do not know them.
+func (f *Forwarder) newPortForwarder(stop <-chan struct{}, ready chan struct{}) (*portforward.PortForwarder, error) {
 	config := rest.CopyConfig(f.client.config)
 	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
 	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
@@ -154,7 +148,9 @@ func (f *Forwarder) newDialer() (httpstream.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return portforward.NewFallbackDialer(over, spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, address), func(err error) bool {
-		return streaming.IsUpgradeFailure(err) || httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	}), nil
+	dialer := portforward.NewFallbackDialer(over, spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, address), func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	// Port 0: any that is free. Only this host can reach it, and nobody reads anything there without the token.
+	return portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:" + strconv.Itoa(f.port)}, stop, ready, io.Discard, io.Discard)
 }
