@@ -94,12 +94,12 @@ type pod struct {
 }
 
 // newPod makes the volumes: "fs" (ext4, mounted by the guest), "data" (bare, dataBytes of it random) and the state volume.
-func newPod(t testing.TB, dataBytes int64) *pod {
-	t.Helper()
-	p := &pod{TB: t, dir: t.TempDir()}
-	t.Cleanup(p.showLogs)
-	t.Setenv("LIBVIRT_DEFAULT_URI", domaintest.URI) // for virsh, as in the pod
-	kernel, initrd := domaintest.GuestKernel(t)
+func newPod(tb testing.TB, dataBytes int64) *pod {
+	tb.Helper()
+	p := &pod{TB: tb, dir: tb.TempDir()}
+	tb.Cleanup(p.showLogs)
+	tb.Setenv("LIBVIRT_DEFAULT_URI", domaintest.URI) // for virsh, as in the pod
+	kernel, initrd := domaintest.GuestKernel(tb)
 	p.run("rm", "-rf", "/run/varve")
 	// The logs and the termination message are there.
 	p.run("chmod", "0755", filepath.Dir(p.dir))
@@ -114,7 +114,7 @@ func newPod(t testing.TB, dataBytes int64) *pod {
 	p.give(layout.SocketsDir, layout.PrivateDir, layout.StateDir)
 	p.run("mount", "--bind", layout.UtilityDir, layout.UtilityDir)
 	p.run("mount", "--make-shared", layout.UtilityDir)
-	t.Cleanup(func() { p.run("umount", "-l", layout.UtilityDir) })
+	tb.Cleanup(func() { p.run("umount", "-l", layout.UtilityDir) })
 	for _, volume := range []string{"fs", "data"} {
 		p.mount(filepath.Join(p.dir, volume), filepath.Join(layout.DisksDir, volume), "--bind")
 	}

@@ -130,7 +130,7 @@ func wantPattern(t *testing.T, path string, v pattern) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() // it is only read
 	got, want := make([]byte, patternBytes), make([]byte, patternBytes)
 	for block := range v.info.Bytes / patternBytes {
 		v.fill(want, block)

@@ -47,7 +47,7 @@ func (q *Request) collectVolume(ctx context.Context, s *state, p *parent, v Volu
 		r.result.ResumedBytes = done.Bytes
 	}
 	r.result.DataBytes, r.result.ZeroBytes = done.DataBytes, done.ZeroBytes
-	if err := durable.Rename(r.partial, final); err != nil && !(complete && errors.Is(err, fs.ErrNotExist)) {
+	if err := durable.Rename(r.partial, final); err != nil && (!complete || !errors.Is(err, fs.ErrNotExist)) {
 		return r.result, err
 	}
 	if err := durable.Remove(r.partial + disk.JournalSuffix); err != nil {

@@ -75,7 +75,7 @@ func (s *Site) Serve(volumes ...export.Volume) {
 func (s *Site) Start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, err := net.Listen("tcp", s.Address)
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", s.Address)
 	if err != nil {
 		s.tb.Error(err)
 		return

@@ -226,7 +226,7 @@ func baseOfBackup(b *backupv1.VirtualMachineBackup) (checkpoint, uid string) {
 // explain gives an error its exit code and hint.
 func (p *pull) explain(ctx context.Context, err error) error {
 	var known *failure.Error
-	hint := ""
+	var hint string
 	switch {
 	case errors.As(err, &known):
 		return err

@@ -12,9 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
 	"k8s.io/client-go/rest"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -124,7 +124,7 @@ func talk(t *testing.T, f *Forwarder) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // everything has come
+	defer c.Close() // everything has come
 	got := make([]byte, 5)
 	if _, err := io.WriteString(c, "hello"); err != nil {
 		t.Fatal(err)
@@ -160,12 +160,12 @@ func TestForward_waitsForItsPod(t *testing.T) {
 	t.Parallel()
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }))
 	t.Cleanup(api.Close)
-	if _, err := newForwarder(t, api, corev1.PodPending).Dial(t.Context()); errclass.Of(err) != errclass.Transient {
+	if _, err := newForwarder(t, api, corev1.PodPending).Dial(t.Context()); !errors.Is(errclass.Of(err), errclass.Transient) {
 		t.Errorf("a pod that does not run yet: %v", err)
 	}
 	gone := newForwarder(t, api, corev1.PodRunning)
 	gone.pod = "other"
-	if _, err := gone.Dial(t.Context()); errclass.Of(err) != errclass.Transient {
+	if _, err := gone.Dial(t.Context()); !errors.Is(errclass.Of(err), errclass.Transient) {
 		t.Errorf("a pod that is replaced: %v", err)
 	}
 	if _, err := newForwarder(t, api, corev1.PodRunning).Dial(t.Context()); err == nil || errors.Is(err, context.Canceled) {

@@ -38,8 +38,14 @@ func TestFreezeHooks_canBeSwitchedOff(t *testing.T) {
 		instance, configuration string
 		hooks                   bool
 	}{
-		{unset, unset, true}, {"true", unset, false}, {unset, "true", false}, {"false", "true", true}, {"true", "false", false},
-		{"1", unset, false}, {"yes", unset, true}, {"", "true", true},
+		{unset, unset, true},
+		{"true", unset, false},
+		{unset, "true", false},
+		{"false", "true", true},
+		{"true", "false", false},
+		{"1", unset, false},
+		{"yes", unset, true},
+		{"", "true", true},
 	} {
 		in := smallInput()
 		in.Configuration = &kubevirtv1.KubeVirt{}

@@ -45,8 +45,10 @@ func StartLibvirt(tb testing.TB) *Libvirt {
 	tb.Helper()
 	user := fmt.Sprint(layout.LauncherUser)
 	return startLibvirt(tb, &Libvirt{
-		command: []string{"setpriv", "--reuid", user, "--regid", fmt.Sprint(layout.LauncherGroup), "--clear-groups",
-			"--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "libvirtd"},
+		command: []string{
+			"setpriv", "--reuid", user, "--regid", fmt.Sprint(layout.LauncherGroup), "--clear-groups",
+			"--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "libvirtd",
+		},
 		environment: libvirtd.Environment(),
 		socket:      layout.LibvirtRunDir + "/libvirt/libvirt-sock",
 		state:       []string{layout.LibvirtRunDir, layout.LibvirtConfigDir},

@@ -110,7 +110,7 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	w.Write(answer) //nolint:errcheck // the command notices
+	w.Write(answer) // the command notices
 }
 
 func (c *cluster) kubectl(args []string, input []byte) ([]byte, error) {

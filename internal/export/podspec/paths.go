@@ -49,14 +49,14 @@ func DataPath(volume string) string { return path.Join(backupsPath, volume, "dat
 // MapPath returns the path of the regions of a backup's volume.
 func MapPath(volume string) string { return path.Join(backupsPath, volume, "map") }
 
-// The export proxy serves an export below ProxyPath, as upstream's does. The path is ProxyPrefix, the namespace, a slash,
-// ProxyResource, a slash and the export's name.
+// ProxyResource stands between the namespace and the export's name in every ProxyPath.
 const ProxyResource = "virtualmachineexports"
 
 // ProxyPrefix is the beginning of every ProxyPath.
 var ProxyPrefix = "/api/" + exportv1.GroupVersion.String() + "/namespaces/"
 
-// ProxyPath returns the path below which the export proxy serves an export.
+// ProxyPath returns the path below which the export proxy serves an export, as upstream's does: ProxyPrefix, the namespace,
+// a slash, ProxyResource, a slash and the export's name.
 func ProxyPath(namespace, export string) string {
 	return ProxyPrefix + path.Join(namespace, ProxyResource, export)
 }

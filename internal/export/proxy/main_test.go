@@ -146,7 +146,7 @@ func (s *site) serveAs(certificate tls.Certificate, namespace, export string, ha
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		server.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})) //nolint:errcheck // it ends with Close
+		server.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})) // it ends with Close
 	}()
 	s.Cleanup(func() { server.Close(); <-done })
 	s.lead(namespace, export, u.address)

@@ -36,7 +36,7 @@ func TestReadSecret_followsTheKubeletsLinksAndNoOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close() //nolint:errcheck // a handle
+	defer m.Close() // a handle
 	if got, err := m.ReadSecret("uid", "tunnel", "token"); err != nil || string(got) != "secret" {
 		t.Fatalf("%q, %v", got, err)
 	}
