@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -252,5 +253,46 @@ func TestPull_launcherThatKnowsNoPullIsNotAsked(t *testing.T) {
 	w.untilPhase(b, "CopyFailed")
 	if w.launcher.count("BeginBackup") != 0 || !strings.Contains(b.Status.Message, "restart the machine") {
 		t.Errorf("begun %d times; %s", w.launcher.count("BeginBackup"), b.Status.Message)
+	}
+}
+
+// serving takes a backup in pull mode to Serving.
+func (w *world) serving() *backupv1.VirtualMachineBackup {
+	w.t.Helper()
+	w.started()
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	w.begun(1)
+	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
+	w.untilPhase(b, "Serving")
+	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
+	return b
+}
+
+func TestPull_stopWaitsAndThenEndsIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.waits = 3 * time.Second
+	b := w.serving()
+	w.delete(w.vmi)
+	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+		c := w.conditionOf(s, kubevirtv1.ConditionStopDelayed)
+		return want(c.Status == corev1.ConditionTrue && strings.Contains(c.Message, "b1"), "%+v", c)
+	})
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != backupv1.ReasonVMDeleted || w.launcher.count("FinishBackup") != 0 {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+	}
+	w.until(func() error { return want(w.launcher.count("Shutdown") > 0, "not shut down") })
+}
+
+func TestPull_launcherDies(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	b := w.serving()
+	w.launcher.kill()
+	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed })
+	w.untilPhase(b, "CopyFailed")
+	if b.Status.Reason != backupv1.ReasonGuestCrashed {
+		t.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
 	}
 }
