@@ -3,6 +3,8 @@ package backupstate
 import (
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 )
 
@@ -107,4 +109,10 @@ func MayWrite(writer Component, from, to backupv1.BackupPhase) bool {
 	default: // The controller supervises the handler: it writes deadlines and conditions in the handler's phases.
 		return writer == Controller && (to == p.Name || to == p.GivenUp)
 	}
+}
+
+// IsReadable reports whether the endpoints of a backup in pull mode answer. Whoever deletes it then says that its data was
+// read: the controller does not change the condition after a deletion.
+func IsReadable(s *backupv1.VirtualMachineBackupStatus) bool {
+	return s.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady)
 }

@@ -89,22 +89,19 @@ func ClaimDeleting(claim string) State {
 }
 
 // TokenSecretNotFound says that the Secret with the clients' token does not exist.
-func TokenSecretNotFound(secret string) State {
-	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names and which does not exist: create it with the key %s.", secret, tokenKey)
+func TokenSecretNotFound(secret, key string) State {
+	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names and which does not exist: create it with the key %s.", secret, key)
 }
 
 // TokenSecretEmpty says that the Secret with the clients' token has none.
-func TokenSecretEmpty(secret string) State {
-	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names, to have a token: give it the key %s.", secret, tokenKey)
+func TokenSecretEmpty(secret, key string) State {
+	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names, to have a token: give it the key %s.", secret, key)
 }
 
 // TunnelKeyMissing says that the key of the installation does not exist.
 func TunnelKeyMissing() State {
 	return state(backupv1.ReasonAttaching, "Waiting for the key from which the token of the backup's tunnel is made; the controller is about to create it.")
 }
-
-// tokenKey is the key of a token in its Secret.
-const tokenKey = "token"
 
 // OtherBackupFirst says that another backup of the machine goes first.
 func OtherBackupFirst(other string) State {

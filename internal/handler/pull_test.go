@@ -16,6 +16,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/export/podspec"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -51,7 +52,7 @@ func (w *world) pullBackup(tr *backupv1.VirtualMachineBackupTracker, token strin
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, layout.TunnelTokenKey), []byte(token), 0o400); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, podspec.TokenKey), []byte(token), 0o400); err != nil {
 		w.t.Fatal(err)
 	}
 	return b
@@ -135,11 +136,7 @@ func TestPull_isServedAndFinishedByADeletion(t *testing.T) {
 func TestPull_deletedBeforeItIsReadyIsAborted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
-	w.begun(1)
-	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
-	w.untilPhase(b, "Serving")
+	b := w.serving()
 	w.offer(b, "10.96.0.9:9090", metav1.ConditionFalse)
 	w.delete(b)
 	w.untilPhase(b, "CopyFailed")
@@ -151,11 +148,7 @@ func TestPull_deletedBeforeItIsReadyIsAborted(t *testing.T) {
 func TestPull_scratchIsFull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
-	w.begun(1)
-	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
-	w.untilPhase(b, "Serving")
+	b := w.serving()
 	// The job fails just when the backup is deleted that was Ready: nobody can have everything.
 	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	w.launcher.job(func(j *pb.Backup) {
@@ -171,11 +164,7 @@ func TestPull_scratchIsFull(t *testing.T) {
 func TestPull_jobThatIsLostFailsTheBackup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
-	w.begun(1)
-	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
-	w.untilPhase(b, "Serving")
+	b := w.serving()
 	w.launcher.set(func(s *pb.State) { s.Backup = nil })
 	w.untilPhase(b, "CopyFailed")
 	if n := w.launcher.count("BeginBackup"); n != 1 {
@@ -187,11 +176,7 @@ func TestPull_jobThatIsLostFailsTheBackup(t *testing.T) {
 func TestPull_jobOfAnEndedBackupIsAborted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
-	w.begun(1)
-	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
-	w.untilPhase(b, "Serving")
+	b := w.serving()
 	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	w.connectedTo("10.96.0.9:9090")
 	w.stop()
@@ -213,11 +198,7 @@ func TestPull_jobOfAnEndedBackupIsAborted(t *testing.T) {
 func TestPull_doneWithoutADeletionIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
-	w.begun(1)
-	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
-	w.untilPhase(b, "Serving")
+	b := w.serving()
 	w.offer(b, "10.96.0.9:9090", metav1.ConditionFalse)
 	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_DONE })
 	w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error { return want(s.Phase != "Serving", "still Serving") })
@@ -264,7 +245,6 @@ func (w *world) serving() *backupv1.VirtualMachineBackup {
 	w.begun(1)
 	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
 	w.untilPhase(b, "Serving")
-	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	return b
 }
 
@@ -273,6 +253,7 @@ func TestPull_stopWaitsAndThenEndsIt(t *testing.T) {
 	w := newWorld(t, "")
 	w.waits = 3 * time.Second
 	b := w.serving()
+	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	w.delete(w.vmi)
 	w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
 		c := w.conditionOf(s, kubevirtv1.ConditionStopDelayed)
@@ -289,6 +270,7 @@ func TestPull_launcherDies(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	b := w.serving()
+	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	w.launcher.kill()
 	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed })
 	w.untilPhase(b, "CopyFailed")

@@ -69,12 +69,8 @@ const (
 // AttachmentVolume is the volume of an attachment pod that has the claim.
 const AttachmentVolume = "target"
 
-// TunnelVolume is the volume of an attachment pod that has the Secret of TunnelSecret, if there is one. TunnelTokenKey is the
-// key of the token in it.
-const (
-	TunnelVolume   = "tunnel"
-	TunnelTokenKey = "token"
-)
+// TunnelVolume is the volume of an attachment pod that has the Secret of TunnelSecret, if there is one.
+const TunnelVolume = "tunnel"
 
 // Labels, annotations and finalizers.
 const (

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,12 +13,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export/proxy"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // authoritiesKey is the key of a Secret's authorities, as cert-manager has it.
@@ -97,13 +97,12 @@ func (f Finder) Find(ctx context.Context, authorities string) (Address, error) {
 
 // host returns the address's host, and the Secret with which an Ingress ends TLS for it. Either may be empty.
 func (f Finder) host(ctx context.Context) (host, tlsSecret string, err error) {
-	ingress := &networkingv1.Ingress{}
-	err = f.Reader.Get(ctx, client.ObjectKey{Namespace: f.Namespace, Name: proxy.Name}, ingress)
-	if apierrors.IsNotFound(err) {
-		return f.Host, "", nil
-	}
+	ingress, err := reconcile.Find(ctx, f.Reader, types.NamespacedName{Namespace: f.Namespace, Name: proxy.Name}, &networkingv1.Ingress{})
 	if err != nil {
-		return "", "", fmt.Errorf("get ingress %s/%s: %w", f.Namespace, proxy.Name, err)
+		return "", "", err
+	}
+	if ingress == nil {
+		return f.Host, "", nil
 	}
 	host = f.Host
 	if host == "" {
@@ -144,15 +143,7 @@ func tlsSecretFor(ingress *networkingv1.Ingress, host string) string {
 
 // secret reads a Secret of Varve's namespace. It returns nil if there is none.
 func (f Finder) secret(ctx context.Context, name string) (*corev1.Secret, error) {
-	s := &corev1.Secret{}
-	err := f.Reader.Get(ctx, client.ObjectKey{Namespace: f.Namespace, Name: name}, s)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // it is no error that it is not there
-	}
-	if err != nil {
-		return nil, fmt.Errorf("get secret %s/%s: %w", f.Namespace, name, err)
-	}
-	return s, nil
+	return reconcile.Find(ctx, f.Reader, types.NamespacedName{Namespace: f.Namespace, Name: name}, &corev1.Secret{})
 }
 
 // certificatesOf returns the certificates of a Secret of type kubernetes.io/tls, in PEM, each once: the authorities, if

@@ -60,7 +60,7 @@ func (r *lockReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	// First look in the cache: there is almost always nothing to do. Then read live, and read the instance before
 	// the backups, because a backup exists before its lock does.
 	for _, c := range []client.Reader{r.cached, r.live} {
-		instance, err := getOrNil(ctx, c, req.NamespacedName, &kubevirtv1.VirtualMachineInstance{})
+		instance, err := reconcile.Find(ctx, c, req.NamespacedName, &kubevirtv1.VirtualMachineInstance{})
 		if err != nil || instance == nil {
 			return ctrl.Result{}, err
 		}
@@ -89,7 +89,7 @@ func (r *lockReconciler) findUsers(ctx context.Context, c client.Reader, instanc
 	var holder *backupv1.VirtualMachineBackup
 	if lock := lockOf(instance); lock != nil {
 		var err error
-		holder, err = getOrNil(ctx, c, types.NamespacedName{Namespace: instance.Namespace, Name: lock.BackupName}, &backupv1.VirtualMachineBackup{})
+		holder, err = reconcile.Find(ctx, c, types.NamespacedName{Namespace: instance.Namespace, Name: lock.BackupName}, &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, nil, err
 		}

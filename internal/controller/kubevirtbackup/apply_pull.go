@@ -14,6 +14,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/tunnelkey"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // gatherPull reads what only a backup in pull mode depends on. Secrets are read from the API server: the cache has none.
@@ -24,12 +25,12 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 	namespace := in.Backup.Namespace
 	if isWaiting(in.Backup) || in.Backup.Status.Phase == backupv1.BackupAttaching {
 		if ref := in.Backup.Spec.TokenSecretRef; ref != nil {
-			if in.Pull.Token, err = getOrNil(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: *ref}, &corev1.Secret{}); err != nil {
+			if in.Pull.Token, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: *ref}, &corev1.Secret{}); err != nil {
 				return err
 			}
 		}
 	}
-	if in.Pull.TunnelSecret, err = getOrNil(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: in.tunnelSecretName()}, &corev1.Secret{}); err != nil {
+	if in.Pull.TunnelSecret, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: in.tunnelSecretName()}, &corev1.Secret{}); err != nil {
 		return err
 	}
 	if in.Pull.TunnelSecret == nil {
@@ -38,11 +39,11 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 		}
 	}
 	name := layout.BackupExport(in.Backup.Name)
-	if in.Pull.Export, err = getOrNil(ctx, c, types.NamespacedName{Namespace: namespace, Name: name}, &exportv1.VirtualMachineExport{}); err != nil || in.Pull.Export == nil {
+	if in.Pull.Export, err = reconcile.Find(ctx, c, types.NamespacedName{Namespace: namespace, Name: name}, &exportv1.VirtualMachineExport{}); err != nil || in.Pull.Export == nil {
 		return err
 	}
 	if service := in.Pull.Export.Status.ServiceName; service != "" && in.Backup.Status.Phase == backupv1.BackupServing {
-		in.Pull.Service, err = getOrNil(ctx, r.cached, types.NamespacedName{Namespace: namespace, Name: service}, &corev1.Service{})
+		in.Pull.Service, err = reconcile.Find(ctx, r.cached, types.NamespacedName{Namespace: namespace, Name: service}, &corev1.Service{})
 	}
 	return err
 }

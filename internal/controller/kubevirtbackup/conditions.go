@@ -44,8 +44,7 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 	}
 	setCondition(s, c, generation, now)
 	c.Type = backupv1.ConditionAborting
-	collected := s.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady)
-	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied || collected {
+	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied || backupstate.IsReadable(s) {
 		c.Status, c.Message = metav1.ConditionFalse, ""
 	}
 	setCondition(s, c, generation, now)

@@ -55,7 +55,7 @@ func targetGone(in *input) (backupstate.State, bool) {
 	switch {
 	case uid == "": // an older version planned the backup
 		return backupstate.State{}, false
-	case in.isPull() && isCollected(in): // clients have the data
+	case in.isPull() && in.Backup.Status.Phase == backupv1.BackupCopied: // clients have the data
 		return backupstate.State{}, false
 	case in.Claim == nil || in.Claim.UID == uid && in.Claim.DeletionTimestamp != nil:
 		if in.isPull() {
@@ -71,9 +71,6 @@ func targetGone(in *input) (backupstate.State, bool) {
 		return backupstate.State{}, false
 	}
 }
-
-// isCollected reports whether clients have the backup's data.
-func isCollected(in *input) bool { return in.Backup.Status.Phase == backupv1.BackupCopied }
 
 func superviseNode(in *input) decision {
 	s := &in.Backup.Status

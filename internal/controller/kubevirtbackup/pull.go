@@ -58,8 +58,7 @@ func ttlExpired(in *input) backupstate.State {
 
 // wakeAtExpiration has a backup looked at when its time is up.
 func wakeAtExpiration(in *input, d decision) decision {
-	before := in.Backup.Status.Phase
-	if in.isPull() && !in.isBeingDeleted() && (isWaiting(in.Backup) || backupstate.FindPhase(before).NeedsGuest) && in.Now.Before(in.expirationTime()) {
+	if in.isPull() && !in.isBeingDeleted() && (isWaiting(in.Backup) || backupstate.FindPhase(in.Backup.Status.Phase).NeedsGuest) && in.Now.Before(in.expirationTime()) {
 		d.Wake = earlierTime(d.Wake, in.expirationTime())
 	}
 	return d
@@ -103,9 +102,9 @@ func missingToken(in *input) *obstacle {
 	case !in.isPull():
 		return nil
 	case in.Pull.Token == nil:
-		return pollFor(backupstate.TokenSecretNotFound(name))
+		return pollFor(backupstate.TokenSecretNotFound(name, podspec.TokenKey))
 	case len(bytes.TrimSpace(in.Pull.Token.Data[podspec.TokenKey])) == 0:
-		return pollFor(backupstate.TokenSecretEmpty(name))
+		return pollFor(backupstate.TokenSecretEmpty(name, podspec.TokenKey))
 	}
 	return nil
 }

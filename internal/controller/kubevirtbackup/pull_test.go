@@ -86,6 +86,17 @@ func (w *world) ready(b *backupv1.VirtualMachineBackup) {
 	w.settle(b)
 }
 
+// cleanUp takes a backup to its end, with a node that cleans up.
+func (w *world) cleanUp(b *backupv1.VirtualMachineBackup) {
+	for range 5 {
+		w.settle(b)
+		w.mount()
+		if b.Status.Phase == backupv1.BackupPruning {
+			b.Status.Phase = backupv1.BackupPruned
+		}
+	}
+}
+
 func readyCondition(b *backupv1.VirtualMachineBackup) *metav1.Condition {
 	return meta.FindStatusCondition(b.Status.Conditions, backupv1.ConditionReady)
 }
@@ -377,13 +388,7 @@ func TestPull_leavesNothing(t *testing.T) {
 		b := w.createPull("b")
 		b.Finalizers = []string{"test"} // to look at it when it has ended
 		end(w, b)
-		for range 5 {
-			w.settle(b)
-			w.mount()
-			if b.Status.Phase == backupv1.BackupPruning {
-				b.Status.Phase = backupv1.BackupPruned
-			}
-		}
+		w.cleanUp(b)
 		if !b.Status.Phase.Final() || len(w.secrets) != 0 || len(w.exports) != 0 || w.locked() != "" || len(w.instance.Spec.UtilityVolumes) != 0 {
 			t.Errorf("%s: %s: %s; secrets %v, exports %v, volumes %v", name, b.Status.Phase, b.Status.Message, w.secrets, w.exports, w.instance.Spec.UtilityVolumes)
 		}
@@ -449,13 +454,7 @@ func TestPull_orphanedChildrenAreRemoved(t *testing.T) {
 		e.OwnerReferences = nil
 	}
 	w.copied(b)
-	for range 5 {
-		w.settle(b)
-		w.mount()
-		if b.Status.Phase == backupv1.BackupPruning {
-			b.Status.Phase = backupv1.BackupPruned
-		}
-	}
+	w.cleanUp(b)
 	if len(w.secrets) != 0 || len(w.exports) != 0 {
 		t.Errorf("%s: %q; left: %d secrets, %d exports", b.Status.Phase, b.Status.Message, len(w.secrets), len(w.exports))
 	}
@@ -519,13 +518,7 @@ func TestPull_scratchLowEndsWithTheBackup(t *testing.T) {
 	meta.SetStatusCondition(&b.Status.Conditions, metav1.Condition{Type: backupv1.ConditionScratchLow, Status: metav1.ConditionTrue, Reason: "Low"})
 	w.delete(b)
 	w.copied(b)
-	for range 5 {
-		w.settle(b)
-		w.mount()
-		if b.Status.Phase == backupv1.BackupPruning {
-			b.Status.Phase = backupv1.BackupPruned
-		}
-	}
+	w.cleanUp(b)
 	if meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionScratchLow) {
 		t.Errorf("%s with ScratchSpaceLow=True", b.Status.Phase)
 	}

@@ -89,7 +89,7 @@ func (r *reconciler) requeueAt(in *input, d decision) ctrl.Result {
 
 // gatherInput reads everything that a decision about the backup depends on. It returns nil if the backup does not exist.
 func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types.NamespacedName) (*input, error) {
-	b, err := getOrNil(ctx, c, key, &backupv1.VirtualMachineBackup{})
+	b, err := reconcile.Find(ctx, c, key, &backupv1.VirtualMachineBackup{})
 	if err != nil || b == nil {
 		return nil, err
 	}
@@ -98,10 +98,10 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 		return in, nil // nothing else matters
 	}
 	// Nothing races with the configuration, so the cache is as good as the API server.
-	if in.Configuration, err = getOrNil(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
+	if in.Configuration, err = reconcile.Find(ctx, r.cached, r.configuration, &kubevirtv1.KubeVirt{}); err != nil {
 		return nil, err
 	}
-	in.Claim, err = getOrNil(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
+	in.Claim, err = reconcile.Find(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: b.Spec.PVCName}, &corev1.PersistentVolumeClaim{})
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 		return nil, err
 	}
 	if name := b.Spec.TrackerName(); name != "" {
-		in.Tracker, err = getOrNil(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
+		in.Tracker, err = reconcile.Find(ctx, c, types.NamespacedName{Namespace: key.Namespace, Name: name}, &backupv1.VirtualMachineBackupTracker{})
 		if err != nil {
 			return nil, err
 		}
@@ -127,10 +127,10 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *inp
 	}
 	key := types.NamespacedName{Namespace: in.Backup.Namespace, Name: name}
 	var err error
-	if in.VM, err = getOrNil(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
+	if in.VM, err = reconcile.Find(ctx, c, key, &kubevirtv1.VirtualMachine{}); err != nil {
 		return err
 	}
-	if in.Instance, err = getOrNil(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+	if in.Instance, err = reconcile.Find(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return err
 	}
 	if isWaiting(in.Backup) {
@@ -155,7 +155,7 @@ func (r *reconciler) findOtherBackups(ctx context.Context, c client.Reader, b *b
 		if known[i].UID == b.UID {
 			continue
 		}
-		o, err := getOrNil(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
+		o, err := reconcile.Find(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, err
 		}
@@ -164,16 +164,4 @@ func (r *reconciler) findOtherBackups(ctx context.Context, c client.Reader, b *b
 		}
 	}
 	return others, nil
-}
-
-// getOrNil reads an object. It returns nil and no error if the object does not exist.
-func getOrNil[T client.Object](ctx context.Context, c client.Reader, key types.NamespacedName, obj T) (T, error) {
-	var none T
-	if err := c.Get(ctx, key, obj); err != nil {
-		if apierrors.IsNotFound(err) {
-			return none, nil
-		}
-		return none, fmt.Errorf("read %T %s: %w", obj, key, err)
-	}
-	return obj, nil
 }

@@ -15,6 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
@@ -76,7 +77,7 @@ func (r *reconciler) readNodeLoad(ctx context.Context, b *backupv1.VirtualMachin
 	for uid, backup := range r.granted.grantedOn(node, b.UID) {
 		// Places are granted to backups that the cache shows. A backup that it no longer shows has vanished without
 		// giving its place back.
-		o, err := getOrNil(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
+		o, err := reconcile.Find(ctx, r.cached, backup, &backupv1.VirtualMachineBackup{})
 		switch {
 		case err != nil:
 			return nodeLoad{}, err

@@ -51,7 +51,7 @@ func userOfTracker(t *backupv1.VirtualMachineBackupTracker, backups []backupv1.V
 }
 
 func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	t, err := getOrNil(ctx, r.cached, req.NamespacedName, &backupv1.VirtualMachineBackupTracker{})
+	t, err := reconcile.Find(ctx, r.cached, req.NamespacedName, &backupv1.VirtualMachineBackupTracker{})
 	if err != nil || t == nil || !controllerutil.ContainsFinalizer(t, layout.FinalizerTracker) {
 		return ctrl.Result{}, err
 	}
@@ -83,7 +83,7 @@ func (r *trackerReconciler) findUser(ctx context.Context, t *backupv1.VirtualMac
 	}
 	var present []backupv1.VirtualMachineBackup
 	for i := range named {
-		b, err := getOrNil(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
+		b, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})
 		if err != nil {
 			return nil, err
 		}

@@ -70,15 +70,7 @@ func Read(ctx context.Context, live client.Reader, namespace string) ([]byte, er
 }
 
 func find(ctx context.Context, live client.Reader, namespace string) (*corev1.Secret, error) {
-	secret := &corev1.Secret{}
-	err := live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: Secret}, secret)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nothing is an answer
-	}
-	if err != nil {
-		return nil, fmt.Errorf("get secret %s/%s: %w", namespace, Secret, err)
-	}
-	return secret, nil
+	return reconcile.Find(ctx, live, types.NamespacedName{Namespace: namespace, Name: Secret}, &corev1.Secret{})
 }
 
 type reconciler struct {

@@ -7,6 +7,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -90,7 +91,7 @@ func addTunnelToken(pod *corev1.PodSpec, utilityVolume string) {
 		Name: layout.TunnelVolume,
 		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
 			SecretName: layout.TunnelSecret(utilityVolume), Optional: ptr.To(true), DefaultMode: ptr.To[int32](0o400),
-			Items: []corev1.KeyToPath{{Key: layout.TunnelTokenKey, Path: layout.TunnelTokenKey}},
+			Items: []corev1.KeyToPath{{Key: podspec.TokenKey, Path: podspec.TokenKey}},
 		}},
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -13,6 +12,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -71,15 +71,7 @@ func (r *reconciler) findChildren(ctx context.Context, in *input) (err error) {
 
 // find reads an object into o. It returns nil if there is none.
 func find[T client.Object](ctx context.Context, from client.Reader, namespace, name string, o T) (T, error) {
-	var none T
-	err := from.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, o)
-	if apierrors.IsNotFound(err) {
-		return none, nil
-	}
-	if err != nil {
-		return none, fmt.Errorf("get %T %s/%s: %w", o, namespace, name, err)
-	}
-	return o, nil
+	return reconcile.Find(ctx, from, client.ObjectKey{Namespace: namespace, Name: name}, o)
 }
 
 // findSource reads what the export serves.

@@ -18,12 +18,7 @@ import (
 // while no handler ran here, or somebody removed its finalizer. One in pull mode would go on for ever.
 func (r *Reconciler) endStrayBackup(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) error {
 	job := l.Snapshot().State.GetBackup()
-	switch job.GetPhase() {
-	case launcherpb.Backup_DONE, launcherpb.Backup_FAILED, launcherpb.Backup_PHASE_UNSPECIFIED:
-		return nil
-	case launcherpb.Backup_PREPARING, launcherpb.Backup_COPYING, launcherpb.Backup_FINISHING, launcherpb.Backup_SERVING:
-	}
-	if isHeldBy(vmi, job.GetUid()) {
+	if !backupRuns(l) || isHeldBy(vmi, job.GetUid()) {
 		return nil
 	}
 	// A backup takes the lock before it begins, but the cache may not have it yet.

@@ -59,8 +59,8 @@ func (r *Reconciler) pruneLauncher(ctx context.Context, s *gathered) error {
 	uid := string(s.backup.UID)
 	if job := s.job(); job != nil && job.GetPhase() != launcherpb.Backup_DONE && job.GetPhase() != launcherpb.Backup_FAILED {
 		// The controller gave up the backup while it ran. Its files and its checkpoint must not appear later.
-		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: uid}); err != nil {
-			return fmt.Errorf("abort: %w", err)
+		if err := abortJob(ctx, s); err != nil {
+			return err
 		}
 		return errors.New("the abandoned job is still ending")
 	}
@@ -82,10 +82,7 @@ func (r *Reconciler) removePartial(ctx context.Context, s *gathered) error {
 	if b.Status.Directory == "" {
 		return nil
 	}
-	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
-		Namespace: b.Namespace, Instance: b.Status.SourceName, InstanceUID: b.Status.InstanceUID,
-		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
-	})
+	source, err := r.findTarget(ctx, b)
 	if err == nil {
 		turns.Outside(ctx, func() { err = r.Partial.RemovePartial(source, b.Status.Directory) })
 	}
@@ -99,4 +96,12 @@ func (r *Reconciler) removePartial(ctx context.Context, s *gathered) error {
 		return fmt.Errorf("remove partial files: %w", err)
 	}
 	return nil
+}
+
+// findTarget returns where the kubelet mounted the backup's claim for its attachment pod.
+func (r *Reconciler) findTarget(ctx context.Context, b *backupv1.VirtualMachineBackup) (mount.Source, error) {
+	return attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
+		Namespace: b.Namespace, Instance: b.Status.SourceName, InstanceUID: b.Status.InstanceUID,
+		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
+	})
 }

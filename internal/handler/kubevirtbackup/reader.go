@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	"github.com/varvebackup/varve/internal/handler/attachment"
+	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
@@ -90,12 +90,9 @@ func (r *Reconciler) isConnected(s *gathered, end backupv1.PullTunnel) bool {
 
 // readToken returns the tunnel's token. Handlers may not read Secrets: the kubelet brings it to the backup's attachment pod.
 func (r *Reconciler) readToken(ctx context.Context, b *backupv1.VirtualMachineBackup) ([]byte, error) {
-	source, err := attachment.Find(ctx, r.Live, r.NodeName, attachment.Volume{
-		Namespace: b.Namespace, Instance: b.Status.SourceName, InstanceUID: b.Status.InstanceUID,
-		Name: layout.BackupUtilityVolume(b.UID), Claim: b.Spec.PVCName,
-	})
+	source, err := r.findTarget(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	return r.Secrets.ReadSecret(source.Pod, layout.TunnelVolume, layout.TunnelTokenKey)
+	return r.Secrets.ReadSecret(source.Pod, layout.TunnelVolume, podspec.TokenKey)
 }

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -197,17 +196,25 @@ func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result
 
 // endDeleted ends the job of a deleted backup.
 func (r *Reconciler) endDeleted(ctx context.Context, s *gathered) (ctrl.Result, error) {
-	if isCollected(s.backup) {
+	if backupstate.IsReadable(&s.backup.Status) {
 		_, err := s.launcher.RPC().FinishBackup(ctx, &launcherpb.FinishBackupRequest{Uid: string(s.backup.UID)})
 		if err != nil && status.Code(err) != codes.FailedPrecondition { // the job is about to say why it cannot be finished
 			return ctrl.Result{}, fmt.Errorf("finish: %w", err)
 		}
 		return ctrl.Result{RequeueAfter: retryInterval}, nil
 	}
-	if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
-		return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+	if err := abortJob(ctx, s); err != nil {
+		return ctrl.Result{}, err
 	}
 	return ctrl.Result{RequeueAfter: retryInterval}, nil
+}
+
+// abortJob has the launcher abort the backup.
+func abortJob(ctx context.Context, s *gathered) error {
+	if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
+		return fmt.Errorf("abort: %w", err)
+	}
+	return nil
 }
 
 // isUnasked reports whether the job of a backup in pull mode does, or has done, what only a deletion asks for. An older
@@ -216,24 +223,18 @@ func isUnasked(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) bool {
 	if !b.Spec.IsPull() {
 		return false
 	}
-	asked := !b.DeletionTimestamp.IsZero() && isCollected(b)
+	asked := !b.DeletionTimestamp.IsZero() && backupstate.IsReadable(&b.Status)
 	return job.GetPhase() == launcherpb.Backup_FINISHING || job.GetPhase() == launcherpb.Backup_DONE && !asked
 }
 
 // abandonUnasked fails a backup in pull mode whose job ends, or has ended, without having been asked to.
 func (r *Reconciler) abandonUnasked(ctx context.Context, s *gathered) (ctrl.Result, error) {
 	if s.job().GetPhase() != launcherpb.Backup_DONE {
-		if _, err := s.launcher.RPC().AbortBackup(ctx, &launcherpb.AbortBackupRequest{Uid: string(s.backup.UID)}); err != nil {
-			return ctrl.Result{}, fmt.Errorf("abort: %w", err)
+		if err := abortJob(ctx, s); err != nil {
+			return ctrl.Result{}, err
 		}
 	}
 	return r.failBackup(ctx, s, backupstate.EndedByItself())
-}
-
-// isCollected reports whether somebody who deletes the backup says that its data was read: the endpoints answered when it
-// was deleted. The controller does not change the condition after that.
-func isCollected(b *backupv1.VirtualMachineBackup) bool {
-	return b.Status.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionReady)
 }
 
 // reportFailure fails a backup whose job has failed.
