@@ -1,0 +1,86 @@
+package datamove
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// AccessKey is the key of a repository's Secret that has its Access, and the name of the file in AccessDirectory.
+const AccessKey = "repository.json"
+
+// AccessDirectory is where a mover pod has the Secret of its repository.
+const AccessDirectory = "/run/varve/repository"
+
+// StorageDirectory is where a mover pod has the claim or the NFS export of a location that is a directory.
+const StorageDirectory = "/run/varve/storage"
+
+// AccessVersion is the version of Access that this package writes and reads.
+const AccessVersion = 1
+
+// Access is all that a mover pod needs to open a repository. It holds secrets: nothing may print it.
+type Access struct {
+	// Version is AccessVersion.
+	Version int `json:"version"`
+	// Password is the repository's.
+	Password string `json:"password"`
+	// UniqueID is the repository's, in hexadecimal; "" until it was made. Another repository in its place is refused.
+	UniqueID string `json:"uniqueID,omitempty"`
+	// ReadOnly: nothing may be written.
+	ReadOnly bool `json:"readOnly,omitempty"`
+	// S3 and Directory say where it is: one of them is set.
+	S3        *S3Access `json:"s3,omitempty"`
+	Directory string    `json:"directory,omitempty"` // absolute path in the pod, below StorageDirectory
+}
+
+// S3Access is a bucket, and the keys to it.
+type S3Access struct {
+	// Endpoint is host or host:port.
+	Endpoint string `json:"endpoint"`
+	Bucket   string `json:"bucket"`
+	// Prefix begins the names of the repository's blobs.
+	Prefix    string `json:"prefix"`
+	Region    string `json:"region,omitempty"`
+	PlainHTTP bool   `json:"plainHTTP,omitempty"`
+	// RootCA is PEM, for an authority that the system does not know.
+	RootCA       []byte `json:"rootCA,omitempty"`
+	AccessKey    string `json:"accessKey"`
+	SecretKey    string `json:"secretKey"`
+	SessionToken string `json:"sessionToken,omitempty"`
+}
+
+// String keeps secrets out of logs.
+func (a Access) String() string { return "access to a repository" }
+
+// GoString does the same for %#v.
+func (a Access) GoString() string { return a.String() }
+
+// Encode returns the access as a mover pod reads it.
+func (a Access) Encode() []byte {
+	a.Version = AccessVersion
+	text, err := json.Marshal(a)
+	if err != nil {
+		panic(err) // strings and bytes
+	}
+	return text
+}
+
+// DecodeAccess reads what Encode wrote. It refuses fields and versions that it does not know. Its errors hold no secret.
+func DecodeAccess(text []byte) (Access, error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	var a Access
+	if err := decoder.Decode(&a); err != nil {
+		return Access{}, fmt.Errorf("decode %s: not the access to a repository, or of another version of Varve", AccessKey)
+	}
+	switch {
+	case a.Version != AccessVersion:
+		return Access{}, fmt.Errorf("decode %s: version %d, want %d", AccessKey, a.Version, AccessVersion)
+	case a.Password == "":
+		return Access{}, fmt.Errorf("decode %s: no password", AccessKey)
+	case (a.S3 != nil) == (a.Directory != ""):
+		return Access{}, errors.New("decode " + AccessKey + ": neither or both of s3 and directory")
+	}
+	return a, nil
+}

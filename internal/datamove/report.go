@@ -1,0 +1,64 @@
+package datamove
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Outcome is how the work of a mover pod ended.
+type Outcome string
+
+const (
+	// Succeeded: an upload's restore point is published and synced, or a download's volume is written and synced.
+	Succeeded Outcome = "Succeeded"
+	// Failed: it failed, and doing it again would fail in the same way.
+	Failed Outcome = "Failed"
+	// Canceled: it saw spec.cancel and ended. What was stored will be collected.
+	Canceled Outcome = "Canceled"
+)
+
+// Report is what a mover pod leaves on its object, in AnnotationReport, when it has ended. The pod writes it in one patch with the
+// object's resource version and its own UID, so that a pod that was given up cannot report for its successor.
+//
+// A pod that dies without a report, or that fails in a way that may pass, leaves none: it is started again.
+type Report struct {
+	Outcome Outcome `json:"outcome"`
+	// Message says why it failed, and what to do.
+	Message string `json:"message,omitempty"`
+	// Pod is the UID of the pod that reports.
+	Pod types.UID `json:"pod"`
+	// SnapshotID is an upload's SnapshotID, if it Succeeded.
+	SnapshotID string `json:"snapshotID,omitempty"`
+	// TotalBytes is the volume's size, IncrementalBytes how many of them were new or changed, StoredBytes how many went to the
+	// repository after deduplication and compression.
+	TotalBytes       int64 `json:"totalBytes,omitempty"`
+	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
+	StoredBytes      int64 `json:"storedBytes,omitempty"`
+	// FullReason says why an upload that could have been incremental was not.
+	FullReason string `json:"fullReason,omitempty"`
+}
+
+// Encode returns the report as AnnotationReport has it.
+func (r Report) Encode() string {
+	text, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return string(text)
+}
+
+// DecodeReport reads AnnotationReport. Fields that it does not know are ignored: the pod may be newer.
+func DecodeReport(text string) (Report, error) {
+	var r Report
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return Report{}, fmt.Errorf("decode %s: %w", AnnotationReport, err)
+	}
+	switch r.Outcome {
+	case Succeeded, Failed, Canceled:
+		return r, nil
+	default:
+		return Report{}, fmt.Errorf("decode %s: unknown outcome %q", AnnotationReport, r.Outcome)
+	}
+}
