@@ -135,7 +135,7 @@ func TestForbiddenImports(t *testing.T) {
 		"internal/launcher/launcherpb": {"k8s.io/"},
 		"internal/cli":                 {"libvirt.org/"},
 		"internal/mover":               {"libvirt.org/", "github.com/spf13/", "sigs.k8s.io/controller-runtime", "k8s.io/client-go"},
-		"internal/controller":          {"libvirt.org/", module + "internal/launcher", "internal/moverpod"},
+		"internal/controller":          {"libvirt.org/", module + "internal/launcher"},
 		"internal/handler":             {"libvirt.org/"},
 	}
 	for _, f := range files(t) {
