@@ -98,3 +98,16 @@ func RepositoryPrefix(locationPrefix, volumeNamespace string) string {
 	}
 	return prefix
 }
+
+// labelValueLimit is how long a label's value may be.
+const labelValueLimit = 63
+
+// RestoredVolume returns a value of LabelRestoredVolume for a claim, as Velero makes it: namespace, name and random characters. One
+// that is too long for a label is shortened.
+func RestoredVolume(namespace, claim, random string) string {
+	readable := namespace + "." + claim
+	if most := labelValueLimit - 1 - len(random); len(readable) > most {
+		readable = strings.TrimRight(readable[:most], "-.")
+	}
+	return readable + "." + random
+}

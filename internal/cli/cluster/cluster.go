@@ -18,7 +18,12 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
+
+// snapshotGroupVersion is that of CSI snapshots, which are read without types.
+var snapshotGroupVersion = schema.GroupVersion{Group: "snapshot.storage.k8s.io", Version: "v1"}
 
 // Requests per second, and at once: one command makes a handful.
 const (
@@ -63,7 +68,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 // Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}
@@ -74,7 +79,7 @@ func Scheme() (*runtime.Scheme, error) {
 // newMapper returns the resources without asking the server: discovery at each start would cost more than the command
 // itself.
 func newMapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, corev1.SchemeGroupVersion})
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
@@ -84,6 +89,13 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret"} {
 		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
+	for _, k := range []string{"DataUpload", "DataDownload"} {
+		m.Add(velerov2.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	for _, k := range []string{"BackupStorageLocation", "BackupRepository"} {
+		m.Add(velerov1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	m.Add(snapshotGroupVersion.WithKind("VolumeSnapshot"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	return m
 }

@@ -1,0 +1,59 @@
+// Package data has the commands of `varve data`: the movement of volumes into repositories and back.
+package data
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
+)
+
+// NewCommand makes `varve data`.
+func NewCommand(s *resource.Session) *cobra.Command {
+	return s.GroupCommand("data", "Move volumes into repositories and back",
+		`Move volumes into repositories and back.
+
+An upload (DataUpload) puts a snapshot of a volume into the repository of a backup storage
+location. A download (DataDownload) makes a volume from one and gives it to a claim that waits
+for it. Velero makes them for the volumes of a backup or a restore; you can make your own. They
+are in the namespace of their location.`,
+		`  varve data upload list -n velero --watch
+  varve data upload describe nightly-x7k2p -n velero`,
+		nil,
+		newKindCommand(s, uploads, newUploadCreateCommand(s)), newKindCommand(s, downloads, newDownloadCreateCommand(s)))
+}
+
+// newKindCommand makes `varve data upload` or `varve data download`.
+func newKindCommand(s *resource.Session, k kind, create *cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use: k.noun, Aliases: []string{k.noun + "s"}, Short: "Create, list, describe and cancel " + k.noun + "s",
+		Long:    "Create, list, describe and cancel " + k.noun + "s, and read the logs of their mover pods.",
+		Example: "  varve data " + k.noun + " list --watch",
+	}
+	c.AddCommand(create, newListCommand(s, k), newDescribeCommand(s, k), newCancelCommand(s, k), newLogsCommand(s, k))
+	return c
+}
+
+func newListCommand(s *resource.Session, k kind) *cobra.Command {
+	return s.ListCommand(resource.Listing{
+		Short: "List " + k.noun + "s with their progress",
+		Long: `List ` + k.noun + `s, oldest first: the volume, the phase, how much was moved, and how long the rest
+takes at the rate until now.
+
+-o wide adds the data mover, the ID of what is stored, and what the ` + k.noun + ` waits for or why it
+failed.`,
+		Example: `  # Follow those that run
+  varve data ` + k.noun + ` list -n velero --watch
+
+  # What does the one that does not begin wait for?
+  varve data ` + k.noun + ` list -n velero -o wide`,
+		Noun: k.noun + "s", NewList: k.newList, Sort: sortByAge,
+		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+			return k.newTable(s, list, wide)
+		},
+	})
+}

@@ -1,0 +1,94 @@
+package data
+
+import (
+	"cmp"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// movement is a DataUpload or a DataDownload, with what both say under different names.
+type movement struct {
+	object client.Object
+
+	kind                      datamove.Kind
+	volume, location, mover   string
+	canceled                  bool
+	phase                     velerov2.Phase
+	message, node, snapshotID string
+	progress                  velerov2.Progress
+	started, completed        *metav1.Time
+}
+
+// newMovement returns what an object says. Any other kind is a mistake in this package.
+func newMovement(object runtime.Object) *movement {
+	switch o := object.(type) {
+	case *velerov2.DataUpload:
+		return &movement{
+			object: o, kind: datamove.Upload, volume: o.Spec.SourceNamespace + "/" + o.Spec.SourcePVC,
+			location: o.Spec.BackupStorageLocation, mover: o.Spec.DataMover, canceled: o.Spec.Cancel,
+			phase: cmp.Or(o.Status.Phase, velerov2.PhaseNew), message: o.Status.Message, node: o.Status.Node, snapshotID: o.Status.SnapshotID,
+			progress: o.Status.Progress, started: o.Status.StartTimestamp, completed: o.Status.CompletionTimestamp,
+		}
+	case *velerov2.DataDownload:
+		return &movement{
+			object: o, kind: datamove.Download, volume: o.Spec.TargetVolume.Namespace + "/" + o.Spec.TargetVolume.PVC,
+			location: o.Spec.BackupStorageLocation, mover: o.Spec.DataMover, canceled: o.Spec.Cancel,
+			phase: cmp.Or(o.Status.Phase, velerov2.PhaseNew), message: o.Status.Message, node: o.Status.Node, snapshotID: o.Spec.SnapshotID,
+			progress: o.Status.Progress, started: o.Status.StartTimestamp, completed: o.Status.CompletionTimestamp,
+		}
+	default:
+		panic("neither a DataUpload nor a DataDownload")
+	}
+}
+
+// dataMover returns the name of who serves it.
+func (m *movement) dataMover() string { return cmp.Or(m.mover, datamove.BuiltIn+" (built-in)") }
+
+// took returns the time from the first byte to the end, or to now.
+func (m *movement) took(now time.Time) string {
+	switch {
+	case m.started == nil:
+		return ""
+	case m.completed != nil:
+		return human.Span(m.completed.Sub(m.started.Time))
+	default:
+		return human.Span(now.Sub(m.started.Time))
+	}
+}
+
+// amount returns how much of the volume was moved.
+func (m *movement) amount() string {
+	if m.progress.TotalBytes == 0 {
+		return ""
+	}
+	return human.Bytes(m.progress.BytesDone) + " of " + human.Bytes(m.progress.TotalBytes)
+}
+
+// remaining returns how long the rest takes at the average rate since the start; "" if nothing can be said.
+func (m *movement) remaining(now time.Time) string {
+	p := m.progress
+	if m.phase != velerov2.PhaseInProgress || m.started == nil || p.BytesDone <= 0 || p.TotalBytes <= p.BytesDone {
+		return ""
+	}
+	passed := now.Sub(m.started.Time)
+	if passed <= 0 {
+		return ""
+	}
+	return human.Span(time.Duration(float64(passed) * float64(p.TotalBytes-p.BytesDone) / float64(p.BytesDone)))
+}
+
+// report returns the progress for a bar.
+func (m *movement) report() progress.Report {
+	return progress.Report{
+		Name: m.object.GetName(), Phase: string(m.phase), Message: m.message,
+		ProcessedBytes: m.progress.BytesDone, TotalBytes: m.progress.TotalBytes, Percent: progress.Percent(m.progress.BytesDone, m.progress.TotalBytes),
+	}
+}
