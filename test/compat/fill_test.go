@@ -51,7 +51,7 @@ func (f *filler) fill(v reflect.Value, path string) {
 		v.SetBool(true)
 	case reflect.Int, reflect.Int32, reflect.Int64:
 		v.SetInt(int64(f.next()))
-	case reflect.Uint, reflect.Uint32, reflect.Uint64:
+	case reflect.Uint, reflect.Uint8, reflect.Uint32, reflect.Uint64:
 		v.SetUint(uint64(f.next()))
 	default:
 		f.t.Fatalf("%s: cannot fill a %s", path, v.Type())
