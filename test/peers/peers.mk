@@ -7,3 +7,7 @@ peers: ## Build kopia and versitygw into a cache, as build/peers (minutes the fi
 .PHONY: virtctl
 virtctl: ## Build upstream's virtctl into a cache, as build/virtctl (2 or 3 minutes the first time)
 	test/peers/peers.sh virtctl virtctl=kubevirt.io/kubevirt
+
+.PHONY: velero
+velero: ## Build Velero, its plugin for S3 and its CRDs into a cache, as build/velero (10 to 20 minutes the first time)
+	test/peers/peers.sh velero velero=github.com/vmware-tanzu/velero

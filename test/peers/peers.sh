@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds programs that Varve is tested against and measured with into a content-addressed cache outside the repository, and
-# points build/NAME at them. Each is the tool of a module of its own, so that it is linked with the versions that its release
-# was linked with. An unchanged key costs nothing; from nothing it takes minutes.
+# points build/NAME at them. They are the tools of a module of their own, so that they are linked with the versions that their
+# release was linked with. An unchanged key costs nothing; from nothing it takes minutes.
 # Usage: test/peers/peers.sh NAME DIRECTORY=MODULE...
 set -eu
 
@@ -11,17 +11,30 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
 cd "$here"
-key=$({ for peer in "$@"; do cat "${peer%%=*}/go.mod" "${peer%%=*}/go.sum"; done; cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
+key=$({ for peer in "$@"; do cat "${peer%%=*}"/*; done; cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/peers"
 out="$cache/$key"
 mkdir -p "$cache" "$root/build"
 
-# build builds the tool of a module into a directory. A version is passed because versitygw does not find its own; kopia does.
-# kopia's web pages (nohtmlui) are of no use here.
+# build builds all tools of a module into a directory's bin, and lets the module's files.sh, if it has one, add to the directory.
+# A version is passed because versitygw and velero do not find their own; kopia does. kopia's web pages (nohtmlui) are of no use here.
+# No flag of velero's changes the address, *:8080, at which controller-runtime shows metrics beside its own, so two servers on one
+# machine would get in each other's way: its variable is set to what means none.
 build() {
 	cd "$here/$1"
 	echo "building $1 (minutes, once) into $out" >&2
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nohtmlui -ldflags "-s -w -X main.Version=$(go list -m -f '{{.Version}}' "$2")" -o "$3/" tool
+	tags= variable=main.Version more=
+	case $1 in
+	kopia) tags=nohtmlui ;;
+	velero)
+		variable=github.com/vmware-tanzu/velero/pkg/buildinfo.Version
+		more='-X sigs.k8s.io/controller-runtime/pkg/metrics/server.DefaultBindAddress=0'
+		;;
+	esac
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w -X $variable=$(go list -m -f '{{.Version}}' "$2") $more" -o "$3/bin/" tool
+	if [ -e files.sh ]; then
+		sh files.sh "$3"
+	fi
 }
 
 if [ ! -e "$out/bin" ]; then
@@ -33,7 +46,7 @@ if [ ! -e "$out/bin" ]; then
 	trap 'rm -rf "$tmp"' EXIT
 	mkdir "$tmp/bin"
 	for peer in "$@"; do
-		build "${peer%%=*}" "${peer#*=}" "$tmp/bin"
+		build "${peer%%=*}" "${peer#*=}" "$tmp"
 	done
 	chmod 755 "$tmp"
 	rm -rf "$out"
