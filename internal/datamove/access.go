@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"slices"
 )
 
 // AccessKey is the key of a repository's Secret that has its Access, and the name of the file in AccessDirectory.
@@ -15,6 +18,13 @@ const AccessDirectory = "/run/varve/repository"
 
 // StorageDirectory is where a mover pod has the claim or the NFS export of a location that is a directory.
 const StorageDirectory = "/run/varve/storage"
+
+// CacheDirectory is where a mover pod has an emptyDir, for the cache of its repository and the journal of a restore to a device. A pod
+// without it works without both. CacheBytes bounds the data in the cache; beside it, the cache has 256 MiB of metadata, and the indexes.
+const (
+	CacheDirectory = "/run/varve/cache"
+	CacheBytes     = 256 << 20
+)
 
 // AccessVersion is the version of Access that this package writes and reads.
 const AccessVersion = 1
@@ -53,8 +63,29 @@ type S3Access struct {
 // String keeps secrets out of logs.
 func (a Access) String() string { return "access to a repository" }
 
-// GoString does the same for %#v.
-func (a Access) GoString() string { return a.String() }
+// Format does the same for every verb of package fmt, and LogValue for every handler of package slog.
+func (a Access) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, a.String()) }
+
+// LogValue implements slog.LogValuer.
+func (a Access) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// String keeps secrets out of logs.
+func (s S3Access) String() string { return "access to a bucket" }
+
+// Format does the same for every verb of package fmt, and LogValue for every handler of package slog.
+func (s S3Access) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
+
+// LogValue implements slog.LogValuer.
+func (s S3Access) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// Secrets returns what must appear in no log, error or report.
+func (a Access) Secrets() []string {
+	secrets := []string{a.Password}
+	if a.S3 != nil {
+		secrets = append(secrets, a.S3.AccessKey, a.S3.SecretKey, a.S3.SessionToken)
+	}
+	return slices.DeleteFunc(secrets, func(s string) bool { return s == "" })
+}
 
 // Encode returns the access as a mover pod reads it.
 func (a Access) Encode() []byte {

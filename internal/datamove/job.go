@@ -14,6 +14,12 @@ import (
 // JobVariable is the environment variable of a mover pod that has its Job.
 const JobVariable = "VARVE_MOVER_JOB"
 
+// PodNameVariable and PodUIDVariable are environment variables of a mover pod that have its own name and UID, from the downward API.
+const (
+	PodNameVariable = "VARVE_POD_NAME"
+	PodUIDVariable  = "VARVE_POD_UID"
+)
+
 // JobVersion is the version of Job that this package writes and reads.
 const JobVersion = 1
 

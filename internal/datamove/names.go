@@ -39,6 +39,18 @@ const (
 	AnnotationExposed = layout.Prefix + "exposed"
 )
 
+// HistoryUser and HistoryHost are those of the histories of volumes, in kopia's user@host:path. The path is /namespace/claim.
+const (
+	HistoryUser = "varve"
+	HistoryHost = "data-mover"
+)
+
+// Labels of a restore point: the name and the namespace of the DataUpload that made it.
+const (
+	LabelUploadName      = layout.Prefix + "data-upload-name"
+	LabelUploadNamespace = layout.Prefix + "data-upload-namespace"
+)
+
 // Labels and annotations of Velero's.
 const (
 	// LabelBackupName is on a DataUpload: the Velero backup's name.

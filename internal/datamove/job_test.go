@@ -1,0 +1,71 @@
+package datamove
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func uploadJob() Job {
+	return Job{
+		Version: JobVersion, Kind: Upload, Namespace: "velero", Name: "b1-x", UID: "8debd2ab-3755-4700-9509-044e0dca1dc6",
+		VolumeMode: corev1.PersistentVolumeBlock, SourceNamespace: "app", SourceClaim: "data", SourceUID: "1", Labels: map[string]string{"b": "1", "a": "2"}, Parallel: 3,
+	}
+}
+
+func downloadJob() Job {
+	return Job{
+		Version: JobVersion, Kind: Download, Namespace: "velero", Name: "r1-x", UID: "8debd2ab-3755-4700-9509-044e0dca1dc7", VolumeMode: corev1.PersistentVolumeFilesystem,
+		SnapshotID: SnapshotID{Form: Disk, Point: strings.Repeat("0a", 16), Namespace: "app"}.String(),
+	}
+}
+
+func TestJob_survivesItsEncoding(t *testing.T) {
+	t.Parallel()
+	for _, j := range []Job{uploadJob(), downloadJob()} {
+		got, err := DecodeJob(j.Encode())
+		if err != nil || !cmp.Equal(got, j) {
+			t.Errorf("%v: %s", err, cmp.Diff(got, j))
+		}
+		if got.Encode() != j.Encode() {
+			t.Error("equal jobs have different encodings")
+		}
+	}
+	if got := []string{uploadJob().VolumePath(), downloadJob().VolumePath()}; !cmp.Equal(got, []string{VolumeDevice, VolumeDirectory}) {
+		t.Errorf("volumes at %v", got)
+	}
+}
+
+func TestDecodeJob_refuses(t *testing.T) {
+	t.Parallel()
+	edited := func(j Job, edit func(*Job)) string { edit(&j); return j.Encode() }
+	for name, c := range map[string]struct{ text, says string }{
+		"nothing":                       {"", "EOF"},
+		"a later version":               {strings.Replace(uploadJob().Encode(), `"version":1`, `"version":2`, 1), "version 2, want 1"},
+		"an unknown field":              {strings.Replace(uploadJob().Encode(), `"kind"`, `"surprise":1,"kind"`, 1), "surprise"},
+		"no object":                     {edited(uploadJob(), func(j *Job) { j.UID = "" }), "no object"},
+		"another kind":                  {edited(uploadJob(), func(j *Job) { j.Kind = "DataMove" }), "DataMove"},
+		"an upload without a source":    {edited(uploadJob(), func(j *Job) { j.SourceClaim = "" }), "without a source"},
+		"a download without a snapshot": {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }), "without a snapshotID"},
+	} {
+		if _, err := DecodeJob(c.text); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), JobVariable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzDecodeJob(f *testing.F) {
+	f.Add(uploadJob().Encode())
+	f.Add(downloadJob().Encode())
+	f.Fuzz(func(t *testing.T, text string) {
+		j, err := DecodeJob(text)
+		if err != nil {
+			return
+		}
+		if again, err := DecodeJob(j.Encode()); err != nil || again.Encode() != j.Encode() {
+			t.Errorf("decoded once more: %v", err)
+		}
+	})
+}

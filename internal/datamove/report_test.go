@@ -1,0 +1,46 @@
+package datamove
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReport_survivesItsEncoding(t *testing.T) {
+	t.Parallel()
+	for _, r := range []Report{
+		{Outcome: Succeeded, Pod: "p", SnapshotID: "s", TotalBytes: 3, IncrementalBytes: 2, StoredBytes: 1, FullReason: "DiskReplaced"},
+		{Outcome: Failed, Pod: "p", Message: "it \"failed\"\n"},
+		{Outcome: Canceled, Pod: "p"},
+	} {
+		if got, err := DecodeReport(r.Encode()); err != nil || got != r {
+			t.Errorf("%v: %s", err, cmp.Diff(got, r))
+		}
+	}
+}
+
+func TestDecodeReport_ofANewerPod(t *testing.T) {
+	t.Parallel()
+	if r, err := DecodeReport(`{"outcome":"Succeeded","pod":"p","surprise":1}`); err != nil || r.Outcome != Succeeded || r.Pod != "p" {
+		t.Errorf("%v, %v", r, err)
+	}
+	for _, text := range []string{"", "{}", `{"outcome":"Done"}`, `{"outcome":1}`, "null"} {
+		if r, err := DecodeReport(text); err == nil {
+			t.Errorf("%q is %v", text, r)
+		}
+	}
+}
+
+func FuzzDecodeReport(f *testing.F) {
+	f.Add(Report{Outcome: Failed, Message: "x", Pod: "p"}.Encode())
+	f.Add(`{"outcome":"Canceled","surprise":{}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		r, err := DecodeReport(text)
+		if err != nil {
+			return
+		}
+		if again, err := DecodeReport(r.Encode()); err != nil || again != r {
+			t.Errorf("decoded once more: %v, %v", again, err)
+		}
+	})
+}
