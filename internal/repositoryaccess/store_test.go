@@ -1,0 +1,204 @@
+package repositoryaccess
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"go.uber.org/goleak"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
+)
+
+func TestMain(m *testing.M) {
+	storage.Register()
+	goleak.VerifyTestMain(m)
+}
+
+const testPassword = "pa55word"
+
+func at(dir string) datamove.Access { return datamove.Access{Directory: dir, Password: testPassword} }
+
+func prepare(t *testing.T, a datamove.Access) (string, error) {
+	t.Helper()
+	return NewStore(time.Now, nil).Prepare(t.Context(), a, location.Lock{})
+}
+
+func TestPrepare_makesOneAndFindsItAgain(t *testing.T) {
+	t.Parallel()
+	a := at(filepath.Join(t.TempDir(), "plugins", "varve", "shop"))
+	first, err := prepare(t, a)
+	if err != nil || first == "" {
+		t.Fatalf("%q %v", first, err)
+	}
+	// A controller that dies before it notes the ID finds the same repository.
+	again, err := prepare(t, a)
+	if err != nil || again != first {
+		t.Fatalf("%q %v, want %q", again, err, first)
+	}
+	for _, readOnly := range []bool{false, true} {
+		a.UniqueID, a.ReadOnly = first, readOnly
+		if id, err := prepare(t, a); err != nil || id != first {
+			t.Errorf("read-only %v: %q %v", readOnly, id, err)
+		}
+		if err := NewStore(time.Now, nil).Check(t.Context(), a); err != nil {
+			t.Errorf("read-only %v: %v", readOnly, err)
+		}
+	}
+}
+
+func TestPrepare_refusals(t *testing.T) {
+	t.Parallel()
+	made := filepath.Join(t.TempDir(), "made")
+	id, err := prepare(t, at(made))
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, files := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(files, "letter"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		a    datamove.Access
+		want error
+	}{
+		"a wrong password":          {datamove.Access{Directory: made, Password: "x"}, repository.ErrPassword},
+		"another repository":        {datamove.Access{Directory: made, Password: testPassword, UniqueID: strings.Repeat("0", len(id))}, storage.ErrReplaced},
+		"one that is gone":          {datamove.Access{Directory: empty, Password: testPassword, UniqueID: id}, ErrGone},
+		"nothing, read-only":        {datamove.Access{Directory: empty, Password: testPassword, ReadOnly: true}, ErrNothingToRead},
+		"somebody else's directory": {at(files), errclass.Conflict},
+		"no password":               {datamove.Access{Directory: empty}, errclass.Invalid},
+	} {
+		if _, err := prepare(t, c.a); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	if exists, err := NewStore(time.Now, nil).Exists(t.Context(), at(empty)); err != nil || exists {
+		t.Errorf("a refusal makes a repository: %v %v", exists, err)
+	}
+	gone := datamove.Access{Directory: empty, Password: testPassword, UniqueID: id}
+	if err := NewStore(time.Now, nil).Check(t.Context(), gone); !errors.Is(err, errclass.NotFound) {
+		t.Errorf("check of one that is gone: %v", err)
+	}
+	gone.Directory, gone.UniqueID = made, strings.Repeat("0", len(id))
+	if err := NewStore(time.Now, nil).Check(t.Context(), gone); !errors.Is(err, storage.ErrReplaced) {
+		t.Errorf("check of another: %v", err)
+	}
+	if r, err := NewStore(time.Now, nil).Open(t.Context(), gone, repository.ConnectOptions{}); !errors.Is(err, storage.ErrReplaced) {
+		t.Errorf("open another: %v %v", r, err)
+	}
+}
+
+// A repository that has lost its format is still there: nobody may take its place, and the copy brings it back.
+func TestPrepare_restoresALostFormat(t *testing.T) {
+	t.Parallel()
+	a := at(filepath.Join(t.TempDir(), "made"))
+	var err error
+	if a.UniqueID, err = prepare(t, a); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(a.Directory, "kopia.repository.f")); err != nil {
+		t.Fatal(err)
+	}
+	if exists, err := NewStore(time.Now, nil).Exists(t.Context(), a); err != nil || !exists {
+		t.Errorf("%v %v", exists, err)
+	}
+	if id, err := prepare(t, a); err != nil || id != a.UniqueID {
+		t.Errorf("%q %v", id, err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	s, root := NewStore(time.Now, nil), filepath.Join(t.TempDir(), "plugins", "varve")
+	found := func(want string) {
+		t.Helper()
+		if got, err := s.Find(t.Context(), at(root)); err != nil || got != want {
+			t.Errorf("%q %v, want %q", got, err, want)
+		}
+	}
+	found("")
+	if err := s.Try(t.Context(), at(root), true); err != nil {
+		t.Fatal(err)
+	}
+	found("")
+	if _, err := prepare(t, at(filepath.Join(root, "shop"))); err != nil {
+		t.Fatal(err)
+	}
+	found("shop")
+	for name, want := range map[string]bool{"shop": true, "other": false} {
+		if got, err := s.Exists(t.Context(), at(filepath.Join(root, name))); err != nil || got != want {
+			t.Errorf("%s: %v %v", name, got, err)
+		}
+	}
+}
+
+func TestTry_directory(t *testing.T) {
+	t.Parallel()
+	s, root := NewStore(time.Now, nil), filepath.Join(t.TempDir(), "new")
+	for _, write := range []bool{false, true, true} {
+		if err := s.Try(t.Context(), at(root), write); err != nil {
+			t.Error(err)
+		}
+		if entries, err := os.ReadDir(root); write && (err != nil || len(entries) > 0) {
+			t.Errorf("it leaves %v %v", entries, err)
+		}
+	}
+	file := filepath.Join(root, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, write := range []bool{false, true} {
+		if err := s.Try(t.Context(), at(file), write); err == nil {
+			t.Errorf("write %v: a file is a location", write)
+		}
+	}
+}
+
+func TestExplain_saysWhatToDoAndNoSecret(t *testing.T) {
+	t.Parallel()
+	a := datamove.Access{Password: testPassword, S3: &datamove.S3Access{AccessKey: "AKID", SecretKey: "s3cr3t/+", SessionToken: "t0ken"}}
+	words := Words{Place: "s3://m/b/plugins/varve/shop/", Keys: "Secret velero/keys", Password: "key password of Secret varve/p"}
+	answer := func(status int, code string) error {
+		return fmt.Errorf("put AKID s3cr3t%%2F%%2B s3cr3t/+ t0ken %s: %w", testPassword, minio.ErrorResponse{StatusCode: status, Code: code, Message: code})
+	}
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"password":      {repository.ErrPassword, words.Password},
+		"replaced":      {storage.ErrReplaced, "delete the BackupRepository"},
+		"gone":          {ErrGone, "not in s3://m/b/plugins/varve/shop/ any more"},
+		"read-only":     {ErrNothingToRead, "read-only"},
+		"no bucket":     {repository.ErrNoBucket, "no such bucket"},
+		"full":          {answer(http.StatusInsufficientStorage, "x"), "takes no more data"},
+		"quota":         {answer(http.StatusBadRequest, "QuotaExceeded"), "takes no more data"},
+		"file system":   {syscall.ENOSPC, "takes no more data"},
+		"denied":        {answer(http.StatusForbidden, "AccessDenied"), "refuses the keys in Secret velero/keys"},
+		"clock":         {answer(http.StatusForbidden, "RequestTimeTooSkewed"), "clock"},
+		"skew":          {&SkewError{Here: time.Unix(1e9, 0), There: time.Unix(2e9, 0)}, "2033-05-18T03:33:20Z"},
+		"unreachable":   {fmt.Errorf("%w from AKID", repository.ErrUnreachable), "does not answer"},
+		"anything else": {errors.New("a flood of " + testPassword), "a flood of [hidden]"},
+	} {
+		got := Explain(c.err, a, words)
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s", name, got)
+		}
+		for _, secret := range []string{"AKID", "s3cr3t", "t0ken", testPassword} {
+			if strings.Contains(got, secret) {
+				t.Errorf("%s shows a secret: %s", name, got)
+			}
+		}
+	}
+}
