@@ -23,6 +23,9 @@ const VeleroNamespace = "velero"
 // report and progress (deploy/admission).
 const ServiceAccount = "varve-mover"
 
+// LimitLease is the Lease, in Varve's namespace, that a handler holds while it counts what runs in the whole cluster and takes an object.
+const LimitLease = "varve-data-mover"
+
 const (
 	// Finalizer keeps a DataUpload or a DataDownload until nothing that was made for it is left, and a completed DataUpload until its
 	// restore point is deleted.
@@ -37,6 +40,8 @@ const (
 	AnnotationReport = layout.Prefix + "mover-report"
 	// AnnotationExposed is on a DataUpload or a DataDownload: what its exposer must remember, in a form of the exposer's.
 	AnnotationExposed = layout.Prefix + "exposed"
+	// AnnotationDriver is on a DataUpload or a DataDownload: what the handler that drives it must remember, in a form of the handler's.
+	AnnotationDriver = layout.Prefix + "data-mover-driver"
 )
 
 // HistoryUser and HistoryHost are those of the histories of volumes, in kopia's user@host:path. The path is /namespace/claim.

@@ -1,0 +1,123 @@
+package settings
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const everything = `
+builtIn: true
+namespaces: [backups]
+concurrency:
+  perNode: 3
+  nodes:
+  - nodeSelector: {matchLabels: {size: big}}
+    perNode: 8
+  - nodeSelector: {matchLabels: {disk: slow}}
+    perNode: 1
+  cluster: 20
+prepareTimeout: 10m
+parallel: 4
+pod:
+  resources: {limits: {memory: 1Gi}}
+  priorityClassName: low
+  tolerations: [{key: backup, operator: Exists}]
+  labels: {team: storage}
+  annotations: {example.com/a: b}
+storageClasses:
+  fast: {storageClass: fast-once, readOnly: true}
+`
+
+func TestDecode_readsEveryField(t *testing.T) {
+	t.Parallel()
+	s, err := Decode(everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.BuiltIn || !cmp.Equal(s.Namespaces, []string{"backups"}) || s.Concurrency.Cluster != 20 || s.PrepareTimeout.Duration != 10*time.Minute || s.Parallel != 4 ||
+		s.Pod.Resources.Limits.Memory().Value() != 1<<30 || s.Pod.PriorityClassName != "low" || len(s.Pod.Tolerations) != 1 || s.Pod.Labels["team"] != "storage" ||
+		s.Pod.Annotations["example.com/a"] != "b" || s.StorageClasses["fast"] != (StorageClass{StorageClass: "fast-once", ReadOnly: true}) {
+		t.Errorf("%+v", s)
+	}
+	for node, want := range map[string]int{"": 3, "size=big": 8, "disk=slow": 1, "size=big,disk=slow": 1} {
+		labels := map[string]string{}
+		for _, l := range strings.Split(node, ",") {
+			key, value, _ := strings.Cut(l, "=")
+			labels[key] = value
+		}
+		if got := s.PerNode(labels); got != want {
+			t.Errorf("node %s: %d, want %d", node, got, want)
+		}
+	}
+}
+
+func TestDecode_keepsDefaultsOfWhatIsAbsent(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "builtIn: false", "concurrency: {cluster: 0}"} {
+		if s, err := Decode(text); err != nil || !cmp.Equal(s, Default()) {
+			t.Errorf("%q: %v, %s", text, err, cmp.Diff(s, Default()))
+		}
+	}
+	if s, err := Decode("namespaces: [a]"); err != nil || s.Serves("velero") || !s.Serves("a") {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if s, err := OfConfigMap(nil); err != nil || !cmp.Equal(s, Default()) {
+		t.Errorf("no ConfigMap: %+v, %v", s, err)
+	}
+	if s, err := OfConfigMap(&corev1.ConfigMap{Data: map[string]string{Key: "parallel: 2"}}); err != nil || s.Parallel != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestDecode_refuses(t *testing.T) {
+	t.Parallel()
+	for text, says := range map[string]string{
+		"concurency: {perNode: 3}":                                "concurency",
+		"concurrency: {perNode: 0}":                               "concurrency.perNode",
+		"concurrency: {perNode: 1001}":                            "concurrency.perNode",
+		"concurrency: {cluster: -1}":                              "concurrency.cluster",
+		"concurrency: {nodes: [{perNode: -1, nodeSelector: {}}]}": "concurrency.nodes[0].perNode",
+		"concurrency: {nodes: [{perNode: 1, nodeSelector: {matchExpressions: [{key: a, operator: Fits}]}}]}": "nodeSelector",
+		"prepareTimeout: 0s":                      "prepareTimeout",
+		"prepareTimeout: soon":                    "soon",
+		"parallel: -1":                            "parallel",
+		"namespaces: [A]":                         `"A"`,
+		"pod: {labels: {a b: c}}":                 "pod.labels",
+		"pod: {annotations: {a b: c}}":            "pod.annotations",
+		"pod: {resources: {claims: [{name: a}]}}": "pod.resources.claims",
+		"[]":                            Key,
+		"builtIn: true\nbuiltIn: false": "builtIn",
+	} {
+		if s, err := Decode(text); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), Key) {
+			t.Errorf("%q: %+v, %v", text, s, err)
+		}
+	}
+}
+
+func TestServesMover_leavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	s := Default()
+	for mover, want := range map[string][2]bool{"varve": {true, true}, "": {false, true}, "velero": {false, true}, "velero-block": {false, false}, "Varve": {false, false}} {
+		for i, builtIn := range []bool{false, true} {
+			s.BuiltIn = builtIn
+			if got := s.ServesMover(mover); got != want[i] {
+				t.Errorf("%q, builtIn %v: %v", mover, builtIn, got)
+			}
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(everything)
+	f.Add("namespaces: []")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := Decode(text)
+		if err == nil && (s.Concurrency.PerNode < 1 || s.PrepareTimeout.Duration <= 0 || s.PerNode(nil) < 0) {
+			t.Errorf("%+v", s)
+		}
+	})
+}
