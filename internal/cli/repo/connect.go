@@ -43,8 +43,8 @@ type place struct {
 }
 
 // newPlace returns what a LOCATION and its flags say.
-func newPlace(s *repoaccess.Session, location string, f *s3Flags, n *connection) (*place, error) {
-	at, err := parseLocation(s, location, f)
+func newPlace(s *repoaccess.Session, location string, f *repoaccess.S3Flags, n *connection) (*place, error) {
+	at, err := repoaccess.ParseLocation(s.Session, location, f)
 	if err != nil {
 		return nil, err
 	}
@@ -117,14 +117,14 @@ func (c connectResult) printResult(w io.Writer, form string, created bool) error
 
 func newConnectCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
-	var f s3Flags
+	var f repoaccess.S3Flags
 	var n connection
 	c := &cobra.Command{
 		Use: "connect LOCATION", Short: "Connect to an existing repository",
 		Long: `Connect to a repository: check the password, and write the repository's location to the file of
 --repo-config, which replaces the previous one. The password is not in the file.
 
-` + locationHelp,
+` + repoaccess.LocationHelp,
 		Example: `  varve repo connect /mnt/backups
 
   # A second repository, on a server of your own
@@ -148,7 +148,7 @@ func newConnectCommand(s *repoaccess.Session) *cobra.Command {
 			return connectResult{Location: p.at.String(), ConfigFile: p.config}.printResult(cmd.OutOrStdout(), form, false)
 		},
 	}
-	f.addFlags(c)
+	f.AddFlags(c)
 	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c

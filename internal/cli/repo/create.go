@@ -17,7 +17,7 @@ import (
 
 func newCreateCommand(s *repoaccess.Session) *cobra.Command {
 	var form string
-	var f s3Flags
+	var f repoaccess.S3Flags
 	var n connection
 	var l lockFlags
 	var noConnect bool
@@ -26,7 +26,7 @@ func newCreateCommand(s *repoaccess.Session) *cobra.Command {
 		Long: `Create a repository, and connect to it. It is encrypted with a key that the password protects:
 keep the password, because nobody can recover it.
 
-` + locationHelp + `
+` + repoaccess.LocationHelp + `
 
 If the file of --repo-config names another repository, the command changes and creates nothing.
 
@@ -75,7 +75,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 		},
 	}
 	c.Flags().BoolVar(&noConnect, "no-connect", false, "only create the repository")
-	f.addFlags(c)
+	f.AddFlags(c)
 	l.addFlags(c)
 	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
