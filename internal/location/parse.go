@@ -28,6 +28,8 @@ const (
 	// AnnotationLockMode and AnnotationLockPeriod stand for the keys.
 	AnnotationLockMode   = layout.Prefix + "object-lock-mode"
 	AnnotationLockPeriod = layout.Prefix + "object-lock-period"
+	// AnnotationCheck asks for the location to be tried now, whenever its value changes.
+	AnnotationCheck = layout.Prefix + "check"
 )
 
 // DefaultCredential is the Secret that a location without spec.credential uses, in its own namespace, and its key: the one that

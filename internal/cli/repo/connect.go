@@ -149,6 +149,7 @@ func newConnectCommand(s *repoaccess.Session) *cobra.Command {
 		},
 	}
 	f.AddFlags(c)
+	f.AddRoleFlag(c)
 	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)
 	return c

@@ -76,6 +76,7 @@ With --object-lock, the bucket refuses to delete or overwrite what was written d
 	}
 	c.Flags().BoolVar(&noConnect, "no-connect", false, "only create the repository")
 	f.AddFlags(c)
+	f.AddRoleFlag(c)
 	l.addFlags(c)
 	n.addFlags(c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML)

@@ -33,17 +33,22 @@ func (f *S3Flags) AddFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.region, "s3-region", "", "the region of the bucket (default: ask the server)")
 	c.Flags().StringVar(&f.caFile, "s3-ca-file", "", "a file with the certificates (PEM) of the server's authority (default: those of the system)")
 	c.Flags().BoolVar(&f.plainHTTP, "s3-plain-http", false, "use HTTP without TLS")
-	c.Flags().BoolVar(&f.role, "s3-role", false, "take keys from the role (IAM) of this machine, container or service account whenever they are needed")
 	c.Flags().StringVar(&f.credentialsFile, "s3-credentials-file", "", "a file with keys, in the format of the AWS CLI ([default], aws_access_key_id, aws_secret_access_key)")
 }
 
-func (f *S3Flags) isUsed() bool { return *f != S3Flags{} }
+// AddRoleFlag adds the flag for keys that are this machine's own.
+func (f *S3Flags) AddRoleFlag(c *cobra.Command) {
+	c.Flags().BoolVar(&f.role, "s3-role", false, "take keys from the role (IAM) of this machine, container or service account whenever they are needed")
+}
+
+// IsUsed says that the user gave one of them.
+func (f *S3Flags) IsUsed() bool { return *f != S3Flags{} }
 
 // ParseLocation reads a LOCATION, with its keys. It does not repeat what it refuses: somebody may have put keys into it.
 func ParseLocation(s *session.Session, text string, f *S3Flags) (repository.Location, error) {
 	none := repository.Location{}
 	if !strings.Contains(text, "://") {
-		if f.isUsed() {
+		if f.IsUsed() {
 			return none, failure.Usage("--s3-… flags need a location that begins with s3://")
 		}
 		dir, err := filepath.Abs(text)
@@ -52,30 +57,36 @@ func ParseLocation(s *session.Session, text string, f *S3Flags) (repository.Loca
 		}
 		return repository.Location{Directory: dir}, nil
 	}
+	at, err := ParseBucket(text, f)
+	if err != nil {
+		return none, err
+	}
+	return repository.Location{S3: at}, ReadKeys(s, at, f)
+}
+
+// ParseBucket reads a LOCATION that is a bucket, without its keys.
+func ParseBucket(text string, f *S3Flags) (*repository.S3, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return none, failure.Usage("the location is not a URL: use s3://endpoint/bucket/prefix")
+		return nil, failure.Usage("the location is not a URL: use s3://endpoint/bucket/prefix")
 	}
 	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	switch {
 	case u.User != nil:
-		return none, failure.Usage("do not put keys into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
+		return nil, failure.Usage("do not put keys into the location, which others on this machine can see: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --s3-credentials-file")
 	case u.Scheme != "s3":
-		return none, failure.Usage("location %s://…: give a directory, or s3://endpoint/bucket/prefix", u.Scheme)
+		return nil, failure.Usage("location %s://…: give a directory, or s3://endpoint/bucket/prefix", u.Scheme)
 	case u.Host == "" || bucket == "" || u.RawQuery != "" || u.Fragment != "":
-		return none, failure.Usage("the location needs an endpoint and a bucket, and takes nothing behind the prefix: use s3://endpoint/bucket/prefix")
+		return nil, failure.Usage("the location needs an endpoint and a bucket, and takes nothing behind the prefix: use s3://endpoint/bucket/prefix")
 	}
 	if err := s3utils.CheckValidBucketName(bucket); err != nil {
-		return none, failure.Usage("bucket %s: %s", bucket, err)
+		return nil, failure.Usage("bucket %s: %s", bucket, err)
 	}
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		prefix += "/"
 	}
 	at := &repository.S3{Endpoint: u.Host, Bucket: bucket, Prefix: prefix, Region: f.region, PlainHTTP: f.plainHTTP}
-	if err := f.readAuthority(at); err != nil {
-		return none, err
-	}
-	return repository.Location{S3: at}, readKeys(s, at, f)
+	return at, f.readAuthority(at)
 }
 
 func (f *S3Flags) readAuthority(at *repository.S3) error {
@@ -96,7 +107,8 @@ func (f *S3Flags) readAuthority(at *repository.S3) error {
 	return nil
 }
 
-func readKeys(s *session.Session, at *repository.S3, f *S3Flags) error {
+// ReadKeys adds the keys from the environment, or from the file that a flag names.
+func ReadKeys(s *session.Session, at *repository.S3, f *S3Flags) error {
 	if f.role {
 		if f.credentialsFile != "" || s.Getenv("AWS_ACCESS_KEY_ID") != "" || s.Getenv("AWS_SECRET_ACCESS_KEY") != "" {
 			return failure.Usage("--s3-role takes the keys of a role: omit --s3-credentials-file, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")

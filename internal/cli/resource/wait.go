@@ -27,6 +27,16 @@ type Waiting struct {
 // AddFlags adds --wait, --timeout and --progress. what completes "wait until".
 func (w *Waiting) AddFlags(c *cobra.Command, what string, timeout time.Duration) {
 	c.Flags().BoolVar(&w.Wait, "wait", false, "wait until "+what)
+	w.addFlags(c, timeout)
+}
+
+// AddFlagsAlways adds --timeout and --progress to a command that always waits.
+func (w *Waiting) AddFlagsAlways(c *cobra.Command, timeout time.Duration) {
+	w.Wait = true
+	w.addFlags(c, timeout)
+}
+
+func (w *Waiting) addFlags(c *cobra.Command, timeout time.Duration) {
 	c.Flags().DurationVar(&w.timeout, "timeout", timeout, "how long to wait, such as 90s or 2h; 0 waits forever")
 	w.Display.AddFlag(c, "while waiting")
 	check := c.PreRunE
