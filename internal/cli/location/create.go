@@ -39,10 +39,10 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
   claim://CLAIM[/PREFIX]          a claim in the namespace varve
   nfs://SERVER/EXPORT             an NFS export
 
-The keys for S3 come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or from the
-file of --s3-credentials-file, never from an argument. They go into a Secret that is deleted with the
-location. --credential-secret names a Secret that is there already: its key cloud has the keys in the
-format of the AWS CLI.`,
+The keys for S3 come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or
+from the file of --s3-credentials-file, never from an argument. They go into a Secret that is
+deleted with the location. --credential-secret names a Secret that is there already: its key
+cloud has the keys in the format of the AWS CLI.`,
 		Example: `  # A bucket; the keys are in the environment
   varve location create default s3://s3.eu-central-1.amazonaws.com/backups -n varve --default --wait
 
