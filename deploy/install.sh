@@ -28,7 +28,7 @@ diagnose() {
 }
 
 # Varve brings kinds of KubeVirt's names and runs the machines itself. Applied over KubeVirt's, they would break every machine of the cluster.
-foreign=$(foreign_kinds)
+foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
 if [ -n "$foreign$operators" ]; then
 	{
@@ -40,8 +40,19 @@ if [ -n "$foreign$operators" ]; then
 	} >&2
 	exit 1
 fi
+# Velero's kinds are those of the Velero that is there, in its version: Varve works with them, and adds only what is missing.
+veleros=$(foreign_kinds $(velero_kinds))
+[ -z "$veleros" ] || echo "install: this cluster has Velero; these kinds of it stay as they are:" $veleros
 echo "install: kinds"
-apply -f deploy/crd
+ours=
+for file in deploy/crd/*.yaml; do
+	kind=$(sed -n 's/^  name: //p' "$file")
+	case " $(echo $veleros) " in
+	*" $kind "*) ;;
+	*) ours="$ours -f $file" ;;
+	esac
+done
+apply $ours
 # Not the same deadline: this is the API server's work alone, and a busy one takes its time.
 "$kubectl" wait --for=condition=Established --timeout=180s -f deploy/crd >/dev/null
 echo "install: components"

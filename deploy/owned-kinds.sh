@@ -1,27 +1,32 @@
-# Tells Varve's kinds from KubeVirt's, which have the same names. To be sourced, with $kubectl set, in the repository's root.
+# Tells Varve's kinds from KubeVirt's and Velero's, which have the same names. To be sourced, with $kubectl set, in the repository's root.
 
-# kinds are the custom resource definitions that Varve installs.
-kinds() {
-	sed -n 's/^  name: \(.*\)/\1/p' deploy/crd/*.yaml
+# kubevirt_kinds are the custom resource definitions that Varve installs in KubeVirt's groups. Varve takes KubeVirt's place.
+kubevirt_kinds() {
+	sed -n 's/^  name: \(.*\.kubevirt\.io\)$/\1/p' deploy/crd/*.yaml
+}
+
+# velero_kinds are those that it installs in Velero's group, where Velero has not. Varve works beside Velero.
+velero_kinds() {
+	sed -n 's/^  name: \(.*\.velero\.io\)$/\1/p' deploy/crd/*.yaml
 }
 
 # owner_of says whose a custom resource definition is: varve, other, or nothing if there is none. What cannot be read is an error.
 # A label says it; versions of Varve without the label are known by the manager of their fields.
 owner_of() {
 	found=$("$kubectl" get crd "$1" --ignore-not-found --show-managed-fields \
-		-o 'jsonpath={.metadata.name}{" part-of="}{.metadata.labels.app\.kubernetes\.io/part-of}{" by="}{.metadata.labels.app\.kubernetes\.io/managed-by}{" "}{range .metadata.managedFields[*]}{" manager="}{.manager}{" "}{end}') || return 1
+		-o 'jsonpath={.metadata.name}{" part-of="}{.metadata.labels.app\.kubernetes\.io/part-of}{" by="}{.metadata.labels.app\.kubernetes\.io/managed-by}{" component="}{.metadata.labels.component}{" "}{range .metadata.managedFields[*]}{" manager="}{.manager}{" "}{end}') || return 1
 	case "$found" in
 	'') ;;
-	*' by=virt-operator '*) echo other ;;
+	*' by=virt-operator '* | *' component=velero '*) echo other ;;
 	*' part-of=varve '*) echo varve ;;
 	*' manager=varve-install '*) echo varve ;;
 	*) echo other ;;
 	esac
 }
 
-# foreign_kinds are those of Varve's kinds that somebody else has installed.
+# foreign_kinds are those of the given kinds that somebody else has installed.
 foreign_kinds() {
-	for kind in $(kinds); do
+	for kind in "$@"; do
 		owner=$(owner_of "$kind") || return 1
 		[ "$owner" != other ] || echo "$kind"
 	done
@@ -31,4 +36,11 @@ foreign_kinds() {
 kubevirt_operators() {
 	"$kubectl" get deployments --all-namespaces -l kubevirt.io=virt-operator \
 		-o 'jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}'
+}
+
+# velero_signs are what only a cluster with Velero has: its servers, as namespace/name, and the kind of its backups.
+velero_signs() {
+	"$kubectl" get deployments --all-namespaces --field-selector metadata.name=velero \
+		-o 'jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}' || return 1
+	"$kubectl" get crd backups.velero.io --ignore-not-found -o 'jsonpath={.metadata.name}{"\n"}'
 }

@@ -1,35 +1,44 @@
 #!/bin/sh
 # Removes Varve, its kinds and every object of these kinds from the cluster of $KUBECONFIG. Machines are stopped first, while the
-# components can still clean up what they made. What is left after $UNINSTALL_TIMEOUT (120s) loses its finalizers: a
-# warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do kinds that Varve did not
-# install, such as KubeVirt's, and their objects.
+# components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
+# finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
+# points in repositories, kinds that Varve did not install, such as KubeVirt's and Velero's, and their objects. Kinds that Varve installed
+# and Velero uses stay as well.
 set -eu
 cd "$(dirname "$0")/.."
 kubectl=${KUBECTL:-kubectl}
 timeout=${UNINSTALL_TIMEOUT:-120s}
 . deploy/owned-kinds.sh
 
-foreign=$(foreign_kinds)
+. deploy/uninstall-velero.sh
+
+foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
-[ -z "$foreign" ] || echo "uninstall: these kinds are not Varve's, and stay with all their objects:" $foreign >&2
+veleros=$(foreign_kinds $(velero_kinds))
+velero=$(velero_signs)
+[ -z "$foreign$veleros" ] || echo "uninstall: these kinds are not Varve's, and stay with all their objects:" $foreign $veleros >&2
 ours() {
 	owner=$(owner_of "$1") || exit 1
 	[ "$owner" = varve ]
 }
 
+delete_objects() {
+	echo "uninstall: $1"
+	if ! "$kubectl" delete "$1" --all --all-namespaces --timeout="$timeout"; then
+		"$kubectl" get "$1" --all-namespaces --no-headers -o custom-columns=NS:.metadata.namespace,NAME:.metadata.name |
+			while read -r namespace name; do
+				echo "uninstall: warning: $1 $namespace/$name did not end by itself: its finalizers are removed" >&2
+				"$kubectl" -n "$namespace" patch "$1" "$name" --type merge -p '{"metadata":{"finalizers":null}}' || true
+			done
+		"$kubectl" delete "$1" --all --all-namespaces --timeout="$timeout"
+	fi
+}
+
+cancel_movement
 # Running backups first, then what they use, then guests.
 for kind in virtualmachinebackups.backup.kubevirt.io virtualmachinebackuptrackers.backup.kubevirt.io \
 	virtualmachines.kubevirt.io virtualmachineinstances.kubevirt.io; do
-	ours "$kind" || continue
-	echo "uninstall: $kind"
-	if ! "$kubectl" delete "$kind" --all --all-namespaces --timeout="$timeout"; then
-		"$kubectl" get "$kind" --all-namespaces --no-headers -o custom-columns=NS:.metadata.namespace,NAME:.metadata.name |
-			while read -r namespace name; do
-				echo "uninstall: warning: $kind $namespace/$name did not end by itself: its finalizers are removed" >&2
-				"$kubectl" -n "$namespace" patch "$kind" "$name" --type merge -p '{"metadata":{"finalizers":null}}' || true
-			done
-		"$kubectl" delete "$kind" --all --all-namespaces --timeout="$timeout"
-	fi
+	! ours "$kind" || delete_objects "$kind"
 done
 # Launcher and attachment pods that nobody owns any more. KubeVirt's launchers have the same label as Varve's.
 pods='kubevirt.io in (virt-launcher,varve-attachment)'
@@ -38,6 +47,13 @@ pods='kubevirt.io in (virt-launcher,varve-attachment)'
 if ours kubevirts.kubevirt.io; then
 	"$kubectl" delete kubevirts.kubevirt.io --all --all-namespaces --timeout="$timeout"
 fi
+stop_movers
+release_objects
+for kind in $(velero_kinds); do
+	if [ -z "$velero" ] && ours "$kind"; then
+		delete_objects "$kind"
+	fi
+done
 echo "uninstall: components and kinds"
 # Not the same deadline: nothing here has a finalizer of Varve, and a busy API server takes its time.
 "$kubectl" kustomize deploy | awk '
@@ -47,8 +63,17 @@ echo "uninstall: components and kinds"
 	{ text = text $0 "\n" }
 	END { flush() }
 ' | "$kubectl" delete -f - --ignore-not-found --timeout=300s
-for kind in $(kinds); do
-	if ours "$kind"; then
-		"$kubectl" delete crd "$kind" --timeout=300s
-	fi
+stay=
+for kind in $(kubevirt_kinds) $(velero_kinds); do
+	ours "$kind" || continue
+	case "$kind" in
+	*.velero.io)
+		if [ -n "$velero" ]; then
+			stay="$stay $kind"
+			continue
+		fi
+		;;
+	esac
+	"$kubectl" delete crd "$kind" --timeout=300s
 done
+[ -z "$stay" ] || echo "uninstall: Varve installed these kinds, but Velero uses them: they stay with all their objects:$stay" >&2

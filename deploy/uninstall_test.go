@@ -64,7 +64,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	run("", "./uninstall.sh") // Once more changes nothing, and is no error.
 	left := run("", kubectl, "get", "crd,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,namespace", "-o", "name")
 	for line := range strings.Lines(left) {
-		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") {
+		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") || strings.Contains(line, "velero") {
 			t.Errorf("left behind: %s", line)
 		}
 	}
