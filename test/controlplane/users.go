@@ -1,9 +1,12 @@
 package controlplane
 
 import (
+	"path/filepath"
 	"testing"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -72,4 +75,22 @@ func (c *Cluster) Client(tb testing.TB, user User) client.Client {
 		tb.Fatalf("make a client for %s: %v", user.Name, err)
 	}
 	return client.WithFieldValidation(cl, "Strict")
+}
+
+// Kubeconfig returns the path of a file that connects as user, for programs. Their default namespace is the given one.
+func (c *Cluster) Kubeconfig(tb testing.TB, user User, namespace string) string {
+	tb.Helper()
+	file, config := clientcmdapi.NewConfig(), c.ConfigFor(user)
+	file.Clusters["test"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
+	file.AuthInfos["test"] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		Impersonate: config.Impersonate.UserName, ImpersonateGroups: config.Impersonate.Groups, ImpersonateUserExtra: config.Impersonate.Extra,
+	}
+	file.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test", Namespace: namespace}
+	file.CurrentContext = "test"
+	path := filepath.Join(tb.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		tb.Fatalf("write a kubeconfig for %s: %v", user.Name, err)
+	}
+	return path
 }

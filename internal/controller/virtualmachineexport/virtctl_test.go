@@ -27,8 +27,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	cdiv1 "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -52,7 +50,7 @@ func TestVirtctl_vmexport(t *testing.T) {
 	}
 	outside := listen(t)
 	v := &virtctl{program: program, world: newWorldBehind(t, outside.Addr().String()), addresses: map[string]string{}}
-	v.writeKubeconfig()
+	v.kubeconfig = cluster.Kubeconfig(v, controlplane.Plain, v.ns)
 	v.runProxy(outside)
 	v.disk = make([]byte, 3<<20+512)
 	random := rand.NewChaCha8([32]byte{})
@@ -94,21 +92,6 @@ type virtctl struct {
 
 	mu        sync.Mutex
 	addresses map[string]string // of exports, by the host and port of their Service
-}
-
-func (v *virtctl) writeKubeconfig() {
-	v.Helper()
-	c, config := clientcmdapi.NewConfig(), cluster.ConfigFor(controlplane.Plain)
-	c.Clusters["test"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{
-		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Impersonate: config.Impersonate.UserName, ImpersonateGroups: config.Impersonate.Groups,
-	}
-	c.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test", Namespace: v.ns}
-	c.CurrentContext = "test"
-	v.kubeconfig = filepath.Join(v.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*c, v.kubeconfig); err != nil {
-		v.Fatal(err)
-	}
 }
 
 // secretFiles writes the keys of a Secret to files, as the kubelet does.
