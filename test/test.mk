@@ -20,7 +20,7 @@ test-unit: test-times ## Unit tests: no root, no cluster
 	$(GO_TEST) -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
 
 .PHONY: test-control-plane
-test-control-plane: kube virtctl test-times ## Reconcilers and admission against a real kube-apiserver and etcd
+test-control-plane: kube peers virtctl velero test-times ## Reconcilers and admission against a real kube-apiserver and etcd
 	# They wait for each other's controllers most of the time.
 	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
@@ -45,7 +45,7 @@ test-e2e: box-up install guest virtctl test-times ## Real pods, virtual machines
 LANES := 'test-box test-e2e test-peers test-image' 'test-unit test-control-plane test-interop'
 
 ifeq ($(origin TIERS),file)
-test: kube peers virtctl build image-tool box guest launcher-root
+test: kube peers virtctl velero build image-tool box guest launcher-root
 endif
 
 .PHONY: test
