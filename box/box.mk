@@ -6,7 +6,7 @@ BOX_BIN := build/bin/box
 BOX_GO := CGO_ENABLED=0 go
 BOX_FLAGS := -trimpath -buildvcs=false
 
-.PHONY: kube box box-up box-down box-status test-box test-box-always
+.PHONY: kube box box-up box-s3 box-down box-status test-box test-box-always
 
 kube: ## build Kubernetes into a cache, as build/kube (minutes the first time)
 	box/kube.sh
@@ -18,15 +18,18 @@ box-up: kube box ## bring the box up, or repair it (NODES=1 or 2)
 	hack/deps.sh box
 	$(BOX_BIN) up --nodes=$(NODES)
 
+box-s3: box-up peers ## bring the S3 service beside the box up, or repair it; its address and keys are in s3.json of the box's directory
+	$(BOX_BIN) s3 up
+
 box-down: box ## remove the box and every trace of it
 	$(BOX_BIN) down
 
 box-status: box ## show what runs in the box
 	$(BOX_BIN) status
 
-test-box: kube box ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
+test-box: kube box peers ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
 	hack/deps.sh box
-	hack/once.sh test-box 'box hack/deps.sh' $(MAKE) --no-print-directory test-box-always
+	hack/once.sh test-box 'box hack/deps.sh test/peers/versitygw' $(MAKE) --no-print-directory test-box-always
 
 test-box-always: test-times ## test the box itself, in a box of its own beside any that runs (root, minutes)
 	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) ./cmd/box ./internal/...

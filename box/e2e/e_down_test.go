@@ -25,6 +25,7 @@ func deleteBridge(t *testing.T) {
 func TestDownLeavesNothing(t *testing.T) {
 	newWitness(t)
 	claim(t, "idle", "box-immediate", "16Mi", corev1.PersistentVolumeFilesystem)
+	mustS3(t)
 	subnet := strings.TrimSuffix(readState(t).Plan.Base, "0.0/16") // such as "10.213."
 	if loops(t) == "" {
 		t.Fatal("no volume is in use: the test would show nothing")

@@ -26,7 +26,7 @@ func rootCommand(stdout, stderr io.Writer) *cobra.Command {
 		return layout.Box(abs), err
 	}
 	root.AddCommand(
-		upCommand(box, stderr), downCommand(box, stderr), statusCommand(box, stdout), loadCommand(box, stderr), execCommand(box),
+		upCommand(box, stderr), downCommand(box, stderr), statusCommand(box, stdout), loadCommand(box, stderr), execCommand(box), s3Command(box, stderr),
 		nodeEnterCommand(), nodeRunCommand(stderr), csiCommand(box, stderr),
 	)
 	return root
