@@ -78,11 +78,11 @@ func (s S3Access) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.Strin
 // LogValue implements slog.LogValuer.
 func (s S3Access) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// Secrets returns what must appear in no log, error or report.
+// Secrets returns what must appear in no log, error or report. S3's AccessKey is a name, and no secret.
 func (a Access) Secrets() []string {
 	secrets := []string{a.Password}
 	if a.S3 != nil {
-		secrets = append(secrets, a.S3.AccessKey, a.S3.SecretKey, a.S3.SessionToken)
+		secrets = append(secrets, a.S3.SecretKey, a.S3.SessionToken)
 	}
 	return slices.DeleteFunc(secrets, func(s string) bool { return s == "" })
 }

@@ -57,7 +57,7 @@ func TestAccess_isPrintedByNothing(t *testing.T) {
 	if strings.Contains(out.String(), "secret-") || strings.Contains(out.String(), "7365637265742d") {
 		t.Errorf("a secret was printed:\n%s", out.String())
 	}
-	if len(a.Secrets()) != 4 {
+	if len(a.Secrets()) != 3 {
 		t.Errorf("%d secrets", len(a.Secrets()))
 	}
 }
