@@ -30,6 +30,8 @@ type BackupRequest struct {
 	BlockBytes  int64
 	Compression string
 	Workers     int
+	// FlushEvery is that of repository.Request: what a death of this process may cost.
+	FlushEvery time.Duration
 	// ReadLimit bounds how fast the sources are read; nil: as fast as possible.
 	ReadLimit *RateLimit
 	// CancelGrace is how long a cancelled backup may take to store what it has read. When a source does not answer, or
@@ -130,7 +132,7 @@ func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Reposito
 	}
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
-		KeepTimeout: q.CancelGrace / keepShares,
+		FlushEvery: q.FlushEvery, KeepTimeout: q.CancelGrace / keepShares,
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
 		},
