@@ -1,0 +1,75 @@
+package moverpod
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"slices"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// lastingError is a failure that would come again. Every other error may pass.
+type lastingError struct {
+	err    error
+	advice string
+}
+
+func (e *lastingError) Error() string {
+	if e.advice == "" {
+		return e.err.Error()
+	}
+	return e.err.Error() + ": " + e.advice
+}
+
+func (e *lastingError) Unwrap() error { return e.err }
+
+// lasting makes an error that would come again. The advice says what to do, in the imperative; "": err says so.
+func lasting(err error, advice string) error { return &lastingError{err: err, advice: advice} }
+
+// judge returns the error of a job of the repository or of a disk as one that lasts, if it does. Conflicts pass: maintenance ends, and a
+// device is let go of. What is not found during a job was found before, and may be made again.
+func judge(err error) error {
+	var lasts *lastingError
+	switch class := errclass.Of(err); {
+	case err == nil || errors.As(err, &lasts):
+		return err
+	case errors.Is(err, repository.ErrPassword):
+		return lasting(err, "if the repository's password was changed, put it into the Secret of the repository")
+	case storageFull(err):
+		return lasting(err, "make space in the storage of the backup location")
+	case class == errclass.Denied:
+		return lasting(err, "correct the credentials of the backup location, or what they allow")
+	case class == errclass.Corrupt:
+		return lasting(err, "`varve repo check` says what is damaged, and what to do")
+	case class == errclass.Exhausted:
+		return lasting(err, "")
+	case class == errclass.Invalid || class == errclass.Expired:
+		return lasting(err, "")
+	}
+	return err
+}
+
+// judgeAbsence is judge for a step at whose end something that is not found stays that way.
+func judgeAbsence(err error, advice string) error {
+	if errclass.Of(err) == errclass.NotFound || errors.Is(err, fs.ErrNotExist) { //nolint:errorlint // Of returns one of the classes
+		return lasting(err, advice)
+	}
+	return judge(err)
+}
+
+// fullCodes are the codes with which S3 servers refuse an object because of space or a quota.
+var fullCodes = []string{"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "NoSpaceLeftOnDevice", "InsufficientCapacity"}
+
+// storageFull says whether an error means that the repository's storage takes no more data. A full target of a restore says what to do
+// itself, and has the class Exhausted.
+func storageFull(err error) bool {
+	var answer minio.ErrorResponse
+	if errors.As(err, &answer) {
+		return answer.StatusCode == http.StatusInsufficientStorage || slices.Contains(fullCodes, answer.Code)
+	}
+	return errclass.IsFull(err) && !errors.Is(err, errclass.Exhausted)
+}

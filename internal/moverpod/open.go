@@ -1,0 +1,70 @@
+package moverpod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// openRepository opens the repository that the pod was given, and no other one.
+func (r *run) openRepository(ctx context.Context) (*repository.Repository, error) {
+	access, err := r.readAccess()
+	if err != nil {
+		return nil, err
+	}
+	at := locate(access)
+	o := repository.ConnectOptions{ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser}
+	if info, err := os.Stat(r.Files.Cache); err == nil && info.IsDir() {
+		o.CacheDirectory, o.CacheBytes = filepath.Join(r.Files.Cache, "repository"), datamove.CacheBytes
+	}
+	r.Log.Info("opening the repository", "location", at)
+	repo, err := repository.OpenLocation(ctx, at, access.Password, o)
+	if err != nil {
+		return nil, judgeAbsence(err, "the repository was deleted, or its storage is not there: restore the storage, or delete the BackupRepository so that a new one is made")
+	}
+	if repo.ID() != access.UniqueID {
+		err := errclass.Errorf(errclass.Conflict, "%s has the repository %s, and not %s, which this location had", at, repo.ID(), access.UniqueID)
+		return nil, errors.Join(lasting(err, "somebody has replaced it: bring the old one back, or delete the BackupRepository so that the new one is used"), repo.Close(context.WithoutCancel(ctx)))
+	}
+	if why := repo.WithoutCache(); why != nil {
+		r.warn(fmt.Errorf("the repository is used without a cache: %w", why))
+	}
+	return repo, nil
+}
+
+// readAccess reads what it takes to open the repository.
+func (r *run) readAccess() (datamove.Access, error) {
+	text, err := os.ReadFile(r.Files.Access)
+	if err != nil {
+		return datamove.Access{}, fmt.Errorf("read the access to the repository: %w", err)
+	}
+	access, err := datamove.DecodeAccess(text)
+	if err != nil {
+		return access, lasting(err, "the controllers and the mover must be of the same version of Varve")
+	}
+	r.Secrets.Hide(access.Secrets()...)
+	if access.UniqueID == "" {
+		return access, errors.New("the repository has not been made yet") // The kubelet brings the Secret up to date.
+	}
+	if access.ReadOnly && r.Job.Kind == datamove.Upload {
+		return access, lasting(errclass.Errorf(errclass.Denied, "the backup location is read-only"), "set its accessMode to ReadWrite, or choose another location")
+	}
+	return access, nil
+}
+
+// locate returns where the repository is.
+func locate(a datamove.Access) repository.Location {
+	if a.S3 == nil {
+		return repository.Location{Directory: a.Directory}
+	}
+	return repository.Location{S3: &repository.S3{
+		Endpoint: a.S3.Endpoint, Bucket: a.S3.Bucket, Prefix: a.S3.Prefix, Region: a.S3.Region, PlainHTTP: a.S3.PlainHTTP, RootCA: a.S3.RootCA,
+		AccessKey: a.S3.AccessKey, SecretKey: a.S3.SecretKey, SessionToken: a.S3.SessionToken,
+	}}
+}

@@ -1,0 +1,268 @@
+package moverpod
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// Options are what a run needs.
+type Options struct {
+	Job datamove.Job
+	// PodName and PodUID are the pod's own.
+	PodName string
+	PodUID  types.UID
+	// Config is how to reach the API server.
+	Config *rest.Config
+	Files  Files
+	// Log writes through Secrets, which learns the repository's secrets when they are read.
+	Log     *slog.Logger
+	Secrets *Secrets
+
+	limits limits // for tests; zero: the defaults
+}
+
+// Files are the paths of what a mover pod has.
+type Files struct {
+	// Access is the file with the datamove.Access.
+	Access string
+	// Cache is a directory that outlives the container, but not the pod. The pod need not have it.
+	Cache string
+	// Volume is the directory of a Filesystem volume, or the device of a Block volume.
+	Volume string
+	// Termination gets the last error, if it exists.
+	Termination string
+}
+
+// PodFiles returns the paths in the pod of a job.
+func PodFiles(job datamove.Job) Files {
+	return Files{
+		Access: filepath.Join(datamove.AccessDirectory, datamove.AccessKey), Cache: datamove.CacheDirectory, Volume: job.VolumePath(),
+		Termination: "/dev/termination-log",
+	}
+}
+
+// limits bound how long things take.
+type limits struct {
+	// start is how long a run waits for its object to be InProgress.
+	start time.Duration
+	// grace is how long the work may take to end once it is to stop. Whoever cancels sees the report within 10 seconds.
+	grace time.Duration
+	// report is how long a run tries to write its report.
+	report time.Duration
+	// progress and logged are the intervals at which progress is written on the object, and to the log.
+	progress, logged time.Duration
+	// retry is the pause after a request that has failed.
+	retry time.Duration
+	// flush is how much work of an upload a death may cost.
+	flush time.Duration
+}
+
+func (l limits) withDefaults() limits {
+	return limits{
+		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second), report: cmp.Or(l.report, 30*time.Minute),
+		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
+		flush: cmp.Or(l.flush, time.Minute),
+	}
+}
+
+// run is one life of the process.
+type run struct {
+	Options
+
+	objects  *objectClient
+	follower *follower
+	progress *progress
+}
+
+// Run does the pod's work. It returns nil if it has reported, or has nothing to do, and otherwise an error that may pass: the process
+// should be started again. A cancelled ctx interrupts the work without a report.
+func Run(ctx context.Context, o Options) error {
+	o.limits = o.limits.withDefaults()
+	err := startRun(ctx, o)
+	if err == nil {
+		return nil
+	}
+	text := o.Secrets.Redact(err.Error())
+	writeTermination(o.Files.Termination, text)
+	return errors.New(text)
+}
+
+func startRun(ctx context.Context, o Options) error {
+	if o.PodUID == "" {
+		return fmt.Errorf("%s is not set: the pod does not know its own UID", datamove.PodUIDVariable)
+	}
+	objects, err := newObjectClient(o.Config, o.Job)
+	if err != nil {
+		return err
+	}
+	defer objects.close()
+	r := &run{Options: o, objects: objects, follower: newFollower(objects, o.Log, o.limits.retry)}
+	r.progress = newProgress(objects, r.follower, o.Log, o.limits)
+	o.Log.Info("mover started", "kind", o.Job.Kind, "object", o.Job.Namespace+"/"+o.Job.Name, "uid", o.Job.UID, "pod", o.PodName)
+
+	following, stop := context.WithCancel(ctx)
+	followed := make(chan struct{})
+	go func() { defer close(followed); r.follower.run(following) }()
+	defer func() { stop(); <-followed }()
+	return r.moveData(ctx)
+}
+
+// moveData waits for the object's start, moves the data, and reports.
+func (r *run) moveData(ctx context.Context) error {
+	switch err := r.awaitStart(ctx); {
+	case errors.Is(err, errCanceled):
+		r.Log.Info("canceled before any data was moved")
+		return r.report(ctx, datamove.Report{Outcome: datamove.Canceled})
+	case errors.Is(err, errOver):
+		r.Log.Info("nothing to do", "why", err.Error())
+		return nil
+	case err != nil:
+		return err
+	}
+	report, err := r.work(ctx)
+	var lasts *lastingError
+	switch {
+	case errors.Is(err, errCanceled):
+		r.Log.Info("canceled: what was stored is collected, and what was written is discarded, by others")
+		return r.report(ctx, datamove.Report{Outcome: datamove.Canceled})
+	case errors.Is(err, errOver):
+		r.Log.Info("the work was stopped", "why", err.Error())
+		return nil
+	case errors.As(err, &lasts):
+		text := r.Secrets.Redact(lasts.Error())
+		r.Log.Error("failed, and would fail again", "error", text)
+		writeTermination(r.Files.Termination, text)
+		return r.report(ctx, datamove.Report{Outcome: datamove.Failed, Message: shorten(text)})
+	case err != nil:
+		return err
+	}
+	report.Outcome = datamove.Succeeded
+	return r.report(ctx, report)
+}
+
+// awaitStart returns when the object is InProgress.
+func (r *run) awaitStart(ctx context.Context) error {
+	timer := time.NewTimer(r.limits.start)
+	defer timer.Stop()
+	select {
+	case <-r.follower.over:
+		return r.follower.overError()
+	case <-r.follower.canceled:
+		return errCanceled
+	case <-r.follower.started:
+	case <-timer.C:
+		return fmt.Errorf("%s %s/%s is not InProgress after %s: nobody has started it%s", r.Job.Kind, r.Job.Namespace, r.Job.Name, r.limits.start, r.follower.lastFailure())
+	case <-ctx.Done():
+		return fmt.Errorf("interrupted before the start: %w", context.Cause(ctx))
+	}
+	// Both may be true, and select takes either.
+	select {
+	case <-r.follower.over:
+		return r.follower.overError()
+	case <-r.follower.canceled:
+		return errCanceled
+	default:
+		return nil
+	}
+}
+
+// errCanceled: spec.cancel is set, or the object is being deleted.
+var errCanceled = errors.New("canceled")
+
+// work moves the data. If it has to stop, it does so within the grace. Then the work may still go on, and the process has to end.
+func (r *run) work(ctx context.Context) (datamove.Report, error) {
+	type result struct {
+		report datamove.Report
+		err    error
+	}
+	inner, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	stopProgress := r.progress.start(ctx)
+	defer stopProgress()
+	done := make(chan result, 1)
+	go func() {
+		report, err := r.move(inner)
+		done <- result{report, err}
+	}()
+	var reason error
+	select {
+	case d := <-done:
+		r.progress.write(ctx)
+		return d.report, d.err
+	case <-r.follower.canceled:
+		reason = errCanceled
+	case <-r.follower.over:
+		reason = r.follower.overError()
+	case <-ctx.Done():
+		reason = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+	r.Log.Info("stopping", "why", reason.Error())
+	stop(reason)
+	timer := time.NewTimer(r.limits.grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		r.Log.Warn("the work does not end, and dies with this process", "waited", r.limits.grace)
+	}
+	return datamove.Report{}, reason
+}
+
+// move does the work of the object's kind.
+func (r *run) move(ctx context.Context) (datamove.Report, error) {
+	if r.Job.VolumeMode == "" {
+		return datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve")
+	}
+	repo, err := r.openRepository(ctx)
+	if err != nil {
+		return datamove.Report{}, err
+	}
+	defer func() {
+		if err := repo.Close(context.WithoutCancel(ctx)); err != nil {
+			r.Log.Warn("the repository was not closed", "error", err)
+		}
+	}()
+	if r.Job.Kind == datamove.Upload {
+		return r.upload(ctx, repo)
+	}
+	return r.download(ctx, repo)
+}
+
+// warn logs what does not fail the work.
+func (r *run) warn(err error) { r.Log.Warn(err.Error()) }
+
+// writeTermination leaves an error where the kubelet finds it.
+func writeTermination(path, text string) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return // Nobody asked for it.
+	}
+	_, _ = f.WriteString(shorten(text)) // The log has it, too.
+	_ = f.Close()
+}
+
+// maxMessageBytes bounds a report's message: it is in an annotation, and in status.message.
+const maxMessageBytes = 2 << 10
+
+// shorten returns the beginning of a text that is too long.
+func shorten(text string) string {
+	if len(text) <= maxMessageBytes {
+		return text
+	}
+	end := maxMessageBytes
+	for end > 0 && text[end]&0xc0 == 0x80 { // Runes stay whole.
+		end--
+	}
+	return text[:end] + "…"
+}

@@ -1,0 +1,344 @@
+package moverpod
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// newDevice returns the path of a disk with some data.
+func newDevice(t *testing.T, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "device")
+	writeSparse(t, path, size, map[int64][]byte{0: noise(int(size/2), 1)})
+	return path
+}
+
+// start runs the pod until ended gives its error.
+func (p *pod) start(ctx context.Context) (ended <-chan error) {
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, p.Options) }()
+	return done
+}
+
+func TestRun_waitsForItsObject(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	p.api.setPhase(velerov2.PhasePrepared)
+	ended := p.start(t.Context())
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if strings.Contains(p.output.String(), "opening") {
+		t.Error("it began before the object was InProgress")
+	}
+	p.api.setPhase(velerov2.PhaseInProgress)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if report, _ := p.api.report(t); report.Outcome != datamove.Succeeded {
+		t.Errorf("%+v", report)
+	}
+}
+
+func TestRun_waitsForABoundedTime(t *testing.T) {
+	t.Parallel()
+	p := newSite(t).newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	p.api.setPhase("")
+	p.limits.start = 50 * time.Millisecond
+	if err := Run(t.Context(), p.Options); err == nil || !strings.Contains(err.Error(), "DataUpload velero/b1-x is not InProgress after 50ms") {
+		t.Error(err)
+	}
+	if last, _ := os.ReadFile(p.Files.Termination); !bytes.Contains(last, []byte("nobody has started it")) {
+		t.Errorf("last words %q", last)
+	}
+}
+
+// An object that needs nothing gets nothing.
+func TestRun_leavesOthersObjectsAlone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	metadata := func(o map[string]any) map[string]any { return o["metadata"].(map[string]any) }
+	t.Run("each", func(t *testing.T) { s.leavesAlone(t, metadata) })
+	if points := s.points(t); len(points) != 0 {
+		t.Errorf("%d restore points", len(points))
+	}
+}
+
+func (s *site) leavesAlone(t *testing.T, metadata func(map[string]any) map[string]any) {
+	t.Helper()
+	for name, change := range map[string]func(*fakeAPI){
+		"gone":      (*fakeAPI).remove,
+		"another":   func(a *fakeAPI) { a.change(func(o map[string]any) { metadata(o)["uid"] = "other" }) },
+		"completed": func(a *fakeAPI) { a.setPhase(velerov2.PhaseCompleted) },
+		"failed":    func(a *fakeAPI) { a.setPhase(velerov2.PhaseFailed) },
+		"canceled":  func(a *fakeAPI) { a.setPhase(velerov2.PhaseCanceled) },
+		"reported": func(a *fakeAPI) {
+			a.change(func(o map[string]any) {
+				metadata(o)["annotations"] = map[string]any{datamove.AnnotationReport: datamove.Report{Outcome: datamove.Succeeded, Pod: "pod-0"}.Encode()}
+			})
+		},
+	} {
+		for _, when := range []string{"before", "while it waits", "while it works"} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				t.Parallel()
+				p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+				var before []byte
+				apply := func() { change(p.api); before, _ = p.api.text() }
+				switch when {
+				case "before":
+					apply()
+				case "while it waits":
+					p.api.setPhase(velerov2.PhasePrepared)
+				case "while it works":
+					p.Files.Access += ".fifo"
+					makeFIFO(t, p.Files.Access)
+					p.limits.grace = 100 * time.Millisecond
+				}
+				ended := p.start(t.Context())
+				switch when {
+				case "while it waits":
+					waitForText(t, p.output, "mover started")
+					time.Sleep(50 * time.Millisecond)
+					apply()
+				case "while it works":
+					time.Sleep(100 * time.Millisecond)
+					apply()
+				}
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+				if after, _ := p.api.text(); !bytes.Equal(before, after) || p.api.patchCount() > 0 {
+					t.Errorf("it changed %s\nto %s", before, after)
+				}
+				if when == "while it works" {
+					letGoOf(t, p.Files.Access)
+				}
+			})
+		}
+	}
+}
+
+func TestCancel_isReportedAtAnyTime(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	t.Run("each", func(t *testing.T) { s.reportsCancel(t) })
+	if points := s.points(t); len(points) != 0 {
+		t.Errorf("%d restore points", len(points))
+	}
+}
+
+func (s *site) reportsCancel(t *testing.T) {
+	t.Helper()
+	for name, cancel := range map[string]func(*fakeAPI){
+		"canceled":  (*fakeAPI).cancel,
+		"canceling": func(a *fakeAPI) { a.setPhase(velerov2.PhaseCanceling) },
+		"deleted": func(a *fakeAPI) {
+			a.change(func(o map[string]any) { o["metadata"].(map[string]any)["deletionTimestamp"] = "2026-01-01T00:00:00Z" })
+		},
+	} {
+		t.Run(name+" before", func(t *testing.T) {
+			t.Parallel()
+			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+			cancel(p.api)
+			p.run(t, datamove.Canceled)
+		})
+		t.Run(name+" while it waits", func(t *testing.T) {
+			t.Parallel()
+			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+			p.api.setPhase(velerov2.PhaseAccepted)
+			time.AfterFunc(100*time.Millisecond, func() { cancel(p.api) })
+			p.run(t, datamove.Canceled)
+		})
+		// The first step of the work hangs, and heeds nothing.
+		t.Run(name+" while the work hangs", func(t *testing.T) {
+			t.Parallel()
+			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+			p.Files.Access += ".fifo"
+			makeFIFO(t, p.Files.Access)
+			p.limits.grace = 100 * time.Millisecond
+			time.AfterFunc(200*time.Millisecond, func() { cancel(p.api) })
+			p.run(t, datamove.Canceled)
+			if !strings.Contains(p.output.String(), "dies with this process") {
+				t.Error("the work did not hang")
+			}
+			letGoOf(t, p.Files.Access)
+		})
+	}
+}
+
+// A cancellation in the middle ends the work, and nothing is left of it in the list of restore points.
+func TestCancel_whileDataMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, 512*mib))
+	p.Job.Parallel = 1
+	var once atomic.Bool
+	p.api.setRefuse(func(r *http.Request) int {
+		if isPatch(r) && once.CompareAndSwap(false, true) {
+			go p.api.cancel()
+		}
+		return 0
+	})
+	p.run(t, datamove.Canceled)
+	if progress := p.api.progress(); len(progress) == 0 || progress[len(progress)-1].BytesDone == 512*mib {
+		t.Errorf("progress %v", progress)
+	}
+	if points := s.points(t); len(points) != 0 {
+		t.Errorf("%d restore points", len(points))
+	}
+}
+
+func TestInterruption_isNoOutcome(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, 256*mib))
+	ctx, cancel := context.WithCancel(t.Context())
+	p.Job.Parallel = 1
+	p.api.setRefuse(func(r *http.Request) int {
+		if isPatch(r) {
+			cancel()
+		}
+		return 0
+	})
+	if err := <-p.start(ctx); err == nil || !strings.Contains(err.Error(), "interrupted") {
+		t.Error(err)
+	}
+	if report, ok := p.api.report(t); ok {
+		t.Errorf("%+v", report)
+	}
+	p.api.setRefuse(nil)
+	p.run(t, datamove.Succeeded)
+	cancel()
+}
+
+// Progress is true, only grows, is not written too often, and not at all when it is the same.
+func TestProgress_isTrue(t *testing.T) {
+	t.Parallel()
+	s, device := newSite(t), newDevice(t, 128*mib)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), device)
+	p.limits.progress = 50 * time.Millisecond
+	began := time.Now()
+	report := p.run(t, datamove.Succeeded)
+	took := time.Since(began)
+	check := func(all []velerov2.Progress) {
+		t.Helper()
+		var before velerov2.Progress
+		for _, now := range all {
+			if now.TotalBytes != 128*mib || now.BytesDone < before.BytesDone || now == before {
+				t.Errorf("progress %v", all)
+			}
+			before = now
+		}
+		if before.BytesDone != 128*mib || len(all) > int(took/p.limits.progress)+2 {
+			t.Errorf("progress in %s: %v", took, all)
+		}
+	}
+	check(p.api.progress())
+
+	down := s.newPod(t, newDownload(corev1.PersistentVolumeBlock, report.SnapshotID), newDevice(t, 128*mib))
+	// An earlier pod was further than this one is at the beginning.
+	down.api.change(func(o map[string]any) {
+		o["status"].(map[string]any)["progress"] = map[string]any{"totalBytes": 128 * mib, "bytesDone": 100 * mib}
+	})
+	down.run(t, datamove.Succeeded)
+	all := down.api.progress()
+	check(all)
+	if all[0].BytesDone < 100*mib {
+		t.Errorf("it went back to %v", all[0])
+	}
+}
+
+// Somebody else changes the object between reading and reporting.
+func TestReport_survivesConflicts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	changes := func(p *pod, change func()) {
+		var left atomic.Int64
+		left.Store(3)
+		p.api.setRefuse(func(r *http.Request) int {
+			if !isPatch(r) {
+				return 0
+			}
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			if isReport(string(body)) && left.Add(-1) >= 0 {
+				change()
+			}
+			return 0
+		})
+	}
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	changes(p, func() {
+		p.api.change(func(o map[string]any) { o["status"].(map[string]any)["message"] = time.Now().String() })
+	})
+	p.run(t, datamove.Succeeded)
+
+	// The pod was given up, and its successor has reported.
+	p = s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	other := datamove.Report{Outcome: datamove.Canceled, Pod: "pod-2"}
+	changes(p, func() {
+		p.api.change(func(o map[string]any) {
+			o["metadata"].(map[string]any)["annotations"] = map[string]any{datamove.AnnotationReport: other.Encode()}
+		})
+	})
+	if err := Run(t.Context(), p.Options); err != nil {
+		t.Fatal(err)
+	}
+	if report, _ := p.api.report(t); report != other {
+		t.Errorf("%+v", report)
+	}
+}
+
+func TestReport_waitsForTheAPIServer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	var refused atomic.Int64
+	p.api.setRefuse(func(r *http.Request) int {
+		if strings.Contains(p.output.String(), "stored") && refused.Add(1) < 20 {
+			return http.StatusServiceUnavailable
+		}
+		return 0
+	})
+	p.run(t, datamove.Succeeded)
+	if refused.Load() < 20 {
+		t.Error("nothing was refused")
+	}
+
+	p = s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	p.limits.report = 300 * time.Millisecond
+	p.api.setRefuse(func(r *http.Request) int {
+		if isPatch(r) {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	if err := Run(t.Context(), p.Options); err == nil || !strings.Contains(err.Error(), "has ended as Succeeded, and cannot be reported") {
+		t.Error(err)
+	}
+}
+
+func waitForText(t *testing.T, o *output, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(o.String(), text); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not say %q:\n%s", text, o)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package moverpod
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/mover"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// workShare is the part of the grace that the work gets to store what it has. The rest is for letting go of the repository.
+const workShare = 2
+
+// upload makes a restore point of the volume.
+func (r *run) upload(ctx context.Context, repo *repository.Repository) (datamove.Report, error) {
+	id, err := datamove.PointID(r.Job.UID)
+	if err != nil {
+		return datamove.Report{}, lasting(err, "")
+	}
+	path, err := r.sourceDisk()
+	if err != nil {
+		return datamove.Report{}, err
+	}
+	if path == "" {
+		return r.uploadFiles(ctx, repo, id)
+	}
+	return r.uploadDisk(ctx, repo, id, path)
+}
+
+// history returns the history of the volume.
+func (r *run) history(repo *repository.Repository) repository.Source {
+	return repo.Source(datamove.HistoryHost, datamove.HistoryUser, mover.HistoryPath(r.Job.SourceNamespace+"/"+r.Job.SourceClaim))
+}
+
+// labels returns the labels of the restore point.
+func (r *run) labels() map[string]string {
+	labels := map[string]string{datamove.LabelUploadName: r.Job.Name, datamove.LabelUploadNamespace: r.Job.Namespace}
+	maps.Copy(labels, r.Job.Labels)
+	return labels
+}
+
+// uploadDisk makes a restore point of the disk at path. The disk is raw, whatever its first bytes say: a guest writes them.
+func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, path string) (datamove.Report, error) {
+	r.Log.Info("storing a disk", "path", path, "restorePoint", id)
+	var stored atomic.Int64
+	point, err := mover.Backup(ctx, repo, mover.BackupRequest{
+		ID: id, History: r.history(repo), Labels: r.labels(), Workers: r.Job.Parallel,
+		Sources:     []mover.Source{{Name: datamove.DiskName, Location: path, Options: disk.SourceOptions{Format: disk.Raw}, Identity: string(r.Job.SourceUID)}},
+		FlushEvery:  r.limits.flush,
+		CancelGrace: r.workGrace(),
+		Warn:        r.warn,
+		Progress: func(p mover.Progress) {
+			if p.Backup == nil {
+				return
+			}
+			stored.Store(p.Backup.UploadedBytes)
+			// What is known to be zero is done when work begins.
+			r.progress.set(p.Backup.TotalBytes, p.Backup.TotalBytes-p.Backup.PlannedBytes+p.Backup.ReadBytes)
+		},
+	})
+	if err != nil {
+		return datamove.Report{}, judgeUpload(err)
+	}
+	d, err := point.Disk(datamove.DiskName)
+	if err != nil {
+		return datamove.Report{}, lasting(err, "another version of Varve has made it")
+	}
+	r.progress.set(d.Bytes, d.Bytes)
+	r.Log.Info("stored", "restorePoint", id, "bytes", d.Bytes, "changed", d.Stats.ChangedBytes, "read", d.Stats.ReadBytes, "why all was read", d.FullReason)
+	return datamove.Report{
+		SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: id, Namespace: r.Job.SourceNamespace}.String(),
+		TotalBytes: d.Bytes, IncrementalBytes: d.Stats.ChangedBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(d.FullReason),
+	}, nil
+}
+
+// workGrace is how long the work itself may take to end.
+func (r *run) workGrace() time.Duration { return r.limits.grace / workShare }
+
+// judgeUpload is judge for an upload: a volume that is not there does not appear.
+func judgeUpload(err error) error {
+	var opening *mover.OpenError
+	if errors.As(err, &opening) {
+		return judgeAbsence(err, "the pod was made without its volume")
+	}
+	return judge(err)
+}
+
+// reportedFullReason returns why an upload was not incremental if it could have been. A disk whose changes nobody tracks, or that is
+// stored for the first time, could not.
+func reportedFullReason(reason repository.FullReason) string {
+	if reason == repository.FullNoChanges || reason == repository.FullNoParent {
+		return ""
+	}
+	return string(reason)
+}
+
+// uploadFiles makes a restore point of a tree of files.
+func (r *run) uploadFiles(context.Context, *repository.Repository, string) (datamove.Report, error) {
+	return datamove.Report{}, lasting(errclass.Errorf(errclass.Invalid, "the volume has files, and this version of Varve stores disks only"), "back up its files by other means")
+}
