@@ -56,8 +56,9 @@ func PodFiles(job datamove.Job) Files {
 type limits struct {
 	// start is how long a run waits for its object to be InProgress.
 	start time.Duration
-	// grace is how long the work may take to end once it is to stop. Whoever cancels sees the report within 10 seconds.
-	grace time.Duration
+	// grace is how long the work may take to end once it is canceled: whoever cancels sees the report within 10 seconds. interrupted is
+	// the same for a pod that is deleted, whose work is to go on in another one: the kubelet waits for 30 seconds.
+	grace, interrupted time.Duration
 	// report is how long a run tries to write its report.
 	report time.Duration
 	// progress and logged are the intervals at which progress is written on the object, and to the log.
@@ -70,7 +71,8 @@ type limits struct {
 
 func (l limits) withDefaults() limits {
 	return limits{
-		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second), report: cmp.Or(l.report, 30*time.Minute),
+		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
+		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
 		flush: cmp.Or(l.flush, time.Minute),
 	}
@@ -196,6 +198,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 		done <- result{report, err}
 	}()
 	var reason error
+	grace := r.limits.grace
 	select {
 	case d := <-done:
 		r.progress.write(ctx)
@@ -205,16 +208,16 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	case <-r.follower.over:
 		reason = r.follower.overError()
 	case <-ctx.Done():
-		reason = fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		reason, grace = fmt.Errorf("interrupted: %w", context.Cause(ctx)), r.limits.interrupted
 	}
 	r.Log.Info("stopping", "why", reason.Error())
 	stop(reason)
-	timer := time.NewTimer(r.limits.grace)
+	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
 	case <-done:
 	case <-timer.C:
-		r.Log.Warn("the work does not end, and dies with this process", "waited", r.limits.grace)
+		r.Log.Warn("the work does not end, and dies with this process", "waited", grace)
 	}
 	return datamove.Report{}, reason
 }

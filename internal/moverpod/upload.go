@@ -14,9 +14,6 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// workShare is the part of the grace that the work gets to store what it has. The rest is for letting go of the repository.
-const workShare = 2
-
 // upload makes a restore point of the volume.
 func (r *run) upload(ctx context.Context, repo *repository.Repository) (datamove.Report, error) {
 	id, err := datamove.PointID(r.Job.UID)
@@ -79,8 +76,9 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 	}, nil
 }
 
-// workGrace is how long the work itself may take to end.
-func (r *run) workGrace() time.Duration { return r.limits.grace / workShare }
+// workGrace is how long the work itself may take to end when it is interrupted. The rest is for letting go of the repository. Work that is
+// canceled has less, and is abandoned.
+func (r *run) workGrace() time.Duration { return r.limits.interrupted * 3 / 4 }
 
 // judgeUpload is judge for an upload: a volume that is not there does not appear.
 func judgeUpload(err error) error {
