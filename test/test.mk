@@ -27,7 +27,7 @@ test-control-plane: kube peers virtctl velero test-times ## Reconcilers and admi
 .PHONY: test-interop
 test-interop: kube launcher-root guest test-times ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
-	$(GO_TEST) -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/
+	$(GO_TEST) -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/ ./internal/moverpod/
 	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
 	$(GO_TEST) -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)

@@ -113,6 +113,15 @@ func (a *fakeAPI) progress() (all []velerov2.Progress) {
 	return all
 }
 
+// lastBytesDone returns the latest progress.
+func (a *fakeAPI) lastBytesDone() int64 {
+	all := a.progress()
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1].BytesDone
+}
+
 // report returns the report on the object, if there is one.
 func (a *fakeAPI) report(t *testing.T) (report datamove.Report, ok bool) {
 	t.Helper()
@@ -256,7 +265,7 @@ func mergeInto(o, patch map[string]any) {
 	}
 }
 
-// onlyPatches says whether a request is a patch.
+// isPatch says whether a request is a patch.
 func isPatch(r *http.Request) bool { return r.Method == http.MethodPatch }
 
 // isReport says whether a request is a patch of the annotation.

@@ -1,6 +1,7 @@
 package moverpod
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -10,5 +11,8 @@ import (
 
 func TestMain(m *testing.M) {
 	storage.Register()
+	if text := os.Getenv(childVariable); text != "" {
+		os.Exit(runChild(text))
+	}
 	goleak.VerifyTestMain(m)
 }

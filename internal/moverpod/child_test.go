@@ -1,0 +1,101 @@
+package moverpod
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// childVariable makes the test program a mover. It has a childRun.
+const childVariable = "VARVE_TEST_MOVER"
+
+// childRun is what a mover that is a process of its own is given.
+type childRun struct {
+	Job     datamove.Job
+	PodName string
+	PodUID  types.UID
+	API     string
+	Files   Files
+	// Flush and Progress are those of limits.
+	Flush, Progress time.Duration
+}
+
+// runChild is the process. It returns the exit code.
+func runChild(text string) int {
+	var c childRun
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	secrets := &Secrets{}
+	err := Run(ctx, Options{
+		Job: c.Job, PodName: c.PodName, PodUID: c.PodUID, Config: &rest.Config{Host: c.API}, Files: c.Files, Secrets: secrets,
+		Log: slog.New(slog.NewTextHandler(secrets.Writer(os.Stderr), nil)), limits: limits{flush: c.Flush, progress: c.Progress},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		return 1
+	}
+	return 0
+}
+
+// child is a mover that is a process of its own, with the limits that a pod has.
+type child struct {
+	*exec.Cmd
+
+	ended chan struct{}
+}
+
+// startChild starts the pod's process. It dies with the test.
+func (p *pod) startChild(t *testing.T) *child {
+	t.Helper()
+	text, err := json.Marshal(childRun{Job: p.Job, PodName: p.PodName, PodUID: p.PodUID, API: p.api.URL, Files: p.Files, Flush: p.limits.flush, Progress: p.limits.progress})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &child{Cmd: exec.CommandContext(context.Background(), exe), ended: make(chan struct{})}
+	c.Env = append(os.Environ(), childVariable+"="+string(text))
+	c.Stdout, c.Stderr = p.output, p.output
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { defer close(c.ended); _ = c.Wait() }()
+	t.Cleanup(c.kill)
+	return c
+}
+
+// kill kills the process, as kill -9 does.
+func (c *child) kill() {
+	_ = c.Process.Kill()
+	<-c.ended
+}
+
+// wait returns the exit code.
+func (c *child) wait(t *testing.T, within time.Duration) int {
+	t.Helper()
+	select {
+	case <-c.ended:
+		return c.ProcessState.ExitCode()
+	case <-time.After(within):
+		t.Fatalf("it has not ended after %s", within)
+		return -1
+	}
+}
