@@ -68,7 +68,6 @@ func (r *run) tryReport(ctx context.Context, report datamove.Report) error {
 	if err != nil {
 		return err
 	}
-	r.Log.Info("reported", "outcome", report.Outcome, "snapshotID", report.SnapshotID, "totalBytes", report.TotalBytes,
-		"incrementalBytes", report.IncrementalBytes, "storedBytes", report.StoredBytes)
+	r.Log.Info("reported", "report", report.Encode())
 	return nil
 }
