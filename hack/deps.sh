@@ -6,7 +6,7 @@ set -eu
 
 packages() {
 	case "$1" in
-	box) echo containerd runc containernetworking-plugins iproute2 iptables nftables conntrack e2fsprogs util-linux socat ebtables ;;
+	box) echo containerd runc containernetworking-plugins iproute2 iptables nftables conntrack e2fsprogs xfsprogs util-linux socat ebtables ;;
 	build) echo gcc libc6-dev ;;
 	image) echo mmdebstrap debian-archive-keyring ;;
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;

@@ -7,6 +7,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -25,13 +26,12 @@ import (
 	"github.com/varvebackup/varve/box/internal/layout"
 )
 
-const (
-	dir        = layout.Box("/var/lib/varve-box-test")
-	bridge     = "vbtest0"
-	probeImage = "box.varvebackup.io/probe:1"
-)
+const probeImage = "box.varvebackup.io/probe:1"
 
 var (
+	dir    = layout.Box(cmp.Or(os.Getenv("VARVE_BOX_TEST_DIR"), "/var/lib/varve-box-test"))
+	bridge = cmp.Or(os.Getenv("VARVE_BOX_TEST_BRIDGE"), "vbtest0")
+
 	bin    string // the directory of the built programs
 	client kubernetes.Interface
 )

@@ -28,10 +28,10 @@ func allocated(t *testing.T, volume, node string) int64 {
 }
 
 func volumeFile(volume, node string) string {
-	return filepath.Join(string(dir), node, "volumes", volume+".img")
+	return filepath.Join(dir.Volumes(), node, volume+".img")
 }
 
-// loops lists the loop devices whose files belong to the box.
+// loops lists the loop devices whose files are volumes of the box.
 func loops(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE").CombinedOutput()
@@ -40,7 +40,7 @@ func loops(t *testing.T) string {
 	}
 	var ours []string
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, string(dir)) {
+		if strings.Contains(line, dir.Volumes()+"/") {
 			ours = append(ours, strings.TrimSpace(line))
 		}
 	}

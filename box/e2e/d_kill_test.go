@@ -16,6 +16,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/varvebackup/varve/box/internal/loop"
 )
 
 // servicePID returns the PID of a service inside its node.
@@ -165,6 +167,7 @@ func TestReset(t *testing.T) {
 		}
 	}
 	deleteBridge(t)
+	loseVolumeMount(t)
 	data, err := os.ReadFile(dir.State())
 	if err != nil {
 		t.Fatal(err)
@@ -181,6 +184,28 @@ func TestReset(t *testing.T) {
 	truncate(t, filepath.Join(dir.Node(1).Root(), "var/lib/kubelet/cpu_manager_state"))
 	mustUp(t)
 	w.check(t)
+}
+
+// loseVolumeMount removes the mount of the volumes' file system and its loop device, behind the box's back. No node runs.
+func loseVolumeMount(t *testing.T) {
+	t.Helper()
+	eventually(t, "the volumes to be unmounted", func() error {
+		if err := loop.DetachTree(dir.Volumes()); err != nil {
+			return err
+		}
+		return syscall.Unmount(dir.Volumes(), 0)
+	})
+	// The kernel keeps the device until the killed nodes' mount namespaces have drained.
+	eventually(t, "the loop device of the volumes to be detached", func() error {
+		dev, err := loop.Find(dir.VolumeImage())
+		if errors.Is(err, loop.ErrNotAttached) {
+			return nil
+		}
+		if err == nil {
+			err = dev.Detach()
+		}
+		return errors.Join(err, errors.New("it is still there"))
+	})
 }
 
 // TestDamagedImageStore: containerd cannot read its database. The node gets a fresh one, and the images come back.
@@ -207,6 +232,20 @@ func TestDamagedEtcd(t *testing.T) {
 // TestDamagedState: the record of what the box owns is lost while the box is running.
 func TestDamagedState(t *testing.T) {
 	truncate(t, dir.State())
+	out := mustRun(t, "up", "--bridge", bridge, "--nodes=2")
+	if !strings.Contains(out, "FRESH cluster") {
+		t.Errorf("the loss is not announced:\n%s", out)
+	}
+	mustUp(t)
+}
+
+// TestDamagedVolumes: the kernel cannot read the volumes' file system. The box starts a fresh cluster, and says so.
+func TestDamagedVolumes(t *testing.T) {
+	for i := range readState(t).Nodes {
+		kill(t, i+1)
+	}
+	loseVolumeMount(t)
+	garbage(t, dir.VolumeImage())
 	out := mustRun(t, "up", "--bridge", bridge, "--nodes=2")
 	if !strings.Contains(out, "FRESH cluster") {
 		t.Errorf("the loss is not announced:\n%s", out)

@@ -36,9 +36,7 @@ func TestDownLeavesNothing(t *testing.T) {
 	if _, err := os.Stat(string(dir)); !os.IsNotExist(err) {
 		t.Errorf("%s is still there (%v)", dir, err)
 	}
-	if l := loops(t); l != "" {
-		t.Errorf("loop devices stay: %s", l)
-	}
+	noLoopsAtAll(t)
 	for what, command := range map[string][]string{
 		"links":              {"ip", "-br", "link"},
 		"routes":             {"ip", "route"},
@@ -93,11 +91,24 @@ func TestKillFirstUp(t *testing.T) {
 		}
 		noCgroups(t)
 		noProcesses(t)
+		noLoopsAtAll(t)
 	}
 	for _, after := range []int{5, 100, 1000} {
 		killUp(t, time.Duration(after)*time.Millisecond)
 	}
 	mustUp(t)
+}
+
+// noLoopsAtAll looks for loop devices of volumes, and for that of the volumes' file system.
+func noLoopsAtAll(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command("losetup", "--list").CombinedOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(out), string(dir)) {
+		t.Errorf("loop devices stay:\n%s", out)
+	}
 }
 
 func noCgroups(t *testing.T) {

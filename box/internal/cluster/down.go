@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/box/internal/hostnet"
 	"github.com/varvebackup/varve/box/internal/layout"
 	"github.com/varvebackup/varve/box/internal/netplan"
+	"github.com/varvebackup/varve/box/internal/xfs"
 )
 
 // Down removes every trace of the box: processes, mounts, loop devices, control groups, the bridge and the directory.
@@ -102,7 +103,11 @@ func (s *State) removeOutside(ctx context.Context, dir layout.Box) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
-	return errors.Join(cgroup.Remove(ctx, dir.Cgroup(), killProcess), hostnet.RemoveBridge(s.Bridge, string(dir)))
+	return errors.Join(
+		cgroup.Remove(ctx, dir.Cgroup(), killProcess),
+		xfs.Remove(ctx, dir.VolumeImage(), dir.Volumes()),
+		hostnet.RemoveBridge(s.Bridge, string(dir)),
+	)
 }
 
 // salvageState finds what a box with a damaged state owns: the bridge by its alias. The rest follows from the directory.
@@ -114,8 +119,8 @@ func salvageState(dir layout.Box) (*State, error) {
 	return &State{Bridge: bridge}, nil
 }
 
-// noMounts fails if anything is mounted below the directory. The box mounts nothing in the host's namespace, so it is
-// someone else's data, which removing the directory would delete.
+// noMounts fails if anything is mounted below the directory. The box mounts only its volumes in the host's namespace,
+// and has unmounted them, so it is someone else's data, which removing the directory would delete.
 func noMounts(dir layout.Box) error {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(m.Mountpoint, string(dir)+"/"), false

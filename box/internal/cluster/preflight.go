@@ -12,6 +12,7 @@ var tools = map[string]string{
 	"/usr/bin/containerd": "containerd", "runc": "runc", "ctr": "containerd", "/usr/lib/cni/bridge": "containernetworking-plugins",
 	"/usr/lib/cni/portmap": "containernetworking-plugins", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack",
 	"nsenter": "util-linux", "losetup": "mount", "mkfs.ext4": "e2fsprogs",
+	"e2fsck": "e2fsprogs", "resize2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs",
 }
 
 // checkMachine reports everything that the machine lacks, at once.

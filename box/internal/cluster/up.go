@@ -11,6 +11,7 @@ import (
 	"github.com/varvebackup/varve/box/internal/layout"
 	"github.com/varvebackup/varve/box/internal/netplan"
 	"github.com/varvebackup/varve/box/internal/service"
+	"github.com/varvebackup/varve/box/internal/xfs"
 )
 
 // Config describes the box to bring up.
@@ -39,7 +40,7 @@ func Up(ctx context.Context, cfg Config, p *Progress) error {
 	}
 	defer unlock()
 	err = bringUp(ctx, cfg, p)
-	if !errors.Is(err, errEtcdDamaged) && !errors.Is(err, errStateDamaged) {
+	if !errors.Is(err, errEtcdDamaged) && !errors.Is(err, errStateDamaged) && !errors.Is(err, xfs.ErrDamaged) {
 		return err
 	}
 	p.Say("%v", err)
@@ -63,6 +64,9 @@ func bringUp(ctx context.Context, cfg Config, p *Progress) error {
 		return err
 	}
 	if err := service.Credentials(cfg.Dir, st.Plan, len(st.Nodes), time.Now()); err != nil {
+		return err
+	}
+	if err := ensureVolumes(ctx, cfg.Dir, len(st.Nodes)); err != nil {
 		return err
 	}
 	// A node may die at any time, even now: a process that was just killed can still look alive.

@@ -28,7 +28,7 @@ const (
 
 // Run serves kubelet and provisions volumes for the named node until ctx ends. It must run in the node's namespaces.
 func Run(ctx context.Context, dir layout.Box, node string, log *slog.Logger) error {
-	volumes := store{dir: filepath.Join(string(dir), node, "volumes")}
+	volumes := store{dir: filepath.Join(dir.Volumes(), node)}
 	cfg, err := clientcmd.BuildConfigFromFlags("", dir.Kubeconfig())
 	if err != nil {
 		return fmt.Errorf("read the box's kubeconfig: %w", err)

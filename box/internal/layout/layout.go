@@ -39,6 +39,13 @@ func (b Box) Program(name string) string { return b.join("bin", name) }
 // Images has a copy of every image that was loaded. A node imports them when it is new or has lost its store.
 func (b Box) Images() string { return b.join("images") }
 
+// VolumeImage is the sparse file with the file system of the volumes.
+func (b Box) VolumeImage() string { return b.join("volumes.xfs") }
+
+// Volumes is where that file system is mounted, on the host and at the same path in every node. It has the volumes of
+// each node in a directory of the node's name.
+func (b Box) Volumes() string { return b.join("volumes") }
+
 // Node returns the layout of node number i, counted from 1.
 func (b Box) Node(i int) Node { return Node{Box: b, Name: NodeName(i)} }
 
@@ -73,7 +80,10 @@ func (n Node) Log(service string) string { return filepath.Join(n.Dir(), "log", 
 func (n Node) Conf(name string) string { return filepath.Join(n.Dir(), "conf", name) }
 
 // Volumes has the backing files of the volumes that were provisioned on the node.
-func (n Node) Volumes() string { return filepath.Join(n.Dir(), "volumes") }
+func (n Node) Volumes() string { return filepath.Join(n.Box.Volumes(), n.Name) }
+
+// FormerVolumes is where a box of an earlier version kept the node's volumes, outside of the file system that can share blocks.
+func (n Node) FormerVolumes() string { return filepath.Join(n.Dir(), "volumes") }
 
 // Etcd is etcd's data directory, on the first node only.
 func (n Node) Etcd() string { return filepath.Join(n.Dir(), "etcd") }

@@ -40,6 +40,7 @@ func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 		func() error { return cgroup.MountInside(root, hs) },
 		func() error { return pinSysctls(root) },
 		func() error { return bindBelow(string(spec.Dir), root, 0) },
+		func() error { return bindBelow(spec.Dir.Volumes(), root, 0) }, // a bind leaves out the mounts below its source
 	} {
 		if err := step(); err != nil {
 			return err
