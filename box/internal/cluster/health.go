@@ -13,20 +13,30 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/varvebackup/varve/box/internal/csi"
 	"github.com/varvebackup/varve/box/internal/layout"
 )
 
-// adminClient returns a client with administrator rights.
-func adminClient(dir layout.Box) (*kubernetes.Clientset, error) {
+// adminConfig returns how to reach the API server with administrator rights.
+func adminConfig(dir layout.Box) (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", dir.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read the box's kubeconfig: %w", err)
 	}
 	cfg.Timeout = 10 * time.Second // for one request
 	cfg.QPS, cfg.Burst = 100, 100
+	return cfg, nil
+}
+
+// adminClient returns a client with administrator rights.
+func adminClient(dir layout.Box) (*kubernetes.Clientset, error) {
+	cfg, err := adminConfig(dir)
+	if err != nil {
+		return nil, err
+	}
 	c, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for the box: %w", err)
@@ -56,7 +66,7 @@ func (s *State) waitHealthy(ctx context.Context, dir layout.Box, p *Progress) er
 	if err := s.apiReady(ctx, dir, c); err != nil {
 		return err
 	}
-	if err := csi.Install(ctx, c); err != nil {
+	if err := s.installStorage(ctx, dir, c); err != nil {
 		return err
 	}
 	for i := range s.Nodes {
@@ -172,8 +182,10 @@ func (s *State) nodeReady(ctx context.Context, dir layout.Box, c kubernetes.Inte
 		if err != nil {
 			return err
 		}
-		if svc["csi"].PID == 0 {
-			return errors.New("the volume driver does not run")
+		for _, name := range storageServices(i) {
+			if svc[name].PID == 0 {
+				return fmt.Errorf("the service %s does not run", name)
+			}
 		}
 		return csi.Registered(ctx, c, l.Name)
 	})

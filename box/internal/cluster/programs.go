@@ -13,7 +13,7 @@ import (
 
 // Programs says where the programs that the box runs come from.
 type Programs struct {
-	Kube  string // the multi-call Kubernetes binary
+	Kube  string // the multi-call Kubernetes binary; beside it are the snapshot programs and crd/, their CRDs
 	Box   string // this program
 	Pause string // the pause image's only file
 }
@@ -23,12 +23,19 @@ var kubePrograms = []string{
 	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
 }
 
+// snapshotPrograms are the services of CSI snapshots, which have binaries of their own.
+var snapshotPrograms = []string{"snapshot-controller", "csi-snapshotter"}
+
 // installInto copies the programs into the box, and says whether one that runs on nodes changed.
 func (p Programs) installInto(dir layout.Box) (changed bool, err error) {
 	if err := os.MkdirAll(dir.Bin(), 0o755); err != nil {
 		return false, fmt.Errorf("install programs: %w", err)
 	}
-	for name, from := range map[string]string{"kube": p.Kube, "box": p.Box, "pause": p.Pause} {
+	programs := map[string]string{"kube": p.Kube, "box": p.Box, "pause": p.Pause}
+	for _, name := range snapshotPrograms {
+		programs[name] = filepath.Join(filepath.Dir(p.Kube), name)
+	}
+	for name, from := range programs {
 		c, err := installFile(from, dir.Program(name))
 		if err != nil {
 			return false, fmt.Errorf("install %s from %s: %w", name, from, err)
@@ -44,7 +51,27 @@ func (p Programs) installInto(dir layout.Box) (changed bool, err error) {
 			return false, fmt.Errorf("install %s: %w", name, err)
 		}
 	}
-	return changed, nil
+	return changed, p.installCRDs(dir)
+}
+
+// installCRDs copies the definitions of the VolumeSnapshot API into the box.
+func (p Programs) installCRDs(dir layout.Box) error {
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(p.Kube), "crd", "*.yaml"))
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("no CRDs are in %s/crd: run `make kube`", filepath.Dir(p.Kube))
+	}
+	if err := os.MkdirAll(dir.CRDs(), 0o755); err != nil {
+		return fmt.Errorf("install CRDs: %w", err)
+	}
+	for _, from := range files {
+		if _, err := installFile(from, filepath.Join(dir.CRDs(), filepath.Base(from))); err != nil {
+			return fmt.Errorf("install %s: %w", from, err)
+		}
+	}
+	return nil
 }
 
 // installFile copies a file unless the copy has the same size and modification time, or the same content. It renames

@@ -40,12 +40,22 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 
 // NodeStageVolume attaches the volume's file and, for a Filesystem volume, mounts it at the staging path.
 func (n *nodeServer) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	dev, err := n.store.attachVolume(r.GetVolumeId())
+	if err := checkRequest(r.GetVolumeId(), r.GetStagingTargetPath(), r.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
+	dev, readOnly, err := n.store.attachVolume(r.GetVolumeId())
 	if err != nil {
 		return nil, grpcError("stage", r.GetVolumeId(), err)
 	}
+	if readOnly && !isReader(r.GetVolumeCapability().GetAccessMode().GetMode()) {
+		return nil, status.Errorf(codes.FailedPrecondition, "stage the volume %s: it is read-only, and the access mode says that it is written", r.GetVolumeId())
+	}
 	if r.GetVolumeCapability().GetBlock() == nil {
-		if err := mountOnce(dev.Path, r.GetStagingTargetPath(), "ext4", 0, "discard"); err != nil {
+		flags, options := uintptr(0), "discard"
+		if readOnly {
+			flags, options = unix.MS_RDONLY, ""
+		}
+		if err := mountOnce(dev.Path, r.GetStagingTargetPath(), "ext4", flags, options); err != nil {
 			return nil, grpcError("stage", r.GetVolumeId(), err)
 		}
 	}
@@ -53,6 +63,9 @@ func (n *nodeServer) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRe
 }
 
 func (n *nodeServer) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := checkPath(r.GetVolumeId(), r.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
 	err := unmountAll(r.GetStagingTargetPath())
 	if err == nil {
 		err = skipMissing(n.store.detachVolume(r.GetVolumeId()))
@@ -65,6 +78,9 @@ func (n *nodeServer) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolu
 
 // NodePublishVolume bind-mounts the staged file system, or the device, at the path that kubelet chose for the pod.
 func (n *nodeServer) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if err := checkRequest(r.GetVolumeId(), r.GetTargetPath(), r.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
 	if err := n.publishVolume(r); err != nil {
 		return nil, grpcError("publish", r.GetVolumeId(), err)
 	}
@@ -74,7 +90,7 @@ func (n *nodeServer) NodePublishVolume(_ context.Context, r *csi.NodePublishVolu
 func (n *nodeServer) publishVolume(r *csi.NodePublishVolumeRequest) error {
 	target := r.GetTargetPath()
 	if r.GetVolumeCapability().GetBlock() != nil {
-		dev, err := n.store.attachVolume(r.GetVolumeId())
+		dev, _, err := n.store.attachVolume(r.GetVolumeId())
 		if err != nil {
 			return err
 		}
@@ -100,6 +116,9 @@ func (n *nodeServer) publishVolume(r *csi.NodePublishVolumeRequest) error {
 }
 
 func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := checkPath(r.GetVolumeId(), r.GetTargetPath()); err != nil {
+		return nil, err
+	}
 	err := unmountAll(r.GetTargetPath())
 	if err == nil {
 		err = skipMissing(os.Remove(r.GetTargetPath()))
@@ -112,6 +131,9 @@ func (n *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublish
 
 // NodeGetVolumeStats reports bytes and inodes of a file system, or the size of a device in bytes.
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if err := checkPath(r.GetVolumeId(), r.GetVolumePath()); err != nil {
+		return nil, err
+	}
 	info, err := os.Stat(r.GetVolumePath())
 	if err != nil {
 		return nil, grpcError("measure", r.GetVolumeId(), err)
@@ -175,14 +197,33 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// grpcError converts an error to the gRPC code that kubelet acts on.
+// checkRequest reports what a request to stage or publish a volume lacks.
+func checkRequest(id, path string, capability *csi.VolumeCapability) error {
+	if capability == nil {
+		return status.Errorf(codes.InvalidArgument, "the volume %s: no capability is asked for", id)
+	}
+	return checkPath(id, path)
+}
+
+func checkPath(id, path string) error {
+	if id == "" || path == "" {
+		return status.Errorf(codes.InvalidArgument, "the volume %q at %q: both have to be named", id, path)
+	}
+	return nil
+}
+
+// grpcError converts an error to the gRPC code that kubelet and csi-snapshotter act on.
 func grpcError(operation, id string, err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, errBadID):
-		code = codes.InvalidArgument
+	case errors.Is(err, errDiffers):
+		code = codes.AlreadyExists
+	case errors.Is(err, errTooSmall):
+		code = codes.OutOfRange
 	case errors.Is(err, fs.ErrNotExist):
 		code = codes.NotFound
+	case errors.Is(err, errBadID), errors.Is(err, errBadSnapshotID):
+		code = codes.InvalidArgument
 	}
 	return status.Errorf(code, "%s the volume %s: %v", operation, id, err)
 }

@@ -1,11 +1,17 @@
-// Package csi is the box's storage: a CSI node plugin and a provisioner in one process, one for each node.
+// Package csi is the box's storage: a CSI plugin (identity, controller and node service) and a provisioner in one process,
+// one for each node.
 //
-// A volume is one sparse file on the machine's disk, attached to a loop device on the node that it is pinned to. A
+// A volume is one sparse file on the box's XFS, attached to a loop device on the node that it is pinned to. A
 // Filesystem volume contains ext4, mounted with discard; a Block volume is the loop device. So capacity is real (a
-// full volume returns ENOSPC), trimmed space returns to the machine, and nothing needs a kernel module beyond loop and ext4.
+// full volume returns ENOSPC), and trimmed space returns to the machine.
 //
-// The plugin keeps no state: it asks the kernel which file is attached where, and what is mounted. Each call is
-// idempotent, and may be killed and called again.
+// A snapshot is a clone of the volume's file that shares its blocks: it is made at once, whatever the size, and between two
+// writes, so that it has what a power failure at that moment would have left. What was written through the page cache before
+// the call is in it. A volume from a snapshot, or from another volume, is such a clone too. Every node sees
+// all volumes and snapshots.
+//
+// The plugin keeps no state: it asks the kernel which file is attached where, and what is mounted, and files say by name,
+// size, time and mode what they are. Each call is idempotent, and may be killed and called again.
 package csi
 
 import (
@@ -18,41 +24,105 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/varvebackup/varve/box/internal/layout"
 	"github.com/varvebackup/varve/box/internal/loop"
 )
 
-// store is the directory with the volumes of one node.
-type store struct{ dir string }
-
-// errBadID says that an ID cannot have come from this store.
-var errBadID = errors.New("not the id of a volume")
-
-// volumeFile returns the path of the volume id. IDs come from outside, so volumeFile rejects one that could leave the directory.
-func (s store) volumeFile(id string) (string, error) {
-	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") {
-		return "", fmt.Errorf("%q: %w", id, errBadID)
-	}
-	return filepath.Join(s.dir, id+".img"), nil
+// store is the directory with the volumes of all nodes and the snapshots, as one node uses it.
+type store struct {
+	root string // has a directory for each node, and one for the snapshots
+	node string // where new volumes go
+	// folder is where, below the node's directory, the volumes are that no other driver is to find, or "".
+	folder string
 }
 
-// createVolume creates the volume id with the given size in bytes. With format it contains an empty ext4. An existing
-// volume is kept. The file gets its name when it is complete, so that a volume is never half-formatted.
-func (s store) createVolume(ctx context.Context, id string, bytes int64, format bool) error {
+const (
+	volumeSuffix = ".img"
+	newSuffix    = ".new" // of a file that is not complete yet
+	// maxNameBytes bounds the names of volumes and snapshots as CSI does, so that a file name with both still fits.
+	maxNameBytes = 128
+)
+
+var (
+	// errBadID says that an ID cannot have come from this store.
+	errBadID = errors.New("not the id of a volume")
+	// errDiffers says that a volume or snapshot of that name exists, and is another one.
+	errDiffers = errors.New("exists already, with other properties")
+	// errTooSmall says that a volume has less room than what it is to be made from.
+	errTooSmall = errors.New("smaller than its source")
+)
+
+// volumeFile returns the path of the volume id on this node. IDs come from outside, so volumeFile rejects one that could
+// leave the directory, or be taken for a snapshot.
+func (s store) volumeFile(id string) (string, error) {
+	if err := checkID(id); err != nil {
+		return "", err
+	}
+	return filepath.Join(s.root, s.node, s.folder, id+volumeSuffix), nil
+}
+
+func checkID(id string) error {
+	if id == "" || id == "." || id == ".." || len(id) > maxNameBytes || strings.ContainsAny(id, "/\x00"+snapshotSeparator) {
+		return fmt.Errorf("%q: %w", id, errBadID)
+	}
+	return nil
+}
+
+// findVolume returns the path of the volume id, on whatever node it is. A missing volume is fs.ErrNotExist.
+func (s store) findVolume(id string) (string, error) {
+	if err := checkID(id); err != nil {
+		return "", err
+	}
+	nodes, err := os.ReadDir(s.root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("look for the volume %s: %w", id, err)
+	}
+	for _, n := range nodes {
+		file := filepath.Join(s.root, n.Name(), s.folder, id+volumeSuffix)
+		if _, err := os.Stat(file); err == nil {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("the volume %s: %w", id, fs.ErrNotExist)
+}
+
+// volumeSpec describes a volume to create.
+type volumeSpec struct {
+	bytes      int64
+	filesystem bool   // contains an ext4 of the volume's size, empty unless it has a source
+	source     string // the file with the volume's first content, or ""
+	readOnly   bool
+}
+
+// createVolume creates the volume id. An existing volume is kept. The file gets its name when it is complete, so that a
+// volume is never half-formatted.
+func (s store) createVolume(ctx context.Context, id string, spec volumeSpec) error {
 	file, err := s.volumeFile(id)
 	if err != nil {
 		return err
 	}
 	if info, err := os.Stat(file); err == nil {
-		if info.Size() != bytes {
-			return fmt.Errorf("the volume %s exists with %d bytes, not %d", id, info.Size(), bytes)
+		if info.Size() != spec.bytes || isReadOnly(info) != spec.readOnly {
+			return fmt.Errorf("the volume %s %w: %d bytes, not %d, or read-only", id, errDiffers, info.Size(), spec.bytes)
 		}
 		return nil
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fmt.Errorf("create the volume %s: %w", id, err)
 	}
-	tmp := file + ".new"
-	if err := errors.Join(createBlank(tmp, bytes), formatIf(ctx, format, tmp), os.Rename(tmp, file)); err != nil {
+	tmp := file + newSuffix
+	if spec.source == "" {
+		err = errors.Join(createBlank(tmp, spec.bytes), formatIf(ctx, spec.filesystem, tmp))
+	} else {
+		err = cloneVolume(ctx, tmp, spec)
+	}
+	if err == nil && spec.readOnly {
+		err = os.Chmod(tmp, readOnlyMode)
+	}
+	if err == nil {
+		err = os.Rename(tmp, file)
+	}
+	if err != nil {
 		return fmt.Errorf("create the volume %s: %w", id, err)
 	}
 	return nil
@@ -79,27 +149,55 @@ func formatIf(ctx context.Context, format bool, path string) error {
 	return nil
 }
 
-// removeVolume detaches the volume id and deletes its file. A missing volume is no error.
+// readOnlyMode is the mode of the file of a volume that nobody may write to. The driver obeys it; root's open(2) would not.
+const readOnlyMode = 0o400
+
+func isReadOnly(info fs.FileInfo) bool { return info.Mode().Perm()&0o200 == 0 }
+
+// removeVolume detaches the volume id, on whatever node it is, and deletes its file. A missing volume is no error.
 func (s store) removeVolume(id string) error {
-	file, err := s.volumeFile(id)
+	file, err := s.findVolume(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		file, err = s.volumeFile(id) // an unfinished one
+	}
 	if err != nil {
 		return err
 	}
-	if err := s.detachVolume(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := detachFile(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := errors.Join(skipMissing(os.Remove(file+".new")), skipMissing(os.Remove(file))); err != nil {
+	if err := errors.Join(skipMissing(os.Remove(file+newSuffix)), skipMissing(os.Remove(file))); err != nil {
 		return fmt.Errorf("remove the volume %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s store) attachVolume(id string) (loop.Device, error) {
+// attachVolume returns the loop device of the volume id, and whether it is read-only.
+func (s store) attachVolume(id string) (dev loop.Device, readOnly bool, err error) {
 	file, err := s.volumeFile(id)
 	if err != nil {
-		return loop.Device{}, err
+		return loop.Device{}, false, err
 	}
-	return loop.Attach(file)
+	info, err := os.Stat(file)
+	if err != nil {
+		return loop.Device{}, false, err
+	}
+	if isReadOnly(info) {
+		dev, err = loop.AttachReadOnly(file)
+		return dev, true, err
+	}
+	dev, err = loop.Attach(file)
+	return dev, false, err
+}
+
+// statVolume returns the path of the volume id, on whatever node it is, and what the file says about it.
+func (s store) statVolume(id string) (string, fs.FileInfo, error) {
+	file, err := s.findVolume(id)
+	if err != nil {
+		return "", nil, err
+	}
+	info, err := os.Stat(file)
+	return file, info, err
 }
 
 func (s store) detachVolume(id string) error {
@@ -107,6 +205,10 @@ func (s store) detachVolume(id string) error {
 	if err != nil {
 		return err
 	}
+	return detachFile(file)
+}
+
+func detachFile(file string) error {
 	d, err := loop.Find(file)
 	if errors.Is(err, loop.ErrNotAttached) {
 		return nil
@@ -122,4 +224,9 @@ func skipMissing(err error) error {
 		return nil
 	}
 	return err
+}
+
+// newStore returns the store of one of the drivers on a node of the box.
+func newStore(dir layout.Box, node string, d driver) store {
+	return store{root: dir.Volumes(), node: node, folder: d.folder}
 }

@@ -15,23 +15,23 @@ import (
 
 func TestStoreIDs(t *testing.T) {
 	t.Parallel()
-	s := store{dir: t.TempDir()}
-	for _, id := range []string{"", ".", "..", "a/b", "../x", "a\x00b"} {
+	s := store{root: t.TempDir(), node: "node1"}
+	for _, id := range []string{"", ".", "..", "a/b", "../x", "a\x00b", "a~b", strings.Repeat("x", 129)} {
 		if _, err := s.volumeFile(id); !errors.Is(err, errBadID) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
-	if got, err := s.volumeFile("pvc-1"); err != nil || filepath.Dir(got) != s.dir {
+	if got, err := s.volumeFile("pvc-1"); err != nil || filepath.Dir(got) != filepath.Join(s.root, "node1") {
 		t.Errorf("%s, %v", got, err)
 	}
 }
 
 func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	t.Parallel()
-	s := store{dir: filepath.Join(t.TempDir(), "volumes")}
+	s := store{root: filepath.Join(t.TempDir(), "volumes"), node: "node1"}
 	const size = 64 << 20
 	for range 2 {
-		if err := s.createVolume(context.Background(), "v", size, true); err != nil {
+		if err := s.createVolume(context.Background(), "v", volumeSpec{bytes: size, filesystem: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -54,23 +54,27 @@ func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.createVolume(context.Background(), "v", 2*size, true); err == nil {
-		t.Error("another size for the same volume is accepted")
+	if err := s.createVolume(context.Background(), "v", volumeSpec{bytes: 2 * size, filesystem: true}); !errors.Is(err, errDiffers) {
+		t.Errorf("another size for the same volume: %v", err)
 	}
 }
 
 // What a kill in the middle of a creation has left is not a volume, and is replaced.
 func TestCreateOverRemains(t *testing.T) {
 	t.Parallel()
-	s := store{dir: t.TempDir()}
-	half := filepath.Join(s.dir, "v.img.new")
+	s := store{root: t.TempDir(), node: "node1"}
+	dir := filepath.Join(s.root, s.node)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	half := filepath.Join(dir, "v.img.new")
 	if err := os.WriteFile(half, []byte(strings.Repeat("x", 1<<20)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.createVolume(context.Background(), "v", 4096, false); err != nil {
+	if err := s.createVolume(context.Background(), "v", volumeSpec{bytes: 4096}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(filepath.Join(s.dir, "v.img"))
+	got, err := os.ReadFile(filepath.Join(dir, "v.img"))
 	if err != nil || len(got) != 4096 || strings.Trim(string(got), "\x00") != "" {
 		t.Errorf("the volume is not blank: %d bytes, %v", len(got), err)
 	}
@@ -79,19 +83,33 @@ func TestCreateOverRemains(t *testing.T) {
 	}
 }
 
-func TestAcceptable(t *testing.T) {
+func TestCheckClaim_refusesWhatVolumesCannotDo(t *testing.T) {
 	t.Parallel()
-	for mode, ok := range map[corev1.PersistentVolumeAccessMode]bool{
-		corev1.ReadWriteOnce: true, corev1.ReadWriteOncePod: true, corev1.ReadWriteMany: false, corev1.ReadOnlyMany: false,
+	const (
+		once, pod, many, readers = corev1.ReadWriteOnce, corev1.ReadWriteOncePod, corev1.ReadWriteMany, corev1.ReadOnlyMany
+	)
+	source := &corev1.TypedLocalObjectReference{Kind: "VolumeSnapshot", Name: "x"}
+	for name, tc := range map[string]struct {
+		spec    corev1.PersistentVolumeClaimSpec
+		modes   []corev1.PersistentVolumeAccessMode
+		refused map[string]string // by driver, part of the message
+	}{
+		"one node":            {modes: []corev1.PersistentVolumeAccessMode{once}},
+		"one pod":             {modes: []corev1.PersistentVolumeAccessMode{pod}},
+		"writers on all":      {modes: []corev1.PersistentVolumeAccessMode{many}, refused: map[string]string{DriverName: "ReadWriteMany", PlainDriverName: "ReadWriteMany"}},
+		"readers of nothing":  {modes: []corev1.PersistentVolumeAccessMode{readers}, refused: map[string]string{DriverName: "empty", PlainDriverName: "empty"}},
+		"readers and writers": {modes: []corev1.PersistentVolumeAccessMode{once, readers}, spec: corev1.PersistentVolumeClaimSpec{DataSource: source}, refused: map[string]string{DriverName: "no writer", PlainDriverName: "no writer"}},
+		"readers":             {modes: []corev1.PersistentVolumeAccessMode{readers}, spec: corev1.PersistentVolumeClaimSpec{DataSource: source}, refused: map[string]string{PlainDriverName: "neither snapshots"}},
+		"a source":            {modes: []corev1.PersistentVolumeAccessMode{once}, spec: corev1.PersistentVolumeClaimSpec{DataSource: source}, refused: map[string]string{PlainDriverName: "neither snapshots"}},
+		"a selector":          {modes: []corev1.PersistentVolumeAccessMode{once}, spec: corev1.PersistentVolumeClaimSpec{Selector: &metav1.LabelSelector{}}, refused: map[string]string{DriverName: "claim Selector is not supported", PlainDriverName: "claim Selector is not supported"}},
 	} {
-		claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}}}
-		if err := checkClaim(claim); (err == nil) != ok {
-			t.Errorf("%s: %v", mode, err)
+		for _, d := range drivers {
+			tc.spec.AccessModes = tc.modes
+			err := checkClaim(&corev1.PersistentVolumeClaim{Spec: tc.spec}, d)
+			if want := tc.refused[d.name]; (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s, %s: %v", name, d.name, err)
+			}
 		}
-	}
-	clone := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{DataSource: &corev1.TypedLocalObjectReference{Name: "x"}}}
-	if checkClaim(clone) == nil {
-		t.Error("a data source is accepted, and would be ignored")
 	}
 }
 

@@ -43,8 +43,11 @@ func (b Box) Images() string { return b.join("images") }
 func (b Box) VolumeImage() string { return b.join("volumes.xfs") }
 
 // Volumes is where that file system is mounted, on the host and at the same path in every node. It has the volumes of
-// each node in a directory of the node's name.
+// each node in a directory of the node's name, and the snapshots.
 func (b Box) Volumes() string { return b.join("volumes") }
+
+// CRDs has the definitions of the VolumeSnapshot API.
+func (b Box) CRDs() string { return b.join("crd") }
 
 // Node returns the layout of node number i, counted from 1.
 func (b Box) Node(i int) Node { return Node{Box: b, Name: NodeName(i)} }

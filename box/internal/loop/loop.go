@@ -36,11 +36,16 @@ var ErrNotAttached = errors.New("no loop device is backed by the file")
 
 // Attach returns the device that is backed by file, and attaches the next free one if there is none. The device has
 // sectors of 512 bytes, and passes discards on to the file, where they free space.
-func Attach(file string) (Device, error) {
+func Attach(file string) (Device, error) { return attach(file, os.O_RDWR) }
+
+// AttachReadOnly is Attach, but a device that it attaches refuses writes.
+func AttachReadOnly(file string) (Device, error) { return attach(file, os.O_RDONLY) }
+
+func attach(file string, access int) (Device, error) {
 	if d, err := Find(file); !errors.Is(err, ErrNotAttached) {
 		return d, err
 	}
-	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	backing, err := os.OpenFile(file, access, 0)
 	if err != nil {
 		return Device{}, fmt.Errorf("attach %s: %w", file, err)
 	}
@@ -138,6 +143,20 @@ func (d Device) Detach() error {
 	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 	if err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// Flush writes everything that is cached for the device to its file: its own dirty pages, and those of a file system
+// that is mounted from it, in whatever mount namespace.
+func (d Device) Flush() error {
+	f, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("flush %s: %w", d.Path, err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.BLKFLSBUF, 0); err != nil {
+		return fmt.Errorf("flush %s: %w", d.Path, err)
 	}
 	return nil
 }

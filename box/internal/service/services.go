@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/varvebackup/varve/box/internal/csi"
 	"github.com/varvebackup/varve/box/internal/layout"
 	"github.com/varvebackup/varve/box/internal/netplan"
 	"github.com/varvebackup/varve/box/internal/node"
@@ -26,7 +27,7 @@ func Services(spec node.Spec) []node.Service {
 	if spec.ControlPlane() {
 		out = append(out, controlPlane(spec)...)
 	}
-	return append(out,
+	out = append(out,
 		node.Service{
 			Name: "containerd",
 			Args: []string{"/usr/bin/containerd", "--config", l.Conf("containerd.toml"), "--log-level", "info"},
@@ -53,6 +54,29 @@ func Services(spec node.Spec) []node.Service {
 			Needs: []string{api},
 		},
 	)
+	if spec.ControlPlane() {
+		out = append(out, snapshots(spec)...)
+	}
+	return out
+}
+
+// snapshots lists the services of CSI snapshots. One of each serves the whole box, because every node's driver sees the
+// volumes of all nodes.
+func snapshots(spec node.Spec) []node.Service {
+	program := spec.Dir.Program
+	kubeconfig := "--kubeconfig=" + spec.Dir.Kubeconfig()
+	api := "tcp:" + apiAddress(spec.Plan)
+	return []node.Service{
+		{Name: "snapshot-controller", Args: []string{
+			program("snapshot-controller"), kubeconfig, "--kube-api-qps=50", "--kube-api-burst=100",
+		}, Needs: []string{api}},
+		{Name: "csi-snapshotter", Args: []string{
+			program("csi-snapshotter"), kubeconfig,
+			"--csi-address=" + csi.Socket,
+			"--extra-create-metadata",
+			"--kube-api-qps=50", "--kube-api-burst=100",
+		}, Needs: []string{api, "unix:" + csi.Socket}},
+	}
 }
 
 func controlPlane(spec node.Spec) []node.Service {
