@@ -27,9 +27,9 @@ box-down: box ## remove the box and every trace of it
 box-status: box ## show what runs in the box
 	$(BOX_BIN) status
 
-test-box: kube box peers ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
+test-box: kube box peers csi-sanity ## test the box itself, unless it passed here as it is (FRESH=1: in any case)
 	hack/deps.sh box
-	hack/once.sh test-box 'box hack/deps.sh test/peers/versitygw' $(MAKE) --no-print-directory test-box-always
+	hack/once.sh test-box 'box hack/deps.sh test/peers/versitygw test/peers/csi-sanity' $(MAKE) --no-print-directory test-box-always
 
 test-box-always: test-times ## test the box itself, in a box of its own beside any that runs (root, minutes)
 	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) ./cmd/box ./internal/...

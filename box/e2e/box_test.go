@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -34,6 +35,8 @@ var (
 
 	bin    string // the directory of the built programs
 	client kubernetes.Interface
+	// snapshots is a client of the VolumeSnapshot API.
+	snapshots snapshotv1.SnapshotV1Interface
 )
 
 // The tests share one box and run in the order of the file names and of the lines in them. Each leaves the box healthy.
@@ -74,7 +77,10 @@ func up(args ...string) error {
 	if err != nil {
 		return err
 	}
-	client, err = kubernetes.NewForConfig(cfg)
+	if client, err = kubernetes.NewForConfig(cfg); err != nil {
+		return err
+	}
+	snapshots, err = snapshotv1.NewForConfig(cfg)
 	return err
 }
 

@@ -43,12 +43,7 @@ func newWitness(t *testing.T) witness {
 	t.Helper()
 	claim(t, "wfiles", "", "32Mi", corev1.PersistentVolumeFilesystem)
 	claim(t, "wdevice", "", "16Mi", corev1.PersistentVolumeBlock)
-	pod := probePod("witness", "node1", withClaim("wfiles", corev1.PersistentVolumeFilesystem), func(s *corev1.PodSpec) {
-		s.Volumes = append(s.Volumes, corev1.Volume{Name: "device", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "wdevice"},
-		}})
-		s.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "device", DevicePath: "/dev/data"}}
-	})
+	pod := probePod("witness", "node1", withClaim("wfiles", corev1.PersistentVolumeFilesystem), withDevice("wdevice"))
 	start(t, pod)
 	return witness{
 		files:  probe(t, "witness", "fill", "/data/file", fmt.Sprint(8*mib)),
@@ -76,6 +71,7 @@ func TestKillServices(t *testing.T) {
 	w := newWitness(t)
 	for _, name := range []string{
 		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "kubelet", "kube-proxy", "csi",
+		"snapshot-controller", "csi-snapshotter",
 	} {
 		t.Run(name, func(t *testing.T) {
 			pid := servicePID(t, "node1", name)

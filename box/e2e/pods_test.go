@@ -50,6 +50,16 @@ func withClaim(claim string, mode corev1.PersistentVolumeMode) func(*corev1.PodS
 	}
 }
 
+// withDevice gives the pod a second claim's volume, a device at /dev/data.
+func withDevice(claim string) func(*corev1.PodSpec) {
+	return func(s *corev1.PodSpec) {
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: "device", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+		s.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "device", DevicePath: "/dev/data"}}
+	}
+}
+
 // start creates a pod and waits until it is ready. The pod is removed with the test.
 func start(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
@@ -105,7 +115,7 @@ func probe(t *testing.T, pod string, args ...string) string {
 }
 
 // claim creates a PVC of the given class ("" for the default) and deletes it with the test.
-func claim(t *testing.T, name, class, size string, mode corev1.PersistentVolumeMode) {
+func claim(t *testing.T, name, class, size string, mode corev1.PersistentVolumeMode, change ...func(*corev1.PersistentVolumeClaim)) {
 	t.Helper()
 	pvc := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
@@ -117,6 +127,9 @@ func claim(t *testing.T, name, class, size string, mode corev1.PersistentVolumeM
 	}
 	if class != "" {
 		pvc.Spec.StorageClassName = &class
+	}
+	for _, f := range change {
+		f(pvc)
 	}
 	if _, err := client.CoreV1().PersistentVolumeClaims(namespace).Create(context.Background(), pvc, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -37,10 +37,20 @@ func run(args []string) error {
 		return removeFile(args[1])
 	case len(args) == 2 && args[0] == "size":
 		return printSize(args[1])
+	case len(args) == 3 && args[0] == "append":
+		return appendRecords(args[1], args[2])
+	case len(args) == 3 && args[0] == "count":
+		return countRecords(args[1], args[2])
+	case len(args) == 2 && args[0] == "count":
+		n, err := countLog(args[1])
+		fmt.Print(n)
+		return err
+	case len(args) == 2 && args[0] == "capacity":
+		return printCapacity(args[1])
 	case len(args) == 2 && args[0] == "tmpfs":
 		return errors.Join(os.MkdirAll(args[1], 0o755), syscall.Mount("tmpfs", args[1], "tmpfs", 0, ""))
 	}
-	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | tmpfs PATH: %q", args)
+	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
 }
 
 // serveHostName answers every request on port 8080 with the host name, until SIGTERM.
