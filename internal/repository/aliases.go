@@ -24,6 +24,10 @@ type (
 	Stats = engine.Stats
 	// FullReason says why a disk was read as a whole.
 	FullReason = engine.FullReason
+	// Files is the tree of files of a restore point.
+	Files = engine.Files
+	// FilesStats says what a backup did with files.
+	FilesStats = engine.FilesStats
 	// Image gives random access to a disk of a restore point.
 	Image = image.Image
 	// Target takes a disk that is being restored. Its methods are called from several goroutines.

@@ -59,6 +59,8 @@ type RestorePoint struct {
 	// own time is not later.
 	After time.Time `json:"after,omitzero"`
 	Disks []Disk    `json:"disks"`
+	// Files is nil for a restore point of disks. A restore point with files has no disks.
+	Files *Files `json:"files,omitempty"`
 	// Group is the same for the restore points of one machine's disks at one point in time; "": none.
 	Group string `json:"group,omitempty"`
 	// Labels are what whoever asked for the restore point wrote on it.
