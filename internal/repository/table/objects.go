@@ -75,11 +75,20 @@ func ReadBlock(ctx context.Context, r ContentReader, id object.ID, length int64)
 	return data, nil
 }
 
-// ReadObject reads an object that must have no more than limit bytes.
-func ReadObject(ctx context.Context, cr ContentReader, id object.ID, limit int64) ([]byte, error) {
+// OpenObject opens an object for reading a part at a time.
+func OpenObject(ctx context.Context, cr ContentReader, id object.ID) (object.Reader, error) {
 	or, err := object.Open(ctx, objectContents{cr}, id)
 	if err != nil {
 		return nil, WrapReadError(fmt.Sprintf("open object %s", id), err)
+	}
+	return or, nil
+}
+
+// ReadObject reads an object that must have no more than limit bytes.
+func ReadObject(ctx context.Context, cr ContentReader, id object.ID, limit int64) ([]byte, error) {
+	or, err := OpenObject(ctx, cr, id)
+	if err != nil {
+		return nil, err
 	}
 	defer or.Close() //nolint:errcheck // it only reads
 	if or.Length() > limit {
@@ -161,4 +170,39 @@ func WriteObject(ctx context.Context, w repo.RepositoryWriter, data []byte, opti
 		return object.EmptyID, err
 	}
 	return ow.Result()
+}
+
+// EachContent calls call with each content that an object consists of: those of its tables before what they list. It leaves out
+// repetitions in a row.
+func EachContent(ctx context.Context, r ContentReader, id object.ID, call func(content.ID) error) error {
+	inner, ok := id.IndexObjectID()
+	if !ok {
+		cid, _, ok := id.ContentID()
+		if !ok {
+			return fmt.Errorf("%w: object %s", errclass.Corrupt, id)
+		}
+		return call(cid)
+	}
+	if err := EachContent(ctx, r, inner, call); err != nil {
+		return err
+	}
+	data, err := ReadShortObject(ctx, r, inner)
+	if err != nil {
+		return WrapReadError(fmt.Sprintf("read table %s", id), err)
+	}
+	entries, err := Decode(data)
+	if err != nil {
+		return fmt.Errorf("%w: table %s: %w", errclass.Corrupt, id, err)
+	}
+	last := object.EmptyID
+	for _, e := range entries {
+		if e.Object == last {
+			continue
+		}
+		last = e.Object
+		if err := EachContent(ctx, r, e.Object, call); err != nil {
+			return err
+		}
+	}
+	return nil
 }
