@@ -1,9 +1,12 @@
 package repository
 
 import (
-	"context"
-	"errors"
+	"fmt"
+	"math"
 	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // FilesRequest asks for a restore point with the files of a directory: a volume that is mounted, and that nobody writes meanwhile.
@@ -40,7 +43,7 @@ type FilesRequest struct {
 
 // FilesProgress is how far a backup or a restore of files is.
 type FilesProgress struct {
-	// TotalFiles and TotalBytes are all regular files and the sum of their sizes. They grow until TotalKnown.
+	// TotalFiles and TotalBytes are all regular files and symbolic links, and the sum of their sizes. They grow until TotalKnown.
 	TotalFiles, TotalBytes int64
 	TotalKnown             bool
 	// DoneFiles and DoneBytes of them are settled: stored or restored, or known to be there already. A file with several names
@@ -66,22 +69,57 @@ type FilesRestoreRequest struct {
 	Progress func(FilesProgress)
 }
 
-// BackupFiles makes a restore point of the files in a directory: either a complete one, or none and an error. A file that cannot
-// be read is an error that has its path. If the storage does not answer at the very end, the error is errclass.Unknown, and the
-// restore point may exist.
-//
-// Sockets are left out, and counted in RestorePoint.Files. Everything else comes back: contents, holes, owners, permissions, times of
-// modification to the nanosecond, extended attributes, hard links, symbolic links, pipes, devices, and names that are not UTF-8.
-func (r *Repository) BackupFiles(ctx context.Context, q FilesRequest) (*RestorePoint, error) {
-	return nil, errors.ErrUnsupported
+// request returns what a backup of files has in common with one of disks, with its defaults.
+func (q *FilesRequest) request() Request {
+	r := Request{
+		ID: q.ID, Source: q.Source, Time: q.Time, Group: q.Group, Labels: q.Labels, Parent: q.Parent, Compression: q.Compression, Workers: q.Parallel,
+		FlushEvery: q.FlushEvery, KeepTimeout: q.KeepTimeout, files: true,
+	}
+	return r.withDefaults()
 }
 
-// RestoreFiles writes the files of a restore point into a directory. What is written was authenticated when it was read. When
-// RestoreFiles returns nil everything is durable. If it fails, or this process dies, the next call with the same request
-// continues: it does not write complete files again. It holds a lease on the restore point, unless the connection is read-only.
-//
-// A restore point without files is errclass.Invalid. What the file system or this process's privileges cannot take, such as a
-// device or an attribute of a namespace, is an error.
-func (r *Repository) RestoreFiles(ctx context.Context, q FilesRestoreRequest) error {
-	return errors.ErrUnsupported
+func (q *FilesRequest) validate(r *Request) error {
+	if q.Root == "" {
+		return fmt.Errorf("%w: no directory", errclass.Invalid)
+	}
+	return r.validateSource()
+}
+
+// findFilesParent returns the restore point to start from. If it is nil, the reason says why everything is read.
+func (h *history) findFilesParent(q *Request, identity string) (*RestorePoint, FullReason, error) {
+	if q.Parent == ParentNone {
+		return nil, FullAsked, nil
+	}
+	var parent *RestorePoint
+	for _, p := range h.points {
+		if p.Files != nil && (q.Parent == ParentAuto || q.Parent == p.ID) {
+			parent = p
+		}
+	}
+	switch {
+	case parent == nil && q.Parent != ParentAuto:
+		return nil, "", fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, errclass.NotFound)
+	case q.Parent == ParentAuto && h.damage != nil && (parent == nil || h.damagedAt.After(parent.OrderTime())):
+		return nil, FullParentDamaged, nil // The damaged one may be the latest.
+	case parent == nil:
+		return nil, FullNoParent, nil
+	case parent.Files.Identity != identity:
+		return nil, FullOtherIdentity, nil
+	}
+	return parent, "", nil
+}
+
+// trustedBefore returns the time before which a file must have been changed last to be taken over from the parent.
+func trustedBefore(parent *RestorePoint) int64 {
+	if parent == nil {
+		return math.MaxInt64 // There is only an earlier attempt at the same restore point.
+	}
+	return parent.Files.Changed
+}
+
+func (q *FilesRestoreRequest) parallel() int {
+	if q.Parallel > 0 {
+		return q.Parallel
+	}
+	return table.DefaultWorkers
 }

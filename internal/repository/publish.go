@@ -3,6 +3,7 @@ package repository
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kopia/kopia/fs"
@@ -34,7 +35,10 @@ func (s *session) publishPoint(p *RestorePoint, root *snapshot.DirEntry) (*Resto
 	m := &snapshot.Manifest{
 		Source: p.Source.KopiaSource(), Description: summary, StartTime: fs.UTCTimestampFromTime(p.Time), EndTime: fs.UTCTimestampFromTime(s.w.Time()),
 		RootEntry: root, Tags: p.Tags(), Pins: []string{engine.OwnPin},
-		Stats: snapshot.Stats{TotalFileCount: int32(len(p.Disks)), TotalFileSize: root.DirSummary.TotalFileSize, TotalDirectoryCount: 1},
+		Stats: snapshot.Stats{
+			TotalFileCount: int32(min(root.DirSummary.TotalFileCount, math.MaxInt32)), TotalFileSize: root.DirSummary.TotalFileSize,
+			TotalDirectoryCount: int32(min(root.DirSummary.TotalDirCount, math.MaxInt32)),
+		},
 	}
 	id, err := snapshot.SaveSnapshot(s.ctx, s.w, m)
 	if err == nil {
@@ -125,16 +129,27 @@ func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
 		dir.Entries = append(dir.Entries, file(d.Name, d.Bytes, d.Object))
 	}
 	dir.Entries = append(dir.Entries, file(engine.PointEntry, int64(len(data)), about))
+	if s.tree != nil {
+		dir.Entries = append(dir.Entries, s.tree.attributes)
+	}
 	for _, e := range dir.Entries {
 		dir.Summary.TotalFileCount++
 		dir.Summary.TotalFileSize += e.FileSize
+	}
+	if s.tree != nil {
+		dir.Entries = append([]*snapshot.DirEntry{s.tree.root}, dir.Entries...)
+		addSummary(dir.Summary, s.tree.root.DirSummary)
 	}
 	id, err := snapshotfs.WriteDirManifest(s.ctx, s.w, "", dir, table.Compressor)
 	if err != nil {
 		return nil, err
 	}
 	engine.Reached("directory put")
+	name := "disks"
+	if s.tree != nil {
+		name = "volume"
+	}
 	return &snapshot.DirEntry{
-		Name: "disks", Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary,
+		Name: name, Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary,
 	}, nil
 }

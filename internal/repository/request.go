@@ -80,6 +80,8 @@ type Request struct {
 	// a disk and at the end. It may be nil.
 	Progress func(Progress)
 
+	// files says that files are stored, and no disks.
+	files     bool
 	blockwise bool             // for tests: each block is a run of its own
 	ticks     <-chan time.Time // for tests: when to call flushIfDue; nil: every now and then
 	settled   func()           // for tests: called once a session manifest names everything, before publishing; may be nil
@@ -142,8 +144,11 @@ func (q *Request) withDefaults() Request {
 	return out
 }
 
-// diskNames returns the names of the disks, sorted and separated by slashes, which they do not contain.
+// diskNames returns the names of the disks, sorted and separated by slashes, which they do not contain; for files, a slash.
 func (q *Request) diskNames() string {
+	if q.files {
+		return "/"
+	}
 	var names []string
 	for i := range q.Disks {
 		names = append(names, q.Disks[i].Name)
@@ -155,7 +160,8 @@ func (q *Request) diskNames() string {
 // validID matches IDs that newID may have made.
 var validID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-func (q *Request) validate() error {
+// validateSource checks what a backup of files has, too.
+func (q *Request) validateSource() error {
 	if q.ID != "" && !validID.MatchString(q.ID) {
 		return fmt.Errorf("%w: ID %q: 32 hexadecimal digits in lower case", errclass.Invalid, q.ID)
 	}
@@ -165,14 +171,18 @@ func (q *Request) validate() error {
 	if !utf8.ValidString(q.Source.String()) {
 		return fmt.Errorf("%w: source %q: it is not UTF-8", errclass.Invalid, q.Source)
 	}
-	if err := CheckLabels(q.Group, q.Labels); err != nil {
+	if _, ok := compressors[q.Compression]; !ok {
+		return fmt.Errorf("%w: compression %q: s2, zstd or none", errclass.Invalid, q.Compression)
+	}
+	return CheckLabels(q.Group, q.Labels)
+}
+
+func (q *Request) validate() error {
+	if err := q.validateSource(); err != nil {
 		return err
 	}
 	if len(q.Disks) == 0 {
 		return fmt.Errorf("%w: no disks", errclass.Invalid)
-	}
-	if _, ok := compressors[q.Compression]; !ok {
-		return fmt.Errorf("%w: compression %q: s2, zstd or none", errclass.Invalid, q.Compression)
 	}
 	names := map[string]bool{engine.PointEntry: true}
 	for _, d := range q.Disks {

@@ -53,6 +53,8 @@ type session struct {
 	// namesakes holds, for each disk, the other disks that its bitmap may belong to.
 	namesakes map[string][]*Disk
 	work      sessionWork
+	// tree is what is stored of a tree of files; nil in a backup of disks.
+	tree *sessionTree
 	// manifests are the session manifests that exist or may exist; the last one counts. stored is when storing it began.
 	manifests []manifest.ID
 	stored    time.Time
@@ -227,6 +229,9 @@ func (s *session) storeRoot(ctx context.Context, f finishedWork, state string) (
 		dir.Summary.TotalFileCount++
 		dir.Summary.TotalFileSize += e.FileSize
 	}
+	if s.tree != nil {
+		dir.Entries = append(dir.Entries, s.tree.entries()...)
+	}
 	if s.parent != nil && state == engine.SessionRunning {
 		parent := *s.parent
 		parent.Name = "parent"
@@ -272,7 +277,7 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 func (s *session) keepUploads() {
 	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout))
 	defer cancel()
-	if s.work.isEmpty() {
+	if s.work.isEmpty() && !s.tree.hasAny() {
 		if s.endManifest(ctx) == nil {
 			_ = s.w.Flush(ctx)
 		}

@@ -39,6 +39,11 @@ func (s *session) checkFinishedAgain(ctx context.Context, f finishedWork) error 
 		return err
 	}
 	c := &contentChecker{s: s, packs: map[blob.ID]bool{}}
+	if s.tree != nil {
+		if err := c.checkTree(ctx, s.tree.entries()); err != nil {
+			return err
+		}
+	}
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(s.q.Workers)
 	for _, d := range f.disks {

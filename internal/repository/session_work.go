@@ -22,6 +22,8 @@ type sessionWork struct {
 	disks []*diskWork
 	// since is when the oldest content was looked up or stored that no session manifest names yet, or zero if there is none.
 	since time.Time
+	// now, if not nil, is the clock of a session that looks up and stores contents all the time, without noting each.
+	now func() time.Time
 }
 
 // diskWork is what is finished of one disk. Regions that were taken over from the parent are not part of it.
@@ -110,6 +112,9 @@ func (w *sessionWork) collectFinished() finishedWork {
 	defer w.mu.Unlock()
 	f := finishedWork{since: w.since}
 	w.since = time.Time{}
+	if w.now != nil {
+		w.since = w.now()
+	}
 	for _, d := range w.disks {
 		f.disks = append(f.disks, finishedDisk{
 			work: d, regions: d.regions[:len(d.regions):len(d.regions)], blocks: maps.Clone(d.atWork), list: d.list, confirmed: d.confirmed,

@@ -18,6 +18,8 @@ type Files struct {
 	Directories int64 `json:"directories"`
 	Symlinks    int64 `json:"symlinks"`
 	Specials    int64 `json:"specials"`
+	// SymlinkBytes is the length of what symbolic links point to.
+	SymlinkBytes int64 `json:"symlinkBytes,omitempty"`
 	// Sockets were left out.
 	Sockets int64 `json:"sockets,omitempty"`
 	// Identity distinguishes the volume from another one with the same source.

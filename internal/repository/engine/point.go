@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	// formatVersion is the version of the entry that describes a restore point.
+	// formatVersion is the version of the entry that describes a restore point of disks, and filesVersion that of one with files.
 	formatVersion = 1
+	filesVersion  = 2
 	// PointEntry is the name of that entry in the restore point's directory. No disk may have this name.
 	PointEntry = "varve.json"
 	// maxPointBytes is the largest size at which it is read.
@@ -124,11 +125,16 @@ type PointFile struct {
 	ID     string    `json:"id"`
 	Time   time.Time `json:"time"`
 	After  time.Time `json:"after,omitzero"`
-	Disks  []Disk    `json:"disks"`
+	Disks  []Disk    `json:"disks,omitempty"`
+	Files  *Files    `json:"files,omitempty"`
 }
 
 func (p *RestorePoint) pointFile() PointFile {
-	return PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks}
+	f := PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks, Files: p.Files}
+	if p.Files != nil {
+		f.Format = filesVersion
+	}
+	return f
 }
 
 // OrderTime returns the time by which the restore points of a history are ordered. A clock that was ahead does not upset this
@@ -160,8 +166,14 @@ func DecodePoint(data []byte) (PointFile, error) {
 
 // checkFields says what is wrong with the content of a varve.json.
 func (f *PointFile) checkFields() error {
-	if f.Format != formatVersion {
-		return fmt.Errorf("%w: %s has format %d; this program reads %d: use a newer one", errclass.Invalid, PointEntry, f.Format, formatVersion)
+	if f.Format != formatVersion && f.Format != filesVersion {
+		return fmt.Errorf("%w: %s has format %d; this program reads %d and %d: use a newer one", errclass.Invalid, PointEntry, f.Format, formatVersion, filesVersion)
+	}
+	if hasFiles := f.Files != nil; hasFiles != (f.Format == filesVersion) || hasFiles && len(f.Disks) > 0 {
+		return fmt.Errorf("%w: %s has format %d and %d disks, and has files: %t", errclass.Corrupt, PointEntry, f.Format, len(f.Disks), hasFiles)
+	}
+	if f.Files != nil && (f.Files.Tree == object.EmptyID || f.Files.Attributes == object.EmptyID) {
+		return fmt.Errorf("%w: %s has files without a tree or attributes", errclass.Corrupt, PointEntry)
 	}
 	if f.ID == "" {
 		return fmt.Errorf("%w: %s has no ID", errclass.Corrupt, PointEntry)
