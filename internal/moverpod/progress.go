@@ -34,7 +34,7 @@ func (p *progress) set(total, done int64) {
 	p.now = velerov2.Progress{TotalBytes: total, BytesDone: min(total, max(done, p.now.BytesDone))}
 }
 
-// start begins to write. stop ends that; write then writes what is new since.
+// start begins to write. stop ends that after the request that is under way; write then writes what is new since.
 func (p *progress) start(ctx context.Context) (stop func()) {
 	p.mu.Lock()
 	p.sent = p.follower.seenProgress()
@@ -45,7 +45,7 @@ func (p *progress) start(ctx context.Context) (stop func()) {
 		defer close(ended)
 		p.writePeriodically(ctx, done)
 	}()
-	return func() { close(done); <-ended }
+	return sync.OnceFunc(func() { close(done); <-ended })
 }
 
 func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) {

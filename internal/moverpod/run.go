@@ -190,7 +190,9 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	}
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	stopProgress := r.progress.start(ctx)
+	writing, dropRequests := context.WithCancel(ctx)
+	defer dropRequests()
+	stopProgress := r.progress.start(writing)
 	defer stopProgress()
 	done := make(chan result, 1)
 	go func() {
@@ -201,6 +203,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	grace := r.limits.grace
 	select {
 	case d := <-done:
+		stopProgress()
 		r.progress.write(ctx)
 		return d.report, d.err
 	case <-r.follower.canceled:
@@ -212,6 +215,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	}
 	r.Log.Info("stopping", "why", reason.Error())
 	stop(reason)
+	dropRequests()
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
