@@ -216,6 +216,16 @@ func TestSecretsAreOutOfReach(t *testing.T) {
 // questions are created to ask the API server something, and change nothing.
 var questions = []string{"tokenreviews", "subjectaccessreviews"}
 
+// moverWrites are what moving volumes takes, beside what is in Varve's namespace: the objects of snapshots, volumes, and the report on the
+// object that asks for it. Their names are not known before.
+var moverWrites = map[string][]string{
+	"persistentvolumes":      {"patch"},
+	"volumesnapshots":        {"delete"},
+	"volumesnapshotcontents": {"create", "delete", "patch"},
+	"datauploads":            {"patch"},
+	"datadownloads":          {"patch"},
+}
+
 // A node that is taken over must not be able to run anything on another one, nor to change what users ask for.
 func TestHandlerIsConfined(t *testing.T) {
 	t.Parallel()
@@ -224,8 +234,9 @@ func TestHandlerIsConfined(t *testing.T) {
 			if slices.Contains(questions, resource) {
 				continue
 			}
-			reads := !slices.ContainsFunc(r.Verbs, func(v string) bool { return !slices.Contains([]string{"get", "list", "watch"}, v) })
-			if !reads && resource != "events" && !strings.HasSuffix(resource, "/status") {
+			allowed := append([]string{"get", "list", "watch"}, moverWrites[resource]...)
+			within := !slices.ContainsFunc(r.Verbs, func(v string) bool { return !slices.Contains(allowed, v) })
+			if !within && resource != "events" && !strings.HasSuffix(resource, "/status") {
 				t.Errorf("the handler may %v %s", r.Verbs, resource)
 			}
 		}
@@ -476,8 +487,8 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 			}
 		}
 	}
-	if seen != 3 {
-		t.Errorf("%d bindings, want 3", seen)
+	if seen != 4 {
+		t.Errorf("%d bindings, want 4", seen)
 	}
 }
 
