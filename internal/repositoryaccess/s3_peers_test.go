@@ -32,17 +32,17 @@ func TestS3_aRepositoryIsMadeAndKeptApart(t *testing.T) {
 	if err := s.Try(t.Context(), root, true); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := s.Find(t.Context(), root); err != nil || found != "" {
+	if found, err := s.Find(t.Context(), root, []string{"bank"}); err != nil || found != "" {
 		t.Fatalf("%q %v", found, err)
 	}
 	id, err := s.Prepare(t.Context(), a, location.Lock{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found, err := s.Find(t.Context(), root); err != nil || found != "shop" {
+	if found, err := s.Find(t.Context(), root, []string{"bank"}); err != nil || found != "shop" {
 		t.Errorf("%q %v", found, err)
 	}
-	if found, err := s.Find(t.Context(), bucket(server.Endpoint, "b/plugins/varve/")); err != nil || found != "" {
+	if found, err := s.Find(t.Context(), bucket(server.Endpoint, "b/plugins/varve/"), nil); err != nil || found != "" {
 		t.Errorf("%q %v", found, err)
 	}
 	a.UniqueID = id

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -85,11 +86,11 @@ func hasFormat(ctx context.Context, st blob.Reader) (bool, error) {
 	return false, nil
 }
 
-// Find returns the name of a directory below root's that has a repository; "" if there is none.
-func (s *Store) Find(ctx context.Context, root datamove.Access) (string, error) {
+// Find returns the name of a directory below root's that has a repository, and that known does not name; "" if there is none.
+func (s *Store) Find(ctx context.Context, root datamove.Access, known []string) (string, error) {
 	at := s.locate(root)
 	if at.S3 == nil {
-		return findInDirectory(ctx, at.Directory)
+		return findInDirectory(ctx, at.Directory, known)
 	}
 	st, err := at.Open(ctx, false)
 	if err != nil {
@@ -98,7 +99,7 @@ func (s *Store) Find(ctx context.Context, root datamove.Access) (string, error) 
 	var directories []string
 	// What has a slash in its name is listed by its first part alone.
 	err = st.ListBlobs(ctx, "", func(b blob.Metadata) error {
-		if name, ok := strings.CutSuffix(string(b.BlobID), "/"); ok && name != "" {
+		if name, ok := strings.CutSuffix(string(b.BlobID), "/"); ok && name != "" && !slices.Contains(known, name) {
 			directories = append(directories, name)
 		}
 		return nil
@@ -118,7 +119,7 @@ func (s *Store) Find(ctx context.Context, root datamove.Access) (string, error) 
 	return "", nil
 }
 
-func findInDirectory(ctx context.Context, path string) (string, error) {
+func findInDirectory(ctx context.Context, path string, known []string) (string, error) {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
@@ -127,7 +128,7 @@ func findInDirectory(ctx context.Context, path string) (string, error) {
 		return "", err
 	}
 	for _, e := range entries {
-		if !e.IsDir() {
+		if !e.IsDir() || slices.Contains(known, e.Name()) {
 			continue
 		}
 		st, err := repository.Location{Directory: filepath.Join(path, e.Name())}.Open(ctx, false)

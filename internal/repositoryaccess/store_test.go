@@ -122,9 +122,9 @@ func TestPrepare_restoresALostFormat(t *testing.T) {
 func TestFind(t *testing.T) {
 	t.Parallel()
 	s, root := NewStore(time.Now, nil), filepath.Join(t.TempDir(), "plugins", "varve")
-	found := func(want string) {
+	found := func(want string, known ...string) {
 		t.Helper()
-		if got, err := s.Find(t.Context(), at(root)); err != nil || got != want {
+		if got, err := s.Find(t.Context(), at(root), known); err != nil || got != want {
 			t.Errorf("%q %v, want %q", got, err, want)
 		}
 	}
@@ -137,6 +137,8 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	found("shop")
+	found("", "shop")
+	found("shop", "bank")
 	for name, want := range map[string]bool{"shop": true, "other": false} {
 		if got, err := s.Exists(t.Context(), at(filepath.Join(root, name))); err != nil || got != want {
 			t.Errorf("%s: %v %v", name, got, err)
