@@ -1,0 +1,128 @@
+//go:build controlplane
+
+package backupstoragelocation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+var cluster *controlplane.Cluster
+
+func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
+
+// trier counts how often it is asked to write, and fails on demand. It stands for a bucket.
+type trier struct {
+	mu      sync.Mutex
+	failure error
+	tries   int
+	writes  int
+}
+
+func (f *trier) Try(_ context.Context, root datamove.Access, write bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tries++
+	if write {
+		f.writes++
+	}
+	if f.failure != nil {
+		return fmt.Errorf("%w: %s", f.failure, root.S3.SecretKey)
+	}
+	return nil
+}
+
+func (f *trier) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failure = err
+}
+
+// A location of Varve's namespace is tried, with the controller's own rights, and one of another namespace keeps the status that Velero gave it.
+func TestControlPlane(t *testing.T) {
+	t.Parallel()
+	if err := cluster.InstallRoles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	admin := cluster.Client(t, controlplane.Admin)
+	const secretKey = "s3cr3tTESTONLY"
+	add := func(namespace string) *velerov1.BackupStorageLocation {
+		t.Helper()
+		l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}
+		l.Spec.Provider, l.Spec.Credential = "aws", &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}, Key: "cloud"}
+		l.Spec.ObjectStorage = &velerov1.ObjectStorageLocation{Bucket: "b"}
+		if err := admin.Create(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	ours, theirs := add(controlplane.SystemNamespace), add(cluster.Namespace(t))
+	clock, store := testclock.NewFakePassiveClock(time.Now()), &trier{}
+	user := controlplane.Controller
+	user.Restricted = true
+	mgr := cluster.Manager(t, user)
+	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Trier: store, Clock: clock}); err != nil {
+		t.Fatal(err)
+	}
+	controlplane.StartManager(t, mgr)
+	becomes := func(phase velerov1.BackupStorageLocationPhase, says string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error {
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(ours), ours); err != nil {
+				return err
+			}
+			if ours.Status.Phase != phase || !strings.Contains(ours.Status.Message, says) || strings.Contains(ours.Status.Message, secretKey) {
+				return fmt.Errorf("%s %q, want %s %q", ours.Status.Phase, ours.Status.Message, phase, says)
+			}
+			return nil
+		})
+	}
+	later := func(d time.Duration) {
+		t.Helper()
+		clock.SetTime(clock.Now().Add(d))
+		controlplane.Update(t, admin, ours, false, func(l *velerov1.BackupStorageLocation) {
+			metav1.SetMetaDataAnnotation(&l.ObjectMeta, "test", clock.Now().String())
+		})
+	}
+	becomes(velerov1.LocationUnavailable, "spec.credential: there is no Secret varve/keys")
+	keys := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "keys"},
+		StringData: map[string]string{"cloud": "[default]\naws_access_key_id=AKIDTESTONLY\naws_secret_access_key=" + secretKey},
+	}
+	if err := admin.Create(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	later(defaultFrequency)
+	becomes(velerov1.LocationAvailable, "")
+	store.fail(repository.ErrUnreachable)
+	later(defaultFrequency)
+	becomes(velerov1.LocationUnavailable, "does not answer")
+	before := ours.Status.LastValidationTime
+	store.fail(nil)
+	later(defaultFrequency)
+	becomes(velerov1.LocationAvailable, "")
+	if !before.Before(ours.Status.LastValidationTime) {
+		t.Errorf("lastValidationTime %s, before %s", ours.Status.LastValidationTime, before)
+	}
+	store.fail(errors.New("broken"))
+	later(defaultFrequency)
+	becomes(velerov1.LocationUnavailable, "broken")
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(theirs), theirs); err != nil || theirs.Status.LastValidationTime != nil || theirs.Status.Message != "" {
+		t.Errorf("Velero's location got a status: %+v %v", theirs.Status, err)
+	}
+}

@@ -1,0 +1,104 @@
+package backupstoragelocation
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/location"
+)
+
+const (
+	// defaultFrequency is how often a location is tried unless it says otherwise, as with Velero.
+	defaultFrequency = time.Minute
+	// writeEvery is how often it is tried by writing.
+	writeEvery = time.Hour
+)
+
+// attempt is how a location was tried.
+type attempt struct {
+	// Fingerprint stands for what was tried.
+	Fingerprint string
+	At          time.Time
+	// Wrote says that something was written, and WroteAt when that succeeded last.
+	Wrote   bool
+	WroteAt time.Time
+	// Failure is what went wrong, in words for users; "" if nothing did.
+	Failure string
+}
+
+// input is all that decide looks at.
+type input struct {
+	Now      time.Time
+	Location *velerov1.BackupStorageLocation
+	// Refusal is why the location cannot be used; otherwise Place says where it is, and Fingerprint stands for it.
+	Refusal     string
+	Place       location.Place
+	Fingerprint string
+	// Last is how it was tried last; nil if it was not, or if something else was. Running says that it is being tried.
+	Last    *attempt
+	Running bool
+}
+
+// decision is what is to be done about one location.
+type decision struct {
+	// Status is what the location's status becomes.
+	Status velerov1.BackupStorageLocationStatus
+	// Try tries the location, with Write by writing too.
+	Try, Write bool
+	// After is when to look again; 0: when something changes.
+	After time.Duration
+}
+
+// decide says what is to be done.
+func decide(in *input) decision {
+	d := decision{Status: in.Location.Status}
+	every := defaultFrequency
+	if f := in.Location.Spec.ValidationFrequency; f != nil {
+		every = f.Duration
+	}
+	if in.Refusal != "" {
+		// Secrets may change, and nothing tells of that.
+		refuse(&d.Status, in.Refusal, in.Now)
+		d.After = defaultFrequency
+		return d
+	}
+	if in.Place.S3 == nil {
+		refuse(&d.Status, "spec.provider: directories are not served yet", in.Now)
+		return d
+	}
+	if in.Last != nil {
+		phase, message := velerov1.LocationAvailable, ""
+		if in.Last.Failure != "" {
+			phase, message = velerov1.LocationUnavailable, in.Last.Failure
+		}
+		d.Status.Phase, d.Status.Message = phase, message
+		d.Status.LastValidationTime = &metav1.Time{Time: in.Last.At.Truncate(time.Second)}
+	}
+	if in.Running {
+		return d
+	}
+	if every <= 0 && d.Status.LastValidationTime != nil {
+		return d // it was tried once
+	}
+	if in.Last == nil {
+		d.Try, d.Write = true, true
+		return d
+	}
+	if wait := every - in.Now.Sub(in.Last.At); wait > 0 {
+		d.After = wait
+		return d
+	}
+	d.Try, d.Write = true, in.Last.Failure != "" || in.Now.Sub(in.Last.WroteAt) >= writeEvery
+	return d
+}
+
+// refuse shows a refusal. One that is shown already keeps its time.
+func refuse(s *velerov1.BackupStorageLocationStatus, message string, now time.Time) {
+	if s.Phase == velerov1.LocationUnavailable && s.Message == message && s.LastValidationTime != nil {
+		return
+	}
+	s.Phase, s.Message = velerov1.LocationUnavailable, message
+	s.LastValidationTime = &metav1.Time{Time: now.Truncate(time.Second)}
+}
