@@ -15,18 +15,20 @@ import (
 	"github.com/varvebackup/varve/internal/moverpod"
 )
 
-// moverCommand is `varve mover`, the program in a mover pod.
+// moverCommand is `varve mover`, the programs of the pods that work on repositories.
 func moverCommand(env environment) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mover",
-		Short: "Move a volume into a repository, or out of it",
-		Long:  "Move a volume into a repository, or out of it, in the pod that a handler makes for a DataUpload or a DataDownload.",
+		Short: "Move a volume into a repository or out of it, or maintain one",
+		Long:  "Move a volume into a repository or out of it, or maintain one, in a pod that Varve makes for it.",
 		Example: `  varve mover upload
-  varve mover download`,
+  varve mover download
+  varve mover maintain`,
 	}
 	c.AddCommand(
 		moveCommand(env, "upload", datamove.Upload, "Store the pod's volume as a restore point", "Store the volume of the pod in the repository as a restore point, for a DataUpload."),
 		moveCommand(env, "download", datamove.Download, "Write a restore point to the pod's volume", "Write a restore point of the repository to the volume of the pod, for a DataDownload."),
+		maintainCommand(),
 	)
 	return c
 }

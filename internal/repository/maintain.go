@@ -2,6 +2,9 @@ package repository
 
 import (
 	"context"
+	"fmt"
+
+	"github.com/kopia/kopia/repo/maintenance"
 
 	"github.com/varvebackup/varve/internal/repository/maintain"
 )
@@ -31,6 +34,18 @@ const (
 // leaves maintenance to Varve.
 func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) error {
 	return maintain.Run(ctx, r.conn, o)
+}
+
+// DueMaintenance returns the mode of the maintenance that runs next: full if that is due, once a day, and otherwise quick.
+func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceMode, error) {
+	schedule, err := maintenance.GetSchedule(ctx, r.conn.Kopia)
+	if err != nil {
+		return "", fmt.Errorf("read when maintenance is due: %w", err)
+	}
+	if r.conn.Kopia.Time().Before(schedule.NextFullMaintenanceTime) {
+		return QuickMaintenance, nil
+	}
+	return FullMaintenance, nil
 }
 
 // Repair mends what is not data: the format from its copy, indexes from the packs, and manifests from the records of the restore

@@ -1,0 +1,95 @@
+// Package maintenance is the program of the Jobs that maintain repositories.
+//
+// Its pod has the access to one repository, and no account: it says how it ended by its exit code and its termination message. Two of
+// them exclude each other by the repository's own lock, also across clusters. A run that is killed leaves nothing behind but that lock,
+// which ends by itself.
+package maintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
+)
+
+// cacheBytes bounds what a run keeps on its node.
+const cacheBytes = 1 << 30
+
+// maxMessageBytes is the longest termination message that a kubelet takes.
+const maxMessageBytes = 4096
+
+// Options are what Run needs. None has a default.
+type Options struct {
+	// AccessFile has the datamove.Access.
+	AccessFile string
+	// CacheDirectory is for a cache; "": none.
+	CacheDirectory string
+	// MessageFile gets the reason of a failure, if it exists.
+	MessageFile string
+	// Now tells the time, and Log is told what is done.
+	Now func() time.Time
+	Log *slog.Logger
+}
+
+// Run does the maintenance that is due. What it returns and logs holds no secret.
+func Run(ctx context.Context, o Options) error {
+	text, err := os.ReadFile(o.AccessFile)
+	if err != nil {
+		return o.leave(fmt.Errorf("read the access to the repository: %w", err))
+	}
+	a, err := datamove.DecodeAccess(text)
+	if err != nil {
+		return o.leave(err)
+	}
+	if err := o.maintain(ctx, a); err != nil {
+		words := repositoryaccess.Words{Place: repositoryaccess.Locate(a).String(), Keys: "the location's Secret", Password: "the repository's Secret"}
+		return o.leave(errors.New(repositoryaccess.Explain(err, a, words)))
+	}
+	return nil
+}
+
+func (o Options) maintain(ctx context.Context, a datamove.Access) (err error) {
+	connect := repository.ConnectOptions{Host: "varve-maintenance", User: "varve"}
+	if o.CacheDirectory != "" {
+		connect.CacheDirectory, connect.CacheBytes = filepath.Join(o.CacheDirectory, "cache"), cacheBytes
+	}
+	if a.ReadOnly {
+		o.Log.Info("the location is read-only: nothing to do")
+		return nil
+	}
+	started := o.Now()
+	r, err := repositoryaccess.NewStore(o.Now, nil).Open(ctx, a, connect)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close(context.WithoutCancel(ctx))) }()
+	mode, err := r.DueMaintenance(ctx)
+	if err != nil {
+		return err
+	}
+	o.Log.Info("maintenance begins", "repository", r.ID(), "mode", mode)
+	step := func(s repository.MaintenanceStep) { o.Log.Info("maintenance goes on", "step", s) }
+	if err := r.Maintain(ctx, repository.MaintenanceOptions{Mode: mode, Step: step}); err != nil {
+		return err
+	}
+	o.Log.Info("maintenance is done", "mode", mode, "seconds", int(o.Now().Sub(started).Seconds()))
+	return nil
+}
+
+// leave writes the reason of a failure where the kubelet looks for it.
+func (o Options) leave(err error) error {
+	f, open := os.OpenFile(o.MessageFile, os.O_WRONLY|os.O_TRUNC, 0)
+	if open != nil {
+		return err // the kubelet takes the end of the log
+	}
+	message := err.Error()
+	_, problem := f.WriteString(message[:min(len(message), maxMessageBytes)])
+	return errors.Join(err, problem, f.Close())
+}

@@ -1,0 +1,125 @@
+package maintenance
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
+)
+
+func TestMain(m *testing.M) {
+	storage.Register()
+	goleak.VerifyTestMain(m)
+}
+
+const testPassword = "pa55wordTESTONLY"
+
+// pod is a maintenance pod: what it has, what it logs, and what it leaves.
+type pod struct {
+	*testing.T
+	dir    string
+	access datamove.Access
+	log    bytes.Buffer
+}
+
+func newPod(t *testing.T) *pod {
+	t.Helper()
+	p := &pod{T: t, dir: t.TempDir()}
+	p.access = datamove.Access{Password: testPassword, Directory: filepath.Join(p.dir, "repository")}
+	var err error
+	if p.access.UniqueID, err = repositoryaccess.NewStore(time.Now, nil).Prepare(t.Context(), p.access, location.Lock{}); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// run runs the program, and returns its error and the termination message.
+func (p *pod) run() (message string, err error) {
+	p.Helper()
+	o := Options{
+		AccessFile: filepath.Join(p.dir, datamove.AccessKey), MessageFile: filepath.Join(p.dir, "termination-log"), CacheDirectory: p.dir,
+		Now: time.Now, Log: slog.New(slog.NewTextHandler(&p.log, nil)),
+	}
+	for name, text := range map[string][]byte{o.AccessFile: p.access.Encode(), o.MessageFile: nil} {
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			p.Fatal(err)
+		}
+	}
+	err = Run(p.Context(), o)
+	text, problem := os.ReadFile(o.MessageFile)
+	if problem != nil {
+		p.Fatal(problem)
+	}
+	if all := p.log.String() + string(text); strings.Contains(all, testPassword) || err != nil && strings.Contains(err.Error(), testPassword) {
+		p.Errorf("a secret is shown: %s %v", all, err)
+	}
+	return string(text), err
+}
+
+func TestRun_isFullOnceADay(t *testing.T) {
+	t.Parallel()
+	p := newPod(t)
+	for _, mode := range []string{"mode=full", "mode=quick", "mode=quick"} {
+		p.log.Reset()
+		if message, err := p.run(); err != nil || message != "" {
+			t.Fatalf("%q %v", message, err)
+		}
+		if !strings.Contains(p.log.String(), mode) || !strings.Contains(p.log.String(), "maintenance is done") {
+			t.Errorf("%s, want %s", p.log.String(), mode)
+		}
+	}
+	r, err := repository.OpenLocation(t.Context(), repository.Location{Directory: p.access.Directory}, testPassword, repository.ConnectOptions{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := r.Status(t.Context())
+	if err != nil || status.Maintenance.LastFull.IsZero() || len(status.Maintenance.Failures) > 0 {
+		t.Errorf("%+v %v", status.Maintenance, err)
+	}
+	if err := r.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRun_saysWhyItFailed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*pod)
+		want string
+	}{
+		"another repository": {func(p *pod) { p.access.UniqueID = strings.Repeat("0", len(p.access.UniqueID)) }, "another repository has taken the place"},
+		"a wrong password":   {func(p *pod) { p.access.Password = "wrong" }, "the password does not open the repository"},
+		"nothing there":      {func(p *pod) { p.access.Directory += "/x" }, "no such file or directory"},
+		"no access":          {func(p *pod) { p.access.Password = "" }, "no password"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPod(t)
+			c.edit(p)
+			message, err := p.run()
+			if err == nil || err.Error() != message || !strings.Contains(message, c.want) {
+				t.Errorf("%q %v, want %s", message, err, c.want)
+			}
+		})
+	}
+}
+
+func TestRun_leavesReadOnlyLocationsAlone(t *testing.T) {
+	t.Parallel()
+	p := newPod(t)
+	p.access.ReadOnly = true
+	if message, err := p.run(); err != nil || message != "" || strings.Contains(p.log.String(), "begins") {
+		t.Errorf("%q %v %s", message, err, p.log.String())
+	}
+}
