@@ -7,6 +7,8 @@
 //	utilityvolume            utility volumes -> attachment pods
 //	virtualmachineexport     exports -> export pods, Services, certificates and tokens
 //	kubevirtbackup           a VirtualMachineBackup of backup.kubevirt.io outside the node
+//	backupstoragelocation    locations of Varve's namespace -> whether they can be used
+//	backuprepository         repositories in locations, their passwords, and their maintenance
 //	metric                   Prometheus metrics of machines and their backups
 //
 // The controllers share nothing but the manager. Each reads objects, decides in a pure function, and writes only

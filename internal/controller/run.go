@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -26,7 +27,10 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/admission"
+	"github.com/varvebackup/varve/internal/controller/backuprepository"
+	"github.com/varvebackup/varve/internal/controller/backupstoragelocation"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
@@ -37,6 +41,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
 )
@@ -47,7 +52,7 @@ type Options struct {
 	Config *rest.Config
 	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
-	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods and export pods.
+	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods and maintenance pods.
 	LauncherImage, VarveImage string
 	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
 	ImagePullPolicy corev1.PullPolicy
@@ -65,6 +70,10 @@ type Options struct {
 	ExportProxyHost string
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
+	// LocationNamespaces returns the namespaces whose BackupStorageLocations are served. Default: Namespace and Velero's.
+	LocationNamespaces func(context.Context) ([]string, error)
+	// PasswordPerNamespace says whether the repositories of a location have passwords of their own. Default: they share one.
+	PasswordPerNamespace func(context.Context) (bool, error)
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// Logger receives what the controllers log.
@@ -74,7 +83,7 @@ type Options struct {
 // Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -128,21 +137,20 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	if err != nil {
 		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
 	}
+	cached := map[client.Object]cache.ByObject{
+		// A cluster has many pods and services, and few kinds of them matter here.
+		&corev1.Pod{}:     {Label: labels.NewSelector().Add(*ours)},
+		&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: virtualmachineexport.AppExporter})},
+		// Backups that have ended stay for months; memory must not grow with them.
+		&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
+		// Other people's budgets are none of our business.
+		&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
+	}
+	maps.Copy(cached, backuprepository.CachedObjects(o.Namespace))
 	return ctrl.Options{
-		Scheme: scheme,
-		Logger: o.Logger,
-		Cache: cache.Options{
-			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject: map[client.Object]cache.ByObject{
-				// A cluster has many pods and services, and few kinds of them matter here.
-				&corev1.Pod{}:     {Label: labels.NewSelector().Add(*ours)},
-				&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: virtualmachineexport.AppExporter})},
-				// Backups that have ended stay for months; memory must not grow with them.
-				&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
-				// Other people's budgets are none of our business.
-				&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
-			},
-		},
+		Scheme:                  scheme,
+		Logger:                  o.Logger,
+		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields(), ByObject: cached},
 		Metrics:                 metricsaccess.ServerOptions(addressOrOff(o.MetricsAddress)),
 		HealthProbeBindAddress:  addressOrOff(o.HealthAddress),
 		LeaderElection:          o.LeaderElection,
@@ -166,6 +174,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
 	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	if o.LocationNamespaces == nil {
+		o.LocationNamespaces = func(context.Context) ([]string, error) { return []string{o.Namespace, datamove.VeleroNamespace}, nil }
+	}
 	o.Backup.Configuration = configuration
 	if o.Backup.Clock == nil {
 		o.Backup.Clock = o.Clock
@@ -198,6 +209,14 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"tunnelkey", func() error {
 			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
+		}},
+		{"backupstoragelocation", func() error {
+			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Clock: o.Clock})
+		}},
+		{"backuprepository", func() error {
+			return backuprepository.Setup(mgr, backuprepository.Options{
+				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
+			})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},
