@@ -38,14 +38,14 @@ test-peers: peers test-times ## The repository against the upstream kopia and a 
 
 .PHONY: test-e2e
 test-e2e: NODES = 2
-test-e2e: box-up install guest virtctl test-times ## Real pods, virtual machines and guests on the box; bytes compared
+test-e2e: box-s3 install guest virtctl velero test-times ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
 
 # Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
 LANES := 'test-box test-e2e test-peers test-image' 'test-unit test-control-plane test-interop'
 
 ifeq ($(origin TIERS),file)
-test: kube peers virtctl velero build image-tool box guest launcher-root
+test: kube peers csi-sanity virtctl velero build image-tool box guest launcher-root
 endif
 
 .PHONY: test

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +29,8 @@ import (
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1beta1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -47,7 +50,8 @@ type Lab struct {
 // Scheme returns a scheme with Kubernetes' own kinds and Varve's.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s), exportv1beta1.AddToScheme(s))
+	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s), exportv1beta1.AddToScheme(s),
+		velerov1.AddToScheme(s), velerov2.AddToScheme(s), snapshotv1.AddToScheme(s))
 }
 
 // Open connects to the cluster of kubeconfig, and creates the namespace with these labels if it does not exist. build
