@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // openRepository opens the repository that the pod was given, and no other one.
@@ -18,7 +19,7 @@ func (r *run) openRepository(ctx context.Context) (*repository.Repository, error
 	if err != nil {
 		return nil, err
 	}
-	at := locate(access)
+	at := repositoryaccess.Locate(access)
 	o := repository.ConnectOptions{ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser}
 	if info, err := os.Stat(r.Files.Cache); err == nil && info.IsDir() {
 		o.CacheDirectory, o.CacheBytes = filepath.Join(r.Files.Cache, "repository"), datamove.CacheBytes
@@ -56,15 +57,4 @@ func (r *run) readAccess() (datamove.Access, error) {
 		return access, lasting(errclass.Errorf(errclass.Denied, "the backup location is read-only"), "set its accessMode to ReadWrite, or choose another location")
 	}
 	return access, nil
-}
-
-// locate returns where the repository is.
-func locate(a datamove.Access) repository.Location {
-	if a.S3 == nil {
-		return repository.Location{Directory: a.Directory}
-	}
-	return repository.Location{S3: &repository.S3{
-		Endpoint: a.S3.Endpoint, Bucket: a.S3.Bucket, Prefix: a.S3.Prefix, Region: a.S3.Region, PlainHTTP: a.S3.PlainHTTP, RootCA: a.S3.RootCA,
-		AccessKey: a.S3.AccessKey, SecretKey: a.S3.SecretKey, SessionToken: a.S3.SessionToken,
-	}}
 }

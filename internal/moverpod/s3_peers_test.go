@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/s3"
 )
 
@@ -39,7 +40,7 @@ func newBucket(t *testing.T, tls bool) *bucket {
 	access := datamove.Access{Password: testPassword, S3: &datamove.S3Access{
 		Endpoint: e.Address, Bucket: e.Bucket, Prefix: prefix, Region: e.Region, PlainHTTP: !tls, RootCA: e.Authority, AccessKey: e.AccessKey, SecretKey: e.SecretKey,
 	}}
-	b.site = makeSite(t, t.TempDir(), locate(access), access)
+	b.site = makeSite(t, t.TempDir(), repositoryaccess.Locate(access), access)
 	return b
 }
 
