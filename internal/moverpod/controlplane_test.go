@@ -213,7 +213,7 @@ func TestMover_isCanceled(t *testing.T) {
 					t.Cleanup(func() { letGoOf(t, letGo) })
 				}
 				waitForText(t, r.output, "mover started")
-				time.Sleep(300 * time.Millisecond)
+				time.Sleep(time.Second)
 				began := time.Now()
 				stop(r)
 				if err := <-ended; err != nil {
@@ -260,7 +260,7 @@ func TestMover_touchesNoOtherObject(t *testing.T) {
 	r.setPhase(t, velerov2.PhasePrepared)
 	ended := r.start(t.Context())
 	waitForText(t, r.output, "mover started")
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(time.Second)
 	r.update(t, func(o client.Object, _ *velerov2.Phase, _ *bool) { o.SetFinalizers(nil) })
 	if err := r.admin.Delete(t.Context(), r.object); err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestMover_saysWhatItMayNot(t *testing.T) {
 	for _, verbs := range [][]string{{}, {"get", "patch"}, {"watch", "patch"}} {
 		r := s.newRealPod(t, newUpload(block), newDevice(t, mib), verbs...)
 		r.setPhase(t, velerov2.PhaseInProgress)
-		r.limits.start = 500 * time.Millisecond
+		r.limits.start = 3 * time.Second
 		err := Run(t.Context(), r.Options)
 		if err == nil || !strings.Contains(err.Error(), "forbidden") {
 			t.Errorf("%v: %v", verbs, err)
