@@ -35,12 +35,11 @@ func (r *run) download(ctx context.Context, repo *repository.Repository) (datamo
 	if err != nil {
 		return datamove.Report{}, judgeAbsence(err, "it was deleted, or the backup location is not the one that it was stored in")
 	}
+	if id.Form == datamove.Files {
+		return r.downloadFiles(ctx, repo, point)
+	}
 	var report datamove.Report
 	err = mover.WithLease(ctx, repo, point.ID, r.warn, func() (err error) {
-		if id.Form == datamove.Files {
-			report, err = r.downloadFiles(ctx, repo, point)
-			return err
-		}
 		report, err = r.downloadDisk(ctx, repo, point)
 		return err
 	})
@@ -140,9 +139,4 @@ func judgeDownload(err error) error {
 		return judgeAbsence(err, "the pod was made without its volume")
 	}
 	return judge(err)
-}
-
-// downloadFiles writes a tree of files.
-func (r *run) downloadFiles(context.Context, *repository.Repository, *repository.RestorePoint) (datamove.Report, error) {
-	return datamove.Report{}, lasting(errclass.Errorf(errclass.Invalid, "the backup has files, and this version of Varve restores disks only"), "restore it with a later version")
 }

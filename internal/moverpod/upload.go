@@ -9,7 +9,6 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/disk"
-	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -96,9 +95,4 @@ func reportedFullReason(reason repository.FullReason) string {
 		return ""
 	}
 	return string(reason)
-}
-
-// uploadFiles makes a restore point of a tree of files.
-func (r *run) uploadFiles(context.Context, *repository.Repository, string) (datamove.Report, error) {
-	return datamove.Report{}, lasting(errclass.Errorf(errclass.Invalid, "the volume has files, and this version of Varve stores disks only"), "back up its files by other means")
 }
