@@ -146,6 +146,9 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Mounts(1)
 	s.Copied(backupv1.Full, time.Second)
 	s.Discarded(backupv1.FullBitmapLost)
+	s.DataMovements(1, 1)
+	s.DataMovementEnded("DataUpload", "Completed")
+	s.DataMovementStage("DataUpload", handlermetric.StageMove, time.Second)
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", handlermetric.Pull{Machine: "vm", Serving: true, ScratchUsed: 1})
 }
 

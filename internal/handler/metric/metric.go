@@ -18,6 +18,7 @@ type Set struct {
 	copying   *prometheus.HistogramVec
 	discarded *prometheus.CounterVec
 	pulls     pulls
+	moves     dataMovements
 }
 
 // New registers the metrics of the handler of a node.
@@ -41,7 +42,8 @@ func New(r prometheus.Registerer, node string) (*Set, error) {
 			Name: "varve_handler_discarded_disks_total", Help: "Disks that this handler took out of a tracker's checkpoint, by reason.",
 		}, []string{"reason"}),
 	}
-	for _, c := range []prometheus.Collector{info, s.guests, s.mounts, s.copying, s.discarded, &s.pulls} {
+	s.moves = newDataMovements()
+	for _, c := range append(s.moves.collectors(), info, s.guests, s.mounts, s.copying, s.discarded, &s.pulls) {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
