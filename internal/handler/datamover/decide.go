@@ -1,0 +1,261 @@
+package datamover
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+const (
+	// maxDeaths is how often a mover may die until its object fails.
+	maxDeaths = 5
+	// firstRetry is how long after the first death in a pod that is gone the next pod is made. It doubles each time. Within a pod,
+	// the kubelet has such delays.
+	firstRetry = 10 * time.Second
+	// lookAgain is when a wait is looked at again that no watch may tell the end of.
+	lookAgain = 5 * time.Second
+)
+
+// Action is what the reconciler does next.
+type Action string
+
+const (
+	// Wait: nothing, until Decision.Again or an event.
+	Wait Action = ""
+	// Write: Decision.Change.
+	Write Action = "Write"
+	// Expose, Finish, Dispose and DeletePoint are the exposer's and the deleter's. Their answers go into the next input.
+	Expose      Action = "Expose"
+	Finish      Action = "Finish"
+	Dispose     Action = "Dispose"
+	DeletePoint Action = "DeletePoint"
+	// MakeRepository, MakePod, DeletePod, KillPod create and delete what an object needs. KillPod is for a pod whose node is gone.
+	MakeRepository Action = "MakeRepository"
+	MakePod        Action = "MakePod"
+	DeletePod      Action = "DeletePod"
+	KillPod        Action = "KillPod"
+)
+
+// Input is everything that a decision depends on.
+type Input struct {
+	Now time.Time
+	// Self is this handler's node.
+	Self   string
+	Object Object
+	// Served: the settings say that Varve serves the object. Unserved is why it can never be served, although Varve should; or "".
+	Served   bool
+	Unserved string
+	// PrepareTimeout is how long it may take until the pod runs.
+	PrepareTimeout time.Duration
+	// Turn is how long this handler leaves the object to others if nobody drives it, and DriverNode the node of who does.
+	Turn       time.Duration
+	DriverNode NodeState
+	// Location and Repository are what the object needs, Pod is its mover pod, or nil, and PodNode the node of that; if the pod that the
+	// object had is not there, the node that it had.
+	Location   LocationState
+	Repository RepositoryState
+	Pod        *PodState
+	PodNode    NodeState
+	// KeepsPoint: a deleter deletes the restore points of DataUploads.
+	KeepsPoint bool
+	// Exposed, Finished, Disposed and Deleted are the answers to actions of this pass; nil: not asked.
+	Exposed                     *ExposeAnswer
+	Finished, Disposed, Deleted *ProgressAnswer
+	// PodErr is why the pod was not made in this pass.
+	PodErr error
+}
+
+// ExposeAnswer and ProgressAnswer are what an exposer says.
+type (
+	ExposeAnswer struct {
+		Exposure
+		Err error
+	}
+	ProgressAnswer struct {
+		Progress
+		Err error
+	}
+)
+
+// LocationState is what is known of a BackupStorageLocation.
+type LocationState struct{ Found, ReadOnly bool }
+
+// RepositoryState is what is known of a BackupRepository.
+type RepositoryState struct {
+	Name         string
+	Found, Ready bool
+	Message      string
+}
+
+// PodState is what is known of a mover pod.
+type PodState struct {
+	Name, Node string
+	UID        types.UID
+	// Deleting: it has a deletionTimestamp. Running: the mover runs. Ended: it will never run again.
+	Deleting, Running, Ended bool
+	// Deaths is how often the mover has died in it, and LastWords what it said the last time.
+	Deaths    int
+	LastWords string
+	// Trouble is why it does not run, as far as is known.
+	Trouble string
+}
+
+// Decision is what to do next.
+type Decision struct {
+	Do     Action
+	Change Change
+	// Again is when to look again at the latest; 0: when something changes.
+	Again time.Duration
+}
+
+// decide says what is to be done next.
+func decide(in Input) Decision {
+	o := &in.Object
+	switch {
+	case !in.Served && !o.Finalizer:
+		return Decision{} // another data mover's
+	case o.Phase == velerov2.PhaseNew && o.Driver == "":
+		return decideNew(in)
+	case o.Driver != in.Self:
+		return decideForeign(in)
+	case o.Phase.Ended():
+		return decideEnded(in)
+	case o.Memory.Ending != nil:
+		return decideEnding(in)
+	case o.Cancel || o.Deleted || o.Phase == velerov2.PhaseCanceling:
+		return end(in, velerov2.PhaseCanceled, cancelReason(o))
+	}
+	if d, lost := decidePodNode(in); lost {
+		return d
+	}
+	switch o.Phase {
+	case velerov2.PhaseAccepted:
+		return decideAccepted(in)
+	case velerov2.PhasePrepared:
+		return decidePrepared(in)
+	case velerov2.PhaseInProgress:
+		return decideInProgress(in)
+	default: // somebody's own words, such as New with a driver
+		return end(in, velerov2.PhaseFailed, fmt.Sprintf("the phase %s is none that a %s of %s is in", o.Phase, o.Kind, o.Driver))
+	}
+}
+
+func cancelReason(o *Object) string {
+	if o.Deleted {
+		return fmt.Sprintf("the %s was deleted", o.Kind)
+	}
+	return "spec.cancel was set"
+}
+
+// decideNew is for objects that nobody has taken. The Taker takes them.
+func decideNew(in Input) Decision {
+	o := &in.Object
+	change := o.unchanged()
+	switch {
+	case o.Cancel || o.Deleted:
+		// What it names is disposed of, too: whoever made the snapshot waits for nobody.
+		change.Phase, change.Driver = velerov2.PhaseCanceling, in.Self
+		change.Finalizer = o.Finalizer || !o.Deleted
+		change.Memory.Ending = &ending{Phase: velerov2.PhaseCanceled, Message: cancelReason(o), Since: metav1.NewTime(in.Now).Rfc3339Copy()}
+		change.Message = "canceling: " + cancelReason(o)
+	case in.Unserved != "":
+		change.Phase, change.Message, change.Completed, change.Finalizer = velerov2.PhaseFailed, in.Unserved, in.Now, false
+	case !o.Finalizer:
+		change.Finalizer = true
+	default:
+		return Decision{}
+	}
+	return inTurn(in, o.Created, change)
+}
+
+// inTurn writes a change when it is this handler's turn, counted from since.
+func inTurn(in Input, since time.Time, change Change) Decision {
+	if wait := since.Add(in.Turn).Sub(in.Now); wait > 0 && in.Turn > 0 {
+		return Decision{Again: min(wait, in.Turn)}
+	}
+	return Decision{Do: Write, Change: change}
+}
+
+// decideForeign is for objects that another handler drives, or nobody.
+func decideForeign(in Input) Decision {
+	o := &in.Object
+	if o.Phase.Ended() && !(o.Finalizer && (o.Deleted || !o.Memory.Disposed)) {
+		return Decision{} // nothing is left to do
+	}
+	wait, ever := in.DriverNode.lostIn(in.Now)
+	if !ever {
+		return Decision{}
+	}
+	if !in.DriverNode.Gone && (in.Pod == nil || in.Pod.Node != in.Self) {
+		// The handler of the pod's node has the first turn. Nothing says since when a Node is gone.
+		wait = max(0, in.DriverNode.NotReadySince.Add(lostAfter+in.Turn).Sub(in.Now))
+	}
+	if wait > 0 {
+		return Decision{Again: wait}
+	}
+	change := o.unchanged()
+	change.Driver = in.Self
+	return Decision{Do: Write, Change: change}
+}
+
+// end begins the end of an object. Its phase is written when nothing is left.
+func end(in Input, phase velerov2.Phase, message string) Decision {
+	change := in.Object.unchanged()
+	change.Memory.Ending = &ending{Phase: phase, Message: message, Since: metav1.NewTime(in.Now).Rfc3339Copy()}
+	switch phase {
+	case velerov2.PhaseCanceled:
+		change.Phase, change.Message = velerov2.PhaseCanceling, "canceling: "+message
+	case velerov2.PhaseFailed:
+		change.Message = "failed: " + message
+	default:
+	}
+	return Decision{Do: Write, Change: change}
+}
+
+// decidePodNode is for an object whose pod is on a node that is lost. A pod that has reported is not needed any more.
+func decidePodNode(in Input) (Decision, bool) {
+	o := &in.Object
+	if in.PodNode.Name == "" || reportOf(in) != nil {
+		return Decision{}, false
+	}
+	if in.PodNode.Gone {
+		return end(in, velerov2.PhaseFailed, fmt.Sprintf("node %s, on which the mover pod ran, is gone: try again", in.PodNode.Name)), true
+	}
+	if !in.PodNode.isLost(in.Now) {
+		return Decision{}, false
+	}
+	deadline := in.PodNode.NotReadySince.Add(lostAfter + o.OperationTimeout)
+	if !in.Now.Before(deadline) {
+		return end(in, velerov2.PhaseFailed, fmt.Sprintf("node %s, on which the mover pod runs, has not been ready since %s: try again",
+			in.PodNode.Name, in.PodNode.NotReadySince.UTC().Format(time.RFC3339))), true
+	}
+	return waitFor(in, fmt.Sprintf("node %s, on which the mover pod runs, to be ready again", in.PodNode.Name), deadline), true
+}
+
+// waitFor says what an object waits for. It looks again at the deadline, and every now and then before it.
+func waitFor(in Input, what string, deadline time.Time) Decision {
+	change := in.Object.unchanged()
+	change.Message = waitMessage(what, deadline)
+	return Decision{Do: Write, Change: change, Again: max(time.Millisecond, min(deadline.Sub(in.Now), lookAgain))}
+}
+
+func waitMessage(what string, deadline time.Time) string {
+	return fmt.Sprintf("waiting for %s, until %s", what, deadline.UTC().Format(time.TimeOnly))
+}
+
+// reportOf returns the report of the object's pod, or nil. Another pod's counts for nothing.
+func reportOf(in Input) *datamove.Report {
+	r := in.Object.Report
+	if r == nil || r.Pod == "" || r.Pod == in.Object.Memory.Lost {
+		return nil
+	}
+	if r.Pod == in.Object.Memory.Pod || in.Pod != nil && r.Pod == in.Pod.UID {
+		return r
+	}
+	return nil
+}

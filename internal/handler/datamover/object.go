@@ -1,0 +1,171 @@
+package datamover
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// defaultOperationTimeout is that of an object that names none.
+const defaultOperationTimeout = 10 * time.Minute
+
+// Object is what decisions need of a DataUpload or a DataDownload.
+type Object struct {
+	Kind datamove.Kind
+	types.NamespacedName
+	UID     types.UID
+	Created time.Time
+	// Deleted: it has a deletionTimestamp. Finalizer: it has Varve's.
+	Deleted, Finalizer bool
+
+	Mover, SnapshotType string
+	// Location is the BackupStorageLocation's name, in the object's namespace.
+	Location string
+	// Tenant is the namespace of the volume that is read or made: objects of each take turns.
+	Tenant string
+	// SnapshotID is a download's.
+	SnapshotID       string
+	Cancel           bool
+	OperationTimeout time.Duration
+
+	Phase             velerov2.Phase
+	Message           string
+	Node, Driver      string
+	Accepted, Started time.Time
+	Memory            memory
+	// Report is that of some pod, or nil.
+	Report *datamove.Report
+}
+
+// viewOf returns what decisions need of o.
+func viewOf(o client.Object) (Object, error) {
+	v := Object{
+		NamespacedName: client.ObjectKeyFromObject(o), UID: o.GetUID(), Created: o.GetCreationTimestamp().Time,
+		Deleted: o.GetDeletionTimestamp() != nil, Finalizer: controllerutil.ContainsFinalizer(o, datamove.Finalizer),
+	}
+	switch o := o.(type) {
+	case *velerov2.DataUpload:
+		s := &o.Status
+		v.Kind, v.Mover, v.SnapshotType, v.Location = datamove.Upload, o.Spec.DataMover, o.Spec.SnapshotType, o.Spec.BackupStorageLocation
+		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.SourceNamespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
+		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
+	case *velerov2.DataDownload:
+		s := &o.Status
+		v.Kind, v.Mover, v.Location, v.SnapshotID = datamove.Download, o.Spec.DataMover, o.Spec.BackupStorageLocation, o.Spec.SnapshotID
+		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.TargetVolume.Namespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
+		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
+	default:
+		return Object{}, fmt.Errorf("%T moves no data", o)
+	}
+	if v.Phase == "" {
+		v.Phase = velerov2.PhaseNew
+	}
+	if v.OperationTimeout <= 0 {
+		v.OperationTimeout = defaultOperationTimeout
+	}
+	if r, err := datamove.DecodeReport(o.GetAnnotations()[datamove.AnnotationReport]); err == nil {
+		v.Report = &r // what no pod of ours wrote is no report
+	}
+	var err error
+	v.Memory, err = decodeMemory(o.GetAnnotations()[datamove.AnnotationDriver])
+	return v, err
+}
+
+func timeOf(t *metav1.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.Time
+}
+
+// Change is what a decision writes. It starts as what the object has.
+type Change struct {
+	Phase                        velerov2.Phase
+	Message                      string
+	Node, Driver                 string
+	Accepted, Started, Completed time.Time
+	Finalizer                    bool
+	Memory                       memory
+	// Result is a report whose results become the status'.
+	Result *datamove.Report
+}
+
+func (o *Object) unchanged() Change {
+	return Change{
+		Phase: o.Phase, Message: o.Message, Node: o.Node, Driver: o.Driver, Accepted: o.Accepted, Started: o.Started, Finalizer: o.Finalizer, Memory: o.Memory,
+	}
+}
+
+// applyTo writes the change into o, which is of the kind that it was decided for. Times that are zero stay as they are, and so
+// does everything that is the mover's or Velero's.
+func (c *Change) applyTo(o client.Object) {
+	if c.Finalizer {
+		controllerutil.AddFinalizer(o, datamove.Finalizer)
+	} else {
+		o.SetFinalizers(slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == datamove.Finalizer }))
+	}
+	annotations := o.GetAnnotations()
+	if text := c.Memory.encode(); text != "" {
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[datamove.AnnotationDriver] = text
+	} else {
+		delete(annotations, datamove.AnnotationDriver)
+	}
+	o.SetAnnotations(annotations)
+	switch o := o.(type) {
+	case *velerov2.DataUpload:
+		s := &o.Status
+		setPhase(&s.Phase, c.Phase)
+		s.Message, s.Node, s.AcceptedByNode = c.Message, c.Node, c.Driver
+		setTime(&s.AcceptedTimestamp, c.Accepted)
+		setTime(&s.StartTimestamp, c.Started)
+		setTime(&s.CompletionTimestamp, c.Completed)
+		if c.Node != "" {
+			s.NodeOS = velerov2.NodeLinux
+		}
+		if r := c.Result; r != nil {
+			s.SnapshotID, s.IncrementalBytes, s.DataMoverResult = r.SnapshotID, r.IncrementalBytes, resultOf(r)
+		}
+	case *velerov2.DataDownload:
+		s := &o.Status
+		setPhase(&s.Phase, c.Phase)
+		s.Message, s.Node, s.AcceptedByNode = c.Message, c.Node, c.Driver
+		setTime(&s.AcceptedTimestamp, c.Accepted)
+		setTime(&s.StartTimestamp, c.Started)
+		setTime(&s.CompletionTimestamp, c.Completed)
+	}
+}
+
+// resultOf is status.dataMoverResult: for people, because a restore does not get it.
+func resultOf(r *datamove.Report) map[string]string {
+	result := map[string]string{"storedBytes": strconv.FormatInt(r.StoredBytes, 10)}
+	if r.FullReason != "" {
+		result["fullReason"] = r.FullReason
+	}
+	return result
+}
+
+// setPhase leaves an absent phase absent if it stays New.
+func setPhase(phase *velerov2.Phase, to velerov2.Phase) {
+	if *phase != "" || to != velerov2.PhaseNew {
+		*phase = to
+	}
+}
+
+func setTime(t **metav1.Time, to time.Time) {
+	if !to.IsZero() && (*t == nil || !(*t).Time.Equal(to)) {
+		at := metav1.NewTime(to).Rfc3339Copy()
+		*t = &at
+	}
+}

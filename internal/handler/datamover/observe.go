@@ -1,0 +1,274 @@
+package datamover
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// quietTime is how long a pod may take to start until its events are read.
+const quietTime = 3 * time.Second
+
+// pass is one pass of the Reconciler for one object.
+type pass struct {
+	*Reconciler
+	object   client.Object
+	settings settings.Settings
+	pod      *corev1.Pod
+	in       Input
+}
+
+// observe reads what a decision depends on. What the pass was answered before stays.
+func (p *pass) observe(ctx context.Context) error {
+	v, err := viewOf(p.object)
+	if err != nil {
+		return err
+	}
+	in := &p.in
+	in.Now, in.Self, in.Object = p.Clock.Now(), p.NodeName, v
+	in.Served, in.Unserved = isServed(&p.settings, &v), p.unserved(&v)
+	in.PrepareTimeout, in.KeepsPoint = p.settings.PrepareTimeout.Duration, p.Deleter != nil
+	nodes, err := p.listNodes(ctx)
+	if err != nil {
+		return err
+	}
+	in.Turn = turnOf(v.UID, p.NodeName, nodes)
+	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
+		return nil
+	}
+	in.DriverNode = stateIn(nodes, v.Driver)
+	if v.Driver != p.NodeName {
+		return p.observeForeign(ctx)
+	}
+	if err := p.observePod(ctx, p.Live, nodes); err != nil {
+		return err
+	}
+	if v.Phase != velerov2.PhaseAccepted {
+		in.Repository.Name = p.repositoryName()
+		return nil
+	}
+	if err := p.observeLocation(ctx); err != nil {
+		return err
+	}
+	return p.observeRepository(ctx)
+}
+
+// observeForeign reads what a decision about another handler's object depends on.
+func (p *pass) observeForeign(ctx context.Context) error {
+	pod, err := reconcile.Find(ctx, p.Cached, p.podKey(), &corev1.Pod{})
+	if err != nil || pod == nil {
+		return err
+	}
+	p.in.Pod = stateOfPod(pod)
+	return nil
+}
+
+func (p *pass) podKey() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Namespace, Name: datamove.ChildName(p.Kind, p.object.GetUID())}
+}
+
+func (p *pass) observePod(ctx context.Context, from client.Reader, nodes []*corev1.Node) error {
+	pod, err := reconcile.Find(ctx, from, p.podKey(), &corev1.Pod{})
+	if err != nil {
+		return err
+	}
+	p.pod, p.in.Pod, p.in.PodNode = pod, nil, NodeState{}
+	node := ""
+	if pod != nil {
+		p.in.Pod = stateOfPod(pod)
+		node = p.in.Pod.Node
+		if !p.in.Pod.Running && !p.in.Pod.Ended && p.Clock.Since(pod.CreationTimestamp.Time) > quietTime {
+			p.in.Pod.Trouble = because(p.in.Pod.Trouble, p.lastWarning(ctx, pod, p.in.Pod.Trouble))
+		}
+	} else if p.in.Object.Memory.Pod != "" {
+		node = p.in.Object.Node
+	}
+	if node != "" {
+		p.in.PodNode = stateIn(nodes, node)
+	}
+	return nil
+}
+
+// lastWarning returns the last warning of a pod's events that known does not say, or "".
+func (p *pass) lastWarning(ctx context.Context, pod *corev1.Pod, known string) string {
+	const enough = 50
+	var list corev1.EventList
+	err := p.Live.List(ctx, &list, client.InNamespace(pod.Namespace), client.MatchingFields{"involvedObject.uid": string(pod.UID)}, client.Limit(enough))
+	if err != nil {
+		p.Log.V(1).Info("read events", "pod", pod.Name, "error", err.Error()) // they are only an explanation
+		return ""
+	}
+	events := slices.DeleteFunc(list.Items, func(e corev1.Event) bool {
+		return e.Type != corev1.EventTypeWarning || known != "" && strings.Contains(known, strings.TrimSpace(e.Message))
+	})
+	if len(events) == 0 {
+		return ""
+	}
+	last := slices.MaxFunc(events, func(a, b corev1.Event) int { return eventTime(&a).Compare(eventTime(&b)) })
+	return because(last.Reason, last.Message)
+}
+
+func eventTime(e *corev1.Event) time.Time {
+	if e.Series != nil {
+		return e.Series.LastObservedTime.Time
+	}
+	if !e.LastTimestamp.IsZero() {
+		return e.LastTimestamp.Time
+	}
+	return e.EventTime.Time
+}
+
+// unserved says why no handler of this version can ever serve an object, or "".
+func (m *Mover) unserved(v *Object) string {
+	if v.Kind == datamove.Upload {
+		if _, ok := m.Uploads[v.SnapshotType]; !ok {
+			types := make([]string, 0, len(m.Uploads))
+			for t := range m.Uploads {
+				types = append(types, t)
+			}
+			slices.Sort(types)
+			return fmt.Sprintf("snapshotType %q is not served by the data mover %s: it serves %s", v.SnapshotType, datamove.Mover, strings.Join(types, ", "))
+		}
+		return ""
+	}
+	if m.Downloads == nil {
+		return fmt.Sprintf("DataDownloads are not served by this version of the data mover %s", datamove.Mover)
+	}
+	if _, err := datamove.ParseSnapshotID(v.SnapshotID); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func (p *pass) observeLocation(ctx context.Context) error {
+	v := &p.in.Object
+	location, err := reconcile.Find(ctx, p.Cached, types.NamespacedName{Namespace: v.Namespace, Name: v.Location}, &velerov1.BackupStorageLocation{})
+	if err != nil {
+		return err
+	}
+	p.in.Location = LocationState{Found: location != nil, ReadOnly: location != nil && location.Spec.AccessMode == velerov1.AccessReadOnly}
+	return nil
+}
+
+// volumeNamespace returns the namespace whose repository an object needs.
+func (p *pass) volumeNamespace() string {
+	switch o := p.object.(type) {
+	case *velerov2.DataUpload:
+		return o.Spec.SourceNamespace
+	case *velerov2.DataDownload:
+		if id, err := datamove.ParseSnapshotID(o.Spec.SnapshotID); err == nil {
+			return id.Namespace
+		}
+	}
+	return ""
+}
+
+func (p *pass) repositoryName() string {
+	v := &p.in.Object
+	return datamove.RepositoryName(p.volumeNamespace(), datamove.Location{Namespace: v.Namespace, Name: v.Location})
+}
+
+func (p *pass) observeRepository(ctx context.Context) error {
+	name := p.repositoryName()
+	repository, err := reconcile.Find(ctx, p.Cached, types.NamespacedName{Namespace: p.Namespace, Name: name}, &velerov1.BackupRepository{})
+	if err != nil {
+		return err
+	}
+	s := RepositoryState{Name: name, Found: p.in.Repository.Found || repository != nil}
+	if repository != nil {
+		s.Ready, s.Message = repository.Status.Phase == velerov1.RepositoryReady, repository.Status.Message
+	}
+	p.in.Repository = s
+	return nil
+}
+
+// makeRepository creates the BackupRepository. A controller makes the repository itself.
+func (p *pass) makeRepository(ctx context.Context) error {
+	v := &p.in.Object
+	repository := &velerov1.BackupRepository{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.repositoryName()},
+		Spec: velerov1.BackupRepositorySpec{
+			VolumeNamespace: p.volumeNamespace(), BackupStorageLocation: v.Location, RepositoryType: velerov1.RepositoryKopia,
+			RepositoryConfig: map[string]string{datamove.ConfigLocationNamespace: v.Namespace},
+		},
+	}
+	if err := p.Writer.Create(ctx, repository); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create BackupRepository %s: %w", repository.Name, err)
+	}
+	p.in.Repository.Found = true // the cache will know
+	return nil
+}
+
+// expose, finish and dispose ask the exposer of the object.
+func (p *pass) expose(ctx context.Context) (Exposure, error) {
+	switch o := p.object.(type) {
+	case *velerov2.DataUpload:
+		return p.Uploads[o.Spec.SnapshotType].Expose(ctx, o)
+	case *velerov2.DataDownload:
+		return p.Downloads.Expose(ctx, o)
+	}
+	return Exposure{}, fmt.Errorf("%T has no volume", p.object)
+}
+
+func (p *pass) finish(ctx context.Context) (Progress, error) {
+	switch o := p.object.(type) {
+	case *velerov2.DataUpload:
+		return p.Uploads[o.Spec.SnapshotType].Finish(ctx, o)
+	case *velerov2.DataDownload:
+		return p.Downloads.Finish(ctx, o)
+	}
+	return Progress{}, fmt.Errorf("%T has no volume", p.object)
+}
+
+// dispose has nothing to do for an object that nobody could serve.
+func (p *pass) dispose(ctx context.Context) (Progress, error) {
+	switch o := p.object.(type) {
+	case *velerov2.DataUpload:
+		if e, ok := p.Uploads[o.Spec.SnapshotType]; ok {
+			return e.Dispose(ctx, o)
+		}
+	case *velerov2.DataDownload:
+		if p.Downloads != nil {
+			return p.Downloads.Dispose(ctx, o)
+		}
+	}
+	return Progress{Done: true}, nil
+}
+
+func (m *Mover) listNodes(ctx context.Context) ([]*corev1.Node, error) {
+	var list corev1.NodeList
+	if err := m.Cached.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	nodes := make([]*corev1.Node, len(list.Items))
+	for i := range list.Items {
+		nodes[i] = &list.Items[i]
+	}
+	return nodes, nil
+}
+
+func (m *Mover) findNode(ctx context.Context, name string) (*corev1.Node, error) {
+	return reconcile.Find(ctx, m.Cached, types.NamespacedName{Name: name}, &corev1.Node{})
+}
+
+func stateIn(nodes []*corev1.Node, name string) NodeState {
+	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
+	if i < 0 {
+		return stateOfNode(name, nil)
+	}
+	return stateOfNode(name, nodes[i])
+}

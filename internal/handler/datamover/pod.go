@@ -1,0 +1,253 @@
+package datamover
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+)
+
+const (
+	// containerName is the name of a mover pod's container.
+	containerName = "mover"
+	// graceSeconds is how long a mover may take to end. A cancel is to take effect within ten seconds.
+	graceSeconds = 8
+	// tokenSeconds is how long a mover's token is valid. The kubelet renews it.
+	tokenSeconds = 3600
+	// tokenDirectory is where programs in pods look for their token.
+	tokenDirectory = "/var/run/secrets/kubernetes.io/serviceaccount"
+)
+
+// scratchSize is that of the emptyDir of a pod: the cache of data, of metadata and of indexes, and a journal.
+var scratchSize = resource.MustParse("2Gi")
+
+// Image is the image of mover pods.
+type Image struct {
+	Name       string
+	PullPolicy corev1.PullPolicy
+}
+
+// podInput is what a mover pod follows from.
+type podInput struct {
+	object     client.Object
+	view       Object
+	namespace  string // Varve's
+	node       string // the driver's
+	repository string
+	volume     Volume
+	image      Image
+	settings   settings.Settings
+	// storage is the volume that has the location, if that is a directory; nil if it is not.
+	storage *corev1.VolumeSource
+	// elsewhere: the volume is where volume.NodeAffinity says, which is not the driver's node.
+	elsewhere bool
+}
+
+// moverPod returns the pod that moves an object's data. It holds no token but its own account's, and mounts nothing but the volume, the
+// access to its repository, and scratch space.
+func moverPod(in podInput) *corev1.Pod {
+	v := &in.view
+	own := map[string]string{datamove.LabelObject: string(v.UID)}
+	command := "upload"
+	if v.Kind == datamove.Upload {
+		own[datamove.LabelPodUpload] = labelValue(v.Name)
+	} else {
+		own[datamove.LabelPodDownload] = labelValue(v.Name)
+		command = "download"
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: in.namespace, Name: datamove.ChildName(v.Kind, v.UID),
+		Labels:      merged(in.settings.Pod.Labels, own),
+		Annotations: merged(in.settings.Pod.Annotations, map[string]string{datamove.AnnotationOwner: ownerOf(v)}),
+	}}
+	pod.Spec = corev1.PodSpec{
+		RestartPolicy:                 corev1.RestartPolicyOnFailure,
+		TerminationGracePeriodSeconds: ptr.To[int64](graceSeconds),
+		ServiceAccountName:            datamove.ServiceAccount,
+		AutomountServiceAccountToken:  ptr.To(false),
+		EnableServiceLinks:            ptr.To(false),
+		PriorityClassName:             in.settings.Pod.PriorityClassName,
+		Tolerations:                   in.settings.Pod.Tolerations,
+		NodeSelector:                  map[string]string{corev1.LabelOSStable: "linux"},
+		Affinity:                      &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: in.nodes()}},
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsUser: ptr.To[int64](0), RunAsGroup: ptr.To[int64](0),
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		Containers: []corev1.Container{{
+			Name: containerName, Image: in.image.Name, ImagePullPolicy: in.image.PullPolicy,
+			Command:   []string{"/usr/bin/varve", "mover", command},
+			Resources: in.settings.Pod.Resources,
+			Env: []corev1.EnvVar{
+				{Name: datamove.JobVariable, Value: in.job().Encode()},
+				fieldVariable(datamove.PodNameVariable, "metadata.name"), fieldVariable(datamove.PodUIDVariable, "metadata.uid"),
+			},
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Privileged: ptr.To(false),
+				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities(v.Kind, in.volume)},
+			},
+		}},
+	}
+	in.addVolumes(&pod.Spec)
+	return pod
+}
+
+// capabilities returns what files of any owner need: for reading them, or for writing them. A disk needs none.
+func capabilities(kind datamove.Kind, volume Volume) []corev1.Capability {
+	switch {
+	case volume.Claim == "" || volume.Mode == corev1.PersistentVolumeBlock:
+		return nil
+	case kind == datamove.Upload:
+		return []corev1.Capability{"DAC_READ_SEARCH"}
+	default:
+		return []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "MKNOD", "SETFCAP"}
+	}
+}
+
+// nodes returns the nodes that the pod may run on.
+func (in *podInput) nodes() *corev1.NodeSelector {
+	if in.elsewhere {
+		return in.volume.NodeAffinity.DeepCopy()
+	}
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{in.node}}},
+	}}}
+}
+
+func (in *podInput) job() datamove.Job {
+	v := &in.view
+	job := datamove.Job{
+		Kind: v.Kind, Namespace: v.Namespace, Name: v.Name, UID: v.UID, VolumeMode: in.volume.Mode, SnapshotID: v.SnapshotID, Parallel: in.settings.Parallel,
+	}
+	if upload, ok := in.object.(*velerov2.DataUpload); ok {
+		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
+		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {
+			if value := upload.Labels[key]; value != "" {
+				job.Labels = merged(job.Labels, map[string]string{key: value})
+			}
+		}
+	}
+	return job
+}
+
+func (in *podInput) addVolumes(spec *corev1.PodSpec) {
+	c := &spec.Containers[0]
+	mount := func(v corev1.Volume, mounts ...corev1.VolumeMount) {
+		spec.Volumes = append(spec.Volumes, v)
+		for i := range mounts {
+			mounts[i].Name = v.Name
+		}
+		c.VolumeMounts = append(c.VolumeMounts, mounts...)
+	}
+	mount(tokenVolume(), corev1.VolumeMount{MountPath: tokenDirectory, ReadOnly: true})
+	mount(corev1.Volume{Name: "repository", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+		SecretName: in.repository, DefaultMode: ptr.To[int32](0o400), Items: []corev1.KeyToPath{{Key: datamove.AccessKey, Path: datamove.AccessKey}},
+	}}}, corev1.VolumeMount{MountPath: datamove.AccessDirectory, ReadOnly: true})
+	mount(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(scratchSize.DeepCopy())}}},
+		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
+	if in.storage != nil {
+		mount(corev1.Volume{Name: "storage", VolumeSource: *in.storage}, corev1.VolumeMount{MountPath: datamove.StorageDirectory})
+	}
+	if in.volume.Claim == "" {
+		return
+	}
+	claim := corev1.Volume{Name: "volume", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: in.volume.Claim, ReadOnly: in.volume.ReadOnly},
+	}}
+	if in.volume.Mode == corev1.PersistentVolumeBlock {
+		mount(claim)
+		c.VolumeDevices = []corev1.VolumeDevice{{Name: claim.Name, DevicePath: datamove.VolumeDevice}}
+		return
+	}
+	mount(claim, corev1.VolumeMount{MountPath: datamove.VolumeDirectory, ReadOnly: in.view.Kind == datamove.Upload})
+}
+
+// tokenVolume is what the kubelet would mount by itself, with a token that is valid for an hour.
+func tokenVolume() corev1.Volume {
+	return corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		DefaultMode: ptr.To[int32](0o400),
+		Sources: []corev1.VolumeProjection{
+			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](tokenSeconds)}},
+			{ConfigMap: &corev1.ConfigMapProjection{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, Items: []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
+			}},
+			{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{
+				{Path: "namespace", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"}},
+			}}},
+		},
+	}}}
+}
+
+func fieldVariable(name, path string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
+}
+
+func ownerOf(v *Object) string { return string(v.Kind) + "/" + v.Namespace + "/" + v.Name }
+
+// merged returns both; b counts where they have the same key.
+func merged(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, b)
+	return all
+}
+
+// labelValue returns name as the value of a label, which is shorter than a name may be.
+func labelValue(name string) string {
+	const most = 63
+	if len(name) <= most {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return name[:most-9] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// stateOfPod returns what decisions need of a mover pod.
+func stateOfPod(p *corev1.Pod) *PodState {
+	s := &PodState{
+		Name: p.Name, Node: p.Spec.NodeName, UID: p.UID, Deleting: p.DeletionTimestamp != nil,
+		Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			s.Trouble = because(c.Reason, c.Message)
+		}
+	}
+	if p.Status.Phase == corev1.PodFailed {
+		s.LastWords = because(p.Status.Reason, p.Status.Message)
+	}
+	for i := range p.Status.ContainerStatuses {
+		c := &p.Status.ContainerStatuses[i]
+		if c.Name != containerName {
+			continue
+		}
+		s.Running = p.Status.Phase == corev1.PodRunning && c.State.Running != nil && !s.Deleting
+		s.Deaths = int(c.RestartCount)
+		last := c.LastTerminationState.Terminated
+		if t := c.State.Terminated; t != nil {
+			last = t
+		}
+		if last != nil && (c.State.Terminated != nil || c.State.Waiting != nil) {
+			s.Deaths++ // the kubelet counts starts, and the one that ended is not followed by another one yet
+		}
+		if last != nil {
+			s.LastWords = because(last.Reason, last.Message)
+		}
+		if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
+			s.Trouble = because(w.Reason, orElse(w.Message, s.LastWords))
+		}
+	}
+	return s
+}

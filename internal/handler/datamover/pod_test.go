@@ -1,0 +1,238 @@
+package datamover
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+)
+
+func upload() *velerov2.DataUpload {
+	return &velerov2.DataUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "b1-x", UID: "u1", Labels: map[string]string{datamove.LabelBackupName: "b1", "other": "x"}},
+		Spec:       velerov2.DataUploadSpec{SourceNamespace: "app", SourcePVC: "data", SnapshotType: "CSI", DataMover: "varve"},
+	}
+}
+
+func podFor(t *testing.T, edit func(*podInput)) *corev1.Pod {
+	t.Helper()
+	o := upload()
+	v, err := viewOf(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := podInput{
+		object: o, view: v, namespace: "varve", node: "node-a", repository: "repo-app", image: Image{Name: "varve:1", PullPolicy: corev1.PullNever},
+		volume: Volume{Claim: "du-u1", Mode: corev1.PersistentVolumeFilesystem, SourceUID: "pvc-1"}, settings: settings.Default(),
+	}
+	edit(&in)
+	return moverPod(in)
+}
+
+func TestMoverPod_hasNothingButWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	pod := podFor(t, func(in *podInput) {
+		in.settings.Pod.Labels = map[string]string{"team": "x", datamove.LabelObject: "forged"}
+	})
+	c := pod.Spec.Containers[0]
+	s := c.SecurityContext
+	if pod.Spec.ServiceAccountName != datamove.ServiceAccount || *pod.Spec.AutomountServiceAccountToken || pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC ||
+		!*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || *s.Privileged || !cmp.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+		pod.Spec.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || pod.Spec.RestartPolicy != corev1.RestartPolicyOnFailure ||
+		c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError || c.Image != "varve:1" || c.ImagePullPolicy != corev1.PullNever {
+		t.Errorf("%+v %+v", pod.Spec, s)
+	}
+	if pod.Name != "du-u1" || pod.Labels["team"] != "x" || pod.Labels[datamove.LabelObject] != "u1" || pod.Annotations[datamove.AnnotationOwner] != "DataUpload/velero/b1-x" ||
+		pod.Labels[datamove.LabelPodUpload] != "b1-x" {
+		t.Errorf("%+v", pod.ObjectMeta)
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.HostPath != nil {
+			t.Errorf("%s is a directory of the node", v.Name)
+		}
+		if v.Secret != nil && (v.Secret.SecretName != "repo-app" || *v.Secret.DefaultMode != 0o400) {
+			t.Errorf("%+v", v.Secret)
+		}
+		if v.EmptyDir != nil && v.EmptyDir.SizeLimit == nil {
+			t.Errorf("%s has no limit", v.Name)
+		}
+		if v.Projected != nil && *v.Projected.Sources[0].ServiceAccountToken.ExpirationSeconds != 3600 {
+			t.Errorf("%+v", v.Projected.Sources[0])
+		}
+	}
+	job, err := datamove.DecodeJob(c.Env[0].Value)
+	if err != nil || job.SourceUID != "pvc-1" || job.UID != "u1" || job.SourceClaim != "data" || !cmp.Equal(job.Labels, map[string]string{datamove.LabelBackupName: "b1"}) {
+		t.Errorf("%+v, %v", job, err)
+	}
+}
+
+func TestMoverPod_capabilitiesAreThoseOfItsWork(t *testing.T) {
+	t.Parallel()
+	block := func(in *podInput) { in.volume.Mode = corev1.PersistentVolumeBlock }
+	download := func(in *podInput) {
+		in.object = &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "r1", UID: "u1"}}
+		in.view.Kind, in.view.SnapshotID = datamove.Download, "s"
+	}
+	for name, c := range map[string]struct {
+		edit []func(*podInput)
+		adds []corev1.Capability
+		at   string
+	}{
+		"files, read":  {nil, []corev1.Capability{"DAC_READ_SEARCH"}, datamove.VolumeDirectory},
+		"files, write": {[]func(*podInput){download}, []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "MKNOD", "SETFCAP"}, datamove.VolumeDirectory},
+		"disk, read":   {[]func(*podInput){block}, nil, datamove.VolumeDevice},
+		"disk, write":  {[]func(*podInput){download, block}, nil, datamove.VolumeDevice},
+		"tunnel":       {[]func(*podInput){func(in *podInput) { in.volume = Volume{} }}, nil, ""},
+	} {
+		pod := podFor(t, func(in *podInput) {
+			for _, e := range c.edit {
+				e(in)
+			}
+		})
+		container := pod.Spec.Containers[0]
+		if got := container.SecurityContext.Capabilities.Add; !slices.Equal(got, c.adds) {
+			t.Errorf("%s: %v", name, got)
+		}
+		at := ""
+		for _, d := range container.VolumeDevices {
+			at = d.DevicePath
+		}
+		for _, m := range container.VolumeMounts {
+			if m.Name == "volume" {
+				at = m.MountPath
+				if m.ReadOnly != strings.HasSuffix(name, "read") {
+					t.Errorf("%s: read-only is %v", name, m.ReadOnly)
+				}
+			}
+		}
+		if at != c.at {
+			t.Errorf("%s: the volume is at %q", name, at)
+		}
+	}
+}
+
+func TestMoverPod_runsWhereItsVolumeIs(t *testing.T) {
+	t.Parallel()
+	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}}}}}
+	for _, elsewhere := range []bool{false, true} {
+		pod := podFor(t, func(in *podInput) { in.volume.NodeAffinity, in.elsewhere = zone, elsewhere })
+		required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		for _, node := range []*corev1.Node{node("node-a", nil), node("node-z", map[string]string{"zone": "z"})} {
+			if got, want := selects(required, node), (node.Name == "node-z") == elsewhere; got != want {
+				t.Errorf("elsewhere %v, %s: %v", elsewhere, node.Name, got)
+			}
+		}
+	}
+}
+
+func node(name string, labels map[string]string, taints ...corev1.Taint) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: corev1.NodeSpec{Taints: taints}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(now)}}
+	return n
+}
+
+func TestStateOfPod_saysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	status := func(s corev1.ContainerStatus) corev1.PodStatus {
+		s.Name = containerName
+		return corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{s}}
+	}
+	waits := func(reason, message string) corev1.ContainerState {
+		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
+	}
+	died := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "bus error"}}
+	for name, c := range map[string]struct {
+		status corev1.PodStatus
+		want   PodState
+	}{
+		"unschedulable":      {corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "no node"}}}, PodState{Trouble: "Unschedulable: no node"}},
+		"no image":           {status(corev1.ContainerStatus{State: waits("ImagePullBackOff", "not found")}), PodState{Trouble: "ImagePullBackOff: not found"}},
+		"being made":         {status(corev1.ContainerStatus{State: waits("ContainerCreating", "")}), PodState{}},
+		"runs":               {status(corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}), PodState{Running: true}},
+		"runs again":         {status(corev1.ContainerStatus{RestartCount: 2, LastTerminationState: died, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}), PodState{Running: true, Deaths: 2, LastWords: "Error: bus error"}},
+		"between two starts": {status(corev1.ContainerStatus{RestartCount: 2, LastTerminationState: died, State: waits("CrashLoopBackOff", "")}), PodState{Deaths: 3, LastWords: "Error: bus error", Trouble: "CrashLoopBackOff: Error: bus error"}},
+		"evicted":            {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "disk pressure"}, PodState{Ended: true, LastWords: "Evicted: disk pressure"}},
+	} {
+		pod := &corev1.Pod{Status: c.status}
+		if diff := cmp.Diff(c.want, *stateOfPod(pod)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestNodes_thatCannotRunPodsTakeNothing(t *testing.T) {
+	t.Parallel()
+	tainted := corev1.Taint{Key: "k", Value: "v", Effect: corev1.TaintEffectNoSchedule}
+	cordoned, silent := node("n", nil), node("n", nil)
+	cordoned.Spec.Unschedulable = true
+	silent.Status.Conditions[0].Status = corev1.ConditionUnknown
+	for name, c := range map[string]struct {
+		node *corev1.Node
+		with []corev1.Toleration
+		want bool
+	}{
+		"ready":                     {node("n", nil), nil, true},
+		"cordoned":                  {cordoned, nil, false},
+		"not ready":                 {silent, nil, false},
+		"tainted":                   {node("n", nil, tainted), nil, false},
+		"tainted, tolerated":        {node("n", nil, tainted), []corev1.Toleration{{Key: "k", Value: "v"}}, true},
+		"tainted, another value":    {node("n", nil, tainted), []corev1.Toleration{{Key: "k", Value: "w"}}, false},
+		"tainted, everything goes":  {node("n", nil, tainted), []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, true},
+		"tainted, another effect":   {node("n", nil, tainted), []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}, false},
+		"a taint that is only wish": {node("n", nil, corev1.Taint{Key: "k", Effect: corev1.TaintEffectPreferNoSchedule}), nil, true},
+		"out of service":            {node("n", nil, corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute}), []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, false},
+	} {
+		if got := takesPods(c.node, c.with); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestTurns_areInOneOrderForAllHandlers(t *testing.T) {
+	t.Parallel()
+	nodes := []*corev1.Node{node("a", nil), node("b", nil), node("c", nil), node("dead", nil)}
+	nodes[3].Status.Conditions[0].Status = corev1.ConditionUnknown
+	first := map[string]bool{}
+	for _, uid := range []types.UID{"u1", "u2", "u3", "u4", "u5", "u6", "u7", "u8"} {
+		seen := map[time.Duration]bool{}
+		for _, n := range nodes[:3] {
+			turn := turnOf(uid, n.Name, nodes)
+			seen[turn] = true
+			if turn == 0 {
+				first[n.Name] = true
+			}
+		}
+		if !seen[0] || !seen[turnInterval] || !seen[2*turnInterval] {
+			t.Errorf("%s: %v", uid, seen)
+		}
+	}
+	if len(first) < 2 {
+		t.Errorf("always the same node is first: %v", first)
+	}
+}
+
+func TestMemory_survivesItsEncoding(t *testing.T) {
+	t.Parallel()
+	m := memory{Pod: "p", Lost: "q", Deaths: 2, LastWords: "w", RetryAt: at(0), Stalled: at(0), Finishing: at(0), Ending: ended(velerov2.PhaseFailed, 0), Disposed: true}
+	got, err := decodeMemory(m.encode())
+	if err != nil || got.encode() != m.encode() || got.Ending.Message != "why" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if (memory{}).encode() != "" {
+		t.Error("nothing is remembered, and written")
+	}
+	for _, text := range []string{"x", `{"version":2}`, `{}`} {
+		if _, err := decodeMemory(text); err == nil {
+			t.Errorf("%s was read", text)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package datamover
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// takeInterval is how often a handler looks again for objects that it may take, besides all events. What makes a volume accessible here
+// may change without one.
+const takeInterval = 30 * time.Second
+
+// Taker takes objects for a node, as long as it has free places. It is a reconciler with one key: one pass at a time looks at all
+// objects, so that a node never has more than its limit.
+type Taker struct {
+	*Mover
+
+	mu sync.Mutex
+	// taken has the objects that this process took and that its cache may still have as New.
+	taken map[types.UID]bool
+	limit clusterLimit
+}
+
+// waitingObject is an object that nobody has taken.
+type waitingObject struct {
+	object client.Object
+	view   Object
+}
+
+// Reconcile takes what there are free places for.
+func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	current := t.Settings.Current(ctx)
+	self, err := t.findNode(ctx, t.NodeName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	objects, err := t.listObjects(ctx, t.Cached, &current)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	t.forgetTaken(objects)
+	waiting, running, mine := t.count(&current, objects)
+	t.Measures.DataMovements(len(waiting), mine)
+	if self == nil || !takesPods(self, current.Pod.Tolerations) {
+		return ctrl.Result{RequeueAfter: takeInterval}, nil
+	}
+	places := current.PerNode(self.Labels) - mine
+	again := takeInterval
+	for places > 0 && len(waiting) > 0 {
+		next := choose(candidates(waiting), running)
+		o := waiting[next]
+		waiting = append(waiting[:next:next], waiting[next+1:]...)
+		reachable, wait, err := t.isReachable(ctx, o.object, &o.view, self, current.Pod.Tolerations)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if !reachable {
+			if wait > 0 {
+				again = min(again, wait)
+			}
+			continue
+		}
+		took, wait, err := t.takeWithin(ctx, &current, o)
+		if err != nil {
+			return reconcile.RetryConflict(ctrl.Result{}, err)
+		}
+		if wait > 0 { // the cluster's limit: no other object has more luck
+			again = min(again, wait)
+			break
+		}
+		if took {
+			t.remember(o.view.UID)
+			running[o.view.Tenant]++
+			places--
+		}
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// takeWithin takes an object if the cluster's limit has a place. Otherwise it says when to look again.
+func (t *Taker) takeWithin(ctx context.Context, current *settings.Settings, o waitingObject) (took bool, wait time.Duration, err error) {
+	if current.Concurrency.Cluster == 0 {
+		took, err = t.take(ctx, o.object)
+		return took, 0, err
+	}
+	held, wait, err := t.limit.acquire(ctx, t.Mover)
+	if err != nil || !held {
+		return false, wait, err
+	}
+	defer func() {
+		if releaseErr := t.limit.release(ctx, t.Mover); err == nil {
+			err = releaseErr
+		}
+	}()
+	objects, err := t.listObjects(ctx, t.Live, current)
+	if err != nil {
+		return false, 0, err
+	}
+	all := 0
+	for _, other := range objects {
+		if isRunning(&other.view) {
+			all++
+		}
+	}
+	if all >= current.Concurrency.Cluster {
+		return false, takeInterval, nil // the end of one of them is an event
+	}
+	if !t.limit.isHeld(t.Clock.Now()) {
+		return false, time.Second, nil // the count took so long that it may be another's turn
+	}
+	took, err = t.take(ctx, o.object)
+	return took, 0, err
+}
+
+// take makes this handler the driver of an object that nobody has taken. It reports false if somebody else has changed the object.
+func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
+	v, err := viewOf(o)
+	if err != nil {
+		return false, err
+	}
+	change := v.unchanged()
+	change.Phase, change.Driver, change.Accepted, change.Finalizer, change.Message = velerov2.PhaseAccepted, m.NodeName, m.Clock.Now(), true, ""
+	err = m.write(ctx, o, change)
+	switch {
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
+	}
+	return true, nil
+}
+
+// isRunning says that an object has a place.
+func isRunning(v *Object) bool {
+	return !v.Phase.Ended() && v.Phase != velerov2.PhaseNew && v.Driver != ""
+}
+
+// count returns who waits, how many of each namespace run, and how many of those this handler drives.
+func (t *Taker) count(current *settings.Settings, objects []waitingObject) (waiting []waitingObject, running map[string]int, mine int) {
+	running = map[string]int{}
+	for _, o := range objects {
+		v := &o.view
+		taken := t.taken[v.UID]
+		switch {
+		case taken || isRunning(v):
+			running[v.Tenant]++
+			if taken || v.Driver == t.NodeName {
+				mine++
+			}
+		case v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted && isServed(current, v) && t.unserved(v) == "":
+			waiting = append(waiting, o)
+		}
+	}
+	return waiting, running, mine
+}
+
+func candidates(waiting []waitingObject) []Candidate {
+	list := make([]Candidate, len(waiting))
+	for i := range waiting {
+		v := &waiting[i].view
+		list[i] = Candidate{UID: v.UID, Tenant: v.Tenant, Created: v.Created}
+	}
+	return list
+}
+
+func (t *Taker) remember(uid types.UID) {
+	if t.taken == nil {
+		t.taken = map[types.UID]bool{}
+	}
+	t.taken[uid] = true
+}
+
+// forgetTaken forgets what the cache knows by now.
+func (t *Taker) forgetTaken(objects []waitingObject) {
+	still := map[types.UID]bool{}
+	for _, o := range objects {
+		if t.taken[o.view.UID] && o.view.Phase == velerov2.PhaseNew {
+			still[o.view.UID] = true
+		}
+	}
+	t.taken = still
+}
+
+// listObjects returns the objects that Varve serves, or has taken.
+func (m *Mover) listObjects(ctx context.Context, from client.Reader, current *settings.Settings) ([]waitingObject, error) {
+	var uploads velerov2.DataUploadList
+	var downloads velerov2.DataDownloadList
+	if err := from.List(ctx, &uploads); err != nil {
+		return nil, fmt.Errorf("list DataUploads: %w", err)
+	}
+	if err := from.List(ctx, &downloads); err != nil {
+		return nil, fmt.Errorf("list DataDownloads: %w", err)
+	}
+	var all []waitingObject
+	add := func(o client.Object) {
+		v, err := viewOf(o)
+		watched := m.ObjectNamespaces == nil || slices.Contains(m.ObjectNamespaces, v.Namespace)
+		if err == nil && watched && (v.Finalizer || isServed(current, &v)) { // an error is the Reconciler's to report
+			all = append(all, waitingObject{o, v})
+		}
+	}
+	for i := range uploads.Items {
+		add(&uploads.Items[i])
+	}
+	for i := range downloads.Items {
+		add(&downloads.Items[i])
+	}
+	return all, nil
+}
+
+func isServed(current *settings.Settings, v *Object) bool {
+	return current.Serves(v.Namespace) && current.ServesMover(v.Mover)
+}

@@ -1,0 +1,513 @@
+//go:build controlplane
+
+package datamover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+var (
+	cluster *controlplane.Cluster
+	serial  atomic.Int64
+)
+
+func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
+
+// fakeExposer plays the storage: what is exposed is in memory, for all handlers of a test.
+type fakeExposer struct {
+	mu sync.Mutex
+	// waits is what Expose waits for, by the object's name; "*": for all. Likewise refuses and stuck, for Dispose.
+	waits    map[string]string
+	refuses  map[string]error
+	stuck    map[string]bool
+	unbound  map[string]error // what Finish answers
+	exposed  map[types.UID]bool
+	finished map[types.UID]bool
+	disposed map[types.UID]int
+	pods     func(types.UID) bool // whether there is a pod of the object
+	faults   []string
+}
+
+func (f *fakeExposer) expose(o client.Object) (Exposure, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.refuses[o.GetName()]; err != nil {
+		return Exposure{}, err
+	}
+	for _, key := range []string{o.GetName(), "*"} {
+		if what := f.waits[key]; what != "" {
+			return Exposure{Waiting: what}, nil
+		}
+	}
+	f.exposed[o.GetUID()] = true
+	return Exposure{Volume: &Volume{Claim: "claim", Mode: corev1.PersistentVolumeBlock, Bytes: 1 << 20}}, nil
+}
+
+func (f *fakeExposer) finish(o client.Object) (Progress, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pods(o.GetUID()) {
+		f.faults = append(f.faults, "finished while there is a pod")
+	}
+	if err := f.unbound[o.GetName()]; err != nil {
+		return Progress{}, err
+	}
+	f.finished[o.GetUID()] = true
+	return Progress{Done: true}, nil
+}
+
+func (f *fakeExposer) dispose(o client.Object) (Progress, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pods(o.GetUID()) {
+		f.faults = append(f.faults, "disposed while there is a pod")
+	}
+	if f.stuck[o.GetName()] {
+		return Progress{Waiting: "the claim to be gone"}, nil
+	}
+	delete(f.exposed, o.GetUID())
+	f.disposed[o.GetUID()]++
+	return Progress{Done: true}, nil
+}
+
+func (f *fakeExposer) change(edit func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	edit()
+}
+
+type uploads struct{ *fakeExposer }
+
+func (f uploads) Expose(_ context.Context, o *velerov2.DataUpload) (Exposure, error) {
+	return f.expose(o)
+}
+
+func (f uploads) Finish(_ context.Context, o *velerov2.DataUpload) (Progress, error) {
+	return f.finish(o)
+}
+
+func (f uploads) Dispose(_ context.Context, o *velerov2.DataUpload) (Progress, error) {
+	return f.dispose(o)
+}
+
+type downloads struct{ *fakeExposer }
+
+func (f downloads) Expose(_ context.Context, o *velerov2.DataDownload) (Exposure, error) {
+	return f.expose(o)
+}
+
+func (f downloads) Finish(_ context.Context, o *velerov2.DataDownload) (Progress, error) {
+	return f.finish(o)
+}
+
+func (f downloads) Dispose(_ context.Context, o *velerov2.DataDownload) (Progress, error) {
+	return f.dispose(o)
+}
+
+// world is an installation of its own: Varve's namespace, one with objects, nodes. The test plays the kubelets, the movers, and the
+// controller of repositories.
+type world struct {
+	t         *testing.T
+	admin     client.Client
+	varve, ns string
+	exposer   *fakeExposer
+	clock     clock.PassiveClock
+	// frozen: the kubelets and movers do nothing. deadNodes have no kubelet.
+	mu        sync.Mutex
+	frozen    bool
+	deadNodes map[string]bool
+	// report is what a mover reports for its object; nil: it goes on moving.
+	report func(o client.Object) *datamove.Report
+	// most has how many objects each node, and the cluster (""), drove at once.
+	most map[string]int
+	// restricted: the handlers have their own roles, which are for Varve's own namespace alone.
+	restricted bool
+	// wrap changes the writer of the handlers that are started.
+	wrap func(client.Client) client.Client
+}
+
+func newWorld(t *testing.T, config string) *world {
+	t.Helper()
+	return newWorldIn(t, cluster.Namespace(t), config)
+}
+
+// newWorldIn is newWorld with Varve installed in a namespace that is there.
+func newWorldIn(t *testing.T, varve, config string) *world {
+	t.Helper()
+	w := &world{
+		t: t, admin: cluster.Client(t, controlplane.Admin), varve: varve, ns: cluster.Namespace(t), clock: clock.RealClock{},
+		deadNodes: map[string]bool{}, most: map[string]int{}, wrap: func(c client.Client) client.Client { return c },
+	}
+	w.exposer = &fakeExposer{
+		waits: map[string]string{}, refuses: map[string]error{}, stuck: map[string]bool{}, unbound: map[string]error{},
+		exposed: map[types.UID]bool{}, finished: map[types.UID]bool{}, disposed: map[types.UID]int{}, pods: w.hasPod,
+	}
+	w.report = func(client.Object) *datamove.Report {
+		return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: "s", IncrementalBytes: 7}
+	}
+	w.create(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: settings.ConfigMap}, Data: map[string]string{settings.Key: fmt.Sprintf("namespaces: [%s]\n%s", w.ns, config)},
+	})
+	w.create(&velerov1.BackupStorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "default"},
+		Spec:       velerov1.BackupStorageLocationSpec{Provider: "aws", StorageType: velerov1.StorageType{ObjectStorage: &velerov1.ObjectStorageLocation{Bucket: "b"}}},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			w.play(ctx)
+			time.Sleep(30 * time.Millisecond)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return w
+}
+
+func (w *world) create(o client.Object) {
+	w.t.Helper()
+	if err := w.admin.Create(w.t.Context(), o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// play is one round of the kubelets, the movers and the controller of repositories. What fails is tried again in the next round.
+func (w *world) play(ctx context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var repositories velerov1.BackupRepositoryList
+	_ = w.admin.List(ctx, &repositories, client.InNamespace(w.varve))
+	for i := range repositories.Items {
+		if r := &repositories.Items[i]; r.Status.Phase == "" {
+			r.Status.Phase = velerov1.RepositoryReady
+			_ = w.admin.Update(ctx, r)
+		}
+	}
+	w.observeLimits(ctx)
+	var pods corev1.PodList
+	_ = w.admin.List(ctx, &pods, client.InNamespace(w.varve))
+	for i := range pods.Items {
+		if !w.frozen && !w.deadNodes[pods.Items[i].Spec.NodeName] {
+			w.playPod(ctx, &pods.Items[i])
+		}
+	}
+}
+
+func (w *world) observeLimits(ctx context.Context) {
+	var list velerov2.DataUploadList
+	_ = w.admin.List(ctx, &list, client.InNamespace(w.ns))
+	count := map[string]int{}
+	for i := range list.Items {
+		if v, err := viewOf(&list.Items[i]); err == nil && isRunning(&v) {
+			count[v.Driver]++
+			count[""]++
+		}
+	}
+	for node, n := range count {
+		w.most[node] = max(w.most[node], n)
+	}
+}
+
+func (w *world) playPod(ctx context.Context, p *corev1.Pod) {
+	switch {
+	case p.DeletionTimestamp != nil:
+		_ = w.admin.Delete(ctx, p, client.GracePeriodSeconds(0))
+	case p.Spec.NodeName == "":
+		node := p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
+		_ = w.admin.SubResource("binding").Create(ctx, p, &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node},
+		})
+	case p.Status.Phase == corev1.PodPending || p.Status.Phase == "":
+		p.Status.Phase = corev1.PodRunning
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		_ = w.admin.Status().Update(ctx, p)
+	case p.Status.Phase == corev1.PodRunning:
+		w.playMover(ctx, p)
+	}
+}
+
+func (w *world) playMover(ctx context.Context, p *corev1.Pod) {
+	parts := strings.Split(p.Annotations[datamove.AnnotationOwner], "/")
+	var o client.Object = &velerov2.DataUpload{}
+	if parts[0] == string(datamove.Download) {
+		o = &velerov2.DataDownload{}
+	}
+	if w.admin.Get(ctx, types.NamespacedName{Namespace: parts[1], Name: parts[2]}, o) != nil {
+		return
+	}
+	v, err := viewOf(o)
+	if err != nil || v.Phase != velerov2.PhaseInProgress || v.Report != nil && v.Report.Pod == p.UID {
+		return
+	}
+	r := w.report(o)
+	if r == nil {
+		return
+	}
+	changed := o.DeepCopyObject().(client.Object)
+	r.Pod = p.UID
+	annotations := merged(o.GetAnnotations(), map[string]string{datamove.AnnotationReport: r.Encode()})
+	changed.SetAnnotations(annotations)
+	_ = w.admin.Patch(ctx, changed, client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{}))
+}
+
+func (w *world) set(edit func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	edit()
+}
+
+func (w *world) hasPod(uid types.UID) bool {
+	var pods corev1.PodList
+	err := w.admin.List(context.Background(), &pods, client.InNamespace(w.varve), client.MatchingLabels{datamove.LabelObject: string(uid)})
+	return err != nil || len(pods.Items) > 0
+}
+
+// node makes a node that is ready.
+func (w *world) node() string {
+	w.t.Helper()
+	n := node(fmt.Sprintf("mover-node-%d", serial.Add(1)), nil)
+	w.create(n)
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+	if err := w.admin.Status().Update(w.t.Context(), n); err != nil {
+		w.t.Fatal(err)
+	}
+	controlplane.Update(w.t, w.admin, n, false, func(n *corev1.Node) { n.Spec.Taints = nil })
+	w.t.Cleanup(func() { _ = w.admin.Delete(context.Background(), n) })
+	return n.Name
+}
+
+// silence makes a node not ready, since two minutes.
+func (w *world) silence(name string) {
+	w.t.Helper()
+	w.set(func() { w.deadNodes[name] = true })
+	controlplane.Update(w.t, w.admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, true, func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(time.Now().Add(-2 * time.Minute))}}
+	})
+}
+
+// handler starts the data mover of a node. stop kills it.
+func (w *world) handler(node string) (stop func()) {
+	w.t.Helper()
+	user := controlplane.HandlerOn(node)
+	user.Restricted = w.restricted
+	mgr := cluster.Manager(w.t, user)
+	if err := Setup(mgr, w.mover(mgr, node)); err != nil {
+		w.t.Fatal(err)
+	}
+	return controlplane.StartManager(w.t, mgr)
+}
+
+func (w *world) mover(mgr ctrl.Manager, node string) *Mover {
+	measures, err := metric.New(prometheus.NewRegistry(), node)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	recorder := events.NewFakeRecorder(10000)
+	return &Mover{
+		NodeName: node, Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: Image{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
+		Uploads: map[string]Exposer[*velerov2.DataUpload]{velerov2.SnapshotCSI: uploads{w.exposer}}, Downloads: downloads{w.exposer},
+		Settings: &CurrentSettings{Namespace: w.varve, Events: recorder, Log: logr.Discard()},
+		Events:   recorder, Measures: measures, Clock: w.clock, Log: logr.Discard(),
+	}
+}
+
+func (w *world) upload(name string, edit ...func(*velerov2.DataUpload)) *velerov2.DataUpload {
+	w.t.Helper()
+	o := &velerov2.DataUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
+		Spec: velerov2.DataUploadSpec{
+			SnapshotType: velerov2.SnapshotCSI, CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: "s", StorageClass: "c"}, SourcePVC: "data", DataMover: "varve",
+			BackupStorageLocation: "default", SourceNamespace: "app", OperationTimeout: metav1.Duration{Duration: time.Minute},
+		},
+	}
+	for _, e := range edit {
+		e(o)
+	}
+	w.create(o)
+	return o
+}
+
+func (w *world) download(name string, edit ...func(*velerov2.DataDownload)) *velerov2.DataDownload {
+	w.t.Helper()
+	o := &velerov2.DataDownload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
+		Spec: velerov2.DataDownloadSpec{
+			TargetVolume: velerov2.TargetVolumeSpec{PVC: "data", Namespace: w.ns}, DataMover: "varve", BackupStorageLocation: "default", SourceNamespace: "app",
+			SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: strings.Repeat("0a", 16), Namespace: "app"}.String(), OperationTimeout: metav1.Duration{Duration: time.Minute},
+		},
+	}
+	for _, e := range edit {
+		e(o)
+	}
+	w.create(o)
+	return o
+}
+
+// target makes the claim that downloads wait for.
+func (w *world) target() {
+	w.t.Helper()
+	w.create(&corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "data"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To("c"),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: scratchSize}},
+		},
+	})
+}
+
+// until waits until an object fits, and returns its view.
+func (w *world) until(o client.Object, fits func(*Object) bool) *Object {
+	w.t.Helper()
+	var v Object
+	controlplane.Eventually(w.t, func() error {
+		if err := w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			return err
+		}
+		var err error
+		if v, err = viewOf(o); err == nil && !fits(&v) {
+			err = fmt.Errorf("%s of %s: %q, %+v", v.Phase, v.Driver, v.Message, v.Memory)
+		}
+		return err
+	})
+	return &v
+}
+
+func (w *world) untilPhase(o client.Object, phase velerov2.Phase) *Object {
+	w.t.Helper()
+	return w.until(o, func(v *Object) bool { return v.Phase == phase })
+}
+
+func (w *world) untilSays(o client.Object, text string) *Object {
+	w.t.Helper()
+	return w.until(o, func(v *Object) bool { return strings.Contains(v.Message, text) })
+}
+
+func (w *world) untilGone(o client.Object) {
+	w.t.Helper()
+	controlplane.Eventually(w.t, func() error {
+		if err := w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(o), o); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is still there: %w", err)
+		}
+		return nil
+	})
+}
+
+// untilPod waits for the pod of an object, as far as it fits.
+func (w *world) untilPod(o client.Object, fits func(*corev1.Pod) bool) *corev1.Pod {
+	w.t.Helper()
+	kind := datamove.Upload
+	if _, ok := o.(*velerov2.DataDownload); ok {
+		kind = datamove.Download
+	}
+	pod := &corev1.Pod{}
+	controlplane.Eventually(w.t, func() error {
+		if err := w.admin.Get(w.t.Context(), types.NamespacedName{Namespace: w.varve, Name: datamove.ChildName(kind, o.GetUID())}, pod); err != nil {
+			return err
+		}
+		if !fits(pod) {
+			return fmt.Errorf("pod: %+v", pod.Status)
+		}
+		return nil
+	})
+	return pod
+}
+
+func (w *world) cancel(o client.Object) {
+	w.t.Helper()
+	if err := w.admin.Patch(w.t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"cancel":true}}`))); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) delete(o client.Object) {
+	w.t.Helper()
+	if err := w.admin.Delete(w.t.Context(), o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// nothingLeft checks that nothing is left of any object.
+func (w *world) nothingLeft() {
+	w.t.Helper()
+	controlplane.Eventually(w.t, func() error {
+		var pods corev1.PodList
+		if err := w.admin.List(w.t.Context(), &pods, client.InNamespace(w.varve)); err != nil {
+			return err
+		}
+		w.exposer.mu.Lock()
+		defer w.exposer.mu.Unlock()
+		if len(pods.Items) > 0 || len(w.exposer.exposed) > 0 {
+			return fmt.Errorf("%d pods, %d volumes", len(pods.Items), len(w.exposer.exposed))
+		}
+		return nil
+	})
+	w.exposer.mu.Lock()
+	defer w.exposer.mu.Unlock()
+	if len(w.exposer.faults) > 0 {
+		w.t.Error(w.exposer.faults)
+	}
+}
+
+// crashing is a client that does not survive its n-th write: that one is made, and its answer never arrives; or it is not made.
+type crashing struct {
+	client.Client
+	left  *atomic.Int64
+	made  bool
+	crash func()
+}
+
+var errCrashed = errors.New("the process is dead")
+
+func (c crashing) write(do func() error) error {
+	left := c.left.Add(-1)
+	if left < 0 {
+		return errCrashed
+	}
+	if left > 0 {
+		return do()
+	}
+	if c.made {
+		_ = do()
+	}
+	c.crash()
+	return errCrashed
+}
+
+func (c crashing) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
+	return c.write(func() error { return c.Client.Create(ctx, o, opts...) })
+}
+
+func (c crashing) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+	return c.write(func() error { return c.Client.Patch(ctx, o, p, opts...) })
+}
+
+func (c crashing) Delete(ctx context.Context, o client.Object, opts ...client.DeleteOption) error {
+	return c.write(func() error { return c.Client.Delete(ctx, o, opts...) })
+}

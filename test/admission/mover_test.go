@@ -1,0 +1,206 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+// moverIn returns the account of mover pods with the token of a pod.
+func moverIn(pod string) controlplane.User {
+	user := controlplane.ServiceAccount(controlplane.SystemNamespace, datamove.ServiceAccount)
+	user.Extra = map[string][]string{"authentication.kubernetes.io/pod-name": {pod}}
+	return user
+}
+
+// newUpload makes a DataUpload in progress that node-b drives.
+func newUpload(t *testing.T) *velerov2.DataUpload {
+	t.Helper()
+	o := &velerov2.DataUpload{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: cluster.Namespace(t), Name: "b1-x", Labels: map[string]string{"velero.io/backup-name": "b1"}, Annotations: map[string]string{"mine": "1"},
+			Finalizers: []string{"example.com/other"},
+		},
+		Spec: velerov2.DataUploadSpec{
+			SnapshotType: "CSI", SourcePVC: "data", DataMover: "varve", BackupStorageLocation: "default", SourceNamespace: "app",
+			OperationTimeout: metav1.Duration{Duration: time.Minute},
+		},
+		Status: velerov2.DataUploadStatus{Phase: velerov2.PhaseInProgress, AcceptedByNode: "node-b"},
+	}
+	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), o))
+	return o
+}
+
+const (
+	ownObject  = "a mover pod writes only the object that it was made for"
+	noRequest  = "a mover pod does not change what is asked for"
+	noStatus   = "of the status, a mover pod writes its progress alone"
+	noMetadata = "of the metadata, a mover pod writes its report alone"
+)
+
+func TestMover_writesItsOwnReportAlone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*velerov2.DataUpload)
+		says string
+	}{
+		"progress": {func(o *velerov2.DataUpload) {
+			o.Status.Progress, o.Status.IncrementalBytes = velerov2.Progress{TotalBytes: 2, BytesDone: 1}, 1
+		}, ""},
+		"a result":             {func(o *velerov2.DataUpload) { o.Status.DataMoverResult = map[string]string{"a": "b"} }, ""},
+		"a report":             {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationReport] = "{}" }, ""},
+		"a cancel":             {func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, noRequest},
+		"another source":       {func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "other" }, noRequest},
+		"the phase":            {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseCompleted }, noStatus},
+		"the phase goes":       {func(o *velerov2.DataUpload) { o.Status.Phase = "" }, noStatus},
+		"the snapshot":         {func(o *velerov2.DataUpload) { o.Status.SnapshotID = "victim" }, noStatus},
+		"the driver":           {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "node-a" }, noStatus},
+		"another annotation":   {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationExposed] = "{}" }, noMetadata},
+		"an annotation goes":   {func(o *velerov2.DataUpload) { delete(o.Annotations, "mine") }, noMetadata},
+		"a label":              {func(o *velerov2.DataUpload) { o.Labels["velero.io/backup-name"] = "b2" }, noMetadata},
+		"somebody's finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = nil }, noMetadata},
+		"an owner": {func(o *velerov2.DataUpload) {
+			o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "u"}}
+		}, noMetadata},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := newUpload(t)
+			pod := datamove.ChildName(datamove.Upload, o.UID)
+			c.edit(o)
+			for _, other := range []string{"", "du-other", datamove.ChildName(datamove.Download, o.UID)} {
+				why := []string{ownObject}
+				if c.says != "" {
+					why = append(why, c.says)
+				}
+				refused(t, cluster.Client(t, moverIn(other)).Update(t.Context(), o.DeepCopy()), why...)
+			}
+			err := cluster.Client(t, moverIn(pod)).Update(t.Context(), o)
+			if c.says == "" {
+				admitted(t, err)
+				return
+			}
+			refused(t, err, c.says)
+		})
+	}
+}
+
+func TestMover_makesAndDeletesNothing(t *testing.T) {
+	t.Parallel()
+	o := newUpload(t)
+	mover := cluster.Client(t, moverIn(datamove.ChildName(datamove.Upload, o.UID)))
+	refused(t, mover.Delete(t.Context(), o), ownObject, noRequest, noStatus, noMetadata)
+	o.ResourceVersion, o.Name = "", "another"
+	refused(t, mover.Create(t.Context(), o), ownObject, noRequest, noStatus, noMetadata)
+}
+
+func TestHandler_writesTheObjectsThatItDrives(t *testing.T) {
+	t.Parallel()
+	const (
+		driven, asked, over = "a handler writes only the objects that it drives", "a handler does not change what is asked for", "an object that has ended stays as it ended"
+		own                 = "a handler writes its own annotations and its finalizer alone"
+	)
+	for name, c := range map[string]struct {
+		edit func(*velerov2.DataUpload)
+		says string
+	}{
+		"phase":         {func(o *velerov2.DataUpload) { o.Status.Phase, o.Status.SnapshotID = velerov2.PhaseCompleted, "s" }, ""},
+		"its finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = append(o.Finalizers, datamove.Finalizer) }, ""},
+		"its notes": {func(o *velerov2.DataUpload) {
+			o.Annotations[datamove.AnnotationDriver], o.Annotations[datamove.AnnotationExposed] = "{}", "{}"
+		}, ""},
+		"a report":             {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationReport] = "{}" }, own},
+		"somebody's finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = nil }, own},
+		"a label":              {func(o *velerov2.DataUpload) { o.Labels["a"] = "b" }, own},
+		"a cancel":             {func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, asked},
+		"another driver":       {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "node-c" }, driven},
+		"no driver":            {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "" }, driven},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := newUpload(t)
+			c.edit(o)
+			other := []string{driven}
+			if c.says != "" {
+				other = append(other, c.says)
+			}
+			refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o.DeepCopy()), other...)
+			err := cluster.Client(t, controlplane.HandlerOn("node-b")).Update(t.Context(), o)
+			if c.says == "" {
+				admitted(t, err)
+				return
+			}
+			refused(t, err, c.says)
+		})
+	}
+	o := newUpload(t)
+	o.Status.AcceptedByNode = "node-a" // a handler takes over from another one
+	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o))
+	o.Status.Phase = velerov2.PhaseFailed
+	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o))
+	o.Status.Phase = velerov2.PhaseCompleted
+	refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o), over)
+}
+
+func TestHandler_makesMoverPodsAlone(t *testing.T) {
+	t.Parallel()
+	const (
+		named, plain = "a handler makes no other pods than those of data movers", "a mover pod has one container and the account varve-mover"
+		bounded      = "a mover pod has no privileges but those that files of any owner need"
+		mounts       = "a mover pod mounts claims"
+	)
+	volume := func(s corev1.VolumeSource) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: s}} }
+	}
+	for name, c := range map[string]struct {
+		edit func(*corev1.Pod)
+		says string
+	}{
+		"a mover's":            {func(*corev1.Pod) {}, ""},
+		"its repository":       {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "repo-app"}}), ""},
+		"another name":         {func(p *corev1.Pod) { p.Name = "du-other" }, named},
+		"no label":             {func(p *corev1.Pod) { p.Labels = nil }, named},
+		"another account":      {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "varve-controller" }, plain},
+		"a token by itself":    {func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }, plain},
+		"the node's network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, plain},
+		"the node's processes": {func(p *corev1.Pod) { p.Spec.HostPID = true }, plain},
+		"another container":    {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
+		"privileged": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
+		}, bounded},
+		"more capabilities": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"SYS_ADMIN"}
+		}, bounded},
+		"a writable root":  {func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = nil }, bounded},
+		"the node's files": {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), mounts},
+		"another secret":   {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "varve-webhook"}}), mounts},
+	} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}},
+			Spec: corev1.PodSpec{
+				ServiceAccountName: datamove.ServiceAccount, AutomountServiceAccountToken: ptr.To(false),
+				Containers: []corev1.Container{{Name: "mover", Image: "varve", SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
+				}}},
+			},
+		}
+		c.edit(pod)
+		t.Log(name)
+		err := cluster.Client(t, controlplane.HandlerOn("node-b")).Create(t.Context(), pod, client.DryRunAll)
+		if c.says == "" {
+			admitted(t, err)
+			continue
+		}
+		refused(t, err, c.says)
+	}
+}
