@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller"
@@ -32,11 +31,8 @@ func controllerCommand(env environment) *cobra.Command {
 				return err
 			}
 			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
-			o.ImagePullPolicy = corev1.PullPolicy(policy)
-			switch o.ImagePullPolicy {
-			case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
-			default:
-				return fmt.Errorf("--image-pull-policy %s: use Always, IfNotPresent or Never", policy)
+			if o.ImagePullPolicy, err = parsePullPolicy(policy); err != nil {
+				return err
 			}
 			o.Webhook = &admission.Options{}
 			if o.Webhook.ClientCAs, err = readAuthorities(clientCA); err != nil {

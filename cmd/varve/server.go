@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -55,6 +56,16 @@ func (s *server) restConfig(component string, limit requestLimit) (*rest.Config,
 	c.UserAgent = "varve-" + component
 	c.QPS, c.Burst = limit.perSecond, limit.burst
 	return c, nil
+}
+
+// parsePullPolicy reads the value of --image-pull-policy.
+func parsePullPolicy(text string) (corev1.PullPolicy, error) {
+	switch policy := corev1.PullPolicy(text); policy {
+	case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
+		return policy, nil
+	default:
+		return "", fmt.Errorf("--image-pull-policy %s: use Always, IfNotPresent or Never", text)
+	}
 }
 
 // newLogger writes one JSON object per line, for Varve's components and the libraries below them.

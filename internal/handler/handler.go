@@ -25,6 +25,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
+	"github.com/varvebackup/varve/internal/handler/datamover"
 	"github.com/varvebackup/varve/internal/handler/instance"
 	"github.com/varvebackup/varve/internal/handler/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
@@ -50,6 +51,8 @@ type Options struct {
 	MetricsAddress, HealthAddress string
 	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
+	// VarveImage is the image of mover pods. Without a name, the handler serves no DataUploads and DataDownloads.
+	VarveImage datamover.Image
 	// Timing limits how long a launcher may be silent. Default: launcherclient.DefaultTiming.
 	Timing launcherclient.Timing
 	// Clock tells the time. Default: the machine's.
@@ -115,7 +118,7 @@ func Run(ctx context.Context, o Options) (err error) {
 // newManager returns a manager without leader election whose caches hold only this node's objects.
 func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme} {
 		if err := f(scheme); err != nil {
 			return nil, err
 		}
@@ -163,5 +166,5 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clien
 	if err := backups.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the backup reconciler: %w", err)
 	}
-	return nil
+	return addDataMover(mgr, o, recorder, measures)
 }
