@@ -487,8 +487,8 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 			}
 		}
 	}
-	if seen != 4 {
-		t.Errorf("%d bindings, want 4", seen)
+	if seen != 6 {
+		t.Errorf("%d bindings, want 6", seen)
 	}
 }
 

@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"context"
 	"fmt"
 
 	"k8s.io/client-go/tools/events"
@@ -8,26 +9,37 @@ import (
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/handler/datamover"
+	"github.com/varvebackup/varve/internal/handler/exposer"
 	"github.com/varvebackup/varve/internal/handler/metric"
 )
 
-// exposers returns what makes volumes accessible: for DataUploads by snapshotType, and for DataDownloads.
-func exposers(ctrl.Manager, Options) (map[string]datamover.Exposer[*velerov2.DataUpload], datamover.Exposer[*velerov2.DataDownload]) {
-	return nil, nil
+// exposerOptions returns the part of the settings that exposers follow.
+func exposerOptions(current *datamover.CurrentSettings) func() exposer.Options {
+	return func() exposer.Options {
+		o := exposer.Options{Classes: map[string]exposer.Class{}}
+		for source, class := range current.Current(context.Background()).StorageClasses {
+			o.Classes[source] = exposer.Class{StorageClass: class.StorageClass, ReadOnly: class.ReadOnly}
+		}
+		return o
+	}
 }
 
-// addDataMover adds the data mover, if there is an image for its pods and anything that it can expose.
+// addDataMover adds the data mover, if there is an image for its pods.
 func addDataMover(mgr ctrl.Manager, o Options, recorder events.EventRecorder, measures *metric.Set) error {
 	log := o.Logger.WithName("datamover")
-	uploads, downloads := exposers(mgr, o)
-	if o.VarveImage.Name == "" || len(uploads) == 0 && downloads == nil {
-		log.Info("DataUploads and DataDownloads are not served", "image", o.VarveImage.Name, "snapshotTypes", len(uploads))
+	if o.VarveImage.Name == "" {
+		log.Info("DataUploads and DataDownloads are not served: the handler was given no image for mover pods")
 		return nil
 	}
+	current := &datamover.CurrentSettings{Namespace: o.Namespace, Events: recorder, Log: log}
+	access := exposer.Access{
+		Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace, Clock: o.Clock, Options: exposerOptions(current),
+	}
 	err := datamover.Setup(mgr, &datamover.Mover{
-		NodeName: o.NodeName, Namespace: o.Namespace, Image: o.VarveImage, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Uploads: uploads, Downloads: downloads,
-		Settings: &datamover.CurrentSettings{Namespace: o.Namespace, Events: recorder, Log: log},
-		Events:   recorder, Measures: measures, Clock: o.Clock, Log: log,
+		NodeName: o.NodeName, Namespace: o.Namespace, Image: o.VarveImage, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),
+		Uploads:   map[string]datamover.Exposer[*velerov2.DataUpload]{velerov2.SnapshotCSI: &exposer.CSI{Access: access}},
+		Downloads: &exposer.Restore{Access: access},
+		Settings:  current, Events: recorder, Measures: measures, Clock: o.Clock, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("set up the data mover: %w", err)

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/handler/exposer"
 )
 
 // Exposer makes the volume of an object accessible to a mover pod, and disposes of what that took. Each call takes one step, never
@@ -25,37 +24,12 @@ type Exposer[T client.Object] interface {
 	Dispose(ctx context.Context, o T) (Progress, error)
 }
 
-// Exposure is how far a volume is.
-type Exposure struct {
-	// Waiting is what the exposer waits for; "" if Volume is set.
-	Waiting string
-	// Volume is set when a pod may be made.
-	Volume *Volume
-	// Diagnosis is what is known about a Volume that is made when a pod needs it, such as why it was not made yet.
-	Diagnosis string
-}
-
-// Volume is a claim that a mover pod mounts.
-type Volume struct {
-	// Claim is in Varve's namespace. "" means that the pod gets no volume.
-	Claim    string
-	Mode     corev1.PersistentVolumeMode
-	ReadOnly bool
-	Bytes    int64
-	// NodeAffinity is where the volume can be reached from; nil: from the driver's node.
-	NodeAffinity *corev1.NodeSelector
-	// SourceUID is the UID of the claim that an upload is of; "" if that is not known.
-	SourceUID types.UID
-}
-
-// Progress is how far Finish or Dispose is.
-type Progress struct {
-	Done bool
-	// Waiting is what it waits for; "" if Done.
-	Waiting string
-	// Left is what it did not touch, because it belongs to somebody else.
-	Left string
-}
+// What exposers answer.
+type (
+	Exposure = exposer.Exposure
+	Volume   = exposer.Volume
+	Progress = exposer.Progress
+)
 
 // Deleter deletes the restore point of a completed DataUpload that was deleted.
 type Deleter interface {

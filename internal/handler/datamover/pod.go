@@ -19,8 +19,9 @@ import (
 const (
 	// containerName is the name of a mover pod's container.
 	containerName = "mover"
-	// graceSeconds is how long a mover may take to end. A cancel is to take effect within ten seconds.
-	graceSeconds = 8
+	// graceSeconds is how long a mover may take to end: it keeps what it has stored. A cancel reaches it through the object, and does
+	// not wait for that.
+	graceSeconds = 30
 	// tokenSeconds is how long a mover's token is valid. The kubelet renews it.
 	tokenSeconds = 3600
 	// tokenDirectory is where programs in pods look for their token.
@@ -105,7 +106,7 @@ func moverPod(in podInput) *corev1.Pod {
 // capabilities returns what files of any owner need: for reading them, or for writing them. A disk needs none.
 func capabilities(kind datamove.Kind, volume Volume) []corev1.Capability {
 	switch {
-	case volume.Claim == "" || volume.Mode == corev1.PersistentVolumeBlock:
+	case volume.Claim == "" || volume.VolumeMode == corev1.PersistentVolumeBlock:
 		return nil
 	case kind == datamove.Upload:
 		return []corev1.Capability{"DAC_READ_SEARCH"}
@@ -127,7 +128,7 @@ func (in *podInput) nodes() *corev1.NodeSelector {
 func (in *podInput) job() datamove.Job {
 	v := &in.view
 	job := datamove.Job{
-		Kind: v.Kind, Namespace: v.Namespace, Name: v.Name, UID: v.UID, VolumeMode: in.volume.Mode, SnapshotID: v.SnapshotID, Parallel: in.settings.Parallel,
+		Kind: v.Kind, Namespace: v.Namespace, Name: v.Name, UID: v.UID, VolumeMode: in.volume.VolumeMode, SnapshotID: v.SnapshotID, Parallel: in.settings.Parallel,
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
@@ -164,7 +165,7 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	claim := corev1.Volume{Name: "volume", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: in.volume.Claim, ReadOnly: in.volume.ReadOnly},
 	}}
-	if in.volume.Mode == corev1.PersistentVolumeBlock {
+	if in.volume.VolumeMode == corev1.PersistentVolumeBlock {
 		mount(claim)
 		c.VolumeDevices = []corev1.VolumeDevice{{Name: claim.Name, DevicePath: datamove.VolumeDevice}}
 		return

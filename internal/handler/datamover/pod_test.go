@@ -32,7 +32,7 @@ func podFor(t *testing.T, edit func(*podInput)) *corev1.Pod {
 	}
 	in := podInput{
 		object: o, view: v, namespace: "varve", node: "node-a", repository: "repo-app", image: Image{Name: "varve:1", PullPolicy: corev1.PullNever},
-		volume: Volume{Claim: "du-u1", Mode: corev1.PersistentVolumeFilesystem, SourceUID: "pvc-1"}, settings: settings.Default(),
+		volume: Volume{Claim: "du-u1", VolumeMode: corev1.PersistentVolumeFilesystem, SourceUID: "pvc-1"}, settings: settings.Default(),
 	}
 	edit(&in)
 	return moverPod(in)
@@ -77,7 +77,7 @@ func TestMoverPod_hasNothingButWhatItNeeds(t *testing.T) {
 
 func TestMoverPod_capabilitiesAreThoseOfItsWork(t *testing.T) {
 	t.Parallel()
-	block := func(in *podInput) { in.volume.Mode = corev1.PersistentVolumeBlock }
+	block := func(in *podInput) { in.volume.VolumeMode = corev1.PersistentVolumeBlock }
 	download := func(in *podInput) {
 		in.object = &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "r1", UID: "u1"}}
 		in.view.Kind, in.view.SnapshotID = datamove.Download, "s"

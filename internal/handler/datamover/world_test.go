@@ -66,7 +66,7 @@ func (f *fakeExposer) expose(o client.Object) (Exposure, error) {
 		}
 	}
 	f.exposed[o.GetUID()] = true
-	return Exposure{Volume: &Volume{Claim: "claim", Mode: corev1.PersistentVolumeBlock, Bytes: 1 << 20}}, nil
+	return Exposure{Volume: &Volume{Claim: "claim", VolumeMode: corev1.PersistentVolumeBlock, Bytes: 1 << 20}}, nil
 }
 
 func (f *fakeExposer) finish(o client.Object) (Progress, error) {
