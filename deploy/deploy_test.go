@@ -487,8 +487,8 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 			}
 		}
 	}
-	if seen != 6 {
-		t.Errorf("%d bindings, want 6", seen)
+	if seen != 5 {
+		t.Errorf("%d bindings, want 5", seen)
 	}
 }
 
