@@ -46,6 +46,9 @@ const (
 	MaxGroupBytes      = engine.MaxGroupBytes
 )
 
+// FilesName stands for the files of a restore point where disks have names.
+const FilesName = engine.FilesName
+
 // The reasons why a disk was read as a whole: see package engine.
 const (
 	FullAsked         = engine.FullAsked

@@ -36,7 +36,7 @@ type job struct {
 	// Config is the connection, Site is the site's directory and Ahead its clock.
 	Config, Site string
 	Ahead        time.Duration
-	// Do is backUp, remove, pin, maintain, read (under a lease), or hold (take, renew and release a lock).
+	// Do is backUp, backUpFiles (of Root, with the ID), restoreFiles (into Root), remove, pin, maintain, read (under a lease), or hold (take, renew and release a lock).
 	Do string
 
 	Source      Source
@@ -59,6 +59,10 @@ type job struct {
 
 	// Slow is how long each read of a disk takes.
 	Slow time.Duration
+
+	// Root is a directory, and Files is how many files of it are done when the process kills itself; 0: it does not.
+	Root  string
+	Files int64
 	// Slept is how much later it is after the first read than before it, as if the machine had slept.
 	Slept time.Duration
 
@@ -139,6 +143,10 @@ func (j *job) do(ctx context.Context, r *Repository) outcome {
 	switch j.Do {
 	case "backUp":
 		p, err = r.Backup(ctx, j.request(&uploaded))
+	case "backUpFiles":
+		p, err = r.BackupFiles(ctx, FilesRequest{ID: j.IDs[0], Source: j.Source, Time: j.Time, Root: j.Root, FlushEvery: j.Every, Parallel: 1, Progress: j.countFiles})
+	case "restoreFiles":
+		err = r.RestoreFiles(ctx, FilesRestoreRequest{ID: j.IDs[0], Directory: j.Root, Parallel: 1, Progress: j.countFiles})
 	case "remove":
 		err = r.Delete(ctx, j.IDs...)
 	case "pin":
@@ -169,6 +177,13 @@ func (j *job) do(ctx context.Context, r *Repository) outcome {
 		o.ID = p.ID
 	}
 	return o
+}
+
+// countFiles ends the process after enough files. Progress that was reported since the last call is late.
+func (j *job) countFiles(p FilesProgress) {
+	if j.Files > 0 && p.DoneFiles >= j.Files && p.DoneFiles < p.TotalFiles {
+		die()
+	}
 }
 
 // child does a job in a process of its own. It reports when it has opened the repository, and what came of the job in the end.

@@ -122,7 +122,7 @@ func (b *filesBackup) makePoint(parent *RestorePoint) (*RestorePoint, error) {
 	var p *RestorePoint
 	var root *snapshot.DirEntry
 	if err == nil {
-		engine.Reached("data put")
+		engine.Reached("tree put")
 		p, root, err = b.preparePoint(description)
 	}
 	if err != nil {
@@ -140,7 +140,7 @@ func (b *filesBackup) preparePoint(description *Files) (*RestorePoint, *snapshot
 		if err := b.storeManifest(b.ctx, engine.SessionRunning); err != nil {
 			return nil, nil, fmt.Errorf("store the last data: %w", err)
 		}
-		engine.Reached("data stored")
+		engine.Reached("tree stored")
 		p := &RestorePoint{ID: b.id, Source: b.session.q.Source, Time: b.session.q.Time.UTC(), After: b.after, Group: b.q.Group, Labels: b.session.q.Labels, Disks: []Disk{}, Files: description}
 		root, err := b.writeDirectory(p)
 		if err != nil {

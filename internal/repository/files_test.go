@@ -35,7 +35,7 @@ func mustRestoreFiles(tb testing.TB, r *Repository, p *RestorePoint) string {
 	return to
 }
 
-func compareTrees(tb testing.TB, want, got map[string]treeEntry) {
+func compareTrees(tb testReporter, want, got map[string]treeEntry) {
 	tb.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
 		tb.Errorf("the tree came back otherwise (-want +got):\n%s", diff)
@@ -176,4 +176,10 @@ func TestRestoreFiles_refusesADirectoryWithSomethingElse(t *testing.T) {
 	if err := r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: to.root}); !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), "cdcd") {
 		t.Errorf("what another restore has left: %v", err)
 	}
+}
+
+// testReporter is a test, or one of rapid's.
+type testReporter interface {
+	Helper()
+	Errorf(format string, args ...any)
 }

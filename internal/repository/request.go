@@ -184,7 +184,7 @@ func (q *Request) validate() error {
 	if len(q.Disks) == 0 {
 		return fmt.Errorf("%w: no disks", errclass.Invalid)
 	}
-	names := map[string]bool{engine.PointEntry: true}
+	names := map[string]bool{engine.PointEntry: true, engine.FilesName: true}
 	for _, d := range q.Disks {
 		if err := validName(d.Name); err != nil {
 			return err

@@ -4,6 +4,9 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
+// FilesName stands for the files of a restore point where disks have names. No disk in a volume's history has it.
+const FilesName = "(files)"
+
 // Files is the tree of files of a restore point, as the entry varve.json describes it. A restore point has files or disks, never both.
 type Files struct {
 	// Tree is the kopia directory with the files.

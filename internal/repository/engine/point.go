@@ -306,10 +306,13 @@ const (
 	FullParentDamaged FullReason = "ParentDamaged"
 )
 
-// DiskBytes returns the size of all disks together.
+// DiskBytes returns the size of all disks, or of all files, together.
 func (p *RestorePoint) DiskBytes() (n int64) {
 	for _, d := range p.Disks {
 		n += d.Bytes
+	}
+	if p.Files != nil {
+		n += p.Files.Bytes
 	}
 	return n
 }

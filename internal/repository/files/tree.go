@@ -128,3 +128,32 @@ func (d *dirDecoder) check(e *snapshot.DirEntry) error {
 }
 
 func isDir(e *snapshot.DirEntry) bool { return e.Type == snapshot.EntryTypeDirectory }
+
+// CheckAttributes reads attributes, and says what is wrong with them.
+func CheckAttributes(ctx context.Context, cr table.ContentReader, id object.ID) error {
+	r, err := table.OpenObject(ctx, cr, id)
+	if err != nil {
+		return err
+	}
+	defer r.Close() //nolint:errcheck // it only reads
+	a, err := newAttributesReader(r)
+	for err == nil && a.next != nil && ctx.Err() == nil {
+		err = a.advance()
+	}
+	if err == nil {
+		return context.Cause(ctx)
+	}
+	return table.WrapReadError("read "+Name, err)
+}
+
+// PathOf returns the path of what has an encoded name in a directory, as Walk passes both. It is not encoded, unless the name is damaged.
+func PathOf(dir, encoded string) string {
+	if dir == "" {
+		return rootPath
+	}
+	at := joinPath(dir, encoded)
+	if plain, err := unescape(at); err == nil {
+		return plain
+	}
+	return at
+}

@@ -125,19 +125,33 @@ func CheckConnection(ctx context.Context, r *engine.Connection, o Options) (*Rep
 	defer v.reports.Stop()
 	v.countChecked(0)
 	v.reports.Flush(ctx)
+	trees := newFilesCheck(v)
 	for _, p := range report.Points {
-		for _, d := range p.Disks {
-			damage, err := v.checkDisk(ctx, d)
-			if err != nil {
-				return nil, fmt.Errorf("restore point %s: %w", p.ID, err)
-			}
-			for _, x := range damage {
-				x.Point = p
-				report.Damage = append(report.Damage, x)
-			}
+		damage, err := checkPoint(ctx, v, trees, p)
+		if err != nil {
+			return nil, fmt.Errorf("restore point %s: %w", p.ID, err)
+		}
+		for _, x := range damage {
+			x.Point = p
+			report.Damage = append(report.Damage, x)
 		}
 	}
 	return report, nil
+}
+
+// checkPoint returns what cannot be restored of a restore point.
+func checkPoint(ctx context.Context, v *tableCheck, trees *filesCheck, p *engine.RestorePoint) (out []Damage, err error) {
+	if p.Files != nil {
+		return trees.checkFiles(ctx, p.Files)
+	}
+	for _, d := range p.Disks {
+		damage, err := v.checkDisk(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, damage...)
+	}
+	return out, nil
 }
 
 // readPointDirectories returns the restore points that wanted selects, as their directories describe them. The error holds those

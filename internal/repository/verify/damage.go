@@ -18,8 +18,11 @@ import (
 // Damage is a part of a disk that cannot be restored, or a whole disk if Extent is empty. Adjacent blocks are one part, and Err
 // is what is wrong with the first of them. A region whose table is damaged is one part, too.
 type Damage struct {
-	Point  *engine.RestorePoint
+	Point *engine.RestorePoint
+	// Disk is engine.FilesName if it is no disk but a tree of files. File is then the path of a file or directory in it, or "" if
+	// it concerns all of them.
 	Disk   string
+	File   string
 	Extent extent.Extent
 	Err    error
 }
