@@ -135,6 +135,9 @@ func PointIDs(points []*repository.RestorePoint) (ids []string) {
 
 // DiskNames returns the names of a restore point's disks.
 func DiskNames(p *repository.RestorePoint) (names []string) {
+	if p.Files != nil {
+		names = append(names, repository.FilesName)
+	}
 	for i := range p.Disks {
 		names = append(names, p.Disks[i].Name)
 	}

@@ -49,6 +49,32 @@ func TestPrunePolicy_decidesOnPointsOrDisks(t *testing.T) {
 	}
 }
 
+// Files count like one disk: deciding disk by disk must not take a restore point without disks for one that nothing keeps.
+func TestPrunePolicy_decidesOnFilesLikeOnADisk(t *testing.T) {
+	t.Parallel()
+	for _, perDisk := range []bool{false, true} {
+		history := points("1111", "2222", "3333")
+		for _, p := range history {
+			p.Files = &repository.Files{}
+		}
+		damaged := map[string]map[string]bool{"3333": {repository.FilesName: true}}
+		policy := PrunePolicy{Policy: retention.Policy{Last: 1, RemoveDamaged: true}, PerDisk: perDisk}
+		decisions, err := policy.decideHistory(time.Unix(100, 0), history, damaged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kept []string
+		for _, d := range decisions {
+			if d.Keep {
+				kept = append(kept, d.Point.ID)
+			}
+		}
+		if diff := cmp.Diff([]string{"3333", "2222"}, kept); diff != "" {
+			t.Errorf("disk by disk %t: %s", perDisk, diff)
+		}
+	}
+}
+
 // Neither way removes the restore point that was made last, even if a clock that was behind gave it an old time.
 func TestPrunePolicy_keepsWhatWasMadeLast(t *testing.T) {
 	t.Parallel()

@@ -32,11 +32,12 @@ type result struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// part is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0.
+// part is a damaged part of a disk: Bytes from Offset on, or the whole disk if Bytes is 0. Of files, it is a file or directory.
 type part struct {
 	restorepoint.Identity `json:",inline"`
 
 	Disk   string `json:"disk"`
+	File   string `json:"file,omitempty"`
 	Offset int64  `json:"offset"`
 	Bytes  int64  `json:"bytes"`
 	Reason string `json:"reason"`
@@ -70,7 +71,7 @@ func newResult(report *repository.Report, list *restorepoint.List, percent float
 	bad := map[string]bool{}
 	for _, d := range report.Damage {
 		bad[d.Point.ID] = true
-		c.Damaged = append(c.Damaged, part{Identity: restorepoint.Identify(d.Point), Disk: d.Disk, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
+		c.Damaged = append(c.Damaged, part{Identity: restorepoint.Identify(d.Point), Disk: d.Disk, File: d.File, Offset: d.Extent.Offset, Bytes: d.Extent.Length, Reason: d.Err.Error()})
 	}
 	for _, p := range list.All {
 		if !bad[p.ID] {
@@ -91,7 +92,10 @@ func (c *result) printAs(w io.Writer, form string, list *restorepoint.List, read
 		t := &output.Table{Header: []string{"ID", "HOST", "NAME", "TIME", "DISK", "BYTES", "REASON"}}
 		for _, d := range c.Damaged {
 			where := "all"
-			if d.Bytes > 0 {
+			switch {
+			case d.File != "":
+				where = d.File
+			case d.Bytes > 0:
 				where = fmt.Sprintf("%d+%d", d.Offset, d.Bytes)
 			}
 			t.Add(list.ShortID(d.ID), d.Source.Host, mover.HistoryName(d.Source), output.FormatTime(d.Time), d.Disk, where, d.Reason)

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -68,9 +69,24 @@ func writePoint(p *output.Page, point *repository.RestorePoint) {
 		links.Add(d.Name, d.Identity, d.Change, d.Parent, d.Base)
 		digests.Add(d.Name, d.Digest)
 	}
+	if point.Files != nil {
+		writeFiles(p, point.Files)
+		return
+	}
 	p.Section("Disks", disks, "none")
 	p.Section("Source", links, "")
 	p.Section("Content", digests, "")
+}
+
+// writeFiles describes the files of a restore point.
+func writeFiles(p *output.Page, f *repository.Files) {
+	t := &output.Table{Header: []string{"FILES", "DIRECTORIES", "LINKS", "PIPES AND DEVICES", "SOCKETS LEFT OUT", "READ", "TAKEN OVER"}}
+	t.Add(strconv.FormatInt(f.Count, 10), strconv.FormatInt(f.Directories, 10), strconv.FormatInt(f.Symlinks, 10), strconv.FormatInt(f.Specials, 10),
+		strconv.FormatInt(f.Sockets, 10), human.Bytes(f.Stats.ReadBytes), human.Bytes(f.Stats.KeptBytes))
+	p.Section("Files", t, "none")
+	links := &output.Table{Header: []string{"IDENTITY", "PARENT", "TREE"}}
+	links.Add(f.Identity, f.Parent, f.Tree.String())
+	p.Section("Source", links, "")
 }
 
 // diskFullReasons describes each reason in words.

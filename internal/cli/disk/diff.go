@@ -91,6 +91,9 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 
 // selectDisk returns the disk called name, or the only one if name is empty.
 func selectDisk(p *repository.RestorePoint, name string) (*repository.Disk, error) {
+	if p.Files != nil {
+		return nil, failure.Usage("restore point %s has files and no disk", p.ID)
+	}
 	if name == "" {
 		if len(p.Disks) != 1 {
 			return nil, failure.Usage("restore point %s has %d disks: select one with --disk (%s)", p.ID, len(p.Disks), joinNames(mover.DiskNames(p)))

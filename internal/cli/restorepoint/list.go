@@ -138,15 +138,21 @@ func NewTable(l *List, points []*repository.RestorePoint, wide bool) *output.Tab
 	return t
 }
 
-// ChangedBytes returns how much changed in all disks since their parents.
+// ChangedBytes returns how much changed in all disks since their parents; of files, how much was read.
 func ChangedBytes(p *repository.RestorePoint) (n int64) {
 	for _, d := range p.Disks {
 		n += d.Stats.ChangedBytes
+	}
+	if p.Files != nil {
+		n += p.Files.Stats.ReadBytes
 	}
 	return n
 }
 
 func parentIDs(p *repository.RestorePoint) (ids []string) {
+	if p.Files != nil && p.Files.Parent != "" {
+		ids = append(ids, p.Files.Parent)
+	}
 	for _, d := range p.Disks {
 		if d.Parent != "" && !slices.Contains(ids, d.Parent) {
 			ids = append(ids, d.Parent)
@@ -164,9 +170,14 @@ func FormatFullReason(reason repository.FullReason) string {
 	return string(reason)
 }
 
-// FormatType returns Incremental if all disks are incremental, and Full with the reasons if none is.
+// FormatType returns Incremental if all disks, or the files, are incremental, and Full with the reasons if none is.
 func FormatType(p *repository.RestorePoint) string {
-	if len(p.Disks) == 0 {
+	switch {
+	case p.Files != nil && p.Files.FullReason == "":
+		return "Incremental"
+	case p.Files != nil:
+		return fmt.Sprintf("Full (%s)", FormatFullReason(p.Files.FullReason))
+	case len(p.Disks) == 0:
 		return "Unreadable"
 	}
 	var reasons []string
