@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo/object"
@@ -73,6 +74,7 @@ type filesBackup struct {
 	q        *FilesRequest
 	full     FullReason
 	progress *filesProgress
+	done     atomic.Int64
 }
 
 // sessionTree is what a session has stored of a tree of files.
@@ -246,10 +248,21 @@ func (b *filesBackup) upload(parent *RestorePoint) (files.Uploaded, error) {
 	defer cancel()
 	up, err := files.Upload(ctx, b.ctx, b.w, b.q.Root, files.UploadOptions{
 		Compressor: compressors[b.session.q.Compression], Parallel: b.session.q.Workers, Previous: previous, TrustedBefore: trustedBefore(parent),
-		CheckpointEvery: 2 * b.session.q.FlushEvery, Checkpoint: b.tree.setRoot, Progress: b.progress.addDone, Read: b.progress.addRead,
+		CheckpointEvery: 2 * b.session.q.FlushEvery, Checkpoint: b.tree.setRoot, Progress: b.addDone, Read: b.progress.addRead,
 	})
 	b.tree.setRoot(up.Root)
 	return up, err
+}
+
+// filesPerFlush bounds what kopia keeps in memory of contents that are in no index yet.
+const filesPerFlush = 50_000
+
+// addDone notes what is done, and stores an index now and then.
+func (b *filesBackup) addDone(count, bytes int64) {
+	b.progress.addDone(count, bytes)
+	if count > 0 && b.done.Add(count)%filesPerFlush == 0 {
+		_ = b.w.Flush(b.ctx) // What fails here fails again in the end.
+	}
 }
 
 // checkTakenOver says whether everything is there that was taken over. This session did not write it, so nothing else would notice

@@ -69,12 +69,16 @@ func TestFormat_isGolden(t *testing.T) {
 func TestFormat_refusesWhatIsNoDescription(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]error{
-		``:             errclass.Corrupt,
-		`{"format":2}`: errclass.Invalid,
-		`{"format":1}`: errclass.Corrupt,
-		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`: errclass.Corrupt,
-		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:   errclass.Corrupt,
-		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:  errclass.Corrupt,
+		``:                                 errclass.Corrupt,
+		`{"format":3}`:                     errclass.Invalid,
+		`{"format":1}`:                     errclass.Corrupt,
+		`{"format":2}`:                     errclass.Corrupt,
+		`{"format":2,"id":"0","files":{}}`: errclass.Corrupt,
+		`{"format":1,"id":"0","files":{"tree":"k0123","attributes":"k0123"}}`:                                                       errclass.Corrupt,
+		`{"format":2,"id":"0","files":{"tree":"k0123","attributes":"k0123"},"disks":[{"name":"a","bytes":1,"blockBytes":1048576}]}`: errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`:                                               errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:                                                 errclass.Corrupt,
+		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:                                                errclass.Corrupt,
 	} {
 		if _, err := engine.DecodePoint([]byte(content)); !errors.Is(err, want) {
 			t.Errorf("%s: %v", content, err)

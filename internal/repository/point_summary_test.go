@@ -26,7 +26,7 @@ func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":1,"id":"0"}`
 		},
 		"of a version to come": func(m *snapshot.Manifest) {
-			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":2,"id":"` + m.Tags[engine.TagID] + `"}`
+			m.Description = `{"root":"` + m.RootEntry.ObjectID.String() + `","format":3,"id":"` + m.Tags[engine.TagID] + `"}`
 		},
 		"of another directory": func(m *snapshot.Manifest) {
 			m.Description = `{"root":"k709f757b66fdfb48d0f8323744f1bd7e","format":1,"id":"` + m.Tags[engine.TagID] + `","time":"2020-01-01T00:00:00Z","disks":null}`
