@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -141,11 +143,33 @@ func TestRestoreFiles_continuesAfterItWasKilled(t *testing.T) {
 				t.Fatal("nothing was restored yet")
 			}
 		}
+		inodes := func() map[string]uint64 {
+			out := map[string]uint64{}
+			for i := range 3000 {
+				name := filepath.Join(to, fmt.Sprintf("d%02d/f%05d", i%20, i))
+				var st unix.Stat_t
+				if unix.Lstat(name, &st) == nil {
+					out[name] = st.Ino
+				}
+			}
+			return out
+		}
+		before := inodes()
 		var written int64
 		if err := r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: to, Progress: func(p FilesProgress) { written = p.ReadBytes }}); err != nil {
 			t.Fatal(err)
 		}
 		compareTrees(t, want, readTree(t, to))
+		if after := inodes(); !lost {
+			for name, ino := range before {
+				if after[name] != ino {
+					t.Errorf("%s was complete, and was made again", name)
+				}
+			}
+		}
+		if len(before) < 100 {
+			t.Errorf("%d files were there", len(before))
+		}
 		t.Logf("%d bytes were written after that, of %d", written, p.Files.Bytes)
 	}
 }
