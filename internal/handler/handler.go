@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -118,7 +119,7 @@ func Run(ctx context.Context, o Options) (err error) {
 // newManager returns a manager without leader election whose caches hold only this node's objects.
 func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme} {
+	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme, snapshotv1.AddToScheme} {
 		if err := f(scheme); err != nil {
 			return nil, err
 		}
