@@ -41,13 +41,13 @@ func judge(err error) error {
 		return lasting(err, "if the repository's password was changed, put it into the Secret of the repository")
 	case storageFull(err):
 		return lasting(err, "make space in the storage of the backup location")
-	case class == errclass.Denied:
+	case class == errclass.Denied: //nolint:errorlint // Of returns one of the classes
 		return lasting(err, "correct the credentials of the backup location, or what they allow")
-	case class == errclass.Corrupt:
+	case class == errclass.Corrupt: //nolint:errorlint // Of returns one of the classes
 		return lasting(err, "`varve repo check` says what is damaged, and what to do")
-	case class == errclass.Exhausted:
+	case class == errclass.Exhausted: //nolint:errorlint // Of returns one of the classes
 		return lasting(err, "")
-	case class == errclass.Invalid || class == errclass.Expired:
+	case class == errclass.Invalid, class == errclass.Expired: //nolint:errorlint // Of returns one of the classes
 		return lasting(err, "")
 	}
 	return err
