@@ -137,6 +137,7 @@ func TestForbiddenImports(t *testing.T) {
 		"internal/mover":               {"libvirt.org/", "github.com/spf13/", "sigs.k8s.io/controller-runtime", "k8s.io/client-go"},
 		"internal/controller":          {"libvirt.org/", module + "internal/launcher"},
 		"internal/handler":             {"libvirt.org/"},
+		"docs/examples":                {module},
 	}
 	for _, f := range files(t) {
 		for prefix, paths := range forbidden {
