@@ -16,6 +16,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
 )
@@ -133,6 +134,25 @@ var rules = []rule{
 	{
 		"tracker's name", "metadata.name must be at most 200 characters: checkpoints are named after it",
 		trackerWith(func(t *backupv1.VirtualMachineBackupTracker) { t.Name = strings.Repeat("t", 201) }), nil,
+	},
+
+	{
+		"upload's location changed", "spec is immutable, except for cancel: create another DataUpload", func(ns string) client.Object { return newUpload(ns) },
+		func(o client.Object) { o.(*velerov2.DataUpload).Spec.BackupStorageLocation = "other" },
+	},
+	{
+		"upload's cancel taken back", "cancel cannot be taken back",
+		func(ns string) client.Object { du := newUpload(ns); du.Spec.Cancel = true; return du },
+		func(o client.Object) { o.(*velerov2.DataUpload).Spec.Cancel = false },
+	},
+	{
+		"download's snapshot changed", "spec is immutable, except for cancel: create another DataDownload", func(ns string) client.Object { return newDownload(ns) },
+		func(o client.Object) { o.(*velerov2.DataDownload).Spec.SnapshotID = "other" },
+	},
+	{
+		"download's cancel taken back", "cancel cannot be taken back",
+		func(ns string) client.Object { dd := newDownload(ns); dd.Spec.Cancel = true; return dd },
+		func(o client.Object) { o.(*velerov2.DataDownload).Spec.Cancel = false },
 	},
 
 	{

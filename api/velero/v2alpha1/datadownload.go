@@ -17,6 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the DataDownload was created"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="Node where the data is moved"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,description="What it waits for, or why it failed",priority=1
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec) || has(self.spec)",message="spec is immutable, except for cancel: create another DataDownload"
 type DataDownload struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -40,6 +41,11 @@ type DataDownloadList struct {
 }
 
 // DataDownloadSpec says what is moved, by which data mover, and where to.
+//
+// Mover pods and snapshots are made from it. What clients send for a field that is not set differs, and counts as the same.
+//
+// +kubebuilder:validation:XValidation:rule="self.targetVolume == oldSelf.targetVolume && self.backupStorageLocation == oldSelf.backupStorageLocation && (!has(self.datamover) || self.datamover == \"\") == (!has(oldSelf.datamover) || oldSelf.datamover == \"\") && (!has(self.datamover) || !has(oldSelf.datamover) || self.datamover == oldSelf.datamover) && self.snapshotID == oldSelf.snapshotID && self.sourceNamespace == oldSelf.sourceNamespace && (has(self.dataMoverConfig) ? size(self.dataMoverConfig) : 0) == (has(oldSelf.dataMoverConfig) ? size(oldSelf.dataMoverConfig) : 0) && (!has(self.dataMoverConfig) || !has(oldSelf.dataMoverConfig) || self.dataMoverConfig == oldSelf.dataMoverConfig) && (self.operationTimeout == oldSelf.operationTimeout || duration(self.operationTimeout) == duration(oldSelf.operationTimeout)) && (!has(self.nodeOS) || self.nodeOS == \"\") == (!has(oldSelf.nodeOS) || oldSelf.nodeOS == \"\") && (!has(self.nodeOS) || !has(oldSelf.nodeOS) || self.nodeOS == oldSelf.nodeOS) && self.?snapshotSize.orValue(0) == oldSelf.?snapshotSize.orValue(0)",message="spec is immutable, except for cancel: create another DataDownload"
+// +kubebuilder:validation:XValidation:rule="!oldSelf.?cancel.orValue(false) || self.?cancel.orValue(false)",message="cancel cannot be taken back",fieldPath=".cancel"
 type DataDownloadSpec struct {
 	// targetVolume is the claim that gets the volume.
 	TargetVolume TargetVolumeSpec `json:"targetVolume"`
@@ -59,6 +65,8 @@ type DataDownloadSpec struct {
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
 	// operationTimeout bounds each wait of the data mover, such as that for a volume to be made.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
 	OperationTimeout metav1.Duration `json:"operationTimeout"`
 	// nodeOS is the operating system of the node that the volume was read on.
 	// +optional

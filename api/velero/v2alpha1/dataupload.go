@@ -27,6 +27,7 @@ const (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`,description="Time since the DataUpload was created"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="Node where the data is moved"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,description="What it waits for, or why it failed",priority=1
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec) || has(self.spec)",message="spec is immutable, except for cancel: create another DataUpload"
 type DataUpload struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -50,6 +51,11 @@ type DataUploadList struct {
 }
 
 // DataUploadSpec says what is moved, by which data mover, and where to.
+//
+// Mover pods and snapshots are made from it. What clients send for a field that is not set differs, and counts as the same.
+//
+// +kubebuilder:validation:XValidation:rule="self.snapshotType == oldSelf.snapshotType && has(self.csiSnapshot) == has(oldSelf.csiSnapshot) && self.sourcePVC == oldSelf.sourcePVC && (!has(self.datamover) || self.datamover == \"\") == (!has(oldSelf.datamover) || oldSelf.datamover == \"\") && (!has(self.datamover) || !has(oldSelf.datamover) || self.datamover == oldSelf.datamover) && self.backupStorageLocation == oldSelf.backupStorageLocation && self.sourceNamespace == oldSelf.sourceNamespace && (has(self.dataMoverConfig) ? size(self.dataMoverConfig) : 0) == (has(oldSelf.dataMoverConfig) ? size(oldSelf.dataMoverConfig) : 0) && (!has(self.dataMoverConfig) || !has(oldSelf.dataMoverConfig) || self.dataMoverConfig == oldSelf.dataMoverConfig) && (self.operationTimeout == oldSelf.operationTimeout || duration(self.operationTimeout) == duration(oldSelf.operationTimeout))",message="spec is immutable, except for cancel: create another DataUpload"
+// +kubebuilder:validation:XValidation:rule="!oldSelf.?cancel.orValue(false) || self.?cancel.orValue(false)",message="cancel cannot be taken back",fieldPath=".cancel"
 type DataUploadSpec struct {
 	// snapshotType is CSI, or VirtualMachineBackup, which Varve's movers serve beside it.
 	SnapshotType string `json:"snapshotType"`
@@ -74,10 +80,14 @@ type DataUploadSpec struct {
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
 	// operationTimeout bounds each wait of the data mover, such as that for the snapshot to be ready.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
 	OperationTimeout metav1.Duration `json:"operationTimeout"`
 }
 
 // CSISnapshotSpec is a snapshot by a CSI driver.
+//
+// +kubebuilder:validation:XValidation:rule="self.volumeSnapshot == oldSelf.volumeSnapshot && self.storageClass == oldSelf.storageClass && (!has(self.snapshotClass) || self.snapshotClass == \"\") == (!has(oldSelf.snapshotClass) || oldSelf.snapshotClass == \"\") && (!has(self.snapshotClass) || !has(oldSelf.snapshotClass) || self.snapshotClass == oldSelf.snapshotClass) && (!has(self.driver) || self.driver == \"\") == (!has(oldSelf.driver) || oldSelf.driver == \"\") && (!has(self.driver) || !has(oldSelf.driver) || self.driver == oldSelf.driver)",message="spec is immutable, except for cancel: create another DataUpload"
 type CSISnapshotSpec struct {
 	// volumeSnapshot is the VolumeSnapshot, in sourceNamespace.
 	VolumeSnapshot string `json:"volumeSnapshot"`
