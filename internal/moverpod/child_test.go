@@ -33,7 +33,7 @@ type childRun struct {
 }
 
 // runChild is the process. It returns the exit code.
-func runChild(text string) int {
+func runChild(text string) int { //nolint:unused // TestMain of the other tags calls it
 	var c childRun
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -189,7 +189,7 @@ func TestMover_livesWithItsObject(t *testing.T) {
 	}
 }
 
-func TestMover_isCanceled(t *testing.T) {
+func TestMover_isCanceled(t *testing.T) { //nolint:tparallel // its subtests are in a group, which it waits for
 	t.Parallel()
 	s := newSite(t)
 	cancel := func(r *realPod) {

@@ -70,7 +70,7 @@ func TestRun_waitsForABoundedTime(t *testing.T) {
 }
 
 // An object that needs nothing gets nothing.
-func TestRun_leavesOthersObjectsAlone(t *testing.T) {
+func TestRun_leavesOthersObjectsAlone(t *testing.T) { //nolint:tparallel // its subtests are in a group, which it waits for
 	t.Parallel()
 	s := newSite(t)
 	metadata := func(o map[string]any) map[string]any { return o["metadata"].(map[string]any) }
@@ -134,7 +134,7 @@ func (s *site) leavesAlone(t *testing.T, metadata func(map[string]any) map[strin
 	}
 }
 
-func TestCancel_isReportedAtAnyTime(t *testing.T) {
+func TestCancel_isReportedAtAnyTime(t *testing.T) { //nolint:tparallel // its subtests are in a group, which it waits for
 	t.Parallel()
 	s := newSite(t)
 	t.Run("each", func(t *testing.T) { s.reportsCancel(t) })

@@ -137,12 +137,12 @@ var rules = []rule{
 	},
 
 	{
-		"upload's location changed", "spec is immutable, except for cancel: create another DataUpload", func(ns string) client.Object { return newUpload(ns) },
+		"upload's location changed", "spec is immutable, except for cancel: create another DataUpload", func(ns string) client.Object { return newSpecifiedUpload(ns) },
 		func(o client.Object) { o.(*velerov2.DataUpload).Spec.BackupStorageLocation = "other" },
 	},
 	{
 		"upload's cancel taken back", "cancel cannot be taken back",
-		func(ns string) client.Object { du := newUpload(ns); du.Spec.Cancel = true; return du },
+		func(ns string) client.Object { du := newSpecifiedUpload(ns); du.Spec.Cancel = true; return du },
 		func(o client.Object) { o.(*velerov2.DataUpload).Spec.Cancel = false },
 	},
 	{

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
-func newUpload(ns string) *velerov2.DataUpload {
+func newSpecifiedUpload(ns string) *velerov2.DataUpload {
 	return &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "upload"},
 		Spec: velerov2.DataUploadSpec{
@@ -49,7 +49,7 @@ func TestMovement_specIsImmutable(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t, controlplane.Plain)
 	ns := cluster.Namespace(t)
-	for _, o := range []client.Object{newUpload(ns), newDownload(ns)} {
+	for _, o := range []client.Object{newSpecifiedUpload(ns), newDownload(ns)} {
 		admitted(t, c.Create(t.Context(), o))
 		u := unstructuredOf(t, o)
 		spec := u.Object["spec"].(map[string]any)
@@ -124,7 +124,7 @@ func TestMovement_unsetFieldsAreEqual(t *testing.T) {
 			admitted(t, json.Unmarshal([]byte(form.minimal), &second))
 			admitted(t, json.Unmarshal([]byte(form.same), &second))
 			for _, pair := range [][2]map[string]any{{first, second}, {second, first}} {
-				o := unstructuredOf(t, map[string]client.Object{"DataUpload": newUpload(""), "DataDownload": newDownload("")}[form.kind])
+				o := unstructuredOf(t, map[string]client.Object{"DataUpload": newSpecifiedUpload(""), "DataDownload": newDownload("")}[form.kind])
 				o.SetNamespace(cluster.Namespace(t))
 				o.Object["spec"] = pair[0]
 				admitted(t, c.Create(t.Context(), o))
@@ -139,7 +139,7 @@ func TestMovement_unsetFieldsAreEqual(t *testing.T) {
 		})
 	}
 	// Fields of the snapshot.
-	du := newUpload(cluster.Namespace(t))
+	du := newSpecifiedUpload(cluster.Namespace(t))
 	du.Spec.CSISnapshot.SnapshotClass, du.Spec.CSISnapshot.Driver = "", ""
 	admitted(t, c.Create(t.Context(), du))
 	admitted(t, c.Patch(t.Context(), du, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"csiSnapshot":{"snapshotClass":"","driver":""}}}`))))

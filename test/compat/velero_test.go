@@ -24,6 +24,7 @@ func TestVeleroTypesAreUpstreams(t *testing.T) {
 
 // bothWays round-trips a full object of ours through upstream's type, and one of upstream's through ours.
 func bothWays[Ours, Theirs any, O objectOf[Ours], T objectOf[Theirs]](t *testing.T) {
+	t.Helper()
 	t.Parallel()
 	ours, theirs := O(full[Ours](t)), T(full[Theirs](t))
 	for _, object := range []metav1.Object{ours, theirs} {

@@ -89,7 +89,7 @@ func runOf(in *input) *velerov1.BackupRepositoryMaintenanceStatus {
 			continue
 		}
 		run := &velerov1.BackupRepositoryMaintenanceStatus{StartTimestamp: start.DeepCopy(), CompleteTimestamp: c.LastTransitionTime.DeepCopy()}
-		switch c.Type {
+		switch c.Type { //nolint:exhaustive // the others are on the way to one of these
 		case batchv1.JobComplete:
 			run.Result = velerov1.MaintenanceSucceeded
 			return run

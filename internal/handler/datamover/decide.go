@@ -184,7 +184,7 @@ func inTurn(in Input, since time.Time, change Change) Decision {
 // decideForeign is for objects that another handler drives, or nobody.
 func decideForeign(in Input) Decision {
 	o := &in.Object
-	if o.Phase.Ended() && !(o.Finalizer && (o.Deleted || !o.Memory.Disposed)) {
+	if o.Phase.Ended() && (!o.Finalizer || !o.Deleted && o.Memory.Disposed) {
 		return Decision{} // nothing is left to do
 	}
 	wait, ever := in.DriverNode.lostIn(in.Now)

@@ -179,7 +179,7 @@ func decideLostPod(in Input, deadline time.Time) Decision {
 		change := o.unchanged()
 		change.Memory.Pod, change.Memory.RetryAt, change.Node, change.Message = in.Pod.UID, nil, in.Pod.Node, ""
 		return Decision{Do: Write, Change: change}
-	case in.Pod == nil && o.Memory.Pod == "" && in.Exposed == nil && !(o.Memory.RetryAt != nil && in.Now.Before(o.Memory.RetryAt.Time)):
+	case in.Pod == nil && o.Memory.Pod == "" && in.Exposed == nil && (o.Memory.RetryAt == nil || !in.Now.Before(o.Memory.RetryAt.Time)):
 		return Decision{Do: Expose} // the pod needs the volume
 	case in.Exposed != nil && in.Exposed.Err != nil && isRefusal(in.Exposed.Err):
 		return end(in, velerov2.PhaseFailed, in.Exposed.Err.Error())

@@ -343,8 +343,11 @@ func TestDecide_looksAgainAtEveryDeadline(t *testing.T) {
 func TestChoose_isFairBetweenNamespaces(t *testing.T) {
 	t.Parallel()
 	waiting := []Candidate{
-		{UID: "a1", Tenant: "a", Created: now}, {UID: "a2", Tenant: "a", Created: now.Add(time.Second)}, {UID: "a3", Tenant: "a", Created: now.Add(2 * time.Second)},
-		{UID: "b1", Tenant: "b", Created: now.Add(time.Hour)}, {UID: "c1", Tenant: "c", Created: now.Add(2 * time.Hour)},
+		{UID: "a1", Tenant: "a", Created: now},
+		{UID: "a2", Tenant: "a", Created: now.Add(time.Second)},
+		{UID: "a3", Tenant: "a", Created: now.Add(2 * time.Second)},
+		{UID: "b1", Tenant: "b", Created: now.Add(time.Hour)},
+		{UID: "c1", Tenant: "c", Created: now.Add(2 * time.Hour)},
 	}
 	running := map[string]int{"c": 1}
 	var order []string

@@ -82,7 +82,7 @@ func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if v.Driver == r.NodeName && !(v.Phase.Ended() && !v.Finalizer) {
+	if v.Driver == r.NodeName && (!v.Phase.Ended() || v.Finalizer) {
 		// What follows may have effects, so it must not follow from old news.
 		if o, err = reconcile.Find(ctx, r.Live, req.NamespacedName, r.newObject()); err != nil || o == nil {
 			return ctrl.Result{}, err
