@@ -3,7 +3,8 @@
 # components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
 # finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
 # points in repositories, kinds that Varve did not install, such as KubeVirt's and Velero's, and their objects. Kinds that Varve installed
-# and Velero uses stay as well.
+# and Velero uses stay as well. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
+# read the backups without it.
 set -eu
 cd "$(dirname "$0")/.."
 kubectl=${KUBECTL:-kubectl}
@@ -55,11 +56,15 @@ for kind in $(velero_kinds); do
 	fi
 done
 echo "uninstall: components and kinds"
+# What cannot be read is an error, and not the absence of passwords.
+passwords=$("$kubectl" -n varve get secrets --no-headers -o custom-columns=NAME:.metadata.name)
+passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 # Not the same deadline: nothing here has a finalizer of Varve, and a busy API server takes its time.
-"$kubectl" kustomize deploy | awk '
-	function flush() { if (!crd) printf "%s", text; text = ""; crd = 0 }
+"$kubectl" kustomize deploy | awk -v keep="$(echo $passwords)" '
+	function flush() { if (!stays) printf "%s", text; text = ""; stays = 0 }
 	/^---$/ { flush() }
-	/^kind: CustomResourceDefinition$/ { crd = 1 }
+	/^kind: CustomResourceDefinition$/ { stays = 1 }
+	/^kind: Namespace$/ { stays = keep != "" }
 	{ text = text $0 "\n" }
 	END { flush() }
 ' | "$kubectl" delete -f - --ignore-not-found --timeout=300s
@@ -77,3 +82,7 @@ for kind in $(kubevirt_kinds) $(velero_kinds); do
 	"$kubectl" delete crd "$kind" --timeout=300s
 done
 [ -z "$stay" ] || echo "uninstall: Varve installed these kinds, but Velero uses them: they stay with all their objects:$stay" >&2
+if [ -n "$passwords" ]; then
+	echo "uninstall: the namespace varve stays: it has the passwords of repositories, without which nobody can read the backups in them:" $passwords >&2
+	echo "uninstall: keep a copy elsewhere (kubectl -n varve get secret NAME -o yaml); then: kubectl delete namespace varve" >&2
+fi

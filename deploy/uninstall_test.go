@@ -57,11 +57,17 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 	run("", kubectl, "apply", "--server-side", "--force-conflicts", "-k", ".")
 	run(stuck, kubectl, "apply", "-f", "-")
+	run("", kubectl, "-n", "varve", "create", "secret", "generic", "repository-password-default-1", "--from-literal=password=p")
 	out := run("", "./uninstall.sh")
+	if kept := run("", kubectl, "-n", "varve", "get", "secrets", "-o", "name"); !strings.Contains(kept, "secret/repository-password-default-1") ||
+		!strings.Contains(out, "the namespace varve stays: it has the passwords of repositories") {
+		t.Errorf("the password of a repository is gone: nobody can read the backups in it any more:\n%s", out)
+	}
+	run("", kubectl, "-n", "varve", "delete", "secret", "repository-password-default-1")
 	if !strings.Contains(out, "warning: virtualmachines.kubevirt.io default/stuck did not end by itself") {
 		t.Errorf("a finalizer was removed in silence:\n%s", out)
 	}
-	run("", "./uninstall.sh") // Once more changes nothing, and is no error.
+	run("", "./uninstall.sh") // Once more is no error, and now the namespace goes.
 	left := run("", kubectl, "get", "crd,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,namespace", "-o", "name")
 	for line := range strings.Lines(left) {
 		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") || strings.Contains(line, "velero") {
