@@ -120,7 +120,7 @@ func (w *world) start() {
 	sa := controlplane.Controller
 	sa.Restricted = true
 	mgr := cluster.Manager(w.T, sa, func(o *ctrl.Options) {
-		options, err := managerOptions(Options{}, cluster.Scheme)
+		options, err := managerOptions(Options{Namespace: controlplane.SystemNamespace}, cluster.Scheme)
 		if err != nil {
 			w.Fatal(err)
 		}
