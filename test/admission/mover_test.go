@@ -60,7 +60,7 @@ func TestMover_writesItsOwnReportAlone(t *testing.T) {
 		"a result":             {func(o *velerov2.DataUpload) { o.Status.DataMoverResult = map[string]string{"a": "b"} }, ""},
 		"a report":             {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationReport] = "{}" }, ""},
 		"a cancel":             {func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, noRequest},
-		"another source":       {func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "other" }, noRequest},
+		"another source":       {func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "other" }, "spec is immutable, except for cancel"},
 		"the phase":            {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseCompleted }, noStatus},
 		"the phase goes":       {func(o *velerov2.DataUpload) { o.Status.Phase = "" }, noStatus},
 		"the snapshot":         {func(o *velerov2.DataUpload) { o.Status.SnapshotID = "victim" }, noStatus},
