@@ -18,9 +18,9 @@ const (
 
 // attempt is how a location was tried.
 type attempt struct {
-	// Fingerprint stands for what was tried.
-	Fingerprint string
-	At          time.Time
+	// Fingerprint stands for what was tried, and Check is the location's request to be tried, if it had one.
+	Fingerprint, Check string
+	At                 time.Time
 	// Wrote says that something was written, and WroteAt when that succeeded last.
 	Wrote   bool
 	WroteAt time.Time
@@ -77,6 +77,11 @@ func decide(in *input) decision {
 		d.Status.LastValidationTime = &metav1.Time{Time: in.Last.At.Truncate(time.Second)}
 	}
 	if in.Running {
+		return d
+	}
+	asked := in.Location.Annotations[location.AnnotationCheck]
+	if asked != "" && (in.Last == nil || in.Last.Check != asked) {
+		d.Try, d.Write = true, true
 		return d
 	}
 	if every <= 0 && d.Status.LastValidationTime != nil {

@@ -29,6 +29,7 @@ func TestDecide(t *testing.T) {
 		try, write bool
 		after      time.Duration
 		at         time.Time
+		check      string
 	}{
 		"a new location":          {in: input{Place: bucket}, try: true, write: true},
 		"it is being tried":       {in: input{Place: bucket, Running: true}},
@@ -41,12 +42,27 @@ func TestDecide(t *testing.T) {
 		"its own frequency":       {in: input{Place: bucket, Last: tried(time.Minute, time.Minute, "")}, every: every(time.Hour), phase: velerov1.LocationAvailable, after: 59 * time.Minute, at: now.Add(-time.Minute)},
 		"never, and it is new":    {in: input{Place: bucket}, every: every(0), try: true, write: true},
 		"never, and it was tried": {in: input{Place: bucket, Last: tried(time.Hour, time.Hour, "")}, every: every(0), phase: velerov1.LocationAvailable, at: now.Add(-time.Hour)},
-		"never, after a restart":  {in: input{Place: bucket}, every: every(0), status: available, phase: velerov1.LocationAvailable, at: now.Add(-time.Hour)},
+		"a check is asked for": {
+			in: input{Place: bucket, Last: &attempt{At: now.Add(-time.Second), WroteAt: now, Check: "1"}}, check: "2",
+			phase: velerov1.LocationAvailable, try: true, write: true, at: now.Add(-time.Second),
+		},
+		"the check was made": {
+			in: input{Place: bucket, Last: &attempt{At: now.Add(-10 * time.Second), Check: "2"}}, check: "2",
+			phase: velerov1.LocationAvailable, after: 50 * time.Second, at: now.Add(-10 * time.Second),
+		},
+		"never, but a check is asked for": {
+			in: input{Place: bucket, Last: tried(time.Hour, time.Hour, "")}, every: every(0), check: "1",
+			phase: velerov1.LocationAvailable, try: true, write: true, at: now.Add(-time.Hour),
+		},
+		"never, after a restart": {in: input{Place: bucket}, every: every(0), status: available, phase: velerov1.LocationAvailable, at: now.Add(-time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c.in.Now, c.in.Location = now, &velerov1.BackupStorageLocation{Status: c.status}
 			c.in.Location.Spec.ValidationFrequency = c.every
+			if c.check != "" {
+				c.in.Location.Annotations = map[string]string{location.AnnotationCheck: c.check}
+			}
 			d := decide(&c.in)
 			if d.Status.Phase != c.phase || d.Status.Message != c.says || d.Try != c.try || d.Write != c.write || d.After != c.after {
 				t.Errorf("%+v", d)

@@ -176,7 +176,7 @@ func (r *reconciler) writeStatus(ctx context.Context, l *velerov1.BackupStorageL
 func (r *reconciler) send(in *input, write bool) {
 	root, key := in.Place.Root(), client.ObjectKeyFromObject(in.Location)
 	words := repositoryaccess.Words{Place: in.Place.String(), Keys: "the Secret of the location"}
-	done := attempt{Fingerprint: in.Fingerprint, Wrote: write && !root.ReadOnly}
+	done := attempt{Fingerprint: in.Fingerprint, Check: in.Location.Annotations[location.AnnotationCheck], Wrote: write && !root.ReadOnly}
 	r.errands.Run(key, key.String(), func(ctx context.Context) attempt {
 		if err := r.Trier.Try(ctx, root, write); err != nil {
 			done.Failure = repositoryaccess.Explain(err, root, words)
