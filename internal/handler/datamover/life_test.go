@@ -108,10 +108,14 @@ func TestCancel_inEveryPhase(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, c.config)
-			w.set(func() { c.hold(w) })
 			w.handler(w.node())
 			w.target()
-			for _, o := range []client.Object{w.upload("b1-x"), w.download("r1-x")} {
+			for _, create := range []func() client.Object{
+				func() client.Object { return w.upload("b1-x") },
+				func() client.Object { return w.download("r1-x") },
+			} {
+				w.set(func() { c.hold(w) })
+				o := create()
 				c.when(w, o)
 				begun := time.Now()
 				w.cancel(o)
