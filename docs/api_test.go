@@ -26,6 +26,8 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
 var update = flag.Bool("update", false, "write the tables of api.md and metrics.md")
@@ -168,6 +170,9 @@ var sources = map[string]struct{ dir, typ, prefix string }{
 	"Condition":                 {"../api/backup/v1alpha1", "", "Condition"},
 	"ExportPhase":               {"../api/export/v1beta1", "VirtualMachineExportPhase", ""},
 	"ExportReason":              {"../api/export/v1beta1", "", "Reason"},
+	"MovementPhase":             {"../api/velero/v2alpha1", "Phase", ""},
+	"RepositoryPhase":           {"../api/velero/v1", "BackupRepositoryPhase", ""},
+	"DeletionPhase":             {"../api/velero/v1", "DeleteBackupRequestPhase", ""},
 	"Reason":                    {"../api/backup/v1alpha1", "", "Reason"},
 }
 
@@ -303,7 +308,7 @@ func manifestFields(t *testing.T) string {
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, corev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}
@@ -326,7 +331,7 @@ func TestExamplesAreValid(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport"} {
+	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation"} {
 		if !seen[kind] {
 			t.Errorf("no example of %s", kind)
 		}

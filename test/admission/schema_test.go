@@ -153,6 +153,10 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 	kv.Namespace = ns
 	admitted(t, varve.Create(t.Context(), kv))
 	columnsFilled(t, kv)
+	for _, o := range completeVeleroObjects(ns, now) {
+		admitted(t, varve.Create(t.Context(), o)) // these kinds have no status subresource
+		columnsFilled(t, o)
+	}
 }
 
 func columnsFilled(t *testing.T, o client.Object) {

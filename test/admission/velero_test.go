@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -36,6 +37,25 @@ func newDownload(ns string) *velerov2.DataDownload {
 			NodeOS: velerov2.NodeLinux, SnapshotSize: 1,
 		},
 	}
+}
+
+// completeVeleroObjects returns an object of each of Velero's kinds that has what its columns show.
+func completeVeleroObjects(ns string, now metav1.Time) []client.Object {
+	progress := velerov2.Progress{TotalBytes: 2, BytesDone: 1}
+	du, dd := newSpecifiedUpload(ns), newDownload(ns)
+	du.Status = velerov2.DataUploadStatus{Phase: velerov2.PhaseInProgress, StartTimestamp: &now, Progress: progress, IncrementalBytes: 1, Node: "node", Message: "waits"}
+	dd.Status = velerov2.DataDownloadStatus{Phase: velerov2.PhaseInProgress, StartTimestamp: &now, Progress: progress, Node: "node", Message: "waits"}
+	meta := metav1.ObjectMeta{Namespace: ns, Name: "complete"}
+	location := &velerov1.BackupStorageLocation{ObjectMeta: meta}
+	location.Spec.Provider, location.Spec.Default = "aws", true
+	location.Spec.ObjectStorage = &velerov1.ObjectStorageLocation{Bucket: "bucket"}
+	location.Status = velerov1.BackupStorageLocationStatus{Phase: velerov1.LocationUnavailable, LastValidationTime: &now, Message: "no answer"}
+	repository := &velerov1.BackupRepository{ObjectMeta: meta}
+	repository.Spec = velerov1.BackupRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default", RepositoryType: velerov1.RepositoryKopia}
+	repository.Status = velerov1.BackupRepositoryStatus{Phase: velerov1.RepositoryNotReady, Message: "no answer", LastMaintenanceTime: &now}
+	deletion := &velerov1.DeleteBackupRequest{ObjectMeta: meta, Spec: velerov1.DeleteBackupRequestSpec{BackupName: "b1"}}
+	deletion.Status.Phase = velerov1.DeletionInProgress
+	return []client.Object{du, dd, location, repository, deletion}
 }
 
 // minimal is a spec with what is required alone.
