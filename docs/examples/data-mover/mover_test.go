@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -60,9 +61,12 @@ func TestMover_movesAVolumeThereAndBack(t *testing.T) {
 	if volume.Labels[restoredVolume] != claim.Spec.Selector.MatchLabels[restoredVolume] {
 		t.Errorf("the volume's labels %v do not match %v", volume.Labels, claim.Spec.Selector)
 	}
-	if s.read(dd); dd.Status.Phase != velerov2.PhaseInProgress {
-		t.Errorf("%s before the claim has its volume", dd.Status.Phase)
-	}
+	controlplane.Consistently(t, 2500*time.Millisecond, func() error { // longer than two looks at the volume
+		if s.read(dd); dd.Status.Phase != velerov2.PhaseInProgress {
+			return fmt.Errorf("%s before the claim has its volume", dd.Status.Phase)
+		}
+		return nil
+	})
 	s.bind(volume)
 	s.reaches(dd, velerov2.PhaseCompleted)
 	if diff := cmp.Diff(listing(t, filepath.Join(s.snapshots, "snap")), listing(t, volume.Spec.Local.Path)); diff != "" {
@@ -75,10 +79,14 @@ func TestMover_movesAVolumeThereAndBack(t *testing.T) {
 	}
 
 	s.delete(du)
-	controlplane.Eventually(t, func() error { return s.storeIsEmpty() })
-	s.read(du)
-	if diff := cmp.Diff([]string{"test.example/theirs"}, du.Finalizers); diff != "" {
-		t.Errorf("finalizers: %s", diff)
+	controlplane.Eventually(t, func() error {
+		if s.read(du); !slices.Equal(du.Finalizers, []string{"test.example/theirs"}) {
+			return fmt.Errorf("finalizers %v", du.Finalizers)
+		}
+		return nil
+	})
+	if err := s.storeIsEmpty(); err != nil {
+		t.Errorf("its finalizer is gone, and %v", err)
 	}
 }
 
@@ -303,7 +311,13 @@ func (s *site) recordPhases(du *velerov2.DataUpload) (phases func() []velerov2.P
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	events, err := watcher.Watch(ctx, &velerov2.DataUploadList{}, client.InNamespace(s.velero))
+	list := &velerov2.DataUploadList{}
+	if err := watcher.List(ctx, list, client.InNamespace(s.velero)); err != nil {
+		s.t.Fatal(err)
+	}
+	// From the list's version on, no event is left out.
+	from := &client.ListOptions{Namespace: s.velero, Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
+	events, err := watcher.Watch(ctx, &velerov2.DataUploadList{}, from)
 	if err != nil {
 		s.t.Fatal(err)
 	}
