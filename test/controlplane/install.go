@@ -13,6 +13,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -104,9 +105,42 @@ func (c *Cluster) Apply(ctx context.Context, path string) error {
 	return nil
 }
 
-// InstallRoles applies the roles and bindings of deploy/rbac for Restricted users.
+// InstallRoles applies the roles and bindings of deploy/rbac for Restricted users, and returns when the API server goes by them.
 func (c *Cluster) InstallRoles(ctx context.Context) error {
-	return c.Apply(ctx, filepath.Join("deploy", "rbac"))
+	if err := c.Apply(ctx, filepath.Join("deploy", "rbac")); err != nil {
+		return err
+	}
+	return c.waitForRoles(ctx)
+}
+
+// waitForRoles returns when the API server goes by all roles and bindings there are. It learns of the objects of one kind in the order in which
+// they were written: a user who may do something by a role and a binding of each kind that were written last shows when it has.
+func (c *Cluster) waitForRoles(ctx context.Context) error {
+	name := fmt.Sprintf("test-sentinel-%d", time.Now().UnixNano())
+	named, namespaced := metav1.ObjectMeta{Name: name}, metav1.ObjectMeta{Namespace: SystemNamespace, Name: name}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	rule := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
+	}
+	for _, o := range []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: named, Rules: rule("nodes")},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}},
+		&rbacv1.Role{ObjectMeta: namespaced, Rules: rule("pods")},
+		&rbacv1.RoleBinding{ObjectMeta: namespaced, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}},
+	} {
+		if err := c.admin.Create(ctx, o); err != nil {
+			return fmt.Errorf("create %T: %w", o, err)
+		}
+	}
+	return wait.For(ctx, 30*time.Second, "the roles to be in force", func(ctx context.Context) (bool, string, error) {
+		for _, asked := range []authorizationv1.ResourceAttributes{{Verb: "get", Resource: "nodes"}, {Verb: "get", Resource: "pods", Namespace: SystemNamespace}} {
+			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: name, ResourceAttributes: &asked}}
+			if err := c.admin.Create(ctx, review); err != nil || !review.Status.Allowed {
+				return false, asked.Resource, err
+			}
+		}
+		return true, "", nil
+	})
 }
 
 // read returns the objects of the YAML files at or below path. It skips kustomizations.
