@@ -102,7 +102,7 @@ func (s *scene) listVolumes() string {
 	for _, of := range []struct{ claim, script string }{
 		{treeClaim, `
 cd /mnt/` + treeClaim + `
-find . -mindepth 1 -name lost+found -prune -o -mindepth 1 -printf '%p %y %m %U %G %n %s %T@ %l\n' | sort
+find . -mindepth 1 -name lost+found -prune -o -mindepth 1 -type d -printf '%p %y %m %U %G %n - %T@\n' -o -mindepth 1 -printf '%p %y %m %U %G %n %s %T@ %l\n' | sort
 find . -type f -print0 | sort -z | xargs -0 sha256sum`},
 		{deviceClaim, "sha256sum /dev/" + deviceClaim},
 		{disk, "sha256sum /mnt/" + disk + "/disk.img"},
