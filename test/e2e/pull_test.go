@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -186,21 +187,23 @@ func (s *scene) collected(b *backupv1alpha1.VirtualMachineBackup) {
 	s.nothingServed()
 }
 
-// nothingServed checks that no export, pod, Service or Secret of a backup is left.
+// nothingServed waits until no export, pod, Service or Secret of a backup is left. Pods take a while to end.
 func (s *scene) nothingServed() {
 	s.t.Helper()
-	ctx := s.t.Context()
-	var exports exportv1.VirtualMachineExportList
-	var pods corev1.PodList
-	var services corev1.ServiceList
-	var secrets corev1.SecretList
-	s.must(s.List(ctx, &exports, client.InNamespace(s.Namespace)))
-	s.must(s.List(ctx, &pods, client.InNamespace(s.Namespace), client.HasLabels{layout.LabelExport}))
-	s.must(s.List(ctx, &services, client.InNamespace(s.Namespace)))
-	s.must(s.List(ctx, &secrets, client.InNamespace(s.Namespace)))
-	if len(exports.Items)+len(pods.Items)+len(services.Items) > 0 || len(secrets.Items) > 1 {
-		s.t.Errorf("%d exports, %d export pods, %d Services and %d Secrets are left", len(exports.Items), len(pods.Items), len(services.Items), len(secrets.Items))
-	}
+	s.must(wait.For(s.t.Context(), time.Minute, "nothing of an export is left", func(ctx context.Context) (bool, string, error) {
+		var exports exportv1.VirtualMachineExportList
+		var pods corev1.PodList
+		var services corev1.ServiceList
+		var secrets corev1.SecretList
+		err := errors.Join(
+			s.List(ctx, &exports, client.InNamespace(s.Namespace)),
+			s.List(ctx, &pods, client.InNamespace(s.Namespace), client.HasLabels{layout.LabelExport}),
+			s.List(ctx, &services, client.InNamespace(s.Namespace)),
+			s.List(ctx, &secrets, client.InNamespace(s.Namespace)),
+		)
+		left := fmt.Sprintf("%d exports, %d export pods, %d Services and %d Secrets", len(exports.Items), len(pods.Items), len(services.Items), len(secrets.Items))
+		return len(exports.Items)+len(pods.Items)+len(services.Items) == 0 && len(secrets.Items) <= 1, left, err
+	}))
 }
 
 // TestPull_fromFullToIncrementals pulls a machine that goes on writing, from another node than the guest's.
