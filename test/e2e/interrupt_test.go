@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -31,8 +32,29 @@ func TestInterruptedBackups(t *testing.T) {
 	s.step("QEMU dies", (*scene).qemuDies)
 }
 
-// interrupted makes a base backup and enough changed data that the next backup takes seconds, and starts that backup.
+// cutSpeed is the speed of a backup that is to be interrupted, in bytes a second. At this one, changedMiB take minutes. At full speed
+// they take as long as it may take to find the job.
+const (
+	cutSpeed   = 256 << 10
+	changedMiB = 320
+)
+
+// interrupted makes a base backup and changed data, and starts the next backup, which copies at cutSpeed.
 func (s *scene) interrupted(name string) (base, cut *backupv1alpha1.VirtualMachineBackup) {
+	s.t.Helper()
+	for attempt := range 3 {
+		base, cut = s.startSlowBackup(fmt.Sprintf("%s-%d", name, attempt))
+		if !cut.Status.Phase.Final() {
+			return base, cut
+		}
+		s.t.Logf("backup %s ended before it was slowed: %s (%s)", cut.Name, cut.Status.Reason, cut.Status.Message)
+	}
+	s.t.Fatal("no backup was slow enough to be interrupted")
+	return nil, nil
+}
+
+// startSlowBackup returns a backup that copies, or one that ended before it was slowed.
+func (s *scene) startSlowBackup(name string) (base, cut *backupv1alpha1.VirtualMachineBackup) {
 	s.t.Helper()
 	s.guest(`rm -f /disks/data/x; sync; fstrim /disks/data || true`)
 	base = s.Backup(name+"-base", "daily", "backups")
@@ -40,13 +62,56 @@ func (s *scene) interrupted(name string) (base, cut *backupv1alpha1.VirtualMachi
 	s.must(s.Create(s.t.Context(), base))
 	base, err := s.WaitDone(s.t.Context(), base.Name, backupTimeout, nil)
 	s.must(err)
-	s.guest(lab.Fill("/disks/data/x", 640) + `sync`)
+	s.guest(lab.Fill("/disks/data/x", changedMiB) + `sync`)
+	s.slowNextJob()
 	cut = s.Backup(name+"-cut", "daily", "backups")
 	s.must(s.Create(s.t.Context(), cut))
-	cut = s.waitFor(cut.Name, "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
+	s.waitFor(cut.Name, "copying", func(st *backupv1alpha1.VirtualMachineBackupStatus) bool {
 		return st.Phase == backupv1alpha1.BackupCopying || st.Phase.Final()
 	})
+	s.waitSlowed()
+	s.must(s.Get(s.t.Context(), client.ObjectKeyFromObject(cut), cut))
 	return base, cut
+}
+
+// jobShell is a script in the launcher pod with a function that sets the speed of QEMU's jobs, 0 for no limit, and fails if there are none.
+const jobShell = `
+domain=$(virsh --quiet list --name | head -n 1)
+qmp() { virsh --quiet qemu-monitor-command "$domain" "$1"; }
+set_speed() {
+	local found=1 job
+	for job in $(qmp '{"execute":"query-block-jobs"}' | grep -o '"device":"[^"]*"'); do
+		qmp "{\"execute\":\"block-job-set-speed\",\"arguments\":{$job,\"speed\":$1}}" && found=0
+	done
+	return $found
+}
+`
+
+// slowNextJob has the next job copy at cutSpeed: it looks for one as fast as it can.
+func (s *scene) slowNextJob() {
+	s.t.Helper()
+	s.launcher(fmt.Sprintf(`(until set_speed %d || [ $SECONDS -gt 60 ]; do :; done) >/dev/null 2>&1 &`, cutSpeed))
+}
+
+// waitSlowed waits until the job that slowNextJob found is slow, or gone.
+func (s *scene) waitSlowed() {
+	s.t.Helper()
+	s.launcher(fmt.Sprintf(`while qmp '{"execute":"query-block-jobs"}' | grep -v '"speed":%d,' | grep -q '"device"'; do :; done`, cutSpeed))
+}
+
+// launcher runs a script in the launcher pod that uses jobShell.
+func (s *scene) launcher(script string) {
+	s.t.Helper()
+	g, err := s.Guest(s.t.Context(), s.vm)
+	s.must(err)
+	_, err = g.Launcher(s.t.Context(), "bash", "-c", jobShell+script)
+	s.must(err)
+}
+
+// fullSpeed has a job that was slowed continue without a limit.
+func (s *scene) fullSpeed() {
+	s.t.Helper()
+	s.launcher(`set_speed 0`)
 }
 
 func (s *scene) deletionAborts() {
@@ -61,20 +126,19 @@ func (s *scene) stopWaits() {
 	ctx := s.t.Context()
 	base, cut := s.interrupted("stop")
 	s.strategy(kubevirtv1.RunStrategyHalted)
-	delayed := false
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	cut, err := s.WaitDone(ctx, cut.Name, backupTimeout, func(*backupv1alpha1.VirtualMachineBackupStatus) {
-		if s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi) != nil {
-			return
-		}
+	s.must(wait.For(ctx, time.Minute, "the instance says that its stop waits for the backup", func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.vm}, vmi)
 		for _, c := range vmi.Status.Conditions {
-			delayed = delayed || c.Type == kubevirtv1.ConditionStopDelayed && c.Status == corev1.ConditionTrue
+			if c.Type == kubevirtv1.ConditionStopDelayed && c.Status == corev1.ConditionTrue {
+				return true, "", nil
+			}
 		}
-	})
+		return false, fmt.Sprintf("%+v", vmi.Status.Conditions), err
+	}))
+	s.fullSpeed()
+	cut, err := s.WaitDone(ctx, cut.Name, backupTimeout, nil)
 	s.must(err)
-	if !delayed {
-		s.t.Error("the instance never said that its stop waits for the backup")
-	}
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
 	// The disk is at rest now: the chain must rebuild everything that was written before the backup.
 	s.strategy(kubevirtv1.RunStrategyAlways)
