@@ -111,8 +111,14 @@ func (s *scene) explain() {
 	}
 	var events corev1.EventList
 	_ = s.List(ctx, &events, client.InNamespace(s.Namespace))
+	seen := map[string]bool{}
 	for _, e := range events.Items {
-		s.t.Logf("event %s/%s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+		text := fmt.Sprintf("event %s/%s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+		if seen[text] || e.Type == corev1.EventTypeNormal && (e.InvolvedObject.Kind == "Pod" || e.InvolvedObject.Kind == "PersistentVolumeClaim") {
+			continue // what always happens would hide what failed
+		}
+		seen[text] = true
+		s.t.Log(text[:min(len(text), 300)])
 	}
 }
 
