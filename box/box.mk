@@ -23,6 +23,7 @@ box-s3: box-up peers ## bring the S3 service beside the box up, or repair it; it
 
 box-down: box ## remove the box and every trace of it
 	$(BOX_BIN) down
+	$(BOX_BIN) down --dir $(VARVE_BOX_DIR)-second # of an end-to-end test that was killed
 
 box-status: box ## show what runs in the box
 	$(BOX_BIN) status

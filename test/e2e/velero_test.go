@@ -31,7 +31,8 @@ const (
 )
 
 // An unmodified Velero backs a namespace up with a claim of files, a Block claim and a machine's claim, and Varve moves the volumes. The
-// namespace is deleted and restored: every file and every block is as it was, and nothing is left on the way.
+// namespace is deleted and restored, and restored once more in another cluster: every file and every block is as it was, and nothing is left
+// on the way.
 func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 	s := newScene(t, "velero")
 	ctx := t.Context()
@@ -66,6 +67,7 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 		}
 		s.nothingOfMovesIsLeft()
 	})
+	s.step("second cluster", func(s *scene) { s.restoreInSecondCluster(v, "first", before) })
 }
 
 // fillVolumes writes files of every kind, and a device with data, zeroes and what nobody wrote.
