@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -45,6 +46,8 @@ type Lab struct {
 	Images map[string]string
 	// GuestDir is the directory with the kernels and root disks from `make guest`.
 	GuestDir string
+
+	node atomic.Pointer[string] // where the first toolbox was
 }
 
 // Scheme returns a scheme with Kubernetes' own kinds and Varve's.

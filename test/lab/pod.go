@@ -44,7 +44,8 @@ type Toolbox struct {
 	name string
 }
 
-// Toolbox starts a toolbox pod. The caller must close it, because it holds its claims.
+// Toolbox starts a toolbox pod. The caller must close it, because it holds its claims. Volumes of one node are made where the lab's first
+// toolbox was: those of one machine must be on one node.
 func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Toolbox, error) {
 	image, err := l.Image("varve-launcher")
 	if err != nil {
@@ -61,6 +62,13 @@ func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Tool
 			TerminationGracePeriodSeconds: ptr.To[int64](0),
 			AutomountServiceAccountToken:  ptr.To(false),
 		},
+	}
+	if node := l.node.Load(); node != nil {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 100, Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{*node}},
+			}},
+		}}}}
 	}
 	for _, claim := range claims {
 		pvc := &corev1.PersistentVolumeClaim{}
@@ -89,6 +97,7 @@ func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Tool
 		_ = t.Close(context.WithoutCancel(ctx))
 		return nil, err
 	}
+	l.node.CompareAndSwap(nil, &pod.Spec.NodeName)
 	return t, nil
 }
 

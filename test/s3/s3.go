@@ -32,6 +32,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/varvebackup/varve/test/checkout"
+	"github.com/varvebackup/varve/test/process"
 )
 
 // Options configure a server. The zero value is plain HTTP and a bucket without versions.
@@ -66,7 +67,7 @@ type Server struct {
 	certificate tls.Certificate
 
 	mu      sync.Mutex
-	process *process // nil while it is killed
+	process *process.Process // nil while it is killed
 }
 
 // Start starts a server and creates its bucket.
@@ -193,7 +194,7 @@ func (s *Server) Kill(tb testing.TB) {
 	if s.process == nil {
 		tb.Fatal("the S3 server is not running")
 	}
-	s.process.kill()
+	s.process.Kill()
 	s.process = nil
 }
 
@@ -203,11 +204,11 @@ func (s *Server) Restart(tb testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process != nil {
-		s.process.kill()
+		s.process.Kill()
 		s.process = nil
 	}
 	environment := []string{"ROOT_ACCESS_KEY=" + s.AccessKey, "ROOT_SECRET_KEY=" + s.SecretKey}
-	p, err := startProcess(s.program, s.arguments, environment, s.log)
+	p, err := process.Start(s.program, s.arguments, environment, s.log)
 	if err != nil {
 		tb.Fatalf("start an S3 server: %v", err)
 	}
@@ -223,11 +224,11 @@ func (s *Server) end(tb testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process != nil {
-		s.process.kill()
+		s.process.Kill()
 		s.process = nil
 	}
 	if tb.Failed() {
-		tb.Logf("log of the S3 server at %s:\n%s", s.Address, tail(s.log))
+		tb.Logf("log of the S3 server at %s:\n%s", s.Address, process.Tail(s.log))
 	}
 	if err := s.log.Close(); err != nil {
 		tb.Errorf("close the log: %v", err)

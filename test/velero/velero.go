@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/test/checkout"
+	"github.com/varvebackup/varve/test/process"
 	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/wait"
 )
@@ -66,7 +67,7 @@ type Server struct {
 	home, dir    string // of the CLI, and of the server
 	log          *os.File
 	mu           sync.Mutex
-	process      *process // nil while it is stopped
+	process      *process.Process // nil while it is stopped
 	crds, plugin string
 }
 
@@ -146,19 +147,17 @@ func (s *Server) Restart(tb testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop(tb)
-	p, err := startProcess(s.program, s.serverArguments(), s.serverEnvironment(), s.log)
+	p, err := process.Start(s.program, s.serverArguments(), s.serverEnvironment(), s.log)
 	if err != nil {
 		tb.Fatalf("start the Velero server: %v", err)
 	}
 	s.process = p
 	started := time.Now()
 	err = wait.For(context.WithoutCancel(tb.Context()), time.Minute, "the location to be Available", func(ctx context.Context) (bool, string, error) {
-		select {
-		case <-p.ended:
-			return false, "", fmt.Errorf("the server ended: %w", p.err)
-		default:
-			return s.available(ctx, started)
+		if ended, how := p.Ended(); ended {
+			return false, "", fmt.Errorf("the server ended: %w", how)
 		}
+		return s.available(ctx, started)
 	})
 	if err != nil {
 		tb.Fatalf("start the Velero server: %v", err)
@@ -201,8 +200,8 @@ func (s *Server) stop(tb testing.TB) {
 	if s.process == nil {
 		return
 	}
-	s.process.terminate(10 * time.Second)
-	s.process.kill()
+	s.process.Terminate(10 * time.Second)
+	s.process.Kill()
 	s.process = nil
 }
 
@@ -214,7 +213,7 @@ func (s *Server) Kill(tb testing.TB) {
 	if s.process == nil {
 		tb.Fatal("the Velero server is not running")
 	}
-	s.process.kill()
+	s.process.Kill()
 	s.process = nil
 }
 
@@ -224,7 +223,7 @@ func (s *Server) end(tb testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process != nil {
-		s.process.kill()
+		s.process.Kill()
 		s.process = nil
 	}
 	if tb.Failed() {

@@ -109,7 +109,7 @@ func TestServer_goesOnAfterStopAndKill(t *testing.T) {
 	v := start(t, s3.Start(t, s3.Options{}))
 	kept := newConfigMap(t)
 	for i, end := range []func(testing.TB){v.Stop, v.Kill} {
-		group := v.process.cmd.Process.Pid
+		group := v.process.Group()
 		end(t)
 		wait.Until(t, 10*time.Second, "the server and its plugins to be gone", func() bool { return errors.Is(unix.Kill(-group, 0), unix.ESRCH) })
 		name := "b" + strconv.Itoa(i)
