@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"internal/repository/image", "internal/repository/verify"},
 	{"internal/repository/maintain"},
 	{"internal/repository"},
-	{"internal/collection", "internal/mover", "internal/repositoryaccess"},
+	{"internal/collection", "internal/csichanges", "internal/mover", "internal/repositoryaccess"},
 	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher", "internal/moverpod"},
 	{"cmd/varve", "cmd/varve-launcher"},
 	{"test"},

@@ -1,0 +1,206 @@
+package csichanges
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/extent"
+)
+
+// Limits bound how long a server is waited for. The zero value has the defaults.
+type Limits struct {
+	// Idle is how long a stream may bring nothing new. Default: 2 minutes, because a driver may have to compute its answer.
+	Idle time.Duration
+	// Attempts is how many streams in a row may end without anything new. Default: 5.
+	Attempts int
+	// Pause is the time before the second attempt. It doubles each time. Default: 1 second.
+	Pause time.Duration
+}
+
+func (l Limits) orDefaults() Limits {
+	if l.Idle <= 0 {
+		l.Idle = 2 * time.Minute
+	}
+	if l.Attempts <= 0 {
+		l.Attempts = 5
+	}
+	if l.Pause <= 0 {
+		l.Pause = time.Second
+	}
+	return l
+}
+
+// Client asks one service. It is safe for concurrent use.
+type Client struct {
+	conn     *grpc.ClientConn
+	api      api.SnapshotMetadataClient
+	token    TokenSource
+	audience string
+	limits   Limits
+}
+
+// NewClient returns a client of a service. It connects when it is asked something. The caller must call Close.
+func NewClient(s *Service, token TokenSource, limits Limits) (*Client, error) {
+	if err := s.validate(); err != nil {
+		return nil, errclass.Errorf(errclass.Invalid, "snapshot metadata service: %w", err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(s.CA) {
+		return nil, errclass.Errorf(errclass.Invalid, "snapshot metadata service %s: the CA has no certificate", s.Address)
+	}
+	// The address is looked up as a host, whatever scheme it may look like.
+	conn, err := grpc.NewClient("dns:///"+s.Address, grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: authorities, MinVersion: tls.VersionTLS12})))
+	if err != nil {
+		return nil, fmt.Errorf("connect to snapshot metadata service %s: %w", s.Address, err)
+	}
+	return &Client{conn: conn, api: api.NewSnapshotMetadataClient(conn), token: token, audience: s.Audience, limits: limits.orDefaults()}, nil
+}
+
+// Close ends the connection, and with it what is being asked.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Snapshot is a VolumeSnapshot.
+type Snapshot struct {
+	Namespace, Name string
+	// Bytes is the size of its volume. An answer for another size is none for this snapshot.
+	Bytes int64
+}
+
+// Allocated returns where a snapshot has data. All the rest is zero.
+func (c *Client) Allocated(ctx context.Context, s Snapshot) (extent.Set, error) {
+	set, err := c.collect(ctx, s.Bytes, func(ctx context.Context, token string, from int64) (receiver, error) {
+		stream, err := c.api.GetMetadataAllocated(ctx, &api.GetMetadataAllocatedRequest{
+			SecurityToken: token, Namespace: s.Namespace, SnapshotName: s.Name, StartingOffset: from,
+		})
+		return func() (message, error) { return stream.Recv() }, err
+	})
+	if err != nil {
+		return extent.Set{}, fmt.Errorf("ask where snapshot %s/%s has data: %w", s.Namespace, s.Name, err)
+	}
+	return set, nil
+}
+
+// Changed returns where a snapshot may differ from an earlier one of the same volume. base is the earlier one's CSI handle, the
+// status.snapshotHandle of its VolumeSnapshotContent. Whether that snapshot must still exist is the driver's to say.
+func (c *Client) Changed(ctx context.Context, base string, s Snapshot) (extent.Set, error) {
+	set, err := c.collect(ctx, s.Bytes, func(ctx context.Context, token string, from int64) (receiver, error) {
+		stream, err := c.api.GetMetadataDelta(ctx, &api.GetMetadataDeltaRequest{
+			SecurityToken: token, Namespace: s.Namespace, BaseSnapshotId: base, TargetSnapshotName: s.Name, StartingOffset: from,
+		})
+		return func() (message, error) { return stream.Recv() }, err
+	})
+	if err != nil {
+		return extent.Set{}, fmt.Errorf("ask what of snapshot %s/%s has changed since %s: %w", s.Namespace, s.Name, base, err)
+	}
+	return set, nil
+}
+
+// receiver returns the next message of a stream, or io.EOF at its end.
+type receiver func() (message, error)
+
+// opener opens a stream of what is at or behind an offset.
+type opener func(ctx context.Context, token string, from int64) (receiver, error)
+
+// collect reads a whole answer, from as many streams as that takes.
+func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.Set, error) {
+	a := &answer{bytes: bytes}
+	failures, pause := 0, c.limits.Pause
+	for {
+		before := a.next
+		err := c.readStream(ctx, a, open)
+		switch {
+		case err == nil:
+			return a.set, nil
+		case ctx.Err() != nil:
+			return extent.Set{}, context.Cause(ctx)
+		case !errors.Is(err, errclass.Transient):
+			return extent.Set{}, err
+		}
+		if a.next > before {
+			failures, pause = 0, c.limits.Pause
+		}
+		if failures++; failures >= c.limits.Attempts {
+			return extent.Set{}, fmt.Errorf("%d attempts brought nothing new: %w", failures, err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return extent.Set{}, context.Cause(ctx)
+		case <-timer.C:
+			pause *= 2
+		}
+	}
+}
+
+// readStream adds one stream to an answer. It returns nil if that is complete. What may succeed later is errclass.Transient.
+func (c *Client) readStream(ctx context.Context, a *answer, open opener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	idle := time.AfterFunc(c.limits.Idle, cancel)
+	defer idle.Stop()
+	token, err := c.token(ctx, c.audience)
+	switch {
+	case err != nil:
+		return err
+	case token == "":
+		return errclass.Errorf(errclass.Denied, "the token is empty")
+	}
+	receive, err := open(ctx, token, a.next)
+	if err != nil {
+		return classify(err, token)
+	}
+	a.resumed = true
+	for {
+		m, err := receive()
+		if errors.Is(err, io.EOF) {
+			if a.kind == api.BlockMetadataType_UNKNOWN {
+				return errclass.Errorf(errclass.Corrupt, "the answer has no message, so that nothing says that it is about this volume")
+			}
+			return nil
+		}
+		if err != nil {
+			return classify(err, token)
+		}
+		before := a.next
+		if err := a.add(m); err != nil {
+			return err
+		}
+		if a.next > before {
+			idle.Reset(c.limits.Idle)
+		}
+	}
+}
+
+// classify returns the error of a call with its class, and without the token, which a server could send back.
+func classify(err error, token string) error {
+	var class error
+	switch status.Code(err) {
+	case codes.NotFound:
+		class = errclass.NotFound
+	case codes.Unauthenticated, codes.PermissionDenied:
+		class = errclass.Denied
+	case codes.InvalidArgument, codes.OutOfRange, codes.Unimplemented, codes.FailedPrecondition, codes.AlreadyExists:
+		class = errclass.Invalid
+	case codes.DataLoss:
+		class = errclass.Corrupt
+	default: // the connection broke, the service is busy, the idle time is over
+		class = errclass.Transient
+	}
+	said := status.Convert(err)
+	return errclass.Errorf(class, "%s: %s", said.Code(), strings.ReplaceAll(said.Message(), token, "(token)"))
+}
