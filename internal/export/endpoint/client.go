@@ -6,6 +6,15 @@
 // client's patience. A stream that was cut goes on with the first byte that its caller does not have. All requests for a
 // volume name the same point in time, so that an answer never mixes two.
 //
+// What a server sends is hostile input. A map that contradicts itself, leaves out what it cannot leave out, or does not end
+// is Corrupt; redirections and compressed answers are refused. Memory is bounded by constants: while a page of a map is
+// read, its text of at most 16 MiB and half a million regions of 24 bytes; for each Disk, two sets of at most a million
+// extents of 16 bytes; and a buffer for each of at most 64 connections.
+//
+// Endpoints without entity tags, which are those of KubeVirt 1.8, are held to the certificate that answered first: an export
+// has one of its own there. Behind a proxy, which has one for all, a backup that was made again under the same name is not
+// noticed.
+//
 // Errors have the classes of errclass: Transient if nobody answered in time, Denied for a wrong token or certificate,
 // NotFound for an unknown volume, Expired when the backup has ended, Conflict for another point in time, Corrupt if a
 // checksum does not hold, Exhausted for a full scratch space. The token stands in no error. A Client is safe for
@@ -16,8 +25,10 @@ import (
 	"cmp"
 	"context"
 	crand "crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -44,6 +55,10 @@ const (
 	// idleConnections is how many connections wait for the next request to a host.
 	idleConnections = 32
 	idleTime        = 30 * time.Second // less than the server's
+	// maxConnections is how many connections to a host are open at once: a server serves no more requests.
+	maxConnections = 64
+	// maxHeaderBytes bounds the header of an answer.
+	maxHeaderBytes = 64 << 10
 )
 
 // Options say how to reach endpoints. Authorities and Token are required.
@@ -51,7 +66,8 @@ type Options struct {
 	// Authorities returns the certificates, in PEM, of those who may have signed the server's. It is called for each
 	// connection, because authorities rotate.
 	Authorities func(context.Context) ([]byte, error)
-	// Token returns the token that the server wants. It is called for each request.
+	// Token returns the token that the server wants. It is called for each request. Space around it is not sent: servers ignore it in their
+	// Secret, and no header can have the end of a line.
 	Token func(context.Context) (string, error)
 	// Dial connects to host:port of a URL. The certificate is held against the host of the URL in any case. Nil: as
 	// net.Dialer does. An error without a class is Transient.
@@ -105,7 +121,9 @@ func New(o Options) *Client {
 			// A connection for each request at a time: one that breaks takes no other request with it, and none waits for another
 			// one's window, as over HTTP/2.
 			DialTLSContext: c.dialTLS, DisableCompression: true, ReadBufferSize: readBufferBytes,
-			MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTime,
+			MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTime, MaxConnsPerHost: maxConnections,
+			// A server that sends its header byte by byte is silent, too.
+			ResponseHeaderTimeout: o.Stall, MaxResponseHeaderBytes: maxHeaderBytes,
 		},
 		// A redirection would take the token elsewhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -170,6 +188,7 @@ func (c *Client) get(ctx context.Context, address *url.URL, header http.Header) 
 	if err != nil {
 		return nil, err
 	}
+	token = strings.TrimSpace(token)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), http.NoBody)
 	if err != nil {
 		return nil, errclass.Errorf(errclass.Invalid, "%w", err)
@@ -185,7 +204,29 @@ func (c *Client) get(ctx context.Context, address *url.URL, header http.Header) 
 	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusPartialContent {
 		return nil, refusal(response, token)
 	}
+	if encoding := response.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+		response.Body.Close() //nolint:errcheck // it was not read
+		return nil, errclass.Errorf(errclass.Invalid, "the endpoint sends its answer as %.40q, which nobody has asked for", encoding)
+	}
 	return response, nil
+}
+
+// serverOf returns a hash of the certificate of the server that has answered.
+func serverOf(response *http.Response) string {
+	if response.TLS == nil || len(response.TLS.PeerCertificates) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256(response.TLS.PeerCertificates[0].Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// checkServer is for endpoints without entity tags, such as those of KubeVirt 1.8. An export has a certificate of its own there, so that
+// one with another certificate may be of another backup, at the same address.
+func checkServer(response *http.Response, want string) error {
+	if want == "" || want == serverOf(response) {
+		return nil
+	}
+	return errclass.Errorf(ErrOtherPoint, "the endpoints have no entity tags and were replaced: they may be those of another point in time")
 }
 
 // parseURL parses the URL of an endpoint.

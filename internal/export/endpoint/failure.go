@@ -30,7 +30,8 @@ var statusClasses = map[int]error{
 	http.StatusUnauthorized: errclass.Denied, http.StatusForbidden: errclass.Denied,
 	http.StatusNotFound: errclass.NotFound, http.StatusGone: errclass.Expired,
 	http.StatusPreconditionFailed: ErrOtherPoint, http.StatusInsufficientStorage: errclass.Exhausted,
-	http.StatusTooManyRequests: errclass.Transient, http.StatusBadGateway: errclass.Transient,
+	// KubeVirt 1.8 answers with 500 while its launcher is about to connect again.
+	http.StatusTooManyRequests: errclass.Transient, http.StatusInternalServerError: errclass.Transient, http.StatusBadGateway: errclass.Transient,
 	http.StatusServiceUnavailable: errclass.Transient, http.StatusGatewayTimeout: errclass.Transient,
 }
 

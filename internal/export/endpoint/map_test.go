@@ -2,6 +2,7 @@ package endpoint_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -87,6 +88,17 @@ func TestRegions_bothDialects(t *testing.T) {
 		if _, err := client.Regions(t.Context(), endpoint.MapRequest{URL: s.URL("/exports/disk/map"), Tag: `"other"`}, func(export.Region) bool { return true }); !errors.Is(err, endpoint.ErrOtherPoint) {
 			t.Errorf("another point in time: %v", err)
 		}
+	}
+}
+
+// Secrets that were made with an editor end with a line, and servers ignore that.
+func TestClient_sendsTokenWithoutSpace(t *testing.T) {
+	t.Parallel()
+	s := exportsite.Open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
+	o := s.Options()
+	o.Token = func(context.Context) (string, error) { return exportsite.Token + "\n", nil }
+	if _, err := exportsite.NewClient(t, o).OpenDisk(t.Context(), endpoint.Volume{Name: "disk", Map: s.URL("/exports/disk/map"), Data: s.URL("/exports/disk/data")}, "id"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -2,15 +2,12 @@ package endpoint
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
-	"github.com/varvebackup/varve/internal/extent"
 )
 
 // Dialect says how endpoints are spoken to.
@@ -24,10 +21,13 @@ const (
 )
 
 const (
-	// maxPageBytes bounds the JSON of a page.
-	maxPageBytes = 16 << 20
 	// pageSize is how many extents to ask for in KubeVirt's dialect.
 	pageSize = 4096
+	// maxDiskBytes is the largest disk. It bounds what a server can have a reader plan for.
+	maxDiskBytes = 64 << 40
+	// freePages is how many pages a map may have beside one for each granule that they are about, and maxPages how many in all.
+	freePages = 1000
+	maxPages  = 1 << 20
 )
 
 // MapRequest asks for the regions of a volume.
@@ -42,20 +42,26 @@ type MapRequest struct {
 	Bytes int64
 	// Tag is the entity tag of the point in time; "": any.
 	Tag string
+	// Server is the certificate of the server, as MapStats has it. It counts where there is no entity tag; "": any.
+	Server string
 }
 
 // MapStats describe a map.
 type MapStats struct {
 	// Tag is the entity tag of the point in time; "" if the server has none.
 	Tag string
-	// Bytes is the size of the disk.
+	// Server is a hash of the certificate of the server, which an export has for itself.
+	Server string
+	// Bytes is the size of the disk; 0 if neither the request nor the server tells it, and the map has no end of its own.
 	Bytes int64
+	// Complete: the map leaves nothing out, so that it ends where the disk ends.
+	Complete bool
 }
 
 // Regions calls report for the regions of a volume, in order. A neighbour of the same kind is part of the same region. A gap
 // has not changed. It ends early when report returns false.
 func (c *Client) Regions(ctx context.Context, q MapRequest, report func(export.Region) bool) (MapStats, error) {
-	r := mapReader{client: c, request: q, stats: MapStats{Tag: q.Tag, Bytes: q.Bytes}, report: report}
+	r := mapReader{client: c, request: q, stats: MapStats{Tag: q.Tag, Bytes: q.Bytes, Server: q.Server}, report: report}
 	var err error
 	if r.url, err = parseURL(q.URL); err != nil {
 		return r.stats, err
@@ -74,26 +80,16 @@ func (c *Client) Regions(ctx context.Context, q MapRequest, report func(export.R
 			return r.stats, err
 		}
 	}
-	if !r.ended && !r.region.Empty() {
+	if r.ended {
+		return r.stats, nil
+	}
+	if err := r.checkEnd(); err != nil {
+		return r.stats, err
+	}
+	if !r.region.Empty() {
 		report(r.region)
 	}
 	return r.stats, nil
-}
-
-// page is the JSON of a page in either dialect.
-type page struct {
-	Regions []struct {
-		Offset int64  `json:"offset"`
-		Length int64  `json:"length"`
-		Type   string `json:"type"`
-	} `json:"regions"`
-	Extents []struct {
-		Offset      int64  `json:"offset"`
-		Length      int64  `json:"length"`
-		Description string `json:"description"`
-	} `json:"extents"`
-	NextOffset *int64 `json:"next_offset"`
-	Size       int64  `json:"size"`
 }
 
 // mapReader reads pages and joins their regions.
@@ -103,8 +99,10 @@ type mapReader struct {
 	url     *url.URL
 	stats   MapStats
 	report  func(export.Region) bool
-	// next is where the next page begins, and end the end of the last region.
-	next, end int64
+	// next is where the next page begins, end the end of the last region, and pages how many have come.
+	next, end, pages int64
+	// gaps: something is left out. clean: there is a region that has not changed.
+	gaps, clean bool
 	// region waits for its neighbour.
 	region export.Region
 	ended  bool
@@ -120,21 +118,23 @@ func (r *mapReader) readPage(ctx context.Context) (p page, err error) {
 		return p, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxPageBytes+1))
-	if err != nil {
+	if response.StatusCode != http.StatusOK {
+		return p, errclass.Errorf(errPage, "the endpoint answers a request for a page of the map with status %d", response.StatusCode)
+	}
+	if p, err = decodePage(bodyReader{response.Body}, r.request.Dialect); err != nil {
 		return p, classifyFailure(ctx, err)
-	}
-	if len(text) > maxPageBytes {
-		return p, errclass.Errorf(errclass.Corrupt, "a page of the map has more than %d bytes", maxPageBytes)
-	}
-	if err := json.Unmarshal(text, &p); err != nil {
-		return p, errclass.Errorf(errclass.Corrupt, "a page of the map: %w", err)
 	}
 	if tag := response.Header.Get("ETag"); r.stats.Tag == "" {
 		r.stats.Tag = tag
 	} else if tag != "" && tag != r.stats.Tag {
 		return p, errclass.Errorf(ErrOtherPoint, "the map went on with another point in time")
 	}
+	if r.stats.Tag == "" {
+		if err := checkServer(response, r.stats.Server); err != nil {
+			return p, err
+		}
+	}
+	r.stats.Server = serverOf(response)
 	return p, nil
 }
 
@@ -156,58 +156,68 @@ func (r *mapReader) pageURL() *url.URL {
 
 // addPage reports the regions of a page, and whether there is another one.
 func (r *mapReader) addPage(p page) (more bool, err error) {
+	r.pages++
 	switch {
-	case p.Size < 0 || p.Size > 0 && r.stats.Bytes > 0 && p.Size != r.stats.Bytes:
-		return false, errclass.Errorf(errclass.Corrupt, "the map is of a disk of %d bytes, not %d", p.Size, r.stats.Bytes)
-	case p.Size > 0:
-		r.stats.Bytes = p.Size
+	case p.size > 0 && r.stats.Bytes > 0 && p.size != r.stats.Bytes:
+		return false, errclass.Errorf(errclass.Corrupt, "the map is of a disk of %d bytes, not %d", p.size, r.stats.Bytes)
+	case p.size > 0:
+		r.stats.Bytes = p.size
 	}
-	if r.request.Dialect == KubeVirt {
-		for _, e := range p.Extents {
-			if err := r.addRegion(e.Offset, e.Length, e.Description); err != nil {
-				return false, err
-			}
-		}
-	} else {
-		for _, e := range p.Regions {
-			if err := r.addRegion(e.Offset, e.Length, e.Type); err != nil {
-				return false, err
-			}
+	if r.stats.Bytes > maxDiskBytes {
+		return false, errclass.Errorf(errclass.Corrupt, "the map is of a disk of %d bytes, and no disk is larger than %d", r.stats.Bytes, int64(maxDiskBytes))
+	}
+	for _, region := range p.regions {
+		if err := r.addRegion(region); err != nil {
+			return false, err
 		}
 	}
-	if r.ended || p.NextOffset == nil || *p.NextOffset == 0 && r.request.Dialect == KubeVirt {
+	if r.ended || p.next < 0 || p.next == 0 && r.request.Dialect == KubeVirt {
 		return false, nil
 	}
-	if *p.NextOffset <= r.next || *p.NextOffset < r.end {
-		return false, errclass.Errorf(errclass.Corrupt, "the page of the map at %d is followed by one at %d", r.next, *p.NextOffset)
+	if p.next <= r.next || p.next < r.end || p.next > maxDiskBytes {
+		return false, errclass.Errorf(errclass.Corrupt, "the page of the map at %d is followed by one at %d", r.next, p.next)
 	}
-	r.next = *p.NextOffset
+	r.next = p.next
+	if r.pages > maxPages || r.pages > freePages+r.next/granuleBytes {
+		return false, errclass.Errorf(errclass.Corrupt, "the map does not end: it has %d pages about the first %d bytes", r.pages, r.next)
+	}
 	return r.stats.Bytes == 0 || r.next < r.stats.Bytes, nil
 }
 
-var regionKinds = map[string]export.Kind{
-	"data": export.Data, "dirty": export.Data, "zero": export.Zero, "hole": export.Zero, "hole,zero": export.Zero, "clean": export.Clean,
-}
-
-// addRegion joins a region with its neighbour, and reports what has no more neighbours.
-func (r *mapReader) addRegion(offset, length int64, kind string) error {
-	next := export.Region{Extent: extent.Extent{Offset: offset, Length: length}, Kind: regionKinds[kind]}
+// addRegion joins a region with its neighbour, and reports what has no more neighbours. KubeVirt's dialect leaves nothing out.
+func (r *mapReader) addRegion(next export.Region) error {
 	switch {
-	case !next.Valid() || next.Empty() || next.Kind == 0 || offset < r.end || r.stats.Bytes > 0 && next.End() > r.stats.Bytes:
-		return errclass.Errorf(errclass.Corrupt, "the map has a region %q from %d to %d after %d, on a disk of %d bytes", kind, offset, offset+length, r.end, r.stats.Bytes)
+	case next.Offset < r.end || next.End() > maxDiskBytes || r.stats.Bytes > 0 && next.End() > r.stats.Bytes:
+		return errclass.Errorf(errclass.Corrupt, "the map has a region from %d to %d after %d, on a disk of %d bytes", next.Offset, next.End(), r.end, r.stats.Bytes)
+	case next.Offset > r.end && r.request.Dialect == KubeVirt:
+		return errclass.Errorf(errclass.Corrupt, "the map says nothing of what is from %d to %d", r.end, next.Offset)
 	case r.ended:
 		return nil
 	}
+	r.gaps = r.gaps || next.Offset > r.end
+	r.clean = r.clean || next.Kind == export.Clean
 	r.end = next.End()
 	switch {
 	case next.Kind == export.Clean && !r.request.Clean:
-	case r.region.Kind == next.Kind && r.region.End() == offset:
-		r.region.Length += length
+	case r.region.Kind == next.Kind && r.region.End() == next.Offset:
+		r.region.Length += next.Length
 	default:
 		if !r.region.Empty() && !r.report(r.region) {
 			r.ended = true
 		}
 		r.region = next
+	}
+	return nil
+}
+
+// checkEnd checks that nothing is missing from a map that leaves nothing out. What is missing would count as unchanged.
+func (r *mapReader) checkEnd() error {
+	if r.request.Dialect == KubeVirt && r.stats.Bytes == 0 {
+		r.stats.Bytes = r.end
+	}
+	r.stats.Complete = r.request.Dialect == KubeVirt || r.clean
+	if r.stats.Complete && (r.gaps || r.stats.Bytes > 0 && r.end != r.stats.Bytes) {
+		return errclass.Errorf(errclass.Corrupt, "the map ends at %d of %d bytes, or leaves something out", r.end, r.stats.Bytes)
 	}
 	return nil
 }

@@ -47,6 +47,24 @@ func recordPauses(t *testing.T, random rand.Source) []time.Duration {
 	return recorder.pauses
 }
 
+// pauseClock goes on by what is paused for, and by nothing else.
+type pauseClock struct {
+	clock.RealClock
+	now time.Time
+}
+
+func (c *pauseClock) Now() time.Time { return c.now }
+
+func (c *pauseClock) NewTimer(d time.Duration) clock.Timer {
+	c.now = c.now.Add(d)
+	return c.RealClock.NewTimer(0)
+}
+
+// countHours has a client pause for an hour, and give up after ten, however long its attempts take. The client may be used by one goroutine.
+func countHours(o *endpoint.Options) {
+	o.FirstPause, o.LongestPause, o.Patience, o.Clock = time.Hour, time.Hour, 10*time.Hour, &pauseClock{now: time.Unix(0, 0)}
+}
+
 func TestRetry_seedRepeatsPauses(t *testing.T) {
 	t.Parallel()
 	first := recordPauses(t, rand.NewPCG(1, 2))

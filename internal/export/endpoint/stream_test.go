@@ -285,7 +285,8 @@ func TestStream_silenceEnds(t *testing.T) {
 	defer l.Close() // nothing was accepted
 	s := exportsite.Open(t, exporttest.NewVolume("disk", 1<<20, false, 3))
 	o := s.Options()
-	o.Stall, o.Patience = 20*time.Millisecond, 200*time.Millisecond
+	o.Stall = 20 * time.Millisecond
+	countHours(&o)
 	retried := 0
 	o.Retrying = func(error) { retried++ }
 	s.Kill()
@@ -293,7 +294,7 @@ func TestStream_silenceEnds(t *testing.T) {
 	if _, err := exportsite.NewClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: s.URL("/exports/disk/stream")}); !errors.Is(err, errclass.Transient) || retried == 0 {
 		t.Errorf("%d retries: %v", retried, err)
 	}
-	o.Stall, o.Patience = time.Hour, time.Hour
+	o.Stall = time.Hour
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	time.AfterFunc(20*time.Millisecond, func() { cancel(why) })

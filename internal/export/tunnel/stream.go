@@ -188,4 +188,5 @@ func (st *stream) abandon() {
 	}
 }
 
-var errChecksum = errclass.New(errclass.Corrupt, "the data is not what the launcher read: its checksum differs")
+// ErrChecksum means that data is not what the launcher read. Its class is errclass.Corrupt.
+var ErrChecksum = errclass.New(errclass.Corrupt, "the data is not what the launcher read: its checksum differs")

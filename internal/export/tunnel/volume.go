@@ -127,7 +127,7 @@ func (v *volume) passOn(a arrival, sink func(export.Chunk) error) error {
 	if a.data != nil {
 		c.Data, c.Checksum = a.data.data, a.checksum
 		if export.Checksum(c.Data) != c.Checksum {
-			return errclass.Errorf(errChecksum, "volume %s at %v: %w", v.info.Name, a.extent, errChecksum)
+			return errclass.Errorf(ErrChecksum, "volume %s at %v: %w", v.info.Name, a.extent, ErrChecksum)
 		}
 	}
 	return sink(c)
