@@ -58,6 +58,7 @@ const (
 	FullOtherIdentity = engine.FullOtherIdentity
 	FullOtherContent  = engine.FullOtherContent
 	FullParentDamaged = engine.FullParentDamaged
+	FullParentLater   = engine.FullParentLater
 )
 
 // Location is where a repository's blobs are, and S3 is a bucket.

@@ -156,9 +156,13 @@ func (b *filesBackup) preparePoint(description *Files) (*RestorePoint, *snapshot
 
 // storeTree stores the attributes and the tree.
 func (b *filesBackup) storeTree(parent *RestorePoint) (*Files, error) {
+	begun := b.r.conn.Kopia.Time()
 	totals, err := b.storeAttributes()
 	if err != nil {
 		return nil, err
+	}
+	if parent != nil && totals.Changed < parent.Files.Changed {
+		parent, b.full = nil, FullParentLater
 	}
 	b.tree.earlier, err = b.findEarlier()
 	if err != nil {
@@ -178,7 +182,7 @@ func (b *filesBackup) storeTree(parent *RestorePoint) (*Files, error) {
 	}
 	f := &Files{
 		Tree: up.Root.ObjectID, Attributes: b.tree.attributes.ObjectID, Count: totals.Files, Bytes: totals.Bytes, Directories: totals.Directories,
-		Symlinks: totals.Symlinks, SymlinkBytes: totals.SymlinkBytes, Specials: totals.Specials, Sockets: totals.Sockets, Identity: b.q.Identity, Changed: totals.Changed, FullReason: b.full,
+		Symlinks: totals.Symlinks, SymlinkBytes: totals.SymlinkBytes, Specials: totals.Specials, Sockets: totals.Sockets, Identity: b.q.Identity, Changed: min(totals.Changed, begun.UnixNano()), FullReason: b.full,
 		Stats: FilesStats{ReadFiles: totals.Files + totals.Symlinks - up.KeptFiles, ReadBytes: up.ReadBytes, KeptFiles: up.KeptFiles, KeptBytes: up.KeptBytes},
 	}
 	if parent != nil {

@@ -68,8 +68,7 @@ func TestBackupFiles_continuesAnInterruptedAttempt(t *testing.T) {
 	t.Parallel()
 	r, _ := newRepository(t)
 	m := newTree(t)
-	m.manyFiles(2000)
-	m.file("zz/large", make([]byte, 64<<20), 0o644)
+	m.manyFiles(5000)
 	ctx, cancel := context.WithCancel(t.Context())
 	q := filesRequest(m.root, 1)
 	q.ID, q.Parallel = testFilesID, 1
@@ -87,7 +86,7 @@ func TestBackupFiles_continuesAnInterruptedAttempt(t *testing.T) {
 	}
 	q.Progress = nil
 	p := mustBackUpFiles(t, r, q)
-	if s := p.Files.Stats; s.KeptFiles < 500 || s.KeptFiles+s.ReadFiles != 2001 || p.Files.FullReason != FullNoParent {
+	if s := p.Files.Stats; s.KeptFiles < 500 || s.KeptFiles+s.ReadFiles != 5000 || p.Files.FullReason != FullNoParent {
 		t.Errorf("%+v", p.Files)
 	}
 	compareTrees(t, readTree(t, m.root), readTree(t, mustRestoreFiles(t, r, p)))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kopia/kopia/repo"
+
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -137,6 +139,58 @@ func TestBackupFiles_readsOnlyWhatChanged(t *testing.T) {
 		t.Errorf("the full backup: %+v", s)
 	}
 }
+
+// Two snapshots of a volume are stored in the wrong order, because the first had to wait. A program was replaced in between by one of the
+// same size, with the time of modification that its package has.
+func TestBackupFiles_takesNothingFromALaterParent(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	var snapshots []*treeMaker
+	for _, program := range []string{"version 1", "version 2"} {
+		m := newTree(t)
+		m.file("program", []byte(program), 0o755)
+		m.age("program", time.Unix(1, 0))
+		m.pass()
+		m.file("newest", []byte(program), 0o644)
+		m.pass()
+		snapshots = append(snapshots, m)
+	}
+	later := mustBackUpFiles(t, r, filesRequest(snapshots[1].root, 1))
+	earlier := mustBackUpFiles(t, r, filesRequest(snapshots[0].root, 2))
+	compareTrees(t, readTree(t, snapshots[0].root), readTree(t, mustRestoreFiles(t, r, earlier)))
+	if f := earlier.Files; f.Parent != "" || f.FullReason != FullParentLater || f.Stats.KeptFiles != 0 {
+		t.Errorf("%+v", f)
+	}
+	// The next one can go on from any of them.
+	next := mustBackUpFiles(t, r, filesRequest(snapshots[1].root, 3))
+	compareTrees(t, readTree(t, snapshots[1].root), readTree(t, mustRestoreFiles(t, r, next)))
+	if later.Files.Tree != next.Files.Tree {
+		t.Error("the same files are another tree")
+	}
+}
+
+// A clock that was ahead has left a file that was changed in the future. What is changed from now on is older, and is read all the same.
+func TestBackupFiles_trustsNoTimeInTheFuture(t *testing.T) {
+	t.Parallel()
+	r, _ := newRepository(t)
+	m := newTree(t)
+	m.file("program", []byte("version 1"), 0o755)
+	m.age("program", time.Unix(1, 0))
+	begun := time.Now()
+	r.conn.Kopia = stoppedClock{r.conn.Kopia, begun.Add(-time.Hour)}
+	p := mustBackUpFiles(t, r, filesRequest(m.root, 1))
+	if at := time.Unix(0, p.Files.Changed); at.After(begun.Add(-time.Hour)) {
+		t.Errorf("what was changed before %s is trusted, and it was %s", at, begun.Add(-time.Hour))
+	}
+}
+
+// stoppedClock is a repository on a machine with another time.
+type stoppedClock struct {
+	repo.DirectRepository
+	now time.Time
+}
+
+func (c stoppedClock) Time() time.Time { return c.now }
 
 func TestBackupFiles_repeatedWithItsIDReadsNothing(t *testing.T) {
 	t.Parallel()

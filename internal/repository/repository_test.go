@@ -15,6 +15,7 @@ import (
 // TestMain makes property tests cheap unless somebody sets how thorough they are: each step stores and compares disks.
 func TestMain(m *testing.M) {
 	storage.Register()
+	progressEvery = 0
 	if path := os.Getenv(childJob); path != "" {
 		if err := child(path); err != nil {
 			fmt.Fprintln(os.Stderr, err)

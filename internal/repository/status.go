@@ -164,14 +164,17 @@ func (r *Repository) addFormat(ctx context.Context, s *Status) error {
 		Version: int(p.Version), Hash: m.GetHashFunction(), Encryption: m.GetEncryptionAlgorithm(),
 		ErrorCorrection: m.GetECCAlgorithm(), PackBytes: p.MaxPackSize,
 	}
-	blobs, err := m.BlobCfgBlob(ctx)
-	if err != nil {
-		return err
+	s.ObjectLock, err = r.ObjectLock(ctx)
+	return err
+}
+
+// ObjectLock returns how long the storage keeps what is written from being deleted; nil if it does not.
+func (r *Repository) ObjectLock(ctx context.Context) (*ObjectLock, error) {
+	blobs, err := r.conn.Kopia.FormatManager().BlobCfgBlob(ctx)
+	if err != nil || !blobs.IsRetentionEnabled() {
+		return nil, err
 	}
-	if blobs.IsRetentionEnabled() {
-		s.ObjectLock = &ObjectLock{Mode: string(blobs.RetentionMode), Period: blobs.RetentionPeriod, Seconds: int64(blobs.RetentionPeriod / time.Second)}
-	}
-	return nil
+	return &ObjectLock{Mode: string(blobs.RetentionMode), Period: blobs.RetentionPeriod, Seconds: int64(blobs.RetentionPeriod / time.Second)}, nil
 }
 
 // addIndex counts the contents in the index, which is in memory.

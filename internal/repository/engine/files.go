@@ -27,8 +27,8 @@ type Files struct {
 	Sockets int64 `json:"sockets,omitempty"`
 	// Identity distinguishes the volume from another one with the same source.
 	Identity string `json:"identity,omitempty"`
-	// Changed is the latest time at which anything in the tree was changed (its ctime), in nanoseconds since 1970. The next backup
-	// reads every file again that was changed at this time or later, even if it looks the same.
+	// Changed is the latest time at which anything in the tree was changed (its ctime), in nanoseconds since 1970, or when the backup began
+	// if that is earlier. The next backup reads every file again that was changed at this time or later, even if it looks the same.
 	Changed int64 `json:"changed"`
 	// Parent is the restore point from which unchanged files were taken over; "": none. FullReason then says why.
 	Parent     string     `json:"parent,omitempty"`

@@ -304,6 +304,9 @@ const (
 	FullOtherContent FullReason = "ContentDiffers"
 	// FullParentDamaged: the parent's description or table, or a block in it, is damaged or no longer in the repository.
 	FullParentDamaged FullReason = "ParentDamaged"
+	// FullParentLater: the parent has files as they were later than those to be stored, or somebody has set the clock of the machine
+	// that writes to them back. When a file was changed then says nothing.
+	FullParentLater FullReason = "ParentLater"
 )
 
 // DiskBytes returns the size of all disks, or of all files, together.
